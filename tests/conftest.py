@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of reference data and golden numbers that lies beside a developer's checkout."""
+    path = Path(__file__).resolve().parents[1].parent / "shared"
+    if not path.is_dir():
+        pytest.skip("reference data (../shared) is not present")
+    return path
