@@ -1,0 +1,107 @@
+"""Dropout masks as a function of (seed, step, row, site, element): equal for any batch split, device, process count.
+
+Nothing is drawn in sequence and no mask is stored: the backward pass computes it again. Three levels:
+
+    row key    64 bits per row of the batch, from (seed, step, global row number)
+    stream     64 bits per (row key, site), and per head inside attention; a site is a small integer, one per place
+    word       32 bits per (stream, counter); its two halves decide two neighbouring elements
+
+``mix64`` is the finaliser of SplitMix64 (Steele, Lea and Flood 2014). The word hash is a 32-bit permutation of two
+multiplications (constants from Wellons' hash prospector, avalanche bias 0.1076), with the second half of the stream
+added between the rounds so that two streams are not windows of one sequence. It takes eleven 32-bit operations for
+two decisions and no 64-bit product, which is what vector units and GPUs like. The torch operations here and
+``kernels/ops.cpp`` give the same bits; tests/nn/test_noise.py holds that equality and the statistics.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from encoderlab.seeds import derive
+
+GOLDEN = 0x9E3779B97F4A7C15
+ROW_SHIFT = 16  # attention: counter = query * 2**16 + key // 2, so a mask does not depend on the padded length
+
+
+def signed(value: int, bits: int) -> int:
+    """The two's complement reading of the low ``bits`` of ``value``, as torch integers need it."""
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+def mix64(x: Tensor) -> Tensor:
+    """A bijection of int64 with full avalanche."""
+    x = (x ^ (x >> 30) & 0x3_FFFF_FFFF) * signed(0xBF58476D1CE4E5B9, 64)
+    x = (x ^ (x >> 27) & 0x1F_FFFF_FFFF) * signed(0x94D049BB133111EB, 64)
+    return x ^ (x >> 31) & 0x1_FFFF_FFFF
+
+
+def stream(keys: Tensor, site: int | Tensor) -> Tensor:
+    """The streams of ``site``: int64, shape of ``keys`` broadcast with ``site``."""
+    if isinstance(site, Tensor):
+        return mix64(keys + (site + 1) * signed(GOLDEN, 64))
+    return mix64(keys + signed((site + 1) * GOLDEN, 64))
+
+
+def words(streams: Tensor, counters: Tensor) -> Tensor:
+    """32 random bits, int32, for every (stream, counter); the two shapes broadcast, counters are int32."""
+    x = counters ^ streams.to(torch.int32)
+    x = (x ^ (x >> 16) & 0xFFFF) * signed(0x21F0AAAD, 32) + (streams >> 32).to(torch.int32)
+    x = (x ^ (x >> 15) & 0x1FFFF) * signed(0xD35A2D97, 32)
+    return x ^ (x >> 15) & 0x1FFFF
+
+
+def threshold(p: float) -> int:
+    """An element is kept when its 16 bits, read as a signed number, reach this; the rate is right to 2**-17."""
+    return round(p * 65536) - 32768
+
+
+def halves(x: Tensor, n: int) -> Tensor:
+    """(..., W) int32 words -> (..., n) signed 16-bit numbers, low half first."""
+    return torch.stack(((x << 16) >> 16, x >> 16), dim=-1).flatten(-2)[..., :n]
+
+
+def kept(keys: Tensor, site: int, shape: tuple[int, ...], p: float) -> Tensor:
+    """The keep mask, bool, of a tensor of ``shape`` (B, ..., D).
+
+    Element d of position t has counter t * ceil(D / 2) + d // 2, so a mask does not depend on the padded length.
+    """
+    width, positions = shape[-1], math.prod(shape[1:-1])
+    per_position = (width + 1) // 2
+    counters = torch.arange(positions * per_position, dtype=torch.int32, device=keys.device)
+    x = words(stream(keys, site)[:, None, None], counters.view(positions, per_position))
+    return (halves(x, width) >= threshold(p)).view(shape)
+
+
+def kept_pairs(keys: Tensor, site: int, heads: int, queries: int, key_count: int, p: float) -> Tensor:
+    """The keep mask (B, H, L, M) of attention probabilities, bool; each head has a stream of its own."""
+    head = torch.arange(heads, device=keys.device)
+    streams = stream(stream(keys, site)[:, None], head)[..., None, None]
+    row = torch.arange(queries, dtype=torch.int32, device=keys.device)[:, None] << ROW_SHIFT
+    counters = row + torch.arange((key_count + 1) // 2, dtype=torch.int32, device=keys.device)
+    return halves(words(streams, counters), key_count) >= threshold(p)
+
+
+class Noise:
+    """The random numbers of one training step: ``keys`` (B,) int64, one per row.
+
+    ``rows`` (B,) are global row numbers (``Batch.rows``), so that 32 rows at once, four times 8, or two ranks of 16
+    give the same masks. A layer takes its own keys with :meth:`layer`; inside it, sites are small constants.
+    """
+
+    def __init__(self, seed: int, step: int, rows: Tensor) -> None:
+        self.keys = mix64(rows.long() * signed(GOLDEN, 64) + signed(derive(seed, "dropout", step), 64))
+
+    @classmethod
+    def fresh(cls, batch: int, device: torch.device | str | None = None) -> Noise:
+        """Noise for a model that is called by hand in training mode: ``batch`` keys from torch's default generator."""
+        noise = cls.__new__(cls)
+        noise.keys = torch.randint(-(2**63), 2**63 - 1, (batch,), device=device)
+        return noise
+
+    def layer(self, index: int) -> Tensor:
+        """The keys (B,) of layer ``index``; they differ from those of every other layer and from ``keys``."""
+        return stream(self.keys, (1 << 32) + index)
