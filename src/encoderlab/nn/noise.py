@@ -86,13 +86,14 @@ def kept_pairs(keys: Tensor, site: int, heads: int, queries: int, key_count: int
 
 
 class Noise:
-    """The random numbers of one training step: ``keys`` (B,) int64, one per row.
+    """The random numbers of one training step: ``keys`` (B,) int64, one per row, and ``step`` (1,), one for all rows.
 
     ``rows`` (B,) are global row numbers (``Batch.rows``), so that 32 rows at once, four times 8, or two ranks of 16
     give the same masks. A layer takes its own keys with :meth:`layer`; inside it, sites are small constants.
     """
 
     def __init__(self, seed: int, step: int, rows: Tensor) -> None:
+        self.step = torch.tensor([signed(derive(seed, "dropout, all rows", step), 64)], device=rows.device)
         self.keys = mix64(rows.long() * signed(GOLDEN, 64) + signed(derive(seed, "dropout", step), 64))
 
     @classmethod
@@ -100,8 +101,13 @@ class Noise:
         """Noise for a model that is called by hand in training mode: ``batch`` keys from torch's default generator."""
         noise = cls.__new__(cls)
         noise.keys = torch.randint(-(2**63), 2**63 - 1, (batch,), device=device)
+        noise.step = torch.randint(-(2**63), 2**63 - 1, (1,), device=device)
         return noise
 
     def layer(self, index: int) -> Tensor:
         """The keys (B,) of layer ``index``; they differ from those of every other layer and from ``keys``."""
         return stream(self.keys, (1 << 32) + index)
+
+    def layer_shared(self, index: int) -> Tensor:
+        """One key (1,) of layer ``index`` for what has no row axis, such as a table of relative positions."""
+        return stream(self.step, (1 << 32) + index)
