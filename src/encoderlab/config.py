@@ -51,7 +51,7 @@ def from_dict(kind: type[T], data: Any, *, where: str = "configuration") -> T:
         raise ConfigError(f"{place}{message}{shown}") from None
 
 
-def override(config: T, assignments: dict[str, Any]) -> T:
+def override(config: T, assignments: dict[str, Any], *, where: str = "--set") -> T:
     """A copy of ``config`` with the fields at dotted paths replaced: ``{"optim.lr": "3e-4"}``.
 
     A value that is a string is read as YAML, so ``"3e-4"``, ``"true"``, ``"[1, 2]"`` and ``"{kind: absolute}"`` mean what they say.
@@ -61,14 +61,14 @@ def override(config: T, assignments: dict[str, Any]) -> T:
         node, parts = data, path.split(".")
         for depth, part in enumerate(parts[:-1]):
             if not isinstance(node, dict) or part not in node:
-                _unknown(".".join(parts[: depth + 1]), node)
+                _unknown(".".join(parts[: depth + 1]), node, where)
             if node[part] is None:
                 node[part] = {}
             node = node[part]
         if not isinstance(node, dict) or (parts[-1] not in node and node):
-            _unknown(path, node)
+            _unknown(path, node, where)
         node[parts[-1]] = parse_value(value) if isinstance(value, str) else value
-    return from_dict(type(config), data, where="--set")
+    return from_dict(type(config), data, where=where)
 
 
 def parse_value(text: str) -> Any:
@@ -100,9 +100,9 @@ def _adapter(kind: type) -> TypeAdapter:
     return TypeAdapter(with_config(ConfigDict(extra="forbid"))(kind) if dataclasses.is_dataclass(kind) else kind)
 
 
-def _unknown(path: str, node: Any) -> typing.NoReturn:
+def _unknown(path: str, node: Any, where: str) -> typing.NoReturn:
     known = list(node) if isinstance(node, dict) else []
-    raise ConfigError(f"unknown key {path!r}{nearest(path.rsplit('.', 1)[-1], known) if known else ''}")
+    raise ConfigError(f"{where}: unknown key {path!r}{nearest(path.rsplit('.', 1)[-1], known) if known else ''}")
 
 
 def _check_keys(kind: Any, data: Any, where: str, path: str = "") -> None:

@@ -1,0 +1,161 @@
+"""The command line: ``encoderlab VERB ...``.
+
+A verb is a function in ``encoderlab.commands``, named here by an import string, so that ``--help`` imports none of
+them and a verb imports only its own module. A verb prints for people through :mod:`encoderlab.commands.terminal` and
+returns a plain dictionary, which ``--json`` prints as the one object on standard output.
+
+Exit codes: 0 done; 1 bug; 2 usage or configuration; 3 data; 4 a missing optional dependency; 5 out of memory;
+6 diverged; 75 stopped early, run again to resume; 130 and 143 signals.
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError
+
+from encoderlab import __version__
+from encoderlab.commands import terminal
+from encoderlab.errors import ConfigError, DataError, EncoderlabError, OutOfMemory, nearest
+
+DATA, TRAIN, USE, STUDY = "Data", "Train", "Use", "Study"
+VERBS: dict[str, tuple[str, str, str]] = {  # verb: group, import string, one line
+    "quickstart": (TRAIN, "quickstart:quickstart", "The whole road on text that Python itself carries, in minutes."),
+    "corpus build": (DATA, "corpus:build", "Turn text into a corpus: cleaned, tokenized, memory-mapped."),
+    "corpus merge": (DATA, "corpus:merge", "Join the parts of a corpus that several machines built."),
+    "corpus inspect": (DATA, "corpus:inspect", "Show what a corpus holds and verify its hashes."),
+    "pretrain": (TRAIN, "pretrain:pretrain", "Pretrain an encoder from a published recipe."),
+    "finetune": (TRAIN, "finetune:finetune", "Fine-tune a model on a task, over seeds and grids."),
+    "evaluate": (USE, "use:evaluate", "Score a fine-tuned model, or an ensemble, on labelled data."),
+    "predict": (USE, "use:predict", "Label texts with a fine-tuned model."),
+    "fill-mask": (USE, "use:fill_mask", "Guess the masked words of a text."),
+    "encode": (USE, "use:encode", "Turn texts into vectors."),
+    "convert": (USE, "convert:convert", "Convert a model folder or checkpoint to or from another library's format."),
+    "describe": (STUDY, "describe:describe", "Show an architecture: shapes, parameters, FLOPs, memory."),
+    "doctor": (STUDY, "doctor:doctor", "Say what is wrong with a run."),
+    "report": (STUDY, "report:report", "Write one self-contained HTML page about one or several runs."),
+    "bench train": (STUDY, "bench:train", "Measure training speed, also against other libraries."),
+    "bench predict": (STUDY, "bench:predict", "Measure prediction speed."),
+    "bench corpus": (STUDY, "bench:corpus", "Measure the speed of corpus building."),
+    "bench scaling": (STUDY, "bench:scaling", "Measure how training scales over processes."),
+    "text_classification": (USE, "compat:text_classification", "fengshen-pipeline: train or predict labels of texts."),
+    "sequence_tagging": (USE, "compat:sequence_tagging", "fengshen-pipeline: train or predict labels of tokens."),
+    "multiplechoice": (USE, "compat:multiplechoice", "fengshen-pipeline: train or predict the right option."),
+}
+FAMILIES = {"corpus": (DATA, "Build, merge and inspect corpora."), "bench": (STUDY, "Measure speed and memory.")}
+GROUPS = {name: Group(name, sort_key=place) for place, name in enumerate([DATA, TRAIN, USE, STUDY])}
+EVERYWHERE = Group("Everywhere", sort_key=90)
+
+
+def make_app(tokens: Sequence[str] = ()) -> App:
+    """The cyclopts application. A verb named in ``tokens`` shows its whole docstring as help, the others one line."""
+    settings: dict[str, Any] = {
+        "version": __version__,
+        "help_format": "plaintext",
+        "default_parameter": Parameter(negative=()),
+        "suppress_keyboard_interrupt": False,
+    }
+    app = App(
+        name="encoderlab",
+        help="Raw text to a pretrained, fine-tuned and measured text encoder, for the whole BERT family.\n\n"
+        "First run: `encoderlab quickstart`. Help with an example for each verb: `encoderlab VERB --help`.",
+        result_action="return_value",
+        exit_on_error=False,
+        print_error=False,
+        **settings,
+    )
+    families = {
+        name: App(name=name, help=text, group=GROUPS[group], **settings) for name, (group, text) in FAMILIES.items()
+    }
+    for verb, (group, target, summary) in VERBS.items():
+        *family, name = verb.split()
+        app_or_family = families[family[0]] if family else app
+        help_text = None if name in tokens else summary
+        where: dict[str, Any] = {} if family else {"group": GROUPS[group]}
+        app_or_family.command(f"encoderlab.commands.{target}", name=name, help=help_text, **where)
+    for member in families.values():
+        app.command(member)
+    app.register_install_completion_command(add_to_startup=True, group=EVERYWHERE)
+    for flag in ("--help", "--version"):
+        app[flag].group = (EVERYWHERE,)
+
+    @app.meta.default
+    def launch(
+        *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+        json: Annotated[bool, Parameter(group=EVERYWHERE, help="Print one JSON object on standard output.")] = False,
+        verbose: Annotated[
+            bool, Parameter(name=["--verbose", "-v"], group=EVERYWHERE, help="Show the traceback of an error.")
+        ] = False,
+    ) -> Any:
+        terminal.configure(json=json, verbose=verbose)
+        return app(words)
+
+    app.meta.suppress_keyboard_interrupt = False
+    return app.meta
+
+
+def main(tokens: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    tokens = list(sys.argv[1:] if tokens is None else tokens)
+    terminal.configure(json="--json" in tokens, verbose=not {"-v", "--verbose"}.isdisjoint(tokens))
+    try:
+        result = make_app(tokens)(tokens)
+        if terminal.json_mode() and isinstance(result, dict):
+            print(jsonlib.dumps(result, ensure_ascii=False, allow_nan=False, default=_plain), flush=True)
+        sys.stdout.flush()
+        return 0
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:  # the reader of our output went away, as in ``encoderlab ... | head``
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except UnknownCommandError as error:
+        return _fail(_unknown_verb(tokens, (error.unused_tokens or [""])[0]), ConfigError.code)
+    except CycloptsError as error:
+        return _fail(" ".join(str(error).split()), ConfigError.code)
+    except EncoderlabError as error:
+        return _fail(str(error), error.code)
+    except Exception as error:
+        return _unexpected(error)
+
+
+def _unknown_verb(tokens: Sequence[str], word: str) -> str:
+    """Names the nearest verb, from the table alone: cyclopts' own message would import every verb."""
+    family = next((f"{name} " for name in FAMILIES if name in tokens and word != name), "")
+    known = {verb.removeprefix(family).split()[0] for verb in VERBS if verb.startswith(family)}
+    return f"unknown verb {family + word!r}{nearest(word, known)}"
+
+
+def _unexpected(error: Exception) -> int:
+    """Errors that come from the machine rather than from us keep their meaning; anything else is a bug."""
+    text = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror and type(error).__module__ == "builtins":
+        place = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{place}{error.strerror}; check the path, its permissions and the free space", DataError.code)
+    if isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text.lower():
+        return _fail(f"out of memory ({text[:200] or 'no detail'}); use a smaller batch or model", OutOfMemory.code)
+    hint = "" if terminal.verbose() else "; run again with -v for the traceback"
+    return _fail(f"this is a bug in encoderlab: {type(error).__name__}: {text}{hint}", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    if terminal.verbose():
+        traceback.print_exc()
+    terminal.complain(message)
+    if terminal.json_mode():
+        print(jsonlib.dumps({"error": message, "exit_code": code}, ensure_ascii=False), flush=True)
+    return code
+
+
+def _plain(value: Any) -> Any:
+    """What ``json`` cannot write by itself: paths, and numbers of other libraries."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return str(value)

@@ -1,0 +1,71 @@
+"""The order in which the fields of a recipe are set: defaults < recipe < file < environment < command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from cyclopts import Parameter
+
+from encoderlab import config
+from encoderlab.errors import ConfigError
+
+T = TypeVar("T")
+PREFIX = "ENCODERLAB_"
+
+Set = Annotated[
+    list[str] | None,
+    Parameter(name="--set", help="Set any field of the recipe: `--set optim.lr=3e-4` (repeatable)."),
+]
+Config = Annotated[
+    list[Path] | None,
+    Parameter(name="--config", help="YAML or JSON file with fields of the recipe (repeatable; a later file wins)."),
+]
+
+
+def resolve(recipe: T, *, files: Sequence[Path] = (), assignments: Sequence[str] = ()) -> T:
+    """``recipe`` with fields set by files, by ``ENCODERLAB_A__B=value`` variables and by ``a.b=value`` assignments.
+
+    Raises:
+        ConfigError: an unknown key (the nearest known one is named), a wrong type, or an unreadable file.
+    """
+    for path in files:
+        recipe = config.override(recipe, flatten(config.read_file(path)), where=str(path))
+    if variables := environment(os.environ):
+        recipe = config.override(recipe, variables, where="environment")
+    if assignments:
+        recipe = config.override(recipe, parse(assignments), where="--set")
+    return recipe
+
+
+def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"optim": {"lr": 1}}`` as ``{"optim.lr": 1}``; a mapping that names its ``kind`` stays whole."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value and "kind" not in value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The fields set by variables such as ``ENCODERLAB_OPTIM__LR=3e-4``; two underscores stand for the dot."""
+    return {
+        name.removeprefix(PREFIX).lower().replace("__", "."): value
+        for name, value in sorted(variables.items())
+        if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in ("HOME", "CACHE")
+    }
+
+
+def parse(assignments: Sequence[str]) -> dict[str, str]:
+    """``["optim.lr=3e-4"]`` as ``{"optim.lr": "3e-4"}``."""
+    fields = {}
+    for assignment in assignments:
+        path, equals, value = assignment.partition("=")
+        if not equals or not path:
+            raise ConfigError(f"--set {assignment}: expected path=value, such as --set optim.lr=3e-4")
+        fields[path.strip()] = value
+    return fields

@@ -1,0 +1,77 @@
+"""What the verbs print: results on standard output, notes and progress on standard error.
+
+With ``--json`` everything printed here goes to standard error, because standard output then holds one JSON object.
+``NO_COLOR`` and ``CI`` are honoured: no colours with the first, plain progress lines with either ``CI`` or no terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_state = {"json": False, "verbose": False}
+
+
+def configure(*, json: bool, verbose: bool) -> None:
+    """Set by the command line before a verb runs."""
+    _state.update(json=json, verbose=verbose)
+
+
+def json_mode() -> bool:
+    return _state["json"]
+
+
+def verbose() -> bool:
+    return _state["verbose"]
+
+
+def live() -> bool:
+    """Whether a bar may be redrawn in place on standard error."""
+    return sys.stderr.isatty() and not os.environ.get("CI")
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console; 110 columns wide where the output is no terminal."""
+    from rich.console import Console
+
+    stderr = stderr or json_mode()
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True, width=None if terminal else 110)
+
+
+def say(text: str = "", *, style: str | None = None) -> None:
+    """A line of the result."""
+    console().print(text, style=style)
+
+
+def note(text: str) -> None:
+    """A line about what is going on, on standard error."""
+    console(stderr=True).print(text, style="dim")
+
+
+def complain(message: str) -> None:
+    """The one line of an error, on standard error."""
+    from rich.text import Text
+
+    console(stderr=True).print(Text("error: ", style="bold red") + Text(message))
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str | None = None) -> None:
+    """A table of the result; columns after the first are aligned right where their first value is a number."""
+    from rich import box
+    from rich.table import Table
+
+    rows = [list(row) for row in rows]
+    picture = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    picture.caption, picture.caption_justify = caption, "left"
+    for place, name in enumerate(columns):
+        first = str(rows[0][place]).lstrip("-+.") if rows else ""
+        picture.add_column(name, justify="right" if place and first[:1].isdigit() else "left", overflow="fold")
+    for row in rows:
+        picture.add_row(*("" if cell is None else str(cell) for cell in row))
+    console().print(picture)

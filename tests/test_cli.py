@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from encoderlab import __version__, cli
+from encoderlab.commands import settings
+from encoderlab.errors import ConfigError, DataError, Diverged, MissingDependency, OutOfMemory, Stopped
+
+
+@pytest.fixture
+def verb(monkeypatch):
+    """Replaces the verb ``describe`` by a function: ``verb(f)``; returns the function that runs the command line."""
+
+    def replace(function, name="describe"):
+        module = sys.modules.setdefault("encoderlab.commands.stand_in", type(sys)("encoderlab.commands.stand_in"))
+        monkeypatch.setattr(module, "run", function, raising=False)
+        monkeypatch.setitem(cli.VERBS, name, (cli.STUDY, "stand_in:run", "Stand-in."))
+
+    return replace
+
+
+def raising(error):
+    def run() -> None:
+        raise error
+
+    return run
+
+
+def test_help_lists_every_verb_and_imports_neither_torch_nor_a_verb():
+    code = (
+        "import sys, encoderlab.cli as c; code = c.main(['--help']);"
+        "loaded = [m for m in sys.modules if m.startswith('encoderlab.commands.') and not m.endswith('terminal')];"
+        "assert not loaded, loaded;"
+        "assert not {'torch', 'numpy', 'tokenizers', 'pydantic'} & set(sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in cli.VERBS:
+        assert name.split()[0] in done.stdout
+
+
+def test_importing_the_package_imports_no_heavy_module():
+    code = "import sys, encoderlab; assert not {'torch', 'numpy', 'pydantic', 'rich'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", cli.VERBS)
+def test_help_of_every_verb_has_an_example_and_needs_no_torch(name):
+    module, _, function = cli.VERBS[name][1].partition(":")
+    if importlib.util.find_spec(f"encoderlab.commands.{module}") is None:
+        pytest.skip("not written yet")
+    code = (
+        f"import sys, encoderlab.cli as c; code = c.main({[*name.split(), '--help']});"
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Example:" in done.stdout
+    assert f"encoderlab {name}" in done.stdout
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["pretran"], "'pretran'; did you mean 'pretrain'?"),
+        (["corpus", "biuld", "x"], "'corpus biuld'; did you mean 'build'?"),
+        (["--json", "descrbe"], "did you mean 'describe'?"),
+    ],
+)
+def test_an_unknown_verb_names_the_nearest(words, expected, capsys):
+    assert cli.main(words) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_an_unknown_option_names_the_nearest(verb, capsys):
+    def run(*, length: int = 1) -> None: ...
+
+    verb(run)
+    assert cli.main(["describe", "--lenght", "3"]) == 2
+    assert "--length" in capsys.readouterr().err
+    assert cli.main(["describe", "--length", "three"]) == 2
+    assert "three" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("width 10 is odd"), 2),
+        (DataError("no text in x"), 3),
+        (FileNotFoundError(2, "No such file or directory", "x.txt"), 3),
+        (PermissionError(13, "Permission denied", "/out"), 3),
+        (OSError(28, "No space left on device"), 3),
+        (MissingDependency("pyarrow", "data", "reading Parquet"), 4),
+        (OutOfMemory("batch 64 does not fit; 32 does"), 5),
+        (MemoryError(), 5),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried ..."), 5),
+        (Diverged("loss nan at step 3"), 6),
+        (Stopped("stopped at step 5; run again to resume"), 75),
+        (KeyboardInterrupt(), 130),
+        (ValueError("surprise"), 1),
+    ],
+)
+def test_every_error_is_one_line_with_its_exit_code(error, code, verb, capsys):
+    verb(raising(error))
+    assert cli.main(["describe"]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and "Traceback" not in err
+    assert ("-v for the traceback" in err) == (code == 1)
+
+
+def test_verbose_shows_the_traceback(verb, capsys):
+    verb(raising(DataError("no text")))
+    assert cli.main(["describe", "-v"]) == 3
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_json_puts_one_object_on_standard_output(verb, capsys):
+    def run() -> dict:
+        from encoderlab.commands.terminal import say, table
+
+        say("a line for people")
+        table("Sizes", ["name", "count"], [["a", 1]])
+        return {"where": Path("x"), "score": 0.5}
+
+    verb(run)
+    assert cli.main(["describe", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"where": "x", "score": 0.5}
+    assert "a line for people" in err and "Sizes" in err
+    assert cli.main(["describe"]) == 0
+    out, err = capsys.readouterr()
+    assert "a line for people" in out and err == ""
+
+
+def test_json_reports_errors_too(verb, capsys):
+    verb(raising(DataError("no text")))
+    assert cli.main(["describe", "--json"]) == 3
+    assert json.loads(capsys.readouterr().out) == {"error": "no text", "exit_code": 3}
+
+
+def test_square_brackets_are_printed_as_they_are(verb, capsys):
+    def run() -> None:
+        from encoderlab.commands.terminal import say
+
+        say("the [MASK] of [/b] things")
+
+    verb(run)
+    assert cli.main(["describe"]) == 0
+    assert "the [MASK] of [/b] things" in capsys.readouterr().out
+
+
+def test_a_closed_pipe_ends_quietly():
+    done = subprocess.run(
+        f"{sys.executable} -m encoderlab --help | true", shell=True, capture_output=True, text=True, env=os.environ
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_completion_script_mentions_the_verbs():
+    code = "from encoderlab.cli import make_app; print(make_app().generate_completion(shell='bash'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if "No module named 'encoderlab.commands" in done.stderr or "Cannot import module" in done.stderr:
+        pytest.skip("verbs not written yet")
+    assert done.returncode == 0, done.stderr
+    assert "fill-mask" in done.stdout
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optim:
+    lr: float = 1.0
+    warmup: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Example:
+    seed: int = 0
+    optim: Optim = Optim()
+
+
+def test_precedence_is_defaults_recipe_file_environment_command_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("ENCODERLAB_OPTIM__LR", "3.0")
+    first, second = tmp_path / "a.yaml", tmp_path / "b.json"
+    first.write_text("seed: 1\noptim: {lr: 2.0, warmup: 5}\n")
+    second.write_text('{"optim": {"warmup": 6}}')
+    assert settings.resolve(Example(), files=[first]) == Example(seed=1, optim=Optim(lr=3.0, warmup=5))
+    got = settings.resolve(Example(), files=[first, second], assignments=["optim.lr=4e-4"])
+    assert got == Example(seed=1, optim=Optim(lr=4e-4, warmup=6))
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("optim.lrr=1", "'optim.lrr'; did you mean 'lr'?"),
+        ("sed=1", "did you mean 'seed'?"),
+        ("seed", "expected path=value"),
+    ],
+)
+def test_a_wrong_assignment_is_explained(assignment, message):
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+        settings.resolve(Example(), assignments=[assignment])
+
+
+def test_a_wrong_key_in_a_file_names_the_file(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("optim: {wramup: 1}")
+    with pytest.raises(ConfigError, match=r"mine.yaml: unknown key 'optim.wramup'; did you mean 'warmup'\?"):
+        settings.resolve(Example(), files=[path])
+
+
+def test_a_wrong_key_in_the_environment_is_named(monkeypatch):
+    monkeypatch.setenv("ENCODERLAB_OPTIM__RL", "1")
+    with pytest.raises(ConfigError, match="environment: unknown key 'optim.rl'"):
+        settings.resolve(Example())
