@@ -1,0 +1,185 @@
+"""Scores of text answers: SQuAD 1.1 and 2.0, ReCoRD, CMRC 2018 and DRCD, by the rules of their official scripts.
+
+Scores are percentages and computed in the order and arithmetic of those scripts, so that they agree to the last digit.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
+_PUNCTUATION = set(string.punctuation)
+
+Scorer = Callable[[str, str], float]
+
+
+def normalize(text: str) -> str:
+    """Lower case, no ASCII punctuation, no articles, single spaces (Rajpurkar et al., 2016)."""
+    text = "".join(char for char in text.lower() if char not in _PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", text).split())
+
+
+def exact(gold: str, predicted: str) -> int:
+    """1 if the normalised texts are equal."""
+    return int(normalize(gold) == normalize(predicted))
+
+
+def token_f1(gold: str, predicted: str) -> float:
+    """F1 of the bags of normalised words; two empty answers agree, an empty one and another do not."""
+    right, guess = normalize(gold).split(), normalize(predicted).split()
+    if not right or not guess:
+        return int(right == guess)
+    common = (Counter(right) & Counter(guess)).total()
+    if common == 0:
+        return 0
+    precision, recall = 1.0 * common / len(guess), 1.0 * common / len(right)
+    return 2 * precision * recall / (precision + recall)
+
+
+def references(answers: Sequence[str]) -> list[str]:
+    """The answers that count: those that normalisation leaves non-empty, or the empty answer if there are none."""
+    return [answer for answer in answers if normalize(answer)] or [""]
+
+
+def squad(
+    gold: Mapping[str, Sequence[str]],
+    predicted: Mapping[str, str],
+    *,
+    null_odds: Mapping[str, float] | None = None,
+    threshold: float = 0.0,
+) -> dict[str, float]:
+    """Exact match and F1 of SQuAD 1.1 and 2.0 as the official 2.0 evaluation computes them.
+
+    Args:
+        gold: reference answers by question id; none for a question without an answer. predicted: one answer by question
+        id, ``""`` for "no answer". A question that is missing here scores 0. null_odds: score of "no answer" minus
+        score of the answer; an answer is withdrawn where it exceeds ``threshold``. With it,
+            the best thresholds for exact match and F1 are searched too (``best_exact``, ``best_exact_threshold``, ...).
+
+    Returns:
+        ``exact``, ``f1``, ``total``; with questions of both kinds also ``has_answer_*`` and ``no_answer_*``.
+    """
+    has_answer = {key: bool(answers) for key, answers in gold.items()}
+    raw = {name: _best(gold, predicted, scorer) for name, scorer in (("exact", exact), ("f1", token_f1))}
+    final = raw
+    if null_odds is not None:
+        final = {
+            name: {
+                key: float(not has_answer[key]) if null_odds[key] > threshold else score
+                for key, score in scores.items()
+            }
+            for name, scores in raw.items()
+        }
+    result = {name: _percentage(scores, list(gold)) for name, scores in final.items()} | {"total": len(gold)}
+    for prefix, wanted in (("has_answer", True), ("no_answer", False)):
+        keys = [key for key in gold if has_answer[key] == wanted]
+        if keys:
+            result |= {f"{prefix}_{name}": _percentage(scores, keys) for name, scores in final.items()}
+            result[f"{prefix}_total"] = len(keys)
+    if null_odds is not None:
+        for name, scores in raw.items():
+            result[f"best_{name}"], result[f"best_{name}_threshold"] = best_threshold(
+                scores, {key: predicted.get(key, "") for key in gold}, null_odds, has_answer
+            )
+    return result
+
+
+def best_threshold(
+    scores: Mapping[str, float],
+    predicted: Mapping[str, str],
+    null_odds: Mapping[str, float],
+    has_answer: Mapping[str, bool],
+) -> tuple[float, float]:
+    """The best score (a percentage) over thresholds on ``null_odds``, and that threshold: answers above it are
+    withdrawn.
+
+    Threshold 0 is kept if withdrawing every answer is best, as the official search does.
+    """
+    current = best = float(sum(not has_answer[key] for key in scores))
+    threshold = 0.0
+    for key in sorted(scores, key=lambda key: null_odds[key]):
+        current += scores[key] if has_answer[key] else (-1 if predicted[key] else 0)
+        if current > best:
+            best, threshold = current, null_odds[key]
+    return 100.0 * best / len(scores), threshold
+
+
+def record(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> dict[str, float]:
+    """ReCoRD (Zhang et al., 2018): SQuAD's exact match and F1, the best over the gold entity mentions of each query."""
+    scorers = {"exact": exact, "f1": token_f1}
+    return {name: _percentage(_best(gold, predicted, scorer), list(gold)) for name, scorer in scorers.items()}
+
+
+def cmrc(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> dict[str, float]:
+    """CMRC 2018 and DRCD: exact match without punctuation, F1 over the longest common run of characters and words,
+    their mean.
+
+    The official script splits Latin text with NLTK's Treebank tokenizer; here :func:`mixed_segments` does it by its
+    main rules.
+    """
+    scores = {
+        "exact": _percentage({key: _maximum(cmrc_exact, gold[key], predicted.get(key)) for key in gold}, list(gold)),
+        "f1": _percentage({key: _maximum(cmrc_f1, gold[key], predicted.get(key)) for key in gold}, list(gold)),
+    }
+    return scores | {"average": (scores["exact"] + scores["f1"]) * 0.5, "total": len(gold)}
+
+
+# The symbols that the official script drops. Its list holds the two-character "……", which no single character equals:
+# kept so.
+_DROPPED = set("-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")
+_HAN = re.compile("[\u4e00-\u9fa5]")
+_LATIN = re.compile(r"\d[\d,.]*\d|\d|[^\W\d_]+(?:\.[^\W\d_]+)+|'(?:s|m|d|ll|re|ve)\b|\w+|\.\.\.|[^\w\s]")
+
+
+def cmrc_exact(gold: str, predicted: str) -> int:
+    """1 if the texts are equal in lower case without punctuation."""
+    a, b = ("".join(char for char in text.lower().strip() if char not in _DROPPED) for text in (gold, predicted))
+    return int(a == b)
+
+
+def cmrc_f1(gold: str, predicted: str) -> float:
+    """F1 of the longest run of segments that both texts share."""
+    right, guess = mixed_segments(gold), mixed_segments(predicted)
+    common = _longest_run(right, guess)
+    if common == 0:
+        return 0
+    precision, recall = 1.0 * common / len(guess), 1.0 * common / len(right)
+    return 2 * precision * recall / (precision + recall)
+
+
+def mixed_segments(text: str) -> list[str]:
+    """Han characters one by one and Latin words, without punctuation."""
+    segments: list[str] = []
+    latin = ""
+    for char in text.lower().strip():
+        if char in _DROPPED:
+            continue
+        if _HAN.match(char):
+            segments += [*_LATIN.findall(latin), char]
+            latin = ""
+        else:
+            latin += char
+    return segments + _LATIN.findall(latin)
+
+
+def _longest_run(a: Sequence[str], b: Sequence[str]) -> int:
+    longest, row = 0, [0] * (len(b) + 1)
+    for item in a:
+        row = [0] + [row[j] + 1 if item == other else 0 for j, other in enumerate(b)]
+        longest = max(longest, max(row))
+    return longest
+
+
+def _best(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str], scorer: Scorer) -> dict[str, float]:
+    return {key: _maximum(scorer, references(answers), predicted.get(key)) for key, answers in gold.items()}
+
+
+def _maximum(scorer: Scorer, answers: Sequence[str], guess: str | None) -> float:
+    return 0 if guess is None else max(scorer(answer, guess) for answer in answers)
+
+
+def _percentage(scores: Mapping[str, float], keys: Sequence[str]) -> float:
+    return 100.0 * sum(scores[key] for key in keys) / len(keys)

@@ -1,0 +1,139 @@
+"""Entities in tag sequences: the rules of conlleval, tag schemes and their conversion, entity F1.
+
+An entity is (type, first word, one past the last word). One set of rules reads every scheme, so predictions need not be
+well formed:
+a word starts an entity if its tag says so (B, S) or if nothing of its type is open; conlleval (Tjong Kim Sang,
+CoNLL-2000) does the same for BIO and IOB1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from encoderlab.errors import DataError
+
+Scheme = Literal["BIO", "IOB1", "BIOES", "BMES"]
+Entity = tuple[str, int, int]
+
+# Prefixes of the schemes that differ only in their letters: BMES and BMESO, BIOES, BILOU, BIOEW.
+_PREFIXES = {"B": "B", "I": "I", "M": "I", "E": "E", "L": "E", "S": "S", "W": "S", "U": "S"}
+
+
+def split_tag(tag: str) -> tuple[str, str]:
+    """Prefix (B, I, E, S or O) and type of a tag: ``"M-ORG"`` is ``("I", "ORG")``; a tag without a prefix is of the
+    type ''.
+    """
+    if tag == "O" or not tag:
+        return "O", ""
+    prefix, _, kind = tag.partition("-")
+    if prefix in _PREFIXES:
+        return _PREFIXES[prefix], kind
+    raise DataError(f"tag {tag!r} has no prefix among B I M E L S W U O; write it as B-TYPE, I-TYPE or O")
+
+
+def entities(tags: Sequence[str]) -> list[Entity]:
+    """The entities of one sentence, in order, by conlleval's rules."""
+    found: list[Entity] = []
+    start, before, kind_before = 0, "O", ""
+    for i, tag in enumerate([*tags, "O"]):
+        prefix, kind = split_tag(tag)
+        goes_on = before in "BI" and prefix in "IE" and kind == kind_before
+        if not goes_on:
+            if before != "O":
+                found.append((kind_before, start, i))
+            start = i
+        before, kind_before = prefix, kind
+    return found
+
+
+def write_tags(spans: Sequence[Entity], length: int, scheme: Scheme = "BIO") -> list[str]:
+    """Tags of a sentence with ``length`` words that holds ``spans``; the inverse of :func:`entities` in every
+    scheme.
+    """
+    tags = ["O"] * length
+    letters = {"BIO": ("I", "I", "B"), "IOB1": ("I", "I", "I"), "BIOES": ("I", "E", "S"), "BMES": ("M", "E", "S")}
+    inside, last, single = letters[scheme]
+    before: Entity | None = None
+    for kind, start, end in sorted(spans, key=lambda span: span[1]):
+        tags[start:end] = [f"{inside}-{kind}"] * (end - start)
+        tags[end - 1] = f"{last}-{kind}"
+        if end - start == 1:
+            tags[start] = f"{single}-{kind}"
+        elif scheme != "IOB1":
+            tags[start] = f"B-{kind}"
+        if scheme == "IOB1" and before is not None and before[2] == start and before[0] == kind:
+            tags[start] = f"B-{kind}"
+        before = (kind, start, end)
+    return tags
+
+
+def detect_scheme(sentences: Sequence[Sequence[str]]) -> tuple[Scheme, int]:
+    """The tag scheme of a file and the number of tags that do not fit it.
+
+    E, S, L, U, W or M decide for the four-letter schemes. Between BIO and IOB1: a file in which an I tag opens an
+    entity is IOB1 if every B tag stands right behind an entity of its type; otherwise it is BIO with that many faults
+    (read as conlleval reads them).
+    """
+    prefixes = {tag.partition("-")[0] for tags in sentences for tag in tags} - {"O", ""}
+    if prefixes & {"M"} and prefixes & {"I"}:
+        raise DataError("tags mix the prefixes I and M, that is BIO and BMES; convert the file to one scheme")
+    if prefixes - {"B", "I"}:
+        return ("BMES" if "M" in prefixes or "I" not in prefixes else "BIOES"), 0
+    opened_by_inside = needless_begin = 0
+    for tags in sentences:
+        before, kind_before = "O", ""
+        for tag in tags:
+            prefix, kind = split_tag(tag)
+            follows = before != "O" and kind == kind_before
+            opened_by_inside += prefix == "I" and not follows
+            needless_begin += prefix == "B" and not follows
+            before, kind_before = prefix, kind
+    if opened_by_inside and not needless_begin:
+        return "IOB1", 0
+    return "BIO", opened_by_inside
+
+
+def convert(tags: Sequence[str], scheme: Scheme = "BIO") -> list[str]:
+    """The same entities in another scheme."""
+    return write_tags(entities(tags), len(tags), scheme)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EntityScore:
+    """Counts of one entity type, or of all."""
+
+    correct: int
+    predicted: int
+    gold: int
+
+    @property
+    def precision(self) -> float:
+        return self.correct / self.predicted if self.predicted else 0.0
+
+    @property
+    def recall(self) -> float:
+        return self.correct / self.gold if self.gold else 0.0
+
+    @property
+    def f1(self) -> float:
+        both = self.precision + self.recall
+        return 2 * self.precision * self.recall / both if both else 0.0
+
+
+def score_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, EntityScore]:
+    """Scores by entity type, and of all types together under ``"all"``: an entity counts if type and both borders are
+    equal.
+    """
+    counts: dict[str, Counter[str]] = {"correct": Counter(), "predicted": Counter(), "gold": Counter()}
+    for i, (right, guess) in enumerate(zip(gold, predicted, strict=True)):
+        if len(right) != len(guess):
+            raise DataError(f"sentence {i + 1}: {len(guess)} predicted tags for {len(right)} words")
+        a, b = set(entities(right)), set(entities(guess))
+        for name, spans in (("gold", a), ("predicted", b), ("correct", a & b)):
+            counts[name].update(kind for kind, _, _ in spans)
+    kinds = sorted(set(counts["gold"]) | set(counts["predicted"]))
+    scores = {kind: EntityScore(**{name: counter[kind] for name, counter in counts.items()}) for kind in kinds}
+    return {"all": EntityScore(**{name: counter.total() for name, counter in counts.items()}), **scores}

@@ -1,0 +1,203 @@
+"""Scores of predictions against gold labels, and how sure one may be of them; NumPy only.
+
+Every score lies on its natural scale (accuracy in 0..1, correlations in -1..1). A score that its formula leaves
+undefined is 0 and says so with a :class:`MetricWarning`, because a silent 0 reads like a bad model and a silent NaN
+spoils every average above it. Tags have their metric in :mod:`encoderlab.tasks.entities`, answers in
+:mod:`encoderlab.tasks.answers`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from encoderlab.errors import DataError
+from encoderlab.seeds import generator
+
+Labels = Sequence | np.ndarray
+
+
+class MetricWarning(UserWarning):
+    """A score is 0 by convention because its formula is undefined for this data."""
+
+
+def accuracy(gold: Labels, predicted: Labels) -> float:
+    """Share of equal entries."""
+    gold, predicted = _pair(gold, predicted)
+    return float(np.mean(gold == predicted))
+
+
+def f1(
+    gold: Labels,
+    predicted: Labels,
+    *,
+    average: Literal["binary", "macro", "micro"] = "binary",
+    positive: object = 1,
+    labels: Sequence | None = None,
+) -> float:
+    """F1 = 2 TP / (2 TP + FP + FN) of one class (``binary``), its mean over classes (``macro``), or from pooled counts
+    (``micro``).
+
+    Args:
+        positive: the class of ``binary``. labels: the classes of ``macro`` and ``micro``; by default every label that
+        occurs in ``gold`` or ``predicted``. A class
+            that occurs in neither counts 0, so that a label never seen lowers the mean rather than leaving it.
+    """
+    gold, predicted = _pair(gold, predicted)
+    seen = np.union1d(gold, predicted)
+    classes = [positive] if average == "binary" else list(seen if labels is None else labels)
+    counts = np.array([_counts(gold, predicted, label) for label in classes], dtype=float).reshape(-1, 3)
+    if average == "micro":
+        counts = counts.sum(0, keepdims=True)
+    hits, wrong, missed = counts.T
+    total = 2 * hits + wrong + missed
+    if (total == 0).any():
+        absent = [str(label) for label, size in zip(classes, total, strict=False) if size == 0]
+        _say(f"F1 of {', '.join(absent)} is 0 by convention: no such label in gold or predicted")
+    return float(np.mean(np.divide(2 * hits, total, out=np.zeros_like(total), where=total > 0)))
+
+
+def _counts(gold: np.ndarray, predicted: np.ndarray, label: object) -> tuple[int, int, int]:
+    """True positives, false positives and false negatives of one class."""
+    right, guess = gold == label, predicted == label
+    return int(np.sum(right & guess)), int(np.sum(~right & guess)), int(np.sum(right & ~guess))
+
+
+def matthews(gold: Labels, predicted: Labels) -> float:
+    """Matthews correlation, for any number of classes (R_K of Gorodkin, 2004); 0 where gold or predicted is
+    constant.
+    """
+    gold, predicted = _pair(gold, predicted)
+    classes = np.union1d(gold, predicted)
+    table = np.zeros((len(classes), len(classes)))
+    np.add.at(table, (np.searchsorted(classes, gold), np.searchsorted(classes, predicted)), 1)
+    n, rows, columns = table.sum(), table.sum(1), table.sum(0)
+    spread = (n * n - rows @ rows) * (n * n - columns @ columns)
+    if spread == 0:
+        constant = "predictions" if np.count_nonzero(columns) == 1 else "gold labels"
+        _say(f"Matthews correlation is 0 by convention: the {constant} are constant")
+        return 0.0
+    return float((n * np.trace(table) - rows @ columns) / np.sqrt(spread))
+
+
+def pearson(gold: Labels, predicted: Labels) -> float:
+    """Pearson's linear correlation; 0 where one side is constant."""
+    gold, predicted = _pair(gold, predicted)
+    x, y = np.asarray(gold, dtype=float), np.asarray(predicted, dtype=float)
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        _say(f"correlation is 0 by convention: the {'gold values' if np.ptp(x) == 0 else 'predictions'} are constant")
+        return 0.0
+    x, y = x - x.mean(), y - y.mean()
+    return float(np.clip(x @ y / (np.linalg.norm(x) * np.linalg.norm(y)), -1, 1))
+
+
+def spearman(gold: Labels, predicted: Labels) -> float:
+    """Spearman's rank correlation: Pearson's correlation of the ranks, ties sharing their mean rank."""
+    gold, predicted = _pair(gold, predicted)
+    return pearson(ranks(gold), ranks(predicted))
+
+
+def ranks(values: Labels) -> np.ndarray:
+    """Ranks 1..n of ``values``; equal values share the mean of their ranks."""
+    _, group, size = np.unique(np.asarray(values, dtype=float), return_inverse=True, return_counts=True)
+    last = np.cumsum(size)
+    return (last - (size - 1) / 2)[group]
+
+
+def grouped_exact(gold: Labels, predicted: Labels, groups: Labels) -> float:
+    """MultiRC's exact match (Khashabi et al., 2018): share of questions all of whose answer options are judged
+    rightly.
+    """
+    gold, predicted = _pair(gold, predicted)
+    _, group = np.unique(np.asarray(groups), return_inverse=True)
+    wrong = np.bincount(group, weights=gold != predicted)
+    return float(np.mean(wrong == 0))
+
+
+def bootstrap_interval(
+    metric: Callable[[np.ndarray, np.ndarray], float],
+    gold: Labels,
+    predicted: Labels,
+    *,
+    level: float = 0.95,
+    samples: int = 1000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile interval of ``metric`` under resampling of the examples (Efron, 1979): the spread due to the choice of
+    test data.
+
+    Costs ``samples`` calls of ``metric``. It says nothing about the spread over training seeds: see
+    :func:`mean_interval`.
+    """
+    gold, predicted = _pair(gold, predicted)
+    rng = generator(seed, "bootstrap")
+    scores = np.empty(samples)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MetricWarning)
+        for i in range(samples):
+            chosen = rng.integers(0, len(gold), len(gold))
+            scores[i] = metric(gold[chosen], predicted[chosen])
+    low, high = np.quantile(scores, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def paired_permutation(
+    metric: Callable[[np.ndarray, np.ndarray], float],
+    gold: Labels,
+    first: Labels,
+    second: Labels,
+    *,
+    samples: int = 2000,
+    seed: int = 0,
+) -> float:
+    """Two-sided p value of "the two systems are the same": the predictions of each example are swapped at random
+    (Noreen, 1989).
+
+    p = (1 + number of shuffles with a difference at least as large) / (1 + samples), so it is never 0.
+    """
+    gold, first = _pair(gold, first)
+    _, second = _pair(gold, second)
+    rng = generator(seed, "permutation")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MetricWarning)
+        observed = abs(metric(gold, first) - metric(gold, second))
+        larger = 0
+        for _ in range(samples):
+            swap = rng.random(len(gold)) < 0.5
+            a, b = np.where(swap, second, first), np.where(swap, first, second)
+            larger += abs(metric(gold, a) - metric(gold, b)) >= observed - 1e-12
+    return (1 + larger) / (1 + samples)
+
+
+# Quantiles 0.975 of Student's t for 1..30 degrees of freedom; beyond, the normal quantile plus its first correction
+# term.
+_T975 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95% interval of a mean over seeds (Student's t); infinitely wide for one value."""
+    n = len(values)
+    if n < 2:
+        return float("-inf"), float("inf")
+    t = _T975[n - 2] if n <= 31 else 1.95996 * (1 + 1.2107 / (n - 1))
+    half = t * float(np.std(values, ddof=1)) / n**0.5
+    return float(np.mean(values)) - half, float(np.mean(values)) + half
+
+
+def _pair(gold: Labels, predicted: Labels) -> tuple[np.ndarray, np.ndarray]:
+    gold, predicted = np.asarray(gold), np.asarray(predicted)
+    if len(gold) != len(predicted):
+        raise DataError(f"{len(predicted)} predictions for {len(gold)} examples; score predictions of the same file")
+    if not len(gold):
+        raise DataError("0 labelled examples to score; give a file with labels")
+    return gold, predicted
+
+
+def _say(message: str) -> None:
+    warnings.warn(message, MetricWarning, stacklevel=3)
