@@ -4,7 +4,7 @@ Nothing is drawn in sequence and no mask is stored: the backward pass computes i
 
     row key    64 bits per row of the batch, from (seed, step, global row number)
     stream     64 bits per (row key, site), and per head inside attention; a site is a small integer, one per place
-    word       32 bits per (stream, counter); its two halves decide two neighbouring elements
+    word       32 bits per (stream, counter); its two halves decide two elements, 16 apart
 
 ``mix64`` is the finaliser of SplitMix64 (Steele, Lea and Flood 2014). The word hash is a 32-bit permutation of two
 multiplications (constants from Wellons' hash prospector, avalanche bias 0.1076), with the second half of the stream
@@ -20,10 +20,10 @@ import math
 import torch
 from torch import Tensor
 
+from encoderlab.errors import ConfigError
 from encoderlab.seeds import derive
 
 GOLDEN = 0x9E3779B97F4A7C15
-ROW_SHIFT = 16  # attention: counter = query * 2**16 + key // 2, so a mask does not depend on the padded length
 
 
 def signed(value: int, bits: int) -> int:
@@ -55,34 +55,37 @@ def words(streams: Tensor, counters: Tensor) -> Tensor:
 
 
 def threshold(p: float) -> int:
-    """An element is kept when its 16 bits, read as a signed number, reach this; the rate is right to 2**-17."""
-    return round(p * 65536) - 32768
+    """An element is kept when its 16 bits, in the upper half of an int32, reach this; the rate is right to 2**-17."""
+    if not 0.0 <= p < 1.0:
+        raise ConfigError(f"dropout rate {p} is not in [0, 1); the published models use 0.1")
+    return (min(round(p * 65536), 65535) - 32768) << 16
 
 
-def halves(x: Tensor, n: int) -> Tensor:
-    """(..., W) int32 words -> (..., n) signed 16-bit numbers, low half first."""
-    return torch.stack(((x << 16) >> 16, x >> 16), dim=-1).flatten(-2)[..., :n]
+def decide(x: Tensor, width: int, p: float) -> Tensor:
+    """Words (..., W) -> keep mask (..., width): of 32 neighbours, 16 take the low halves and 16 the high halves."""
+    x = x.unflatten(-1, (-1, 16))
+    return (torch.stack((x << 16, x), dim=-2).flatten(-3) >= threshold(p))[..., :width]
 
 
 def kept(keys: Tensor, site: int, shape: tuple[int, ...], p: float) -> Tensor:
-    """The keep mask, bool, of a tensor of ``shape`` (B, ..., D).
+    """The keep mask, bool, of a tensor of ``shape`` (B, ..., D); position t has the counters from t * 16 * ceil(D / 32).
 
-    Element d of position t has counter t * ceil(D / 2) + d // 2, so a mask does not depend on the padded length.
+    So the masks of a row's first positions do not depend on how many follow (the padded length).
     """
     width, positions = shape[-1], math.prod(shape[1:-1])
-    per_position = (width + 1) // 2
+    per_position = 16 * math.ceil(width / 32)
     counters = torch.arange(positions * per_position, dtype=torch.int32, device=keys.device)
     x = words(stream(keys, site)[:, None, None], counters.view(positions, per_position))
-    return (halves(x, width) >= threshold(p)).view(shape)
+    return decide(x, width, p).reshape(shape)
 
 
-def kept_pairs(keys: Tensor, site: int, heads: int, queries: int, key_count: int, p: float) -> Tensor:
-    """The keep mask (B, H, L, M) of attention probabilities, bool; each head has a stream of its own."""
+def kept_pairs(keys: Tensor, site: int, heads: int, queries: int, keys_seen: int, p: float) -> Tensor:
+    """The keep mask (B, H, L, M) of attention probabilities, bool; a head has its stream, query i counts from i << 16."""
     head = torch.arange(heads, device=keys.device)
     streams = stream(stream(keys, site)[:, None], head)[..., None, None]
-    row = torch.arange(queries, dtype=torch.int32, device=keys.device)[:, None] << ROW_SHIFT
-    counters = row + torch.arange((key_count + 1) // 2, dtype=torch.int32, device=keys.device)
-    return halves(words(streams, counters), key_count) >= threshold(p)
+    row = torch.arange(queries, dtype=torch.int32, device=keys.device)[:, None] << 16
+    counters = row + torch.arange(16 * math.ceil(keys_seen / 32), dtype=torch.int32, device=keys.device)
+    return decide(words(streams, counters), keys_seen, p)
 
 
 class Noise:
@@ -111,3 +114,7 @@ class Noise:
     def layer_shared(self, index: int) -> Tensor:
         """One key (1,) of layer ``index`` for what has no row axis, such as a table of relative positions."""
         return stream(self.step, (1 << 32) + index)
+
+    def at(self, rows: Tensor, places: Tensor) -> Tensor:
+        """One key per chosen token, (S,): ``rows`` (S,) index the batch, ``places`` (S,) the row."""
+        return stream(self.keys[rows], (1 << 31) + places)

@@ -71,9 +71,9 @@ def attend(
     keys: Tensor | None = None,
     site: int = 0,
 ) -> Tensor:
-    """softmax(scale q k^T + bias, over what is visible) v with dropout on the probabilities (Vaswani et al. 2017, 3.2.1).
+    """softmax(scale q k^T + bias, over what is visible) v; dropout on the probabilities (Vaswani et al. 2017, 3.2.1).
 
-    q (B, H, L, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, L, V); bias and the bool ``visible`` broadcast to (B, H, L, M).
+    q (B, H, L, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, L, V); bias and bool visible broadcast to (B, H, L, M).
     """
     if (keys is None or p == 0.0) and bias is None and q.is_cuda:
         if visible is None:
