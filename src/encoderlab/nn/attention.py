@@ -1,0 +1,135 @@
+"""The attention block: projections, the position term, memory, a query stream, and convolution heads beside attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from encoderlab.nn import kernels
+from encoderlab.nn.positions import (
+    Disentangled,
+    DisentangledTerm,
+    Distances,
+    Position,
+    RelativeShift,
+    Shaw,
+    ShawTerm,
+    ShiftTerm,
+)
+from encoderlab.nn.spanconv import Bottleneck, Convolution, ConvolutionHeads, kept_heads
+
+Biases = Literal["all", "query_value", "none"]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What the layers of one forward pass share: who sees whom, distances, and the keys of dropout.
+
+    ``visible`` (B|1, 1, L, M) bool or None for everything; ``different`` (B, 1, L, M) bool, segments differ; ``at`` (B, T) the
+    places of a query stream's queries; ``keys`` (B,) and ``shared_keys`` (1,) of the layer, None outside training.
+    """
+
+    doc: Tensor | None
+    visible: Tensor | None
+    distances: Distances | None
+    different: Tensor | None = None
+    reverse: Tensor | None = None
+    at: Tensor | None = None
+    keys: Tensor | None = None
+    shared_keys: Tensor | None = None
+
+
+class Attention(nn.Module):
+    """Multi-head attention (Vaswani et al., 2017, section 3.2) with the parts of the family.
+
+    Queries come from ``x`` (B, L, D), keys and values from ``source`` (B, M, D): x itself, memory before x, or the stored states that a
+    query stream reads. One product makes queries, keys and values where they have the same source.
+    """
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        heads: int,
+        head_width: int,
+        position: Position,
+        conv: Convolution | None,
+        biases: Biases,
+        dropout: float,
+        position_dropout: float,
+    ) -> None:
+        super().__init__()
+        kept = heads if conv is None else kept_heads(heads, conv.head_ratio)
+        self.heads, self.head_width, self.inner = kept, head_width, kept * head_width
+        self.biases, self.dropout, self.position_dropout = biases, dropout, position_dropout
+        self.qkv = nn.Parameter(torch.empty(3 * self.inner, width))
+        self.bias = None
+        if biases != "none":
+            self.bias = nn.Parameter(torch.zeros((3 if biases == "all" else 2) * self.inner))
+        self.term: nn.Module | None = None
+        terms = 1
+        if isinstance(position, RelativeShift):
+            self.term = ShiftTerm(position, width, kept, head_width)
+        elif isinstance(position, Shaw):
+            self.term = ShawTerm(position, kept, head_width)
+        elif isinstance(position, Disentangled):
+            self.term = DisentangledTerm(position, width, kept, head_width, key_bias=biases == "all")
+            terms += len(position.terms)
+        self.scale = (head_width * terms) ** -0.5
+        self.conv = None
+        outputs = self.inner
+        if conv is not None and not isinstance(conv, Bottleneck):
+            self.conv = ConvolutionHeads(conv, width, kept, head_width)
+            outputs *= 2
+        self.out = nn.Linear(outputs, width, bias=biases != "none")
+
+    def forward(self, x: Tensor, source: Tensor, scope: Scope) -> Tensor:
+        """The heads' outputs (B, L, A), before the output map (which the block fuses with what follows)."""
+        query, key, value = self._project(x, source)
+        q, k, v = (self._split(part) for part in (query, key, value))
+        content, bias = self._terms(q, k, scope)
+        attended = kernels.attend(
+            content, k, v, bias=bias, visible=scope.visible, scale=self.scale, p=self.dropout, keys=scope.keys, site=0
+        )
+        attended = attended.transpose(1, 2).flatten(2)
+        if self.conv is None:
+            return attended
+        return torch.cat([attended, self.conv(x, query, value, scope.doc)], dim=-1)
+
+    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        bias = self._bias()
+        if source is x:
+            return F.linear(x, self.qkv, bias).chunk(3, dim=-1)  # type: ignore[return-value]
+        a = self.inner
+        query = F.linear(x, self.qkv[:a], None if bias is None else bias[:a])
+        key, value = F.linear(source, self.qkv[a:], None if bias is None else bias[a:]).chunk(2, dim=-1)
+        return query, key, value
+
+    def _bias(self) -> Tensor | None:
+        if self.bias is None or self.biases == "all":
+            return self.bias
+        query, value = self.bias.chunk(2)
+        return torch.cat([query, torch.zeros_like(query), value])
+
+    def _split(self, states: Tensor) -> Tensor:
+        return states.unflatten(-1, (self.heads, self.head_width)).transpose(1, 2)
+
+    def _terms(self, q: Tensor, k: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
+        """The content query and the additive bias that the position term gives."""
+        if self.term is None:
+            return q, None
+        assert scope.distances is not None
+        noise = {"keys": scope.shared_keys, "p": self.position_dropout, "site": 3}
+        if isinstance(self.term, ShiftTerm):
+            return self.term(
+                q, k, scope.distances, self.scale, at=scope.at, different=scope.different, reverse=scope.reverse, **noise
+            )
+        if isinstance(self.term, ShawTerm):
+            return self.term(q, k, scope.distances, self.scale, at=scope.at)
+        a, bias = self.inner, self._bias()
+        maps = [(self.qkv[i * a : (i + 1) * a], None if bias is None else bias[i * a : (i + 1) * a]) for i in (0, 1)]
+        return q, self.term(q, k, scope.distances, self.scale, query_map=maps[0], key_map=maps[1], at=scope.at, **noise)

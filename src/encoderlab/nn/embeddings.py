@@ -1,0 +1,127 @@
+"""From token ids to the first layer's input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from encoderlab.nn import kernels
+from encoderlab.nn.positions import Absolute, Disentangled, Position, places, sinusoid
+
+EmbeddingNorm = Literal["embedding", "width", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptive:
+    """Adaptive input and output (Grave et al., 2017; Baevski and Auli, 2019): ids sorted by frequency and cut at ``cutoffs``; cluster i has
+    width ``embed_width / divisor**i``. The projections of the output are those of the input for the clusters in ``tied_projections``.
+    """
+
+    cutoffs: tuple[int, ...]
+    divisor: int = 1
+    tied_projections: Literal["all", "all_but_first", "none"] = "all_but_first"
+
+    def sizes(self, vocab: int) -> list[tuple[int, int]]:
+        """First and last id + 1 of each cluster."""
+        edges = [0, *self.cutoffs, vocab]
+        return list(zip(edges[:-1], edges[1:], strict=True))
+
+
+class AdaptiveTable(nn.Module):
+    """Word embeddings by cluster: ids (B, L) -> (B, L, D). With divisor 1 it is one table, and a map only where E differs from D."""
+
+    def __init__(self, adaptive: Adaptive, vocab: int, embed_width: int, width: int) -> None:
+        super().__init__()
+        self.clusters = adaptive.sizes(vocab) if adaptive.divisor > 1 else [(0, vocab)]
+        widths = [embed_width // adaptive.divisor**i for i in range(len(self.clusters))]
+        self.tables = nn.ParameterList(
+            torch.empty(stop - start, e) for (start, stop), e in zip(self.clusters, widths, strict=True)
+        )
+        needed = adaptive.divisor > 1 or embed_width != width
+        self.maps = nn.ParameterList(torch.empty(width, e) for e in widths) if needed else None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if len(self.clusters) == 1:
+            return self._mapped(0, F.embedding(ids, self.tables[0]))
+        flat = ids.reshape(-1)
+        width = self.maps[0].shape[0] if self.maps is not None else self.tables[0].shape[1]
+        out = self.tables[0].new_zeros(len(flat), width)
+        for i, (start, stop) in enumerate(self.clusters):
+            chosen = ((flat >= start) & (flat < stop)).nonzero().squeeze(1)
+            rows = self._mapped(i, F.embedding(flat[chosen] - start, self.tables[i]))
+            out = out.index_copy(0, chosen, rows.to(out.dtype))
+        return out.view(*ids.shape, width)
+
+    def _mapped(self, cluster: int, rows: Tensor) -> Tensor:
+        return rows if self.maps is None else F.linear(rows, self.maps[cluster])
+
+
+class Embeddings(nn.Module):
+    """Token + position + segment tables of width E, LayerNorm and dropout, and a map from E to D where they differ.
+
+    ``norm``: at width E before the map (BERT, ALBERT, ELECTRA), at width D after it (DeBERTa, whose map has no bias), or none (XLNet,
+    Transformer-XL). ``types`` 0 leaves the segment table out.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab: int,
+        embed_width: int,
+        width: int,
+        position: Position,
+        types: int,
+        norm: EmbeddingNorm,
+        eps: float,
+        dropout: float,
+        adaptive: Adaptive | None,
+    ) -> None:
+        super().__init__()
+        self.dropout, self.norm_place, self.width = dropout, norm, width
+        self.words: nn.Parameter | None = None
+        self.clusters: AdaptiveTable | None = None
+        if adaptive is None:
+            self.words = nn.Parameter(torch.empty(vocab, embed_width))
+        else:
+            self.clusters = AdaptiveTable(adaptive, vocab, embed_width, width)
+        length = {Absolute: "length", Disentangled: "input_positions"}.get(type(position))
+        self.sinusoidal = isinstance(position, Absolute) and position.sinusoidal
+        self.offset = position.offset if isinstance(position, Absolute) else 0
+        self.length = getattr(position, length) if length else 0
+        self.positions = None
+        if self.length and not self.sinusoidal:
+            self.positions = nn.Parameter(torch.empty(self.length + self.offset, embed_width))
+        self.types = nn.Parameter(torch.empty(types, embed_width)) if types else None
+        self.norm = None if norm == "none" else nn.LayerNorm(embed_width if norm == "embedding" else width, eps=eps)
+        self.map = None
+        if embed_width != width and adaptive is None:
+            self.map = nn.Linear(embed_width, width, bias=norm == "embedding")
+
+    def forward(self, ids: Tensor, doc: Tensor | None, segments: Tensor | None, keys: Tensor | None) -> Tensor:
+        """ids (B, L), doc (B, L) or None, segments (B, L) or None for all 0 -> (B, L, D)."""
+        x = self.look_up(ids)
+        if self.positions is not None:
+            place = places(doc, ids.shape[1], ids.device)
+            x = x + F.embedding(place + self.offset, self.positions)
+        elif self.sinusoidal:
+            place = places(doc, ids.shape[1], ids.device)
+            x = x + sinusoid(place.flatten(), self.width).view(*place.shape, -1).to(x.dtype)
+        if self.types is not None:
+            x = x + (self.types[0] if segments is None else F.embedding(segments, self.types))
+        if self.norm_place == "width" and self.map is not None:
+            x = self.map(x)
+        if self.norm is not None:
+            x = self.norm(x)
+        x = kernels.dropout(x, self.dropout, keys, 0)
+        return self.map(x) if self.norm_place != "width" and self.map is not None else x
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """The word vectors alone, (B, L) -> (B, L, E); adaptive ones are scaled by sqrt(D) as in Transformer-XL."""
+        if self.clusters is not None:
+            return self.clusters(ids) * self.width**0.5
+        assert self.words is not None
+        return F.embedding(ids, self.words)

@@ -1,0 +1,436 @@
+"""The one encoder of the project, built from typed parts.
+
+Shape letters used throughout: B batch, L query length, M key length (memory included), D width, H heads, K head width, A = H K, F
+feed-forward width, E embedding width, V vocabulary, P relative distances, T chosen positions of a row, N layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from encoderlab.errors import ConfigError
+from encoderlab.nn import kernels
+from encoderlab.nn.attention import Attention, Biases, Scope
+from encoderlab.nn.embeddings import Adaptive, EmbeddingNorm, Embeddings
+from encoderlab.nn.feedforward import Activation, FeedForward, activation
+from encoderlab.nn.noise import Noise
+from encoderlab.nn.positions import Absolute, Disentangled, DistanceTable, Position, RelativeShift, places
+from encoderlab.nn.spanconv import Convolution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """Layers with common weights (Lan et al., 2020, section 3.1): layer i of N uses group ``i // (N / groups)``.
+
+    ``parts``: what is shared; the other part keeps weights of its own in every layer. A group of ``inner`` blocks runs them in turn.
+    """
+
+    groups: int = 1
+    inner: int = 1
+    parts: tuple[Literal["attention", "feed_forward"], ...] = ("attention", "feed_forward")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StemConvolution:
+    """DeBERTa v2's convolution over the embedding output, added to the first layer's output (He et al., 2021, section 5)."""
+
+    kernel: int = 3
+    groups: int = 1
+    activation: Activation = "gelu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """Everything that determines an :class:`Encoder`. Defaults are BERT-base.
+
+    ``head_width`` None means ``width / heads``. ``ff_dropout`` follows the feed-forward activation, ``output_dropout`` the last layer
+    (XLNet, Transformer-XL). ``truncated_init``: normal values are cut at two standard deviations (TensorFlow originals);
+    ``glorot_map``: the map from E to D starts Glorot-uniform (ELECTRA, ConvBERT).
+    """
+
+    vocab: int
+    layers: int = 12
+    width: int = 768
+    heads: int = 12
+    head_width: int | None = None
+    ff_width: int = 3072
+    position: Position = Absolute()
+    causal: bool = False
+    conv: Convolution | None = None
+    ff_groups: int = 1
+    embed_width: int | None = None
+    embed_norm: EmbeddingNorm = "embedding"
+    adaptive: Adaptive | None = None
+    types: int = 2
+    sharing: Sharing | None = None
+    stem_conv: StemConvolution | None = None
+    norm: Literal["post", "pre"] = "post"
+    eps: float = 1e-12
+    activation: Activation = "gelu"
+    attention_biases: Biases = "all"
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    ff_dropout: float = 0.0
+    output_dropout: float = 0.0
+    init_std: float = 0.02
+    truncated_init: bool = False
+    glorot_map: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("vocab", "layers", "width", "heads", "ff_width"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} {getattr(self, name)} is not positive; give at least 1")
+        for name in ("dropout", "attention_dropout", "ff_dropout", "output_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} {getattr(self, name)} is no share; give a number from 0 up to, but not including, 1")
+        if self.head_width is None and self.width % self.heads:
+            choices = [n for n in range(1, self.width + 1) if self.width % n == 0 and self.width // n >= 8]
+            raise ConfigError(f"width {self.width} is not a multiple of heads {self.heads}; choose heads from {choices}")
+        if isinstance(self.position, RelativeShift) and self.width % 2:
+            raise ConfigError(f"width {self.width} is odd; relative shift needs an even width for its sinusoid")
+        if isinstance(self.position, Disentangled) and self.causal:
+            raise ConfigError("disentangled positions have no left-to-right form; set causal to false or use relative_shift")
+        sharing = self.sharing
+        if sharing is not None and (sharing.groups < 1 or sharing.groups > self.layers):
+            raise ConfigError(f"{sharing.groups} groups for {self.layers} layers; choose 1 to {self.layers}")
+
+    @property
+    def key_width(self) -> int:
+        """K, the width of a head."""
+        return self.head_width or self.width // self.heads
+
+    @property
+    def word_width(self) -> int:
+        """E, the width of the embedding tables."""
+        return self.embed_width or self.width
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest row the positions allow; None where there is no limit."""
+        if isinstance(self.position, Absolute) and not self.position.sinusoidal:
+            return self.position.length
+        if isinstance(self.position, Disentangled) and self.position.input_positions:
+            return self.position.input_positions
+        return None
+
+
+@dataclass(frozen=True)
+class States:
+    """The output of every layer: ``layers[0]`` is the first layer's input, ``layers[i]`` layer i's output, each (B, L, D)."""
+
+    layers: tuple[Tensor, ...]
+    scope: Scope
+
+    @property
+    def last(self) -> Tensor:
+        return self.layers[-1]
+
+
+class Block(nn.Module):
+    """One layer: attention, then feed-forward, each with dropout, residual and LayerNorm (after: "post"; before: "pre")."""
+
+    def __init__(self, config: EncoderConfig, shared: Block | None = None, parts: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.pre, self.dropout = config.norm == "pre", config.dropout
+        if shared is not None and "attention" in parts:
+            self.attention, self.attention_norm = shared.attention, shared.attention_norm
+        else:
+            self.attention = Attention(
+                width=config.width,
+                heads=config.heads,
+                head_width=config.key_width,
+                position=config.position,
+                conv=config.conv,
+                biases=config.attention_biases,
+                dropout=config.attention_dropout,
+                position_dropout=config.dropout,
+            )
+            self.attention_norm = nn.LayerNorm(config.width, eps=config.eps)
+        if shared is not None and "feed_forward" in parts:
+            self.feed_forward, self.feed_forward_norm = shared.feed_forward, shared.feed_forward_norm
+        else:
+            self.feed_forward = FeedForward(
+                config.width, config.ff_width, groups=config.ff_groups, act=config.activation, dropout=config.ff_dropout
+            )
+            self.feed_forward_norm = nn.LayerNorm(config.width, eps=config.eps)
+
+    def forward(self, x: Tensor, source: Tensor, scope: Scope) -> Tensor:
+        """x (B, L, D) queries and residual, source (B, M, D) keys and values -> (B, L, D)."""
+        keys = scope.keys
+        if self.pre:
+            normed = self.attention_norm(x)
+            keyed = normed if source is x else self.attention_norm(source)
+            x = x + kernels.dropout(self.attention.out(self.attention(normed, keyed, scope)), self.dropout, keys, 1)
+            return x + kernels.dropout(self.feed_forward(self.feed_forward_norm(x), keys, 4), self.dropout, keys, 2)
+        x = self._join(self.attention.out(self.attention(x, source, scope)), x, self.attention_norm, keys, 1)
+        return self._join(self.feed_forward(x, keys, 4), x, self.feed_forward_norm, keys, 2)
+
+    def _join(self, change: Tensor, x: Tensor, norm: nn.LayerNorm, keys: Tensor | None, site: int) -> Tensor:
+        return kernels.dropout_add_norm(change, x, norm.weight, norm.bias, norm.eps, self.dropout, keys, site)
+
+
+class Stem(nn.Module):
+    """``LN(layer output + act(dropout(conv(embeddings))))``; the convolution reads nothing from other documents of the row."""
+
+    def __init__(self, config: StemConvolution, width: int, eps: float, dropout: float) -> None:
+        super().__init__()
+        self.config, self.dropout = config, dropout
+        self.conv = nn.Conv1d(width, width, config.kernel, padding=(config.kernel - 1) // 2, groups=config.groups)
+        self.norm = nn.LayerNorm(width, eps=eps)
+
+    def forward(self, embedded: Tensor, output: Tensor, doc: Tensor | None, keys: Tensor | None) -> Tensor:
+        """(B, L, D), (B, L, D) -> (B, L, D)."""
+        reach = (self.config.kernel - 1) // 2
+        if doc is None:
+            mixed = self.conv(embedded.transpose(1, 2)).transpose(1, 2)
+        else:
+            # Documents side by side must not mix, so each tap is multiplied on its own and masked: kernel products of (B L, D) by (D, D).
+            length = embedded.shape[1]
+            padded, marks = F.pad(embedded, (0, 0, reach, reach)), F.pad(doc, (reach, reach), value=-2)
+            taps = []
+            for tap in range(self.config.kernel):
+                same = (marks[:, tap : tap + length] == doc) & (doc >= 0)
+                taps.append(padded[:, tap : tap + length] * same[..., None])
+            mixed = F.conv1d(
+                torch.stack(taps, -1).flatten(0, 1), self.conv.weight, self.conv.bias, groups=self.config.groups
+            ).view_as(embedded)
+            mixed = mixed * (doc >= 0)[..., None]
+        mixed = activation(self.config.activation)(kernels.dropout(mixed, self.dropout, keys, 5))
+        return self.norm(output + mixed)
+
+
+class Encoder(nn.Module):
+    """Embeddings and N layers, for every architecture of the family; which one, says the configuration."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = Embeddings(
+            vocab=config.vocab,
+            embed_width=config.word_width,
+            width=config.width,
+            position=config.position,
+            types=config.types,
+            norm=config.embed_norm,
+            eps=config.eps,
+            dropout=config.dropout,
+            adaptive=config.adaptive,
+        )
+        self.blocks = nn.ModuleList(self._make_blocks())
+        self.distances = None
+        if not isinstance(config.position, Absolute):
+            heads = self.block(0).attention.heads
+            self.distances = DistanceTable(config.position, config.width, heads, config.key_width, config.eps)
+        self.stem = Stem(config.stem_conv, config.width, config.eps, config.dropout) if config.stem_conv else None
+        self.norm = nn.LayerNorm(config.width, eps=config.eps) if config.norm == "pre" else None
+
+    def _make_blocks(self) -> list[Block]:
+        config, sharing = self.config, self.config.sharing
+        if sharing is None:
+            return [Block(config) for _ in range(config.layers)]
+        whole = set(sharing.parts) == {"attention", "feed_forward"}
+        firsts: list[Block] = []
+        if whole:
+            return [Block(config) for _ in range(sharing.groups * sharing.inner)]
+        blocks = []
+        for i in range(config.layers):
+            group = i * sharing.groups // config.layers
+            if group == len(firsts):
+                firsts.append(Block(config))
+                blocks.append(firsts[group])
+            else:
+                blocks.append(Block(config, firsts[group], sharing.parts))
+        return blocks
+
+    @property
+    def depth(self) -> int:
+        """The number of layer applications of a forward pass."""
+        return self.config.layers * (self.config.sharing.inner if self.config.sharing else 1)
+
+    def block(self, index: int) -> Block:
+        """The block that layer ``index`` (0-based) applies."""
+        sharing = self.config.sharing
+        if sharing is None or len(self.blocks) == self.depth and sharing.inner == 1 and sharing.groups != 1:
+            return self.blocks[index]  # type: ignore[return-value]
+        if set(sharing.parts) != {"attention", "feed_forward"}:
+            return self.blocks[index]  # type: ignore[return-value]
+        layer, inner = divmod(index, sharing.inner)
+        return self.blocks[layer * sharing.groups // self.config.layers * sharing.inner + inner]  # type: ignore[return-value]
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        doc: Tensor | None = None,
+        segments: Tensor | None = None,
+        visible: Tensor | None = None,
+        memory: Sequence[Tensor] | None = None,
+        window: int | None = None,
+        reverse: Tensor | None = None,
+        noise: Noise | None = None,
+        depth: int | None = None,
+    ) -> States:
+        """Run the first ``depth`` layers (all by default).
+
+        Args:
+            ids: (B, L) token ids.
+            doc: (B, L) document number of each token, -1 for padding; two tokens see each other iff theirs are equal. None: all see all.
+            segments: (B, L) segment ids; None means all 0.
+            visible: (B, L, L) further restriction: True where query i may see key j (permutation language modelling).
+            memory: one (B, M, D) tensor per layer, the states before the row, seen by every token (Dai et al., 2019, section 3.2).
+            window: a token sees at most this many keys back, itself included (Transformer-XL's ``same_length``).
+            reverse: (B,) bool, rows whose tokens run backwards (XLNet's bidirectional data).
+            noise: dropout masks for training; drawn from torch's generator when the module trains and none is given.
+        """
+        if doc is not None and not torch.compiler.is_compiling() and not doc.is_cuda and bool((doc == 0).all()):
+            doc = None
+        noise = noise if noise is not None or not self.training else Noise.fresh(len(ids), ids.device)
+        self._check_length(ids, memory)
+        x = self.embeddings(ids, doc, segments, None if noise is None else noise.keys)
+        scope = self._scope(x, doc, segments, visible, memory, window, reverse)
+        layers = [x]
+        depth = self.depth if depth is None else depth
+        for i in range(depth):
+            source = x if memory is None else torch.cat([memory[i].to(x.dtype), x], dim=1)
+            output = self.block(i)(x, source, self._with_keys(scope, noise, i))
+            if i == 0 and self.stem is not None:
+                output = self.stem(layers[0], output, doc, None if noise is None else noise.layer(0))
+            x = output
+            if i == depth - 1 and depth == self.depth:
+                x = self._finish(x, noise)
+            layers.append(x)
+        return States(tuple(layers), scope)
+
+    def query_stream(
+        self,
+        states: States,
+        queries: Tensor,
+        at: Tensor,
+        *,
+        layers: Sequence[int],
+        visible: Tensor | None = None,
+        segments: Tensor | None = None,
+        memory: Sequence[Tensor] | None = None,
+        noise: Noise | None = None,
+    ) -> Tensor:
+        """A second pass of ``layers`` (0-based) with other queries over stored states: (B, T, D) at places ``at`` (B, T) -> (B, T, D).
+
+        XLNet's second stream is all layers in turn; DeBERTa's enhanced mask decoder is the last layer twice. Layer i reads
+        ``states.layers[i]``, never the query stream, so this is exact. Costs T / L of the layers' query side.
+        """
+        scope = self._at(states, at, visible, segments, memory)
+        x = queries
+        for turn, i in enumerate(layers):
+            source = states.layers[i]
+            if memory is not None:
+                source = torch.cat([memory[i].to(source.dtype), source], dim=1)
+            x = self.block(i)(x, source, self._with_keys(scope, noise, self.depth + 1 + turn))
+        return self._finish(x, noise, stream=1)
+
+    def _finish(self, x: Tensor, noise: Noise | None, stream: int = 0) -> Tensor:
+        if self.norm is not None:
+            x = self.norm(x)
+        keys = None if noise is None else noise.layer(self.depth)
+        return kernels.dropout(x, self.config.output_dropout, keys, stream)
+
+    def _check_length(self, ids: Tensor, memory: Sequence[Tensor] | None) -> None:
+        limit = self.config.max_length
+        if limit is not None and ids.shape[1] > limit:
+            raise ConfigError(f"rows of {ids.shape[1]} tokens exceed the model's {limit} positions; shorten the rows to {limit}")
+        if memory is not None and isinstance(self.config.position, (Absolute, Disentangled)):
+            raise ConfigError("memory needs positions relative to the row (relative_shift or shaw), not absolute or disentangled ones")
+
+    def _scope(
+        self,
+        x: Tensor,
+        doc: Tensor | None,
+        segments: Tensor | None,
+        visible: Tensor | None,
+        memory: Sequence[Tensor] | None,
+        window: int | None,
+        reverse: Tensor | None,
+    ) -> Scope:
+        length = x.shape[1]
+        remembered = 0 if memory is None else memory[0].shape[1]
+        keys = length + remembered
+        mask = None if doc is None else (doc[:, :, None] == doc[:, None, :]) & (doc >= 0)[:, :, None]
+        if visible is not None:
+            mask = visible if mask is None else mask & visible
+        if remembered and mask is not None:
+            real = mask.new_ones(1, length, 1) if doc is None else (doc >= 0)[:, :, None]
+            mask = torch.cat([real.expand(len(mask), length, remembered), mask], dim=2)
+        causal = self.config.causal
+        if causal or window is not None:
+            ages = torch.arange(length, device=x.device)[:, None] + remembered - torch.arange(keys, device=x.device)
+            near = ages >= 0 if causal else torch.ones_like(ages, dtype=torch.bool)
+            near = near if window is None else near & (ages < window)
+            mask = near[None] if mask is None else mask & near
+        table = None
+        if self.distances is not None:
+            table = self.distances(length, keys, causal=causal, device=x.device, dtype=x.dtype)
+        return Scope(
+            doc=doc,
+            visible=None if mask is None else mask[:, None],
+            distances=table,
+            different=self._different(segments, segments, remembered),
+            reverse=reverse,
+        )
+
+    def _different(self, of_queries: Tensor | None, of_keys: Tensor | None, remembered: int) -> Tensor | None:
+        """(B, 1, L, M): whether query and key lie in different segments; memory counts as segment 0, as in XLNet's code."""
+        position = self.config.position
+        if not (isinstance(position, RelativeShift) and position.segments) or of_queries is None or of_keys is None:
+            return None
+        return (of_queries[:, :, None] != F.pad(of_keys, (remembered, 0))[:, None, :])[:, None]
+
+    def _at(
+        self,
+        states: States,
+        at: Tensor,
+        visible: Tensor | None,
+        segments: Tensor | None,
+        memory: Sequence[Tensor] | None,
+    ) -> Scope:
+        """The scope of queries at places ``at``: the rows of the stored scope, with ``visible`` (B, T, L) instead of its mask if given."""
+        remembered = 0 if memory is None else memory[0].shape[1]
+        scope = states.scope
+        mask = scope.visible
+        if visible is not None:
+            mask = F.pad(visible, (remembered, 0), value=True)[:, None]
+        elif mask is not None:
+            mask = mask.expand(len(at), -1, -1, -1)
+            mask = mask.gather(2, at[:, None, :, None].expand(-1, -1, -1, mask.shape[-1]))
+        chosen = None if segments is None else segments.gather(1, at)
+        return replace(scope, visible=mask, different=self._different(chosen, segments, remembered), at=at)
+
+    @staticmethod
+    def _with_keys(scope: Scope, noise: Noise | None, layer: int) -> Scope:
+        if noise is None:
+            return scope
+        return replace(scope, keys=noise.layer(layer), shared_keys=noise.layer_shared(layer))
+
+
+def absolute_places(states: States, length: int, device: torch.device) -> Tensor:
+    """Position of each token within its document, (B|1, L), for what adds absolute positions late (DeBERTa's mask decoder)."""
+    return places(states.scope.doc, length, device)
+
+
+def update_memory(
+    memory: Sequence[Tensor] | None, states: States, length: int, *, reuse: int | None = None
+) -> tuple[Tensor, ...] | None:
+    """The inputs of all layers to remember for the next row: the last ``length`` of memory and row, without gradient.
+
+    ``reuse``: only the first ``reuse`` positions of the row are kept (XLNet, whose next row starts there).
+    """
+    if length == 0:
+        return None
+    inputs = [states.layers[i][:, :reuse].detach() for i in range(len(states.layers) - 1)]
+    if memory is not None:
+        inputs = [torch.cat([old, new], dim=1) for old, new in zip(memory, inputs, strict=True)]
+    return tuple(new[:, -length:] for new in inputs)

@@ -1,0 +1,64 @@
+"""The position-wise network of a layer, dense or grouped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from encoderlab.errors import ConfigError
+from encoderlab.nn import kernels
+
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
+
+
+def activation(name: Activation) -> Callable[[Tensor], Tensor]:
+    """The activation of that name; ``gelu`` is the erf form, ``gelu_tanh`` the approximation of BERT's and XLNet's code."""
+    return {"gelu": F.gelu, "gelu_tanh": _gelu_tanh, "relu": F.relu, "silu": F.silu, "tanh": torch.tanh}[name]
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+class GroupedLinear(nn.Module):
+    """ConvBERT's grouped linear map (section 3.3): block i of the input by weight i, outputs side by side in order, one bias.
+
+    weight (groups, in / groups, out / groups); costs 1 / groups of a dense map. Channels of different groups never mix here.
+    """
+
+    def __init__(self, inputs: int, outputs: int, groups: int) -> None:
+        super().__init__()
+        if inputs % groups or outputs % groups:
+            choices = [g for g in range(1, math.gcd(inputs, outputs) + 1) if inputs % g == 0 and outputs % g == 0]
+            raise ConfigError(f"{groups} groups do not divide widths {inputs} and {outputs}; choose from {choices}")
+        self.groups = groups
+        self.weight = nn.Parameter(torch.empty(groups, inputs // groups, outputs // groups))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        blocks = x.reshape(-1, self.groups, x.shape[-1] // self.groups).transpose(0, 1)
+        mixed = torch.bmm(blocks, self.weight.to(x.dtype)).transpose(0, 1)
+        return mixed.reshape(*x.shape[:-1], -1) + self.bias
+
+
+class FeedForward(nn.Module):
+    """``W_2 act(W_1 x + b_1) + b_2``, (B, L, D) -> (B, L, D) through width F, with dropout after the activation where p > 0."""
+
+    def __init__(self, width: int, inner: int, *, groups: int, act: Activation, dropout: float) -> None:
+        super().__init__()
+        dense = groups == 1
+        self.up: nn.Module = nn.Linear(width, inner) if dense else GroupedLinear(width, inner, groups)
+        self.down: nn.Module = nn.Linear(inner, width) if dense else GroupedLinear(inner, width, groups)
+        self.act, self.dropout = act, dropout
+
+    def forward(self, x: Tensor, keys: Tensor | None, site: int) -> Tensor:
+        if isinstance(self.up, nn.Linear) and self.act in ("gelu", "gelu_tanh"):
+            hidden = kernels.bias_gelu(F.linear(x, self.up.weight), self.up.bias, tanh=self.act == "gelu_tanh")
+        else:
+            hidden = activation(self.act)(self.up(x))
+        return self.down(kernels.dropout(hidden, self.dropout, keys, site))

@@ -1,0 +1,274 @@
+"""What stands on the encoder. Every head takes chosen vectors (S, D), never whole (B, L, D) blocks: S is what the loss needs.
+
+Dropout keys here are one per chosen vector (:meth:`Noise.at`), so masks do not depend on which others were chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from encoderlab.nn import kernels
+from encoderlab.nn.embeddings import Adaptive, Embeddings
+from encoderlab.nn.feedforward import Activation, activation
+
+
+@dataclass(frozen=True, kw_only=True)
+class LM:
+    """Prediction of tokens through the tied word table: dense D -> E, activation, LayerNorm (``transform``), then ``x W^T + b``."""
+
+    transform: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooler:
+    """Dense D -> D and an activation on one vector of the text (BERT's [CLS] pooler)."""
+
+    activation: Activation = "tanh"
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RTD:
+    """Is this token the original? ``electra``: dense, GELU, dense to 1. ``deberta``: h + h_[CLS], LayerNorm, dense, GELU, dense to 1."""
+
+    form: Literal["electra", "deberta"] = "electra"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classification:
+    """One score per label from one vector per text; regression has one label.
+
+    ``summary``: ``pooler`` uses the pretrained pooler, ``dense`` a new map D -> D with ``activation`` after dropout at
+    ``input_dropout``, ``raw`` nothing. Then dropout, then an affine map.
+    """
+
+    labels: int
+    summary: Literal["pooler", "dense", "raw"] = "pooler"
+    activation: Activation = "tanh"
+    input_dropout: float = 0.0
+    dropout: float = 0.1
+    glorot: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tagging:
+    """One score per tag for each chosen token: dropout, affine (``dense``: DeBERTa's dense and GELU between)."""
+
+    labels: int
+    dropout: float = 0.1
+    dense: bool = False
+    glorot: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Start and end of an answer: ``independent`` (BERT: affine D -> 2), ``conditional`` (ELECTRA, ConvBERT), ``beam`` (XLNet, ALBERT v2).
+
+    ``bert_family.md`` calls these section 4.4; the two conditional forms also score answerability.
+    """
+
+    form: Literal["independent", "conditional", "beam"] = "independent"
+    dropout: float = 0.0
+
+
+TaskHead = Classification | Tagging | Span
+
+
+class LMHead(nn.Module):
+    """(S, D) -> logits (S, V), with the word table of the encoder (V, E) given at the call, so that it is stored once."""
+
+    def __init__(self, config: LM, vocab: int, width: int, embed_width: int, act: Activation, eps: float) -> None:
+        super().__init__()
+        self.act = act
+        self.dense = nn.Linear(width, embed_width) if config.transform else None
+        self.norm = nn.LayerNorm(embed_width, eps=eps) if config.transform else None
+        self.bias = nn.Parameter(torch.zeros(vocab))
+
+    def forward(self, x: Tensor, words: Tensor) -> Tensor:
+        if self.dense is not None and self.norm is not None:
+            x = self.norm(activation(self.act)(self.dense(x)))
+        return F.linear(x, words, self.bias)
+
+
+class AdaptiveLMHead(nn.Module):
+    """Adaptive softmax over the clusters of the input tables (Grave et al., 2017), biases included, cluster rows in natural order.
+
+    ``log p(w) = log p(cluster) + log p(w | cluster)``; only the rows whose target lies in a cluster are multiplied with its table, which
+    is where the speed comes from. The order of the result is that of the input.
+    """
+
+    def __init__(self, adaptive: Adaptive, vocab: int, width: int, embed_width: int) -> None:
+        super().__init__()
+        self.clusters = adaptive.sizes(vocab)
+        self.divisor, self.tied = adaptive.divisor, adaptive.tied_projections
+        tails = len(self.clusters) - 1
+        self.cluster_weight = nn.Parameter(torch.empty(tails, embed_width)) if tails else None
+        self.cluster_bias = nn.Parameter(torch.zeros(tails)) if tails else None
+        self.biases = nn.ParameterList(torch.zeros(stop - start) for start, stop in self.clusters)
+        owned = {"all": [], "all_but_first": [0], "none": range(len(self.clusters))}[adaptive.tied_projections]
+        mapped = adaptive.divisor > 1 or embed_width != width
+        widths = [embed_width // adaptive.divisor**i for i in range(len(self.clusters))]
+        owned = [i for i in owned if mapped and (adaptive.divisor > 1 or i == 0)]
+        self.maps = nn.ParameterDict({str(i): torch.empty(width, widths[i]) for i in owned})
+
+    def losses(self, x: Tensor, targets: Tensor, embeddings: Embeddings) -> Tensor:
+        """Negative log-likelihoods (S,) in nats of ``targets`` (S,) from x (S, D)."""
+        head = self._head(x, embeddings)
+        first = self.clusters[0][1]
+        inside = targets < first
+        loss = -head.gather(1, torch.where(inside, targets, 0)[:, None]).squeeze(1)
+        for i, (start, stop) in enumerate(self.clusters[1:], start=1):
+            chosen = ((targets >= start) & (targets < stop)).nonzero().squeeze(1)
+            tail = self._tail(x[chosen], i, embeddings)
+            nll = -head[chosen, first + i - 1] - tail.gather(1, (targets[chosen] - start)[:, None]).squeeze(1)
+            loss = loss.index_copy(0, chosen, nll)
+        return loss
+
+    def log_probabilities(self, x: Tensor, embeddings: Embeddings) -> Tensor:
+        """(S, D) -> (S, V); computes every cluster, for looking at predictions rather than for training."""
+        head = self._head(x, embeddings)
+        first = self.clusters[0][1]
+        parts = [head[:, :first]]
+        for i in range(1, len(self.clusters)):
+            parts.append(head[:, first + i - 1, None] + self._tail(x, i, embeddings))
+        return torch.cat(parts, dim=1)
+
+    def _head(self, x: Tensor, embeddings: Embeddings) -> Tensor:
+        weight, bias = self._table(0, embeddings), self.biases[0]
+        if self.cluster_weight is not None and self.cluster_bias is not None:
+            weight, bias = torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
+        return F.linear(self._mapped(x, 0, embeddings), weight, bias).log_softmax(1)
+
+    def _tail(self, x: Tensor, cluster: int, embeddings: Embeddings) -> Tensor:
+        table = self._table(cluster, embeddings)
+        return F.linear(self._mapped(x, cluster, embeddings), table, self.biases[cluster]).log_softmax(1)
+
+    def _table(self, cluster: int, embeddings: Embeddings) -> Tensor:
+        assert embeddings.clusters is not None
+        if self.divisor > 1:
+            return embeddings.clusters.tables[cluster]
+        start, stop = self.clusters[cluster]
+        return embeddings.clusters.tables[0][start:stop]
+
+    def _mapped(self, x: Tensor, cluster: int, embeddings: Embeddings) -> Tensor:
+        index = cluster if self.divisor > 1 else 0
+        if str(index) in self.maps:
+            return x @ self.maps[str(index)]
+        assert embeddings.clusters is not None
+        return x if embeddings.clusters.maps is None else x @ embeddings.clusters.maps[index]
+
+
+class PoolerHead(nn.Module):
+    """``act(W dropout(x) + b)``: (S, D) -> (S, D)."""
+
+    def __init__(self, config: Pooler, width: int) -> None:
+        super().__init__()
+        self.config = config
+        self.dense = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        return activation(self.config.activation)(self.dense(kernels.dropout(x, self.config.dropout, keys, 0)))
+
+
+class RTDHead(nn.Module):
+    """Logit that a token was replaced: (S, D) -> (S,); ``first`` (S, D) is the [CLS] vector of each token's text ("deberta")."""
+
+    def __init__(self, config: RTD, width: int, act: Activation, eps: float) -> None:
+        super().__init__()
+        self.form, self.act = config.form, act
+        self.norm = nn.LayerNorm(width, eps=eps) if config.form == "deberta" else None
+        self.dense = nn.Linear(width, width)
+        self.out = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor, first: Tensor | None = None) -> Tensor:
+        if self.norm is not None:
+            assert first is not None
+            x = self.norm(x + first)
+        return self.out(activation(self.act)(self.dense(x))).squeeze(-1)
+
+
+class ClassificationHead(nn.Module):
+    """(S, D) -> (S, labels); where the summary is the pooler, x is its output."""
+
+    def __init__(self, config: Classification, width: int) -> None:
+        super().__init__()
+        self.config = config
+        self.dense = nn.Linear(width, width) if config.summary == "dense" else None
+        self.out = nn.Linear(width, config.labels)
+
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        if self.dense is not None:
+            x = activation(self.config.activation)(self.dense(kernels.dropout(x, self.config.input_dropout, keys, 1)))
+        return self.out(kernels.dropout(x, self.config.dropout, keys, 2))
+
+
+class TaggingHead(nn.Module):
+    """(S, D) -> (S, labels)."""
+
+    def __init__(self, config: Tagging, width: int) -> None:
+        super().__init__()
+        self.config = config
+        self.dense = nn.Linear(width, width) if config.dense else None
+        self.out = nn.Linear(width, config.labels)
+
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        x = kernels.dropout(x, self.config.dropout, keys, 1)
+        return self.out(x if self.dense is None else F.gelu(self.dense(x)))
+
+
+class SpanHead(nn.Module):
+    """Start, end and answerability logits over the rows of windows: x (B, L, D); ``allowed`` (B, L) bool marks legal places."""
+
+    HIDDEN = 512  # inner width of ELECTRA's conditional head
+    FORBIDDEN = {"independent": 0.0, "conditional": -1000.0, "beam": -1e30}
+
+    def __init__(self, config: Span, width: int) -> None:
+        super().__init__()
+        self.config = config
+        if config.form == "independent":
+            self.out = nn.Linear(width, 2)
+            return
+        self.start = nn.Linear(width, 1)
+        if config.form == "conditional":
+            self.end_dense, self.end_out = nn.Linear(2 * width, self.HIDDEN), nn.Linear(self.HIDDEN, 1)
+            self.answer_dense, self.answer_out = nn.Linear(2 * width, self.HIDDEN), nn.Linear(self.HIDDEN, 1)
+        else:
+            self.end_dense, self.end_norm, self.end_out = nn.Linear(2 * width, width), nn.LayerNorm(width), nn.Linear(width, 1)
+            self.answer_dense, self.answer_out = nn.Linear(2 * width, width), nn.Linear(width, 1, bias=False)
+
+    def start_logits(self, x: Tensor, allowed: Tensor) -> Tensor:
+        """(B, L)."""
+        logits = self.out(x)[..., 0] if self.config.form == "independent" else self.start(x)[..., 0]
+        return self._masked(logits, allowed)
+
+    def end_logits(self, x: Tensor, allowed: Tensor, starts: Tensor) -> Tensor:
+        """End logits (B, S, L) given each of S ``starts`` (B, S); the independent form ignores them."""
+        if self.config.form == "independent":
+            return self.out(x)[..., 1][:, None].expand(-1, starts.shape[1], -1)
+        chosen = x.gather(1, starts[..., None].expand(-1, -1, x.shape[-1]))
+        chosen = chosen[:, :, None].expand(-1, -1, x.shape[1], -1)
+        here = x[:, None].expand(-1, starts.shape[1], -1, -1)
+        if self.config.form == "conditional":
+            hidden = F.gelu(self.end_dense(torch.cat([chosen, here], dim=-1)))
+        else:
+            hidden = self.end_norm(torch.tanh(self.end_dense(torch.cat([here, chosen], dim=-1))))
+        return self._masked(self.end_out(hidden)[..., 0], allowed[:, None])
+
+    def answer_logits(self, x: Tensor, first: Tensor, start_logits: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Logit (B,) that the question has no answer; ``first`` (B, D) is the [CLS] vector."""
+        summary = torch.einsum("bl,bld->bd", start_logits.softmax(-1), x)
+        if self.config.form == "conditional":
+            return self.answer_out(F.gelu(self.answer_dense(torch.cat([first, summary], dim=-1))))[..., 0]
+        hidden = torch.tanh(self.answer_dense(torch.cat([summary, first], dim=-1)))
+        return self.answer_out(kernels.dropout(hidden, self.config.dropout, keys, 1))[..., 0]
+
+    def _masked(self, logits: Tensor, allowed: Tensor) -> Tensor:
+        if self.config.form == "independent":
+            return logits
+        floor = max(self.FORBIDDEN[self.config.form], torch.finfo(logits.dtype).min)
+        return torch.where(allowed, logits, floor) if self.config.form == "beam" else logits + floor * ~allowed

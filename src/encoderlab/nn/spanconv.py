@@ -1,0 +1,155 @@
+"""Convolution heads beside attention heads: ConvBERT's mixed attention and what its ablation compares it with.
+
+Half of the heads (``head_ratio`` 2) attend; the other branch, as wide as the attention heads together, convolves over a window of
+``kernel`` neighbours. Taps that fall outside the row read zero. With ``mask_padding`` so do taps on padding or on another document of
+the row, which makes a padded or packed row equal to its documents run alone; the published ConvBERT has it off.
+
+A window is never unfolded. The kernel taps are ``kernel`` shifted multiply-adds, each over contiguous memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from encoderlab.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bottleneck:
+    """Fewer attention heads and nothing beside them (ConvBERT, table 1, "+bottleneck")."""
+
+    kind: Literal["bottleneck"] = "bottleneck"
+    head_ratio: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanDynamic:
+    """Span-dynamic convolution (Jiang et al., 2020, section 3.2): the kernel of a token comes from a depthwise-separable
+    convolution of its neighbourhood times its query. ``share_value``: the values are attention's own (the paper's text; the released
+    code, and so its parameter counts, have a second value map).
+    """
+
+    kind: Literal["span_dynamic"] = "span_dynamic"
+    head_ratio: int = 2
+    kernel: int = 9
+    share_value: bool = False
+    mask_padding: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dynamic:
+    """Dynamic convolution (Wu et al., 2019): the kernel of a token is a linear function of that token alone."""
+
+    kind: Literal["dynamic"] = "dynamic"
+    head_ratio: int = 2
+    kernel: int = 9
+    mask_padding: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Light:
+    """Lightweight convolution (Wu et al., 2019): one softmax-normalised kernel per head, the same for all tokens."""
+
+    kind: Literal["light"] = "light"
+    head_ratio: int = 2
+    kernel: int = 9
+    mask_padding: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthwiseSeparable:
+    """One kernel per channel, then a map across channels (ConvBERT's table 2)."""
+
+    kind: Literal["depthwise_separable"] = "depthwise_separable"
+    head_ratio: int = 2
+    kernel: int = 9
+    mask_padding: bool = True
+
+
+Convolution = Bottleneck | SpanDynamic | Dynamic | Light | DepthwiseSeparable
+
+
+def kept_heads(heads: int, head_ratio: int) -> int:
+    """Heads that remain: ``int(heads / head_ratio)``, but at least one (the released code's fallback for one-head generators)."""
+    return max(1, heads // head_ratio)
+
+
+def taps_inside(doc: Tensor, kernel: int) -> Tensor:
+    """Which taps of which token fall on its own document: (B, L) -> (B, L, kernel) bool."""
+    reach = (kernel - 1) // 2
+    padded = F.pad(doc, (reach, reach), value=-2)
+    return (padded.unfold(1, kernel, 1) == doc[..., None]) & (doc >= 0)[..., None]
+
+
+def shifted(x: Tensor, kernel: int) -> list[Tensor]:
+    """The ``kernel`` views of ``x`` (B, L, ...) moved by -reach .. +reach, zero outside: tap j of token t reads token t + j - reach."""
+    reach = (kernel - 1) // 2
+    padded = F.pad(x, (0, 0) * (x.ndim - 2) + (reach, reach))
+    return [padded[:, tap : tap + x.shape[1]] for tap in range(kernel)]
+
+
+def depthwise(x: Tensor, weight: Tensor, inside: Tensor | None) -> Tensor:
+    """``out[b, t, c] = sum_j weight[c, j] x[b, t + j - reach, c]``: (B, L, C), (C, J), (B, L, J) or None -> (B, L, C)."""
+    out = torch.zeros_like(x)
+    for tap, moved in enumerate(shifted(x, weight.shape[1])):
+        out = out + (moved if inside is None else moved * inside[..., tap, None]) * weight[:, tap]
+    return out
+
+
+def dynamic(values: Tensor, kernels: Tensor) -> Tensor:
+    """``out[b, t, h] = sum_j kernels[b, t, h, j] values[b, t + j - reach, h]``: (B, L, H, K), (B, L, H, J) -> (B, L, H, K)."""
+    out = torch.zeros_like(values)
+    for tap, moved in enumerate(shifted(values, kernels.shape[-1])):
+        out = out + kernels[..., tap, None] * moved
+    return out
+
+
+class ConvolutionHeads(nn.Module):
+    """The branch beside attention: x (B, L, D), attention's queries and values (B, L, A) -> (B, L, A)."""
+
+    def __init__(self, config: Convolution, width: int, heads: int, head_width: int) -> None:
+        super().__init__()
+        assert not isinstance(config, Bottleneck)
+        if config.kernel % 2 == 0:
+            raise ConfigError(f"convolution kernel {config.kernel} is even; a window centred on the token needs an odd one")
+        self.config, self.heads, self.head_width = config, heads, head_width
+        inner, taps = heads * head_width, heads * config.kernel
+        if isinstance(config, SpanDynamic):
+            self.depthwise = nn.Parameter(torch.empty(width, config.kernel))
+            self.pointwise = nn.Linear(width, inner)
+            self.kernel = nn.Linear(inner, taps)
+            self.value = None if config.share_value else nn.Linear(width, inner)
+        elif isinstance(config, Dynamic):
+            self.value = nn.Linear(width, inner)
+            self.kernel = nn.Linear(inner, taps)
+        elif isinstance(config, Light):
+            self.value = nn.Linear(width, inner)
+            self.weight = nn.Parameter(torch.empty(heads, config.kernel))
+        else:
+            self.depthwise = nn.Parameter(torch.empty(width, config.kernel))
+            self.pointwise = nn.Linear(width, inner)
+
+    def forward(self, x: Tensor, query: Tensor, value: Tensor, doc: Tensor | None) -> Tensor:
+        config = self.config
+        assert not isinstance(config, Bottleneck)
+        B, L, _ = x.shape
+        inside = taps_inside(doc, config.kernel) if doc is not None and config.mask_padding else None
+        if isinstance(config, DepthwiseSeparable):
+            return self.pointwise(depthwise(x, self.depthwise, inside))
+        if isinstance(config, SpanDynamic):
+            span = self.pointwise(depthwise(x, self.depthwise, inside))
+            logits = self.kernel(span * query)
+            value = value if self.value is None else self.value(x)
+        else:
+            assert self.value is not None
+            value = self.value(x)
+            logits = self.kernel(value) if isinstance(config, Dynamic) else self.weight.flatten().expand(B, L, -1)
+        kernels = logits.view(B, L, self.heads, config.kernel).softmax(-1)
+        if inside is not None:
+            kernels = kernels * inside[:, :, None]
+        return dynamic(value.view(B, L, self.heads, self.head_width), kernels).flatten(2)
