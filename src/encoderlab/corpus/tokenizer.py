@@ -1,0 +1,299 @@
+"""One tokenizer for the family: WordPiece, byte-level BPE and Unigram over the ``tokenizers`` library.
+
+A tokenizer is a folder with ``tokenizer.json`` and ``tokenizer_config.json``, which ``transformers`` reads too. Token ids of a
+text never hold special tokens; :meth:`Tokenizer.frame` adds those of the family.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import tokenizers
+
+from encoderlab.corpus import layouts, vocabularies
+from encoderlab.corpus.layouts import Layout
+from encoderlab.corpus.words import WordStarts
+from encoderlab.errors import ConfigError, DataError
+
+Kind = Literal["wordpiece", "bpe", "unigram"]
+KINDS: dict[str, Kind] = {"WordPiece": "wordpiece", "BPE": "bpe", "Unigram": "unigram"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Special:
+    """Ids of the special tokens; ``eod`` is the end-of-document token of XLNet."""
+
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
+    eod: int | None = None
+    all_special: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """Tokens of one text, without special tokens."""
+
+    ids: np.ndarray  # (n,) int32
+    offsets: np.ndarray  # (n, 2) int32: first and one past the last character in the text
+    word_starts: np.ndarray  # (n,) bool
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class CorpusEncoding(NamedTuple):
+    """Tokens of one text as a corpus keeps them."""
+
+    ids: np.ndarray  # (n,) int32
+    starts: np.ndarray  # (n,) int32: the character at which each token starts
+    word_starts: np.ndarray  # (n,) bool
+
+
+class Spans(NamedTuple):
+    """Where the tokens of one or two texts lie in a framed row: the first ``a`` ones of the first text from ``a_start`` on."""
+
+    length: int
+    a_start: int
+    a: int
+    b_start: int
+    b: int
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    Args:
+        backend: a tokenizer of the ``tokenizers`` library whose vocabulary holds the special tokens of ``layout``.
+        layout: names of the special tokens and the framing of rows.
+        options: further entries of ``tokenizer_config.json`` (``do_lower_case`` and so on), kept for ``transformers``.
+
+    Raises:
+        DataError: the vocabulary lacks a special token.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, layout: Layout, options: dict[str, Any] | None = None) -> None:
+        self.kind: Kind = KINDS[type(backend.model).__name__]
+        self.layout = layout
+        self.options = dict(options or {})
+        backend.no_truncation()
+        backend.no_padding()
+        missing = [name for name in layout.roles().values() if backend.token_to_id(name) is None]
+        if missing:
+            raise DataError(
+                f"the vocabulary lacks {', '.join(missing)}; an encoder needs them: add them (add_special), or give another tokenizer"
+            )
+        backend.add_special_tokens(layout.added_tokens(self.kind))
+        ids = {role: backend.token_to_id(name) for role, name in layout.roles().items()}
+        self.special = Special(**ids, all_special=tuple(sorted(backend.token_to_id(name) for name in layout.names())))
+        backend.post_processor = layout.post_processor(ids)
+        self.backend = backend
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(vocabulary.values())
+        self._tokens = [""] * self.vocab_size
+        for token, index in vocabulary.items():
+            self._tokens[index] = token
+
+    # Text to ids.
+
+    def encode(self, text: str) -> Encoding:
+        """Ids, character offsets and word starts of ``text``. A special token written in the text (``[MASK]``) is that token."""
+        return self._encoding(self.backend.encode(text, add_special_tokens=False))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
+        """:meth:`encode` of every text, on all cores."""
+        return [self._encoding(item) for item in self.backend.encode_batch(list(texts), add_special_tokens=False)]
+
+    def encode_corpus(self, texts: Sequence[str]) -> list[CorpusEncoding]:
+        """Tokens of many texts, for building a corpus; a special token written in a text is ordinary text here."""
+        encodings = self._plain.encode_batch(list(texts), add_special_tokens=False)
+        result = []
+        for item in encodings:
+            ids = np.array(item.ids, np.int32)
+            starts = np.fromiter((start for start, _ in item.offsets), np.int32, len(ids))
+            result.append(CorpusEncoding(ids, starts, self._word_starts(ids)))
+        return result
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """Text of token ids."""
+        return self.backend.decode([int(index) for index in ids], skip_special_tokens=skip_special)
+
+    def token(self, index: int) -> str:
+        """The token with this id; the empty string for an id that no token has."""
+        return self._tokens[index]
+
+    def id(self, token: str) -> int | None:
+        """The id of ``token``, None if the vocabulary lacks it."""
+        return self.backend.token_to_id(token)
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The vocabulary in the order of ids."""
+        return tuple(self._tokens)
+
+    # Rows for fine-tuning.
+
+    @property
+    def framing(self) -> layouts.Framing:
+        return self.layout.framing
+
+    @property
+    def padding_side(self) -> Literal["left", "right"]:
+        """XLNet reads its summary at the last position, so its rows are padded on the left."""
+        return "left" if self.framing == "xlnet" else "right"
+
+    def spans(self, len_a: int, len_b: int | None = None, *, max_length: int) -> Spans:
+        """How texts of ``len_a`` and ``len_b`` tokens share a row of ``max_length`` tokens.
+
+        The last token of the longer text is dropped until both fit (ties: of the second), as in every family.
+
+        Raises:
+            ConfigError: ``max_length`` leaves no place for a token of each text.
+        """
+        extra = {"bert": (2, 3), "roberta": (2, 4), "xlnet": (2, 3)}[self.framing][len_b is not None]
+        room = max_length - extra
+        if room < (1 if len_b is None else 2):
+            raise ConfigError(
+                f"max_length {max_length} leaves no place for text beside {extra} special tokens; "
+                f"choose at least {extra + (1 if len_b is None else 2)}"
+            )
+        a, b = truncate(len_a, len_b or 0, room)
+        first = 0 if self.framing == "xlnet" else 1
+        second = first + a + (2 if self.framing == "roberta" else 1)
+        return Spans(length=a + b + extra, a_start=first, a=a, b_start=second, b=b)
+
+    def frame(
+        self, ids_a: Sequence[int] | np.ndarray, ids_b: Sequence[int] | np.ndarray | None = None, max_length: int = 512
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """One or two texts with the family's special tokens: ids (n,) int64 and segments (n,) int8, ``n <= max_length``.
+
+        ``bert``: ``[CLS] A [SEP] B [SEP]``, segments 0 and 1; ``roberta``: ``<s> A </s></s> B </s>``, one segment;
+        ``xlnet``: ``A <sep> B <sep> <cls>``, segments 0, 1 and 2. :meth:`spans` says where the tokens of each text went.
+        """
+        spans = self.spans(len(ids_a), None if ids_b is None else len(ids_b), max_length=max_length)
+        ids = np.full(spans.length, self.special.sep, np.int64)
+        ids[spans.a_start : spans.a_start + spans.a] = np.asarray(ids_a)[: spans.a]
+        if ids_b is not None:
+            ids[spans.b_start : spans.b_start + spans.b] = np.asarray(ids_b)[: spans.b]
+        segments = np.zeros(spans.length, np.int8)
+        if self.framing == "xlnet":
+            ids[-1] = self.special.cls
+            segments[spans.b_start :] = 1
+            segments[-1] = 2
+        else:
+            ids[0] = self.special.cls
+            if self.framing == "bert":
+                segments[spans.b_start :] = 1
+        return ids, segments
+
+    # Training and folders.
+
+    @classmethod
+    def train(cls, kind: Kind, texts: Iterable[str], vocab_size: int, **settings: Any) -> Tokenizer:
+        """Train a new tokenizer: see :func:`encoderlab.corpus.tokenizer_training.train`."""
+        from encoderlab.corpus.tokenizer_training import train
+
+        return train(kind, texts, vocab_size, **settings)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        merges: str | os.PathLike[str] | None = None,
+        family: str | None = None,
+        lowercase: bool | None = None,
+        add_special: bool = False,
+    ) -> Tokenizer:
+        """Read a tokenizer folder, or one file: see :func:`encoderlab.corpus.vocabularies.read`."""
+        found = vocabularies.read(
+            Path(path), merges=Path(merges) if merges else None, family=family, lowercase=lowercase, add_special=add_special
+        )
+        try:
+            return cls(found.backend, found.layout, found.options)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``tokenizer.json`` and ``tokenizer_config.json`` into ``folder``, which is made if missing."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {
+            **self.options,
+            # The class that takes tokenizer.json as it is. A class of a family (BertTokenizer) would build its own from the
+            # vocabulary and drop what differs from its defaults.
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "backend": "tokenizers",
+            "clean_up_tokenization_spaces": False,
+            "framing": self.framing,
+            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"]
+            if self.framing != "roberta"
+            else ["input_ids", "attention_mask"],
+            "padding_side": self.padding_side,
+            **self.layout.config(),
+        }
+        _write(folder / "tokenizer.json", self.backend.to_str(pretty=True))
+        _write(folder / "tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+
+    def hash(self) -> str:
+        """SHA-256 of what decides the ids and frames: the tokenizer and its layout."""
+        state = {"tokenizer": json.loads(self.backend.to_str()), "layout": dataclasses.asdict(self.layout)}
+        return hashlib.sha256(json.dumps(state, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size}, framing={self.framing!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"backend": self.backend, "layout": self.layout, "options": self.options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["backend"], state["layout"], state["options"])  # type: ignore[misc]
+
+    # Inside.
+
+    def _encoding(self, item: tokenizers.Encoding) -> Encoding:
+        ids = np.array(item.ids, np.int32)
+        offsets = np.array(item.offsets, np.int32).reshape(-1, 2)
+        return Encoding(ids=ids, offsets=offsets, word_starts=self._word_starts(ids))
+
+    @functools.cached_property
+    def _word_starts(self) -> WordStarts:
+        return WordStarts(self._tokens, self.kind, self.special.all_special)
+
+    @functools.cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        """The backend for text in which special tokens have no meaning."""
+        plain = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        plain.encode_special_tokens = True
+        return plain
+
+
+def truncate(len_a: int, len_b: int, room: int) -> tuple[int, int]:
+    """What is left of two lengths when the last token of the longer is dropped (ties: of the second) until they sum to ``room``."""
+    if len_a + len_b <= room:
+        return len_a, len_b
+    if len_a <= room // 2:
+        return len_a, room - len_a
+    if len_b <= room // 2:
+        return room - len_b, len_b
+    return room - room // 2, room // 2
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    with open(part, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)

@@ -1,0 +1,275 @@
+"""Existing vocabularies: ``vocab.txt``, ``vocab.json`` with ``merges.txt``, SentencePiece models, ``tokenizer.json``, folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+
+from encoderlab.corpus import layouts
+from encoderlab.corpus.layouts import FAMILIES, Layout
+from encoderlab.errors import ConfigError, DataError, nearest
+
+
+@dataclass
+class Found:
+    """A tokenizer of the library, its layout, and entries for ``tokenizer_config.json``."""
+
+    backend: tokenizers.Tokenizer
+    layout: Layout
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def wordpiece(
+    vocabulary: Iterable[str], *, unk: str = "[UNK]", lowercase: bool, strip_accents: bool | None = None, chinese: bool = True
+) -> tokenizers.Tokenizer:
+    """BERT's tokenizer; accents are stripped where text is lower-cased, unless said otherwise, and CJK characters stand alone."""
+    backend = tokenizers.Tokenizer(
+        models.WordPiece({token: index for index, token in enumerate(vocabulary)}, unk_token=unk)
+    )
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return backend
+
+
+def byte_bpe(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:
+    """GPT-2's byte-level BPE. A word at the start of a text has no leading-space marker, as in RoBERTa."""
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def read(
+    path: Path,
+    *,
+    merges: Path | None = None,
+    family: str | None = None,
+    lowercase: bool | None = None,
+    add_special: bool = False,
+) -> Found:
+    """Read a tokenizer folder, or one vocabulary file.
+
+    Args:
+        path: a folder (``tokenizer.json`` first, then the files below), ``tokenizer.json``, ``vocab.txt``, ``vocab.json``, or a
+            SentencePiece ``.model``; each may end in ``.gz``.
+        merges: the ``merges.txt`` of a ``vocab.json``, where it does not lie beside it.
+        family: the special tokens and normalisation of this family (a key of :data:`layouts.FAMILIES`), in place of what the
+            files say.
+        lowercase: lower-case the text (and strip accents); by default what the files say, else whether the vocabulary has no
+            upper-case letter.
+        add_special: append special tokens that the vocabulary lacks, as new ids at its end.
+
+    Raises:
+        DataError: the file is missing, broken, or not a vocabulary.
+        ConfigError: ``family`` is unknown.
+    """
+    if family is not None and family not in FAMILIES:
+        raise ConfigError(f"unknown tokenizer family {family!r}{nearest(family, FAMILIES)}")
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder; give a tokenizer folder, {_NAMES}")
+    file, config = (_main_file(path), _folder_config(path)) if path.is_dir() else (path, _Config())
+    if lowercase is None:
+        lowercase = config.options.get("do_lower_case")
+    family = family or config.family
+    suffix = file.name.removesuffix(".gz").rsplit(".", 1)[-1]
+    if suffix == "json" and isinstance((data := _json(file)).get("model"), dict):
+        backend = _library(file, data)
+        options = config.options
+    elif suffix == "json":
+        backend = _read_bpe(file, data, merges or _beside(file))
+        options = {}
+    elif suffix == "txt":
+        backend, options = _read_wordpiece(file, lowercase, config)
+    else:
+        raise DataError(f"{file}: not a vocabulary; give {_NAMES}")
+    for token, index in config.added:
+        if backend.token_to_id(token) is None:
+            backend.add_tokens([AddedToken(token, normalized=False)])
+            if backend.token_to_id(token) != index:
+                raise DataError(f"{path}: the added token {token!r} has id {index}, expected {backend.token_to_id(token)}")
+    layout = _layout(backend, config, family)
+    missing = [name for name in layout.roles().values() if backend.token_to_id(name) is None]
+    if missing and (add_special or family == "deberta-v2"):  # DeBERTa's own loader appends [MASK] to its SentencePiece model
+        backend.add_special_tokens(missing)
+    return Found(backend, layout, options)
+
+
+_NAMES = "vocab.txt, vocab.json with merges.txt, a SentencePiece .model, or tokenizer.json"
+_FILES = (
+    "tokenizer.json", "vocab.txt", "vocab.txt.gz", "vocab.json", "vocab.json.gz", "spiece.model", "spm.model",
+    "sentencepiece.model", "tokenizer.model",
+)  # fmt: skip
+
+# What the folders of published models say, and the family whose tokens and normalisation they mean.
+_CLASSES = {
+    "BertTokenizer": "bert", "ElectraTokenizer": "bert", "DistilBertTokenizer": "bert", "ConvBertTokenizer": "bert",
+    "RobertaTokenizer": "roberta", "GPT2Tokenizer": "roberta", "DebertaTokenizer": "deberta",
+    "DebertaV2Tokenizer": "deberta-v2", "AlbertTokenizer": "albert", "XLNetTokenizer": "xlnet",
+}  # fmt: skip
+_MODEL_TYPES = {
+    "bert": "bert", "electra": "bert", "distilbert": "bert", "convbert": "bert", "roberta": "roberta", "deberta": "deberta",
+    "deberta-v2": "deberta-v2", "albert": "albert", "xlnet": "xlnet",
+}  # fmt: skip
+
+
+@dataclass
+class _Config:
+    """What the small files of a folder say."""
+
+    family: str | None = None
+    tokens: dict[str, str] = field(default_factory=dict)  # role -> token
+    added: list[tuple[str, int]] = field(default_factory=list)  # tokens after the vocabulary, in the order of ids
+    framing: layouts.Framing | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+_OPTIONS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "split_by_punct")
+
+
+def _folder_config(folder: Path) -> _Config:
+    settings = _json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+    names = _json(folder / "special_tokens_map.json") if (folder / "special_tokens_map.json").exists() else {}
+    model = _json(folder / "config.json") if (folder / "config.json").exists() else {}
+    added = _json(folder / "added_tokens.json") if (folder / "added_tokens.json").exists() else {}
+    for index, token in settings.get("added_tokens_decoder", {}).items():
+        added[_content(token)] = int(index)
+    tokens = {}
+    for role in ("pad", "unk", "cls", "sep", "mask", "eod"):
+        value = settings.get(f"{role}_token") or names.get(f"{role}_token")
+        if value:
+            tokens[role] = _content(value)
+    kind = str(settings.get("tokenizer_class", "")).removesuffix("Fast")
+    framing = settings.get("framing")
+    if framing is not None and framing not in layouts.FRAMINGS:
+        raise DataError(f"{folder / 'tokenizer_config.json'}: unknown framing {framing!r}{nearest(framing, layouts.FRAMINGS)}")
+    return _Config(
+        family=_CLASSES.get(kind) or _MODEL_TYPES.get(str(model.get("model_type", ""))),
+        tokens=tokens,
+        added=sorted(added.items(), key=lambda item: item[1]),
+        framing=framing,
+        options={key: settings[key] for key in _OPTIONS if key in settings},
+    )
+
+
+def _layout(backend: tokenizers.Tokenizer, config: _Config, family: str | None) -> Layout:
+    """The family's layout, with the names that the folder gives; by the vocabulary where neither is known."""
+    layout = FAMILIES[family].layout if family else layouts.guess(backend)
+    layout = dataclasses.replace(layout, **config.tokens)
+    if config.framing:
+        layout = dataclasses.replace(layout, framing=config.framing)
+    elif family is None and layout.cls == "<s>":
+        layout = dataclasses.replace(layout, framing="roberta")
+    if layout.eod is not None and backend.token_to_id(layout.eod) is None:
+        layout = dataclasses.replace(layout, eod=None)
+    others = tuple(name for name in layout.others if backend.token_to_id(name) is not None)
+    return dataclasses.replace(layout, others=others)
+
+
+def _read_wordpiece(file: Path, lowercase: bool | None, config: _Config) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    lines = _text(file).split("\n")
+    if not lines[-1]:
+        lines.pop()
+    vocabulary = [line.rstrip("\r") for line in lines]
+    if not vocabulary:
+        raise DataError(f"{file}: empty; give a vocabulary with one token per line")
+    if lowercase is None:
+        lowercase = not any(token.isascii() and token.lower() != token for token in vocabulary if token[:1] != "[")
+    options = {
+        "do_lower_case": lowercase,
+        "strip_accents": config.options.get("strip_accents"),
+        "tokenize_chinese_chars": config.options.get("tokenize_chinese_chars", True),
+    }
+    backend = wordpiece(
+        vocabulary,
+        unk=config.tokens.get("unk", "[UNK]"),
+        lowercase=lowercase,
+        strip_accents=options["strip_accents"],
+        chinese=options["tokenize_chinese_chars"],
+    )
+    return backend, options
+
+
+def _read_bpe(file: Path, data: dict[str, Any], merges_file: Path) -> tokenizers.Tokenizer:
+    if not data or not all(isinstance(index, int) and index >= 0 for index in data.values()):
+        raise DataError(f"{file}: not a vocabulary; expected a mapping of tokens to ids")
+    names = {index: token for token, index in data.items()}
+    # RoBERTa's released vocabulary leaves out three unused ids before <mask>; fairseq calls them so.
+    gaps = [index for index in range(max(names)) if index not in names]
+    if len(gaps) > 1000:
+        raise DataError(f"{file}: {len(gaps)} ids of {max(names) + 1} have no token; expected ids without gaps")
+    vocabulary = data | {f"madeupword{number:04d}": index for number, index in enumerate(gaps)}
+    lines = _text(merges_file).split("\n")
+    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    if not all(len(pair) == 2 for pair in merges):
+        raise DataError(f"{merges_file}: not a merges file; expected two tokens per line")
+    try:
+        return byte_bpe(vocabulary, merges)  # type: ignore[arg-type]
+    except Exception as error:  # the library raises bare exceptions
+        raise DataError(f"{merges_file}: does not fit {file.name} ({error}); give the two files of one tokenizer") from None
+
+
+def _library(file: Path, data: dict[str, Any]) -> tokenizers.Tokenizer:
+    kind = data["model"].get("type")
+    if kind is not None and kind not in ("WordPiece", "BPE", "Unigram"):
+        raise DataError(f"{file}: a {kind} tokenizer; expected WordPiece, BPE or Unigram")
+    try:
+        return tokenizers.Tokenizer.from_str(json.dumps(data))
+    except Exception as error:
+        raise DataError(f"{file}: not a tokenizer ({str(error).splitlines()[0]}); write it again or fetch it anew") from None
+
+
+def _main_file(folder: Path) -> Path:
+    for name in _FILES:
+        if (folder / name).is_file():
+            return folder / name
+    models_here = sorted(folder.glob("*.model"))
+    if len(models_here) == 1:
+        return models_here[0]
+    raise DataError(f"{folder}: no tokenizer in this folder; expected {_NAMES}")
+
+
+def _beside(file: Path) -> Path:
+    for name in ("merges.txt", "merges.txt.gz"):
+        if (file.parent / name).is_file():
+            return file.parent / name
+    raise DataError(f"{file}: merges.txt is missing beside it; byte-level BPE needs both files")
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        data = file.read_bytes()
+        return gzip.decompress(data) if file.name.endswith(".gz") else data
+    except (OSError, EOFError) as error:
+        raise DataError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+
+
+def _text(file: Path) -> str:
+    try:
+        return _bytes(file).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: not UTF-8 at byte {error.start}; expected a text file") from None
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(_text(file))
+    except ValueError as error:
+        raise DataError(f"{file}: not valid JSON ({error}); write it again or fetch it anew") from None
+    if not isinstance(data, dict):
+        raise DataError(f"{file}: holds {type(data).__name__}, expected an object")
+    return data
+
+
+def _content(token: Any) -> str:
+    return token["content"] if isinstance(token, dict) else str(token)

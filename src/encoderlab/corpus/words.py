@@ -1,0 +1,138 @@
+"""Where words start among subword tokens, for whole-word masking; the same rule for WordPiece, byte-level BPE and Unigram.
+
+A token starts a word if it follows white space, if it is punctuation or a Chinese character, or if it continues such a one
+(``world`` in ``hello-world``). So the words are those of BERT's basic tokenizer, whatever the pieces are. ALBERT's rule for
+SentencePiece (``_is_start_piece_sp``) differs in one point: there a piece after punctuation without white space continues the
+word of the punctuation, and a piece with a digit always starts a word.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+# What a token begins with, and what it ends with.
+INSIDE, LETTER, OPEN, OTHER = range(4)  # INSIDE: never a word start; OPEN: begins with white space; OTHER: punctuation, CJK
+
+
+def is_cjk(char: str) -> bool:
+    """Whether ``char`` is a CJK ideograph, by the blocks of BERT's tokenizer (kana and hangul are letters)."""
+    code = ord(char)
+    return (
+        0x4E00 <= code <= 0x9FFF
+        or 0x3400 <= code <= 0x4DBF
+        or 0x20000 <= code <= 0x2EBEF
+        or 0xF900 <= code <= 0xFAFF
+        or 0x2F800 <= code <= 0x2FA1F
+    )
+
+
+def char_class(char: str) -> int:
+    """LETTER for what words are made of (letters, digits, marks), OPEN for white space, OTHER for the rest."""
+    if char.isspace():
+        return OPEN
+    if is_cjk(char):
+        return OTHER
+    return LETTER if char.isalnum() or unicodedata.category(char)[0] == "M" else OTHER
+
+
+class WordStarts:
+    """Word starts from token ids alone, by table: about 10 ns per token.
+
+    Args:
+        tokens: the vocabulary in the order of ids.
+        kind: ``"wordpiece"``, ``"bpe"`` or ``"unigram"``.
+    """
+
+    def __init__(self, tokens: Sequence[str], kind: str, special: Iterable[int] = ()) -> None:
+        if kind == "wordpiece":
+            self.head = np.array([INSIDE if token.startswith("##") else OPEN for token in tokens], np.int8)
+            self.tail = np.full(len(tokens), LETTER, np.int8)
+            return
+        classes = (_bpe_classes if kind == "bpe" else _unigram_classes)(tokens)
+        self.head = np.array([head for head, _ in classes], np.int8)
+        self.tail = np.array([tail for _, tail in classes], np.int8)
+        for index in special:
+            self.head[index], self.tail[index] = OTHER, OTHER
+
+    def __call__(self, ids: np.ndarray) -> np.ndarray:
+        """A flag per token: (n,) integer ids -> (n,) bool. The first token is a start."""
+        head = self.head[ids]
+        starts = head >= OPEN
+        if len(ids):
+            tail = self.tail[ids]
+            if (tail == INSIDE).any():  # pieces of one character: what the last whole character was decides
+                known = np.maximum.accumulate(np.where(tail != INSIDE, np.arange(len(ids)), 0))
+                tail = tail[known]
+            starts[1:] |= (head[1:] == LETTER) & (tail[:-1] == OTHER)
+            starts[0] = True
+        return starts
+
+
+def _unigram_classes(tokens: Sequence[str]) -> list[tuple[int, int]]:
+    classes = []
+    for token in tokens:
+        if token == "▁" * len(token):  # a lone marker belongs to the piece after it
+            classes.append((OPEN, LETTER))
+        elif len(token) == 6 and token.startswith("<0x"):  # byte fallback
+            classes.append((LETTER, LETTER))
+        else:
+            head = OPEN if token[0] == "▁" else char_class(token[0])
+            classes.append((head, LETTER if char_class(token[-1]) == LETTER else OTHER))
+    return classes
+
+
+def _bpe_classes(tokens: Sequence[str]) -> list[tuple[int, int]]:
+    classes = []
+    for token in tokens:
+        try:
+            data = bytes(BYTE_OF[char] for char in token)
+        except KeyError:  # a special token
+            classes.append((OTHER, OTHER))
+            continue
+        if data == b" ":
+            classes.append((OPEN, LETTER))
+            continue
+        head = _first_class(data)
+        if 0x80 <= data[-1] < 0xC0 and (len(data) == 1 or all(0x80 <= byte < 0xC0 for byte in data)):
+            tail = INSIDE  # the inside or the end of a character that began in an earlier token
+        else:
+            tail = _last_class(data)
+        classes.append((head, tail))
+    return classes
+
+
+def _first_class(data: bytes) -> int:
+    if 0x80 <= data[0] < 0xC0:
+        return INSIDE
+    text = data.decode("utf-8", "ignore")
+    if len(data) >= _length(data[0]) and text:
+        return char_class(text[0])
+    return OTHER if 0xE4 <= data[0] <= 0xE9 else LETTER  # the first bytes of a character; E4..E9 are ideographs
+
+
+def _last_class(data: bytes) -> int:
+    start = len(data) - 1
+    while start > 0 and 0x80 <= data[start] < 0xC0:
+        start -= 1
+    if 0x80 <= data[start] < 0xC0 or len(data) - start < _length(data[start]):
+        return OTHER if 0xE4 <= data[start] <= 0xE9 else LETTER
+    return LETTER if char_class(data[start:].decode("utf-8", "replace")[-1]) == LETTER else OTHER
+
+
+def _length(lead: int) -> int:
+    """The bytes of a UTF-8 character, from its first."""
+    return 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+
+
+def _byte_letters() -> dict[str, int]:
+    """GPT-2's letters for bytes: printable bytes stand for themselves, the others for the letters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    return letters | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+
+BYTE_OF = _byte_letters()
