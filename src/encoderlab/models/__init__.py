@@ -1,0 +1,28 @@
+"""The families: one module each, which holds its sizes and explains how it differs from BERT."""
+
+from __future__ import annotations
+
+from encoderlab.errors import ConfigError, nearest
+from encoderlab.models import albert, bert, convbert, deberta, distilbert, electra, roberta, transformer_xl, xlnet
+from encoderlab.models.base import Family, ModelConfig
+
+FAMILIES: dict[str, Family] = {
+    module.FAMILY.name: module.FAMILY
+    for module in (bert, roberta, albert, distilbert, electra, convbert, deberta, xlnet, transformer_xl)
+}
+SIZES: dict[str, ModelConfig] = {name: config for family in FAMILIES.values() for name, config in family.sizes.items()}
+GENERATORS: dict[str, ModelConfig] = {
+    name: config for family in FAMILIES.values() for name, config in family.generators.items()
+}
+
+
+def config(name: str) -> ModelConfig:
+    """The published configuration of that name; ``NAME-generator`` is the generator of a discriminator."""
+    base = name.removesuffix("-generator")
+    table = GENERATORS if base != name else SIZES
+    if base not in table:
+        raise ConfigError(f"unknown model {name!r}{nearest(base, table)}")
+    return table[base]
+
+
+__all__ = ["FAMILIES", "GENERATORS", "SIZES", "Family", "ModelConfig", "config"]

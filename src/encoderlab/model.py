@@ -1,0 +1,146 @@
+"""A model that can be used: encoder, heads and tokenizer, made by :func:`build` or read by :func:`load`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from encoderlab import models
+from encoderlab.config import override
+from encoderlab.errors import ConfigError
+from encoderlab.models.base import ModelConfig
+from encoderlab.nn.encoder import Encoder, States, absolute_places
+from encoderlab.nn.heads import (
+    AdaptiveLMHead,
+    Classification,
+    ClassificationHead,
+    LMHead,
+    PoolerHead,
+    RTDHead,
+    SpanHead,
+    Tagging,
+    TaggingHead,
+)
+from encoderlab.nn.init import initialize
+from encoderlab.nn.noise import Noise
+
+if TYPE_CHECKING:
+    from encoderlab.corpus.tokenizer import Tokenizer
+
+
+class Model(nn.Module):
+    """An encoder with the heads its configuration names; absent heads are None.
+
+    Attributes: ``encoder``, ``pooler``, ``lm`` (tied to the encoder's word table), ``pair``, ``rtd``, ``mask_positions`` (table of the
+    enhanced mask decoder), ``mask_vector`` (start of XLNet's query stream), ``task``, ``tokenizer``.
+    """
+
+    def __init__(self, config: ModelConfig, tokenizer: Tokenizer | None = None) -> None:
+        super().__init__()
+        self.config, self.tokenizer = config, tokenizer
+        encoder = config.encoder
+        width, act, eps = encoder.width, encoder.activation, encoder.eps
+        self.encoder = Encoder(encoder)
+        self.pooler = PoolerHead(config.pooler, width) if config.pooler else None
+        self.lm: LMHead | AdaptiveLMHead | None = None
+        if config.lm is not None and encoder.adaptive is not None:
+            self.lm = AdaptiveLMHead(encoder.adaptive, encoder.vocab, width, encoder.word_width)
+        elif config.lm is not None:
+            if not config.lm.transform and encoder.word_width != width:
+                raise ConfigError(
+                    f"an LM head without transform needs embed_width {encoder.word_width} equal to width {width}; use a transform"
+                )
+            self.lm = LMHead(config.lm, encoder.vocab, width, encoder.word_width, act, eps)
+        self.pair = nn.Linear(width, 2) if config.pair else None
+        self.rtd = RTDHead(config.rtd, width, act, eps) if config.rtd else None
+        self.mask_positions = nn.Parameter(torch.empty(config.mask_decoder, width)) if config.mask_decoder else None
+        self.mask_vector = nn.Parameter(torch.empty(1, width)) if config.mask_vector else None
+        self.task: ClassificationHead | TaggingHead | SpanHead | None = None
+        if isinstance(config.task, Classification):
+            self.task = ClassificationHead(config.task, width)
+        elif isinstance(config.task, Tagging):
+            self.task = TaggingHead(config.task, width)
+        elif config.task is not None:
+            self.task = SpanHead(config.task, width)
+
+    def initialize(self, seed: int) -> Model:
+        """Fill the weights from ``seed``; returns itself."""
+        initialize(self, self.encoder, seed)
+        return self
+
+    @property
+    def words(self) -> Tensor:
+        """The word table (V, E) that input and LM head share."""
+        if self.encoder.embeddings.words is None:
+            raise ConfigError("a model with adaptive embeddings has no single word table; use its adaptive head")
+        return self.encoder.embeddings.words
+
+    def token_logits(self, states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
+        """LM logits (S, V) of chosen places of chosen rows, through the enhanced mask decoder where the model has one."""
+        assert isinstance(self.lm, LMHead)
+        if self.mask_positions is not None:
+            return self.lm(self.decode_masks(states, rows, places, noise), self.words)
+        return self.lm(states.last[rows, places], self.words)
+
+    def decode_masks(self, states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
+        """DeBERTa's enhanced mask decoder (He et al., 2021, section 3.2) at chosen places: (S, D).
+
+        The last layer runs twice with keys and values from its own input X and queries X + absolute position. Only chosen rows are queries,
+        so it costs S / (B L) of two layers. ``states`` needs the first N - 1 layers only.
+        """
+        assert self.mask_positions is not None
+        encoder = self.encoder
+        last = encoder.depth - 1
+        source = states.layers[last]
+        batch = source.shape[0]
+        counts = torch.bincount(rows, minlength=batch)
+        slot = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+        at = torch.zeros(batch, int(counts.max()) if len(rows) else 0, dtype=torch.long, device=rows.device)
+        at[rows, slot] = places
+        position = absolute_places(states, source.shape[1], source.device).expand(batch, -1).gather(1, at)
+        queries = source.gather(1, at[..., None].expand(-1, -1, source.shape[-1])) + self.mask_positions[position]
+        return encoder.query_stream(states, queries, at, layers=(last, last), noise=noise)[rows, slot]
+
+    def with_task(self, task: Any, labels: Sequence[str], seed: int) -> Model:
+        """A copy of this model's weights under a new task head, initialised from ``seed``; pretraining heads are left out."""
+        config = replace(
+            self.config, task=task, labels=tuple(labels), lm=None, pair=False, rtd=None, mask_decoder=0, mask_vector=False
+        )
+        needs_pooler = isinstance(task, Classification) and task.summary == "pooler"
+        config = replace(config, pooler=self.config.pooler if needs_pooler else None)
+        if needs_pooler and config.pooler is None:
+            raise ConfigError(f"family {config.family!r} has no pooler for summary 'pooler'; use summary 'dense' or 'raw'")
+        model = Model(config, self.tokenizer).initialize(seed)
+        own = self.state_dict()
+        model.load_state_dict({k: v for k, v in own.items() if k in model.state_dict() and not k.startswith("task.")}, strict=False)
+        return model
+
+
+def build(name: str, *, seed: int = 0, tokenizer: Tokenizer | None = None, **settings: Any) -> Model:
+    """A new model of a published architecture, for example ``build("bert-base", **{"encoder.layers": 6})``."""
+    config = models.config(name)
+    if settings:
+        config = override(config, settings)
+    if tokenizer is not None:
+        config = models.base.resized(config, vocab=tokenizer.vocab_size)
+    return Model(config, tokenizer).initialize(seed)
+
+
+def count_parameters(config: ModelConfig) -> dict[str, int]:
+    """Parameters by part, counted without allocating memory; shared weights count once."""
+    with torch.device("meta"):
+        model = Model(config)
+    parts: dict[str, int] = {}
+    seen: set[int] = set()
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            part = ".".join(name.split(".")[:2]) if name.startswith("encoder.") else name.split(".")[0]
+            parts[part] = parts.get(part, 0) + parameter.numel()
+    parts["encoder"] = sum(count for part, count in parts.items() if part.startswith("encoder."))
+    parts["total"] = sum(count for part, count in parts.items() if "." not in part and part != "total")
+    return parts

@@ -1,0 +1,86 @@
+"""ConvBERT (Jiang et al., 2020): ELECTRA with half of the attention heads replaced by span-dynamic convolution.
+
+Differs from ELECTRA: mixed attention (``SpanDynamic``), and grouped feed-forward maps in medium-small. The width of a head is that of
+all heads together, width / heads, before half of them are dropped; one head stays where none would, and the output map then reads twice the
+width. The generator has the same parts. The released code, which the parameter counts follow, has a value map for the convolution beside
+attention's, where the paper has one for both. Its convolutions read padding; ``mask_padding=False`` (here, to load its weights) keeps that,
+new recipes mask. ``transformers`` computes other head widths for head ratios other than 2 and cannot express the one-head generator.
+"""
+
+from __future__ import annotations
+
+from encoderlab.models.base import Family, ModelConfig
+from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.heads import LM, RTD, Classification, Span, Tagging
+from encoderlab.nn.spanconv import SpanDynamic
+
+
+def convbert(
+    *,
+    layers: int,
+    width: int,
+    heads: int,
+    ff_width: int,
+    embed_width: int,
+    groups: int = 1,
+    vocab: int = 30522,
+    generator: bool = False,
+    mask_padding: bool = False,
+) -> ModelConfig:
+    """One of the two networks, of any size."""
+    encoder = EncoderConfig(
+        vocab=vocab,
+        layers=layers,
+        width=width,
+        heads=heads,
+        ff_width=ff_width,
+        embed_width=embed_width,
+        conv=SpanDynamic(mask_padding=mask_padding),
+        ff_groups=groups,
+        truncated_init=True,
+        glorot_map=True,
+    )
+    return ModelConfig(
+        family="convbert", encoder=encoder, lm=LM() if generator else None, rtd=None if generator else RTD()
+    )
+
+
+SIZES = {
+    "convbert-tiny": convbert(layers=2, width=128, heads=2, ff_width=512, embed_width=64, mask_padding=True),
+    "convbert-mini": convbert(layers=4, width=256, heads=4, ff_width=1024, embed_width=128, mask_padding=True),
+    "convbert-small": convbert(layers=12, width=256, heads=4, ff_width=1024, embed_width=128),
+    "convbert-medium-small": convbert(layers=12, width=384, heads=8, ff_width=1536, embed_width=128, groups=2),
+    "convbert-base": convbert(layers=12, width=768, heads=12, ff_width=3072, embed_width=768),
+}
+
+
+def _generator(layers: int, width: int, heads: int, embed_width: int, groups: int = 1, masked: bool = False) -> ModelConfig:
+    return convbert(
+        layers=layers,
+        width=width,
+        heads=heads,
+        ff_width=4 * width,
+        embed_width=embed_width,
+        groups=groups,
+        generator=True,
+        mask_padding=masked,
+    )
+
+
+GENERATORS = {
+    "convbert-tiny": _generator(2, 64, 1, 64, masked=True),
+    "convbert-mini": _generator(4, 64, 1, 128, masked=True),
+    "convbert-small": _generator(12, 64, 1, 128),
+    "convbert-medium-small": _generator(12, 96, 2, 128, groups=2),
+    "convbert-base": _generator(12, 256, 4, 768),
+}
+
+FAMILY = Family(
+    name="convbert",
+    about=__doc__,
+    sizes=SIZES,
+    generators=GENERATORS,
+    classification=Classification(labels=2, summary="raw", glorot=True),
+    tagging=Tagging(labels=2, glorot=True),
+    span=Span(form="conditional"),
+)
