@@ -82,6 +82,7 @@ class Embeddings(nn.Module):
     ) -> None:
         super().__init__()
         self.dropout, self.norm_place, self.width = dropout, norm, width
+        self.base: tuple[nn.Parameter, ...] = ()  # a foreign word table, read without gradient, to which ``words`` is a difference
         self.words: nn.Parameter | None = None
         self.clusters: AdaptiveTable | None = None
         if adaptive is None:
@@ -124,4 +125,5 @@ class Embeddings(nn.Module):
         if self.clusters is not None:
             return self.clusters(ids) * self.width**0.5
         assert self.words is not None
-        return F.embedding(ids, self.words)
+        x = F.embedding(ids, self.words)
+        return x + F.embedding(ids, self.base[0].detach()) if self.base else x

@@ -1,0 +1,115 @@
+"""Masked language modelling, with a sentence-pair term where the rows are pairs (Devlin et al., 2019, section 3.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from encoderlab.batches.batch import IGNORE, Batch, collate, stack
+from encoderlab.batches.corrupt import Corrupted, Corruptor, Masking
+from encoderlab.batches.pack import Row
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.nn.heads import LMHead
+from encoderlab.nn.noise import Noise
+from encoderlab.objectives.base import Memory, Objective, Term
+from encoderlab.objectives.vocabulary import Vocabulary
+from encoderlab.seeds import generator
+
+PAIR_LABELS = ("next_sentence", "sentence_order")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLMSettings:
+    """``masking``: what is hidden, drawn afresh for every row of every epoch; ``pair_weight``: of the sentence-pair term."""
+
+    kind: Literal["mlm"] = "mlm"
+    masking: Masking = Masking()
+    pair_weight: float = 1.0
+
+
+class Masker:
+    """Rows to a batch with some tokens hidden; what was hidden is in ``positions`` and ``targets`` (B, T), filled up with -1 and -100."""
+
+    def __init__(self, masking: Masking, vocabulary: Vocabulary) -> None:
+        self.pad = vocabulary.pad
+        self.corruptor = Corruptor(
+            masking,
+            vocab_size=vocabulary.size,
+            mask_id=vocabulary.require_mask(),
+            special_ids=vocabulary.special,
+            counts=vocabulary.counts,
+        )
+
+    def __call__(self, rows: list[Row], seed: int) -> tuple[Batch, list[Corrupted]]:
+        hidden = [self.corruptor(row, generator(seed, "mask", *row.key)) for row in rows]
+        batch = collate(rows, pad=self.pad, ids=[c.ids for c in hidden])
+        batch.labels["positions"] = stack([c.positions for c in hidden], -1)
+        batch.labels["targets"] = stack([c.targets for c in hidden], IGNORE)
+        return batch, hidden
+
+
+def chosen(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Row, place and target of every predicted token: three (S,) tensors."""
+    positions = batch.labels["positions"]
+    rows, slots = (positions >= 0).nonzero(as_tuple=True)
+    return rows, positions[rows, slots], batch.labels["targets"][rows, slots]
+
+
+def token_term(logits: Tensor, targets: Tensor, *, weight: float = 1.0) -> Term:
+    """Cross-entropy in nats over (S, V) logits, computed in single precision."""
+    loss = F.cross_entropy(logits.float(), targets, reduction="sum")
+    return Term(loss, len(targets), weight, (logits.argmax(-1) == targets).sum())
+
+
+class MLM(Objective):
+    """Predict the hidden tokens of each row, and for pairs whether B belongs to A. Only hidden places reach the LM head."""
+
+    per_token = ("mlm",)
+
+    def __init__(self, model: Model, settings: MLMSettings, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        if not isinstance(model.lm, LMHead):
+            raise ConfigError(f"masked language modelling needs an LM head over one word table; family {model.config.family!r} has none")
+        if model.config.encoder.causal:
+            raise ConfigError("masked language modelling needs attention to both sides; choose the causal objective for this model")
+        self.model, self.settings = model, settings
+        self.masker = Masker(settings.masking, vocabulary)
+
+    def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
+        return self.masker(rows, seed)[0]
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        counts = {"mlm": int((batch.labels["positions"] >= 0).sum())}
+        if self.model.pair is not None and (label := pair_label(batch)):
+            counts[label] = len(batch)
+        return counts
+
+    def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> tuple[dict[str, Term], Memory]:
+        model = self.model
+        # Of the last layer the mask decoder needs the input only.
+        depth = model.encoder.depth - 1 if model.mask_positions is not None else None
+        states = model.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise, depth=depth)
+        rows, places, targets = chosen(batch)
+        terms = {"mlm": token_term(model.token_logits(states, rows, places, noise), targets)}
+        if model.pair is not None and model.pooler is not None and (label := pair_label(batch)):
+            logits = model.pair(model.pooler(states.last[:, 0]))
+            terms[label] = token_term(logits, batch.labels[label], weight=self.settings.pair_weight)
+        return terms, None
+
+    def models(self) -> dict[str, Any]:
+        return {"model": self.model}
+
+
+def pair_label(batch: Batch) -> str | None:
+    """The name of the sentence-pair label that the batch carries."""
+    return next((name for name in PAIR_LABELS if name in batch.labels), None)
+
+
+def no_loss(like: Tensor) -> Tensor:
+    """A zero that belongs to the graph's device, for terms that are only counted."""
+    return torch.zeros((), device=like.device)

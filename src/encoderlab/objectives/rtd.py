@@ -1,0 +1,196 @@
+"""Replaced token detection (Clark et al., 2020): a generator fills masks, a discriminator tells its tokens from the originals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from encoderlab.batches.batch import Batch, stack
+from encoderlab.batches.corrupt import Masking
+from encoderlab.batches.pack import Row
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.nn.encoder import States
+from encoderlab.nn.heads import LMHead
+from encoderlab.nn.noise import Noise, stream
+from encoderlab.objectives.base import Memory, Objective, Term
+from encoderlab.objectives.mlm import Masker, chosen, no_loss, token_term
+from encoderlab.objectives.vocabulary import Vocabulary
+
+Sharing = Literal["block", "tables", "none", "disentangled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RTDSettings:
+    """Settings of :class:`RTD`; the defaults are ELECTRA's.
+
+    ``sharing`` of the embeddings: ``block`` (ELECTRA: tables and LayerNorm), ``tables`` alone, ``none``, or ``disentangled``
+    (DeBERTa v3, section 3.3: the discriminator's table is the generator's, without gradient, plus a difference that only the
+    discriminator trains). ``predict``: ``replaced`` is the paper's objective; its ablations (section 3.4): ``replaced_masked``, the loss on masked
+    places only; ``original_masked``, replace-MLM; ``original_all``, all-tokens MLM with a copy gate.
+    """
+
+    kind: Literal["rtd"] = "rtd"
+    masking: Masking = Masking(mask=0.85, random=0.0)
+    sharing: Sharing = "block"
+    predict: Literal["replaced", "replaced_masked", "original_masked", "original_all"] = "replaced"
+    temperature: float = 1.0
+    generator_weight: float = 1.0
+    discriminator_weight: float = 50.0
+
+
+class RTD(Objective):
+    """Generator and discriminator trained jointly. Samples carry no gradient, so the discriminator trains the generator through shared
+    embeddings only.
+
+    Terms: ``mlm`` (generator), ``rtd`` (discriminator, over all real tokens), and ``replaced``, without loss, whose hits are the
+    masked places where the sample differs from the original.
+    """
+
+    per_token = ("mlm",)
+
+    def __init__(self, generator: Model, discriminator: Model, settings: RTDSettings, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        _check(generator, discriminator, settings)
+        self.generator, self.discriminator, self.settings = generator, discriminator, settings
+        self.masker = Masker(settings.masking, vocabulary)
+        share_embeddings(generator, discriminator, settings.sharing)
+
+    def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
+        batch, _ = self.masker(rows, seed)
+        batch.labels["original"] = stack([row.ids for row in rows], self.masker.pad, length=batch.ids.shape[1])
+        return batch
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        masked = int((batch.labels["positions"] >= 0).sum())
+        everywhere = self.settings.predict in ("replaced", "original_all")
+        return {"mlm": masked, "rtd": batch.num_tokens if everywhere else masked, "replaced": masked}
+
+    def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> tuple[dict[str, Term], Memory]:
+        rows, places, targets = chosen(batch)
+        logits = self._generate(batch, rows, places, noise)
+        samples = self.sample(batch, logits, rows, places, noise)
+        corrupted = batch.labels["original"].clone()
+        corrupted[rows, places] = samples
+        terms = {
+            "mlm": token_term(logits, targets, weight=self.settings.generator_weight),
+            "rtd": self._discriminate(batch, corrupted, rows, places, noise),
+            "replaced": Term(no_loss(logits), len(targets), 0.0, (corrupted[rows, places] != targets).sum()),
+        }
+        return terms, None
+
+    def models(self) -> dict[str, Any]:
+        return {"generator": self.generator, "discriminator": self.discriminator}
+
+    def sample(self, batch: Batch, logits: Tensor, rows: Tensor, places: Tensor, noise: Noise | None) -> Tensor:
+        """One token (S,) per masked place from softmax(logits / temperature), without gradient.
+
+        By inversion of the cumulative distribution at one uniform number per place, keyed by row and place: the distribution of the original's
+        Gumbel argmax with one random number instead of V.
+        """
+        assert batch.rows is not None
+        noise = noise or Noise(0, 0, batch.rows)
+        keys = noise.layer(GENERATOR_SAMPLES)[rows]
+        with torch.no_grad():
+            mass = (logits.float() / self.settings.temperature).softmax(-1).cumsum(-1, dtype=torch.float64)
+            point = uniform(keys, places) * mass[:, -1]
+            return torch.searchsorted(mass, point[:, None], right=True).squeeze(1).clamp(max=mass.shape[1] - 1)
+
+    def _generate(self, batch: Batch, rows: Tensor, places: Tensor, noise: Noise | None) -> Tensor:
+        model = self.generator
+        depth = model.encoder.depth - 1 if model.mask_positions is not None else None
+        states = model.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise, depth=depth)
+        return model.token_logits(states, rows, places, noise)
+
+    def _discriminate(self, batch: Batch, corrupted: Tensor, rows: Tensor, places: Tensor, noise: Noise | None) -> Term:
+        settings, model = self.settings, self.discriminator
+        weight = settings.discriminator_weight
+        noise = None if noise is None else noise.branch(1)
+        states = model.encoder(corrupted, doc=batch.doc, segments=batch.segments, noise=noise)
+        if settings.predict in ("replaced", "original_all"):
+            rows, places = (batch.doc >= 0).nonzero(as_tuple=True)
+        original = batch.labels["original"][rows, places]
+        shown = corrupted[rows, places]
+        if settings.predict == "original_masked":
+            return token_term(model.token_logits(states, rows, places, noise), original, weight=weight)
+        detect = self._detect(batch, states, rows, places)
+        if settings.predict == "original_all":
+            return _copy_term(model.token_logits(states, rows, places, noise), detect, shown, original, weight)
+        replaced = shown != original
+        loss = F.binary_cross_entropy_with_logits(detect.float(), replaced.float(), reduction="sum")
+        return Term(loss, len(rows), weight, ((detect > 0) == replaced).sum())
+
+    def _detect(self, batch: Batch, states: States, rows: Tensor, places: Tensor) -> Tensor:
+        """Logit (S,) that a token was replaced."""
+        assert self.discriminator.rtd is not None
+        first = None
+        if self.discriminator.rtd.norm is not None:
+            first = states.last[rows, document_starts(batch.doc)[rows, places]]
+        return self.discriminator.rtd(states.last[rows, places], first)
+
+
+GENERATOR_SAMPLES = 1 << 20  # a layer number that no encoder has
+
+
+def uniform(keys: Tensor, places: Tensor) -> Tensor:
+    """Numbers in [0, 1) with 53 random bits, one per (row key, place): (S,), (S,) -> (S,) float64."""
+    return ((stream(keys, places) >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
+
+
+def document_starts(doc: Tensor) -> Tensor:
+    """The place of the first token of each token's document: (B, L) -> (B, L)."""
+    index = torch.arange(doc.shape[1], device=doc.device)
+    opens = torch.ones_like(doc, dtype=torch.bool)
+    opens[:, 1:] = doc[:, 1:] != doc[:, :-1]
+    return torch.where(opens, index, 0).cummax(dim=1).values
+
+
+def share_embeddings(generator: Model, discriminator: Model, sharing: Sharing) -> None:
+    """Let the two networks share embeddings in place; see :class:`RTDSettings`."""
+    if sharing == "none":
+        return
+    source, target = generator.encoder.embeddings, discriminator.encoder.embeddings
+    if sharing == "disentangled":
+        assert source.words is not None and target.words is not None
+        target.base = (source.words,)
+        nn.init.zeros_(target.words)
+        return
+    source.words, source.positions, source.types = target.words, target.positions, target.types
+    if sharing == "block":
+        source.norm = target.norm
+
+
+def _copy_term(logits: Tensor, gate: Tensor, shown: Tensor, original: Tensor, weight: float) -> Term:
+    """All-tokens MLM: ``p(x) = c [x is shown] + (1 - c) softmax(x)`` with the copy probability c of each place."""
+    gate = gate.float()
+    token = logits.float().log_softmax(-1).gather(1, original[:, None]).squeeze(1) + F.logsigmoid(gate)
+    copy = torch.where(shown == original, F.logsigmoid(-gate), torch.finfo(token.dtype).min)
+    guess = torch.where(gate > 0, logits.argmax(-1), shown)
+    return Term(-torch.logaddexp(token, copy).sum(), len(original), weight, (guess == original).sum())
+
+
+def _check(generator: Model, discriminator: Model, settings: RTDSettings) -> None:
+    one, two = generator.config.encoder, discriminator.config.encoder
+    if one.vocab != two.vocab:
+        raise ConfigError(
+            f"generator and discriminator have {one.vocab} and {two.vocab} ids; replaced token detection needs one tokenizer for both"
+        )
+    if not isinstance(generator.lm, LMHead):
+        raise ConfigError("the generator has no LM head; give a model with one, such as NAME-generator")
+    if settings.predict != "original_masked" and discriminator.rtd is None:
+        raise ConfigError("the discriminator has no detection head; give a model of family electra, convbert or deberta v3")
+    if settings.predict.startswith("original") and not isinstance(discriminator.lm, LMHead):
+        raise ConfigError(f"predict {settings.predict!r} needs an LM head on the discriminator; set discriminator.lm")
+    if one.causal or two.causal:
+        raise ConfigError("replaced token detection needs attention to both sides; set causal to false")
+    if settings.temperature <= 0:
+        raise ConfigError(f"temperature {settings.temperature} is not positive; 1.0 samples from the generator as it is")
+    shapes = [(c.word_width, c.types, c.max_length, c.embed_norm) for c in (one, two)]
+    if settings.sharing != "none" and shapes[0] != shapes[1]:
+        raise ConfigError(
+            f"embeddings (width, segments, positions, norm) {shapes[0]} and {shapes[1]} differ and cannot be shared; set sharing to none"
+        )
