@@ -1,3 +1,18 @@
 """encoderlab: raw text to a pretrained, fine-tuned, measured and deployed text encoder, for the whole BERT family."""
 
 __version__ = "0.1.0"
+
+__all__ = ["__version__", "build", "load"]
+
+
+def __getattr__(name: str) -> object:
+    """``build`` and ``load`` import torch, so they are imported when they are first used."""
+    if name == "build":
+        from encoderlab.model import build
+
+        return build
+    if name == "load":
+        from encoderlab.interchange.load import load
+
+        return load
+    raise AttributeError(f"module 'encoderlab' has no attribute {name!r}")

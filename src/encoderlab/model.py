@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +32,7 @@ from encoderlab.nn.noise import Noise
 
 if TYPE_CHECKING:
     from encoderlab.corpus.tokenizer import Tokenizer
+    from encoderlab.inference import Guess
 
 
 class Model(nn.Module):
@@ -118,6 +121,25 @@ class Model(nn.Module):
         own = self.state_dict()
         model.load_state_dict({k: v for k, v in own.items() if k in model.state_dict() and not k.startswith("task.")}, strict=False)
         return model
+
+
+    def fill_mask(self, text: str, *, top: int = 5) -> list[list[Guess]]:
+        """Candidates for each mask token of ``text``: see :func:`encoderlab.inference.fill_mask`."""
+        from encoderlab import inference
+
+        return inference.fill_mask(self, text, top=top)
+
+    def encode(self, texts: Sequence[str], *, pooling: Literal["mean", "first", "last"] = "mean") -> np.ndarray:
+        """One vector per text: see :func:`encoderlab.inference.encode`."""
+        from encoderlab import inference
+
+        return inference.encode(self, texts, pooling=pooling)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write a model folder: see :func:`encoderlab.interchange.folder.save`."""
+        from encoderlab.interchange import folder as folders
+
+        folders.save(self, folder)
 
 
 def build(name: str, *, seed: int = 0, tokenizer: Tokenizer | None = None, **settings: Any) -> Model:

@@ -1,0 +1,155 @@
+"""Using a model on texts: filling masks and encoding. Texts of similar length share a batch, so little padding is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from encoderlab.batches.batch import stack
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.nn.heads import LMHead
+
+BATCH_TOKENS = 4096  # of one forward pass; large enough to keep a processor busy, small enough for its cache
+
+
+@dataclass(frozen=True)
+class Guess:
+    """One candidate for a masked place: its probability, token id, the token, and the text with it filled in."""
+
+    score: float
+    token: int
+    token_str: str
+    sequence: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A batch of framed texts: ids (B, L), doc (B, L), segments (B, L), and which text each row is."""
+
+    ids: Tensor
+    doc: Tensor
+    segments: Tensor
+    index: list[int]
+
+
+def tokenizer_of(model: Model) -> Tokenizer:
+    """The model's tokenizer.
+
+    Raises:
+        ConfigError: it was saved without one.
+    """
+    if model.tokenizer is None:
+        raise ConfigError("the model has no tokenizer; load it from a folder with tokenizer.json, or set model.tokenizer")
+    return model.tokenizer
+
+
+def batches(tokenizer: Tokenizer, framed: Sequence[tuple[np.ndarray, np.ndarray]], budget: int = BATCH_TOKENS) -> Iterator[Rows]:
+    """Framed texts (ids, segments) in batches of at most ``budget`` tokens, longest first."""
+    order = sorted(range(len(framed)), key=lambda i: -len(framed[i][0]))
+    start = 0
+    while start < len(order):
+        length = max(1, len(framed[order[start]][0]))
+        index = order[start : start + max(1, budget // length)]
+        start += len(index)
+        ids = [framed[i][0] for i in index]
+        side = tokenizer.padding_side
+        yield Rows(
+            ids=stack(ids, tokenizer.special.pad, side=side),
+            doc=stack([np.zeros(len(x), np.int32) for x in ids], -1, side=side, dtype=np.int32),
+            segments=stack([framed[i][1] for i in index], 0, side=side),
+            index=index,
+        )
+
+
+def limit(model: Model, longest: int = 512) -> int:
+    """The longest row that the model is given."""
+    return min(longest, model.config.encoder.max_length or longest)
+
+
+@torch.inference_mode()
+def encode(model: Model, texts: Sequence[str], *, pooling: Literal["mean", "first", "last"] = "mean") -> np.ndarray:
+    """One vector per text, (n, D) float32: the mean over its tokens, or the first or last token's vector of the last layer."""
+    tokenizer = tokenizer_of(model)
+    longest = limit(model)
+    framed = [tokenizer.frame(e.ids, max_length=longest) for e in tokenizer.encode_batch(texts)]
+    out = np.zeros((len(texts), model.config.encoder.width), np.float32)
+    model.eval()
+    for rows in batches(tokenizer, framed):
+        rows = _to(rows, model)
+        last = model.encoder(rows.ids, doc=rows.doc, segments=rows.segments).last.float()
+        real = rows.doc >= 0
+        if pooling == "mean":
+            vectors = (last * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+        else:
+            places = torch.arange(real.shape[1], device=real.device)
+            place = torch.where(real, places, -1).amax(1) if pooling == "last" else real.long().argmax(1)
+            vectors = last[torch.arange(len(last)), place]
+        out[rows.index] = vectors.cpu().numpy()
+    return out
+
+
+@torch.inference_mode()
+def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
+    """The ``top`` candidates for every mask token in ``text``, best first, one list per mask.
+
+    Raises:
+        ConfigError: the model has no LM head, or the text no mask token.
+    """
+    tokenizer = tokenizer_of(model)
+    if not isinstance(model.lm, LMHead):
+        raise ConfigError(f"a {model.config.family} model without LM head cannot fill masks; use its generator or a pretraining checkpoint")
+    mask = tokenizer.special.mask
+    ids, segments = tokenizer.frame(tokenizer.encode(text).ids, max_length=limit(model))
+    places = np.flatnonzero(ids == mask)
+    if not len(places):
+        raise ConfigError(f"the text holds no {tokenizer.token(mask)}; write it where a word is to be guessed")
+    model.eval()
+    rows = _to(next(batches(tokenizer, [(ids, segments)])), model)
+    at = torch.as_tensor(places, device=rows.ids.device)
+    probabilities = _token_probabilities(model, rows, at)
+    scores, tokens = probabilities.topk(min(top, probabilities.shape[1]))
+    guesses = []
+    for place, row_scores, row_tokens in zip(places, scores.tolist(), tokens.tolist(), strict=True):
+        found = []
+        for score, token in zip(row_scores, row_tokens, strict=True):
+            filled = ids.copy()
+            filled[place] = token
+            found.append(Guess(score, token, tokenizer.decode([token]).strip(), tokenizer.decode(filled)))
+        guesses.append(found)
+    return guesses
+
+
+def _token_probabilities(model: Model, rows: Rows, places: Tensor) -> Tensor:
+    """Probabilities (S, V) at ``places`` of a batch of one row."""
+    which = torch.zeros_like(places)
+    if model.mask_vector is not None:
+        # A permutation model predicts from its query stream, each mask hidden from the content stream.
+        hidden = torch.zeros_like(rows.ids, dtype=torch.bool)
+        hidden[0, places] = True
+        visible = ~hidden[:, None, :] | torch.eye(rows.ids.shape[1], dtype=torch.bool, device=rows.ids.device)
+        states = model.encoder(rows.ids, doc=rows.doc, segments=rows.segments, visible=visible)
+        queries = model.mask_vector.expand(1, len(places), -1)
+        last = model.encoder.query_stream(
+            states,
+            queries,
+            places[None],
+            layers=range(model.encoder.depth),
+            visible=(~hidden)[:, None].expand(1, len(places), -1),
+            segments=rows.segments,
+        )
+        assert isinstance(model.lm, LMHead)
+        return model.lm(last[0], model.words).float().softmax(-1)
+    states = model.encoder(rows.ids, doc=rows.doc, segments=rows.segments)
+    return model.token_logits(states, which, places).float().softmax(-1)
+
+
+def _to(rows: Rows, model: Model) -> Rows:
+    device = next(model.parameters()).device
+    return Rows(rows.ids.to(device), rows.doc.to(device), rows.segments.to(device), rows.index)

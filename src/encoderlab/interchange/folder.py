@@ -1,0 +1,158 @@
+"""Model folders of our own: ``config.json``, ``model.safetensors``, tokenizer files and a model card. Never pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from encoderlab.config import from_dict, to_dict
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.model import Model
+from encoderlab.models.base import ModelConfig
+
+FORMAT = {"format": "encoderlab", "version": 1}
+
+
+def weights(model: Model) -> dict[str, Tensor]:
+    """Every tensor of the model by name, shared ones once. A word table that is a difference to another network's is given as the sum."""
+    state: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            state[name] = parameter.detach()
+    embeddings = model.encoder.embeddings
+    if embeddings.base and embeddings.words is not None:
+        state["encoder.embeddings.words"] = (embeddings.words + embeddings.base[0]).detach()
+    return {name: tensor.cpu().contiguous() for name, tensor in state.items()}
+
+
+def save(model: Model, folder: str | os.PathLike[str], *, card: str = "") -> None:
+    """Write the model folder in one step: it is complete or it is not there. An older folder of ours is replaced.
+
+    Raises:
+        ConfigError: the folder holds something else.
+    """
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()) and not is_ours(folder):
+        raise ConfigError(f"{folder}: is not empty and holds no model of ours; choose another folder")
+    aside = folder.with_name(f".{folder.name}-{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    config = {**FORMAT, **to_dict(model.config)}
+    (aside / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    safetensors.torch.save_file(weights(model), aside / "model.safetensors", metadata={"format": "pt"})
+    if model.tokenizer is not None:
+        model.tokenizer.save(aside)
+    (aside / "README.md").write_text(card or _card(model), encoding="utf-8")
+    if folder.exists():
+        old = folder.with_name(f".{folder.name}-old-{os.getpid()}")
+        os.rename(folder, old)
+        os.rename(aside, folder)
+        shutil.rmtree(old)
+    else:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(aside, folder)
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether the folder holds a model in this format."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return isinstance(config, dict) and config.get("format") == FORMAT["format"]
+    except (OSError, ValueError):
+        return False
+
+
+def load(folder: str | os.PathLike[str]) -> Model:
+    """Read a model folder in this format.
+
+    Raises:
+        DataError: a file is missing, truncated or does not fit the configuration, or a weight is not a number.
+    """
+    folder = Path(folder)
+    config = _read_config(folder)
+    state = read_weights(folder / "model.safetensors")
+    tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
+    with torch.device("meta"):
+        model = Model(config)
+    fill(model, state, folder)
+    model.tokenizer = tokenizer
+    return model.eval()
+
+
+def fill(model: Model, state: dict[str, Tensor], source: Path) -> None:
+    """Give a model made on the meta device its weights.
+
+    Raises:
+        DataError: names or shapes differ, or a weight is not a number.
+    """
+    expected = {name: parameter.shape for name, parameter in model.named_parameters()}
+    missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    if missing or unexpected:
+        raise DataError(
+            f"{source}: weights do not fit the configuration: missing {_some(missing)}, unexpected {_some(unexpected)}; "
+            "restore the folder's own config.json"
+        )
+    for name, tensor in state.items():
+        if tensor.shape != expected[name]:
+            raise DataError(
+                f"{source}: {name} has shape {tuple(tensor.shape)}, the configuration says {tuple(expected[name])}; "
+                "restore the folder's own config.json"
+            )
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise DataError(f"{source}: {name} holds values that are not finite; take an earlier checkpoint")
+    model.load_state_dict(state, strict=False, assign=True)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: does not exist; a model folder holds config.json and model.safetensors")
+    try:
+        return safetensors.torch.load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise DataError(f"{path}: is damaged ({str(error).splitlines()[0]}); copy it again from its source") from None
+
+
+def _read_config(folder: Path) -> ModelConfig:
+    path = folder / "config.json"
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{folder}: holds no config.json; give a model folder") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({str(error).splitlines()[0]}); restore it") from None
+    version = data.pop("version", None)
+    if data.pop("format", None) != FORMAT["format"] or version != FORMAT["version"]:
+        raise DataError(f"{path}: format version {version!r}, this release reads {FORMAT['version']}; use the release that wrote it")
+    try:
+        return from_dict(ModelConfig, data, where=str(path))
+    except ConfigError as error:
+        raise DataError(str(error)) from None
+
+
+def _some(names: list[str]) -> str:
+    if not names:
+        return "none"
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _card(model: Model) -> str:
+    count = sum(parameter.numel() for parameter in {id(p): p for p in model.parameters()}.values())
+    return f"# {model.config.family}\n\nA text encoder of family {model.config.family}, {count:,} parameters, made with encoderlab.\n"
