@@ -100,6 +100,14 @@ class Attention(nn.Module):
             return attended
         return torch.cat([attended, self.conv(x, query, value, scope.doc)], dim=-1)
 
+    def scores(self, x: Tensor, scope: Scope) -> Tensor:
+        """Scaled scores (B, H, L, L) before mask and softmax, for looking at attention and for matching it."""
+        query, key, _ = self._project(x, x)
+        q, k = self._split(query), self._split(key)
+        content, bias = self._terms(q, k, scope)
+        scores = content @ k.transpose(-1, -2) * self.scale
+        return scores if bias is None else scores + bias
+
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         bias = self._bias()
         if source is x:

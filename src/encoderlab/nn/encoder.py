@@ -333,6 +333,14 @@ class Encoder(nn.Module):
             x = self.block(i)(x, source, self._with_keys(scope, noise, self.depth + 1 + turn))
         return self._finish(x, noise, stream=1)
 
+    def attention_scores(self, states: States, layer: int) -> Tensor:
+        """Scaled scores before the softmax of ``layer`` (0-based), (B, H, L, L), computed again from its stored input (no memory)."""
+        source = states.layers[layer]
+        block = self.block(layer)
+        if block.pre:
+            source = block.attention_norm(source)
+        return block.attention.scores(source, states.scope)
+
     def _finish(self, x: Tensor, noise: Noise | None, stream: int = 0) -> Tensor:
         if self.norm is not None:
             x = self.norm(x)

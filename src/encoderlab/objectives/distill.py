@@ -1,0 +1,190 @@
+"""Distillation of a masked language model (Sanh et al., 2019, section 2; hidden states and attention as in Jiao et al., 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from encoderlab.batches.batch import Batch
+from encoderlab.batches.corrupt import Masking, RareTokens
+from encoderlab.batches.pack import Row
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.nn.encoder import States
+from encoderlab.nn.heads import LMHead
+from encoderlab.nn.noise import Noise
+from encoderlab.objectives.base import Memory, Objective, Term
+from encoderlab.objectives.mlm import Masker, chosen, token_term
+from encoderlab.objectives.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillSettings:
+    """Settings of :class:`Distill`; a weight of 0 removes its term. Defaults are DistilBERT's.
+
+    ``teacher``: a model folder. ``at``: where logits are compared, at all ``real`` tokens (DistilBERT) or at the ``masked`` ones.
+    ``student_from``: teacher layers that the student's layers start from, in order; empty for a fresh student. ``match``: pairs (student layer,
+    teacher layer) whose outputs ``hidden_weight`` and attention scores ``attention_weight`` compare; 0 is the embedding output.
+    """
+
+    kind: Literal["distill"] = "distill"
+    teacher: str = ""
+    masking: Masking = Masking(unit=RareTokens(), count="stochastic")
+    temperature: float = 2.0
+    at: Literal["real", "masked"] = "real"
+    logits_weight: float = 5.0
+    mlm_weight: float = 2.0
+    cosine_weight: float = 1.0
+    hidden_weight: float = 0.0
+    attention_weight: float = 0.0
+    student_from: tuple[int, ...] = ()
+    match: tuple[tuple[int, int], ...] = ()
+
+
+class Distill(Objective):
+    """Train a student to give the teacher's distribution, with the masked-LM loss and closeness of states beside it.
+
+    Terms, each a sum over tokens: ``logits`` ``T^2 KL(teacher / T || student / T)`` with temperature T; ``mlm``; ``cosine``
+    ``1 - cos`` of the last states of real tokens; ``hidden`` and ``attention``, mean squared differences of the matched layers (states
+    mapped by a trained matrix where the widths differ). The teacher runs without gradient and in evaluation mode; its LM head
+    computes the compared places only.
+    """
+
+    per_token = ("mlm",)
+
+    def __init__(self, student: Model, teacher: Model, settings: DistillSettings, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        _check(student, teacher, settings)
+        self.student, self.settings = student, settings
+        self.masker = Masker(settings.masking, vocabulary)
+        self._teacher = (teacher.eval().requires_grad_(False),)  # in a tuple, so that it is neither trained nor saved
+        widths = student.config.encoder.width, teacher.config.encoder.width
+        needed = settings.hidden_weight and widths[0] != widths[1]
+        self.maps = nn.ModuleList(nn.Linear(*widths, bias=False) for _ in settings.match) if needed else None
+        if settings.student_from:
+            copy_layers(student, teacher, settings.student_from)
+
+    @property
+    def teacher(self) -> Model:
+        return self._teacher[0]
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Distill:
+        self.teacher._apply(*args, **kwargs)  # follow .to(device)
+        return super()._apply(*args, **kwargs)
+
+    def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
+        return self.masker(rows, seed)[0]
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        settings, masked = self.settings, int((batch.labels["positions"] >= 0).sum())
+        counts = {}
+        if settings.logits_weight:
+            counts["logits"] = batch.num_tokens if settings.at == "real" else masked
+        if settings.mlm_weight:
+            counts["mlm"] = masked
+        for name in ("cosine", "hidden", "attention"):
+            if getattr(settings, f"{name}_weight"):
+                counts[name] = batch.num_tokens
+        return counts
+
+    def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> tuple[dict[str, Term], Memory]:
+        settings, student, teacher = self.settings, self.student, self.teacher
+        states = student.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise)
+        with torch.no_grad():
+            theirs = teacher.encoder(batch.ids, doc=batch.doc, segments=batch.segments)
+        real = (batch.doc >= 0).nonzero(as_tuple=True)
+        rows, places, targets = chosen(batch)
+        terms: dict[str, Term] = {}
+        if settings.logits_weight:
+            where = real if settings.at == "real" else (rows, places)
+            with torch.no_grad():
+                wanted = teacher.token_logits(theirs, *where)
+            terms["logits"] = soft_term(student.token_logits(states, *where), wanted, settings.temperature, settings.logits_weight)
+        if settings.mlm_weight:
+            terms["mlm"] = token_term(student.token_logits(states, rows, places), targets, weight=settings.mlm_weight)
+        if settings.cosine_weight:
+            close = F.cosine_similarity(states.last[real].float(), theirs.last[real].float(), dim=-1)
+            terms["cosine"] = Term((1 - close).sum(), len(close), settings.cosine_weight)
+        if settings.hidden_weight:
+            terms["hidden"] = Term(self._hidden(states, theirs, real), len(real[0]), settings.hidden_weight)
+        if settings.attention_weight:
+            terms["attention"] = Term(self._attention(states, theirs, batch), len(real[0]), settings.attention_weight)
+        return terms, None
+
+    def models(self) -> dict[str, Any]:
+        return {"model": self.student}
+
+    def _hidden(self, states: States, theirs: States, real: tuple[Tensor, ...]) -> Tensor:
+        total = states.last.new_zeros(())
+        for i, (own, their) in enumerate(self.settings.match):
+            mine = states.layers[own][real]
+            mine = mine if self.maps is None else self.maps[i](mine)
+            total = total + (mine.float() - theirs.layers[their][real].float()).square().mean(-1).sum()
+        return total
+
+    def _attention(self, states: States, theirs: States, batch: Batch) -> Tensor:
+        """Squared differences of attention scores before the softmax, averaged over heads and keys, summed over queries (TinyBERT, eq. 7)."""
+        seen = (batch.doc[:, :, None] == batch.doc[:, None, :]) & (batch.doc >= 0)[:, :, None]
+        total = states.last.new_zeros(())
+        for own, their in self.settings.match:
+            if own == 0:
+                continue
+            mine = self.student.encoder.attention_scores(states, own - 1)
+            with torch.no_grad():
+                wanted = self.teacher.encoder.attention_scores(theirs, their - 1)
+            gap = ((mine.float() - wanted.float()).square().mean(1) * seen).sum(-1) / seen.sum(-1).clamp(min=1)
+            total = total + gap.sum()
+        return total
+
+
+def soft_term(logits: Tensor, wanted: Tensor, temperature: float, weight: float) -> Term:
+    """``T^2 KL(softmax(wanted / T) || softmax(logits / T))`` summed over rows of (S, V); hits are equal first choices."""
+    ours = (logits.float() / temperature).log_softmax(-1)
+    theirs = (wanted.float() / temperature).log_softmax(-1)
+    loss = F.kl_div(ours, theirs, log_target=True, reduction="sum") * temperature**2
+    return Term(loss, len(logits), weight, (logits.argmax(-1) == wanted.argmax(-1)).sum())
+
+
+@torch.no_grad()
+def copy_layers(student: Model, teacher: Model, layers: tuple[int, ...]) -> None:
+    """Start the student from the teacher: embeddings, LM head, and layer i from teacher layer ``layers[i]``, where shapes agree.
+
+    Raises:
+        ConfigError: the layers do not exist, or their shapes differ.
+    """
+    depth, available = student.encoder.depth, teacher.encoder.depth
+    if len(layers) != depth or not all(0 <= i < available for i in layers):
+        raise ConfigError(f"student_from {list(layers)} must name {depth} teacher layers between 0 and {available - 1}")
+    pairs = [(student.encoder.block(i), teacher.encoder.block(j)) for i, j in enumerate(layers)]
+    for own, theirs in pairs:
+        wanted, given = own.state_dict(), theirs.state_dict()
+        if {k: v.shape for k, v in wanted.items()} != {k: v.shape for k, v in given.items()}:
+            raise ConfigError("student_from copies whole layers, but student and teacher layers differ in shape; leave it empty")
+        own.load_state_dict(given)
+    outside = {k: v for k, v in teacher.state_dict().items() if not k.startswith("encoder.blocks.")}
+    target = student.state_dict()
+    fitting = {k: v for k, v in outside.items() if k in target and target[k].shape == v.shape}
+    student.load_state_dict(fitting, strict=False)
+
+
+def _check(student: Model, teacher: Model, settings: DistillSettings) -> None:
+    sizes = student.config.encoder.vocab, teacher.config.encoder.vocab
+    if sizes[0] != sizes[1]:
+        raise ConfigError(f"student and teacher have {sizes[0]} and {sizes[1]} ids; distillation needs one tokenizer for both")
+    for role, model in (("student", student), ("teacher", teacher)):
+        if (settings.logits_weight or role == "student" and settings.mlm_weight) and not isinstance(model.lm, LMHead):
+            raise ConfigError(f"the {role} has no LM head; give a masked language model, or set its weights to 0")
+    widths = student.config.encoder.width, teacher.config.encoder.width
+    if settings.cosine_weight and widths[0] != widths[1]:
+        raise ConfigError(f"cosine compares states of one width, not {widths[0]} and {widths[1]}; set cosine_weight to 0 or use match")
+    if settings.attention_weight and student.encoder.block(0).attention.heads != teacher.encoder.block(0).attention.heads:
+        raise ConfigError("attention matching needs as many heads in the student as in the teacher; set attention_weight to 0")
+    if (settings.hidden_weight or settings.attention_weight) and not settings.match:
+        raise ConfigError("hidden_weight and attention_weight need pairs of layers in match, such as [[1, 2], [2, 4]]")
+    for own, their in settings.match:
+        if not (0 <= own <= student.encoder.depth and 0 <= their <= teacher.encoder.depth):
+            raise ConfigError(f"match pair {[own, their]} names a layer that does not exist; 0 is the embedding output")
