@@ -49,9 +49,17 @@ class Diverged(EncoderlabError):
 
 
 class Stopped(EncoderlabError):
-    """The run was stopped early after a checkpoint was written; run the same command again to resume."""
+    """The run was stopped early after a checkpoint was written; run the same command again to resume.
+
+    ``signal``: the number of the signal that asked for it; the exit code is then 128 + number (SIGINT 130, SIGTERM 143).
+    """
 
     code = 75
+
+    def __init__(self, message: str, *, signal: int | None = None) -> None:
+        super().__init__(message)
+        if signal is not None:
+            self.code = 128 + signal
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

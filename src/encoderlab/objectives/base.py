@@ -1,0 +1,59 @@
+"""What the training loop asks of an objective: batches made from rows, counts known before the forward pass, losses as sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from encoderlab.batches.batch import Batch
+    from encoderlab.batches.pack import Row
+    from encoderlab.nn.noise import Noise
+
+Memory = tuple[Tensor, ...] | None  # one tensor per layer, (B, M, D): rows first, so that a batch can be split anywhere
+
+
+@dataclass(frozen=True)
+class Term:
+    """One loss as a sum over ``count`` predictions: loss = ``weight * sum / count``, accuracy = ``hits / count``.
+
+    Sums and counts, never means: counts are added over micro-batches and processes before the backward pass, so that one batch of 32, four
+    of 8 and two processes of 16 give the same gradient. ``sum`` is a scalar (nats for a cross-entropy), ``hits`` an integer scalar.
+    """
+
+    sum: Tensor
+    count: int
+    weight: float = 1.0
+    hits: Tensor | None = None
+
+
+class Objective(nn.Module):
+    """A training task: it owns the networks, makes batches out of rows and turns a batch into :class:`Term` s by name.
+
+    ``per_token`` names the terms that are cross-entropies of corpus tokens, whose loss can be given in bits per byte of text.
+    """
+
+    per_token: tuple[str, ...] = ()
+
+    def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
+        """The batch of ``rows``; pure: every random choice comes from ``seeds.generator(seed, *row.key)``. Runs in the loader's thread."""
+        raise NotImplementedError
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """The count of every term of :meth:`forward`, from labels alone; the same names for every batch."""
+        raise NotImplementedError
+
+    def forward(
+        self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
+    ) -> tuple[dict[str, Term], Memory]:
+        """The terms of ``batch``, and the memory to give back with the next batch (detached; None without recurrence).
+
+        ``noise`` keys every random number of the forward pass (dropout, sampling) by row; None outside training.
+        """
+        raise NotImplementedError
+
+    def models(self) -> dict[str, Any]:
+        """What is saved as the result: ``{"model": Model}``, or a model folder's name for each network."""
+        raise NotImplementedError
