@@ -1,0 +1,298 @@
+"""Loader: the rows of a run in an order that depends on the seed alone, prepared ahead in a thread.
+
+Epoch e visits the documents in the order of a :class:`~encoderlab.batches.order.Permutation` keyed by (seed, e), in
+blocks of about 4 million tokens. A block is planned as a whole (``pack.py``) by a generator keyed by (seed, e,
+block), and its rows are shuffled. The place of the loader is thus three numbers, and entering an epoch anywhere costs
+the planning of one block. The global batch of a step is the same for any number of ranks, threads and micro-batches;
+a rank reads its slice of it only.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from encoderlab.batches.order import Permutation
+from encoderlab.batches.pack import Documents, Framing, Plan, Row, RowFormat, check_length
+from encoderlab.batches.streams import StreamFormat, streams
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.seeds import generator
+
+BLOCK_TOKENS = 1 << 22
+
+Format = RowFormat | StreamFormat
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a loader stands: what it hands out next."""
+
+    epoch: int = 0
+    block: int = 0  # for streams: the position of the window
+    offset: int = 0  # rows of the block that are handed out already
+    rows: int = 0  # rows handed out since the start of the run, on all ranks
+    step: int = 0  # batches handed out
+
+
+class Order(Protocol):
+    """The rows of a run, in order."""
+
+    def take(self, place: Place, size: int, until: int | None = None) -> tuple[list[Any], Place]:
+        """The next ``size`` rows from ``place`` on, as references, and the place after them; fewer where epoch
+        ``until`` begins."""
+
+    def read(self, reference: Any, number: int) -> Row:
+        """The row of a reference; ``number`` counts the rows of the run."""
+
+
+class Shuffled:
+    """Rows of planned blocks in random order.
+
+    Args:
+        duplicates: repeat the rows (and with them their masks) of the first epochs: epoch e has the rows of epoch
+            e % duplicates, in another order. This is static masking: ``duplicates=10`` over 40 epochs shows each mask
+            4 times.
+        group: keep this many consecutive rows similar in length, which saves padding where rows differ much.
+        in_tokens: ``take`` counts tokens of rows, not rows; a batch then holds as many rows as fit, and at least one.
+    """
+
+    def __init__(
+        self,
+        corpus: Documents,
+        form: RowFormat,
+        framing: Framing,
+        seed: int,
+        *,
+        duplicates: int | None = None,
+        group: int = 1,
+        in_tokens: bool = False,
+        block_tokens: int = BLOCK_TOKENS,
+    ) -> None:
+        check_length(form.length, framing)
+        self.corpus, self.form, self.framing, self.seed = corpus, form, framing, seed
+        self.duplicates, self.group, self.in_tokens = duplicates, group, in_tokens
+        self.num_blocks = max(1, min(round(corpus.num_tokens / block_tokens), corpus.num_documents))
+        self._planner = ThreadPoolExecutor(1, "plan")
+        self._planned: dict[tuple[int, int], Future[_Block]] = {}
+
+    def take(self, place: Place, size: int, until: int | None = None) -> tuple[list[Any], Place]:
+        taken: list[tuple[_Block, int]] = []
+        left, empty = size, 0
+        while True:
+            block = self._block(place.epoch, place.block)
+            empty = 0 if len(block.order) else empty + 1
+            if empty > self.num_blocks:
+                raise DataError(
+                    f"no row of {self.form.kind} can be made of this corpus; choose shorter rows or add text"
+                )
+            cost = block.costs if self.in_tokens else None
+            count, used, full = _fitting(cost, place.offset, len(block.order), left, not taken)
+            taken += [(block, place.offset + i) for i in range(count)]
+            left -= used
+            place = replace(place, offset=place.offset + count)
+            if place.offset == len(block.order):
+                last = place.block + 1 == self.num_blocks
+                place = replace(place, epoch=place.epoch + last, block=0 if last else place.block + 1, offset=0)
+            if full or left == 0 or place.epoch == until:
+                return taken, replace(place, rows=place.rows + len(taken), step=place.step + 1)
+
+    def read(self, reference: tuple[_Block, int], number: int) -> Row:
+        block, offset = reference
+        index = int(block.order[offset])
+        return block.plan.row(index, self.corpus, self.framing, (*block.key, index), number)
+
+    def _block(self, epoch: int, place: int) -> _Block:
+        """A block; the one after it is planned meanwhile."""
+        following = (epoch, place + 1) if place + 1 < self.num_blocks else (epoch + 1, 0)
+        for wanted in ((epoch, place), following):
+            if wanted not in self._planned:
+                self._planned[wanted] = self._planner.submit(self._plan, *wanted)
+        for old in [key for key in self._planned if key not in ((epoch, place), following)]:
+            del self._planned[old]
+        return self._planned[epoch, place].result()
+
+    def _plan(self, epoch: int, place: int) -> _Block:
+        cycle = epoch % self.duplicates if self.duplicates else epoch
+        number = Permutation(self.num_blocks, self.seed, "blocks", epoch)[place]
+        total = self.corpus.num_documents
+        places = np.arange(number * total // self.num_blocks, (number + 1) * total // self.num_blocks)
+        documents = Permutation(total, self.seed, "documents", cycle)(places)
+        plan = self.form.plan(self.corpus, documents, generator(self.seed, "plan", cycle, number), self.framing)
+        rng = generator(self.seed, "order", epoch, number)
+        order = rng.permutation(len(plan))
+        lengths = plan.lengths(self.framing)
+        if self.group > 1:
+            order = order[np.argsort(lengths[order], kind="stable")]
+            groups = [order[i : i + self.group] for i in range(0, len(order), self.group)]
+            order = np.concatenate([groups[i] for i in rng.permutation(len(groups))] or [order])
+        return _Block(plan, order, np.cumsum(lengths[order]), (cycle, number))
+
+
+@dataclass(frozen=True)
+class _Block:
+    plan: Plan
+    order: np.ndarray  # (R,) rows of the plan in the order of use
+    costs: np.ndarray  # (R,) tokens of the rows up to and including this one
+    key: tuple[int, int]
+
+
+def _fitting(costs: np.ndarray | None, offset: int, total: int, left: int, first: bool) -> tuple[int, int, bool]:
+    """How many rows from ``offset`` on fit into what is left, what they cost, and whether the batch is then full."""
+    if costs is None:
+        count = min(left, total - offset)
+        return count, count, count == left
+    before = int(costs[offset - 1]) if offset else 0
+    count = int(np.searchsorted(costs, before + left, side="right")) - offset
+    if first and count == 0 and offset < total:
+        count = 1
+    used = int(costs[offset + count - 1]) - before if count else 0
+    return count, used, offset + count < total
+
+
+class Streams:
+    """Rows of parallel streams, window after window; a batch has one row of each stream."""
+
+    def __init__(self, corpus: Documents, form: StreamFormat, framing: Framing, seed: int, count: int) -> None:
+        self.form, self.framing, self.seed = form, framing, seed
+        self.line = form.line(corpus, framing)
+        self.streams = streams(self.line, count, form)
+
+    def take(self, place: Place, size: int, until: int | None = None) -> tuple[list[Any], Place]:
+        length, following = self.form.window(self.streams[0].length, place.block, self.seed, place.epoch)
+        taken = [(place, length, stream) for stream in range(size)]
+        epoch = place.epoch + (following is None)
+        return taken, replace(place, epoch=epoch, block=following or 0, rows=place.rows + size, step=place.step + 1)
+
+    def read(self, reference: tuple[Place, int, int], number: int) -> Row:
+        place, length, stream = reference
+        key = (place.epoch, place.block, stream)
+        rng = generator(self.seed, "split", *key)
+        row = self.form.row(self.line, self.streams[stream], place.block, length, self.framing, key, rng)
+        return replace(row, number=number)
+
+
+class Loader:
+    """Iterates over the batches of a run for one rank, each a list of rows or what ``transform`` makes of it.
+
+    Args:
+        corpus: where the text is. form: how rows are made of it. framing: the special tokens around texts. seed: of
+        the run; the order of rows and their making depend on nothing else. batch_rows: rows of the global batch, or a
+        function of the step that gives it (a ramp). For streams it is constant. batch_tokens: instead, tokens of the
+        global batch: it holds as many rows as fit. rank, world: this process and the number of processes; rank r has
+        rows ``n * r // world`` up to ``n * (r + 1) // world``
+            of a batch of n.
+        state: of an earlier loader, from which this one goes on. transform: what to do with the rows in the thread
+        that prepares them, such as ``objective.make_batch``. epochs: stop after so many; None goes on for ever. The
+        last batch is then smaller, and is left out where it does not
+            give every rank a row.
+        ahead: batches that are prepared in advance.
+        duplicates, group, block_tokens: see :class:`Shuffled`.
+
+    Raises:
+        DataError: the corpus is shorter than one row, or gives no row at all.
+    """
+
+    def __init__(
+        self,
+        corpus: Documents,
+        form: Format,
+        *,
+        framing: Framing,
+        seed: int,
+        batch_rows: int | Callable[[int], int] = 0,
+        batch_tokens: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        state: dict[str, int] | None = None,
+        transform: Callable[[list[Row]], Any] | None = None,
+        epochs: int | None = None,
+        ahead: int = 4,
+        duplicates: int | None = None,
+        group: int = 1,
+        block_tokens: int = BLOCK_TOKENS,
+    ) -> None:
+        assert bool(batch_rows) != bool(batch_tokens), "a batch is given in rows or in tokens"
+        assert 0 <= rank < world, (rank, world)
+        self.rank, self.world, self.epochs, self.ahead, self.transform = rank, world, epochs, ahead, transform
+        self._place = Place(**state) if state else Place()
+        size = batch_tokens or batch_rows
+        self._size: Callable[[int], int] = size if callable(size) else lambda step: size
+        if corpus.num_tokens == 0 or (epochs is None and corpus.num_tokens < form.length - framing.pair):
+            raise DataError(
+                f"corpus of {corpus.num_tokens:,} tokens is shorter than one row of {form.length}; "
+                f"add text, or choose a shorter row"
+            )
+        self.order: Order
+        if isinstance(form, StreamFormat):
+            assert not callable(batch_rows) and batch_rows, "streams need a constant number of rows"
+            self.order = Streams(corpus, form, framing, seed, batch_rows)
+        else:
+            self.order = Shuffled(
+                corpus,
+                form,
+                framing,
+                seed,
+                duplicates=duplicates,
+                group=group,
+                in_tokens=bool(batch_tokens),
+                block_tokens=block_tokens,
+            )
+
+    def state(self) -> dict[str, int]:
+        """Where the loader stands after the batches that it has handed out; a few integers."""
+        return asdict(self._place)
+
+    def __iter__(self) -> Iterator[Any]:
+        ready: queue.Queue[tuple[Any, Place | None]] = queue.Queue(max(1, self.ahead))
+        stop = threading.Event()
+        thread = threading.Thread(target=self._produce, args=(ready, stop, self._place), name="loader", daemon=True)
+        thread.start()
+        try:
+            while True:
+                item, place = ready.get()
+                if isinstance(item, BaseException):
+                    raise item
+                if place is None:
+                    return
+                self._place = place
+                yield item
+        finally:
+            stop.set()
+            thread.join()
+
+    def _produce(self, ready: queue.Queue[tuple[Any, Place | None]], stop: threading.Event, place: Place) -> None:
+        def put(item: Any, after: Place | None) -> None:
+            while not stop.is_set():
+                try:
+                    return ready.put((item, after), timeout=0.1)
+                except queue.Full:
+                    continue
+
+        try:
+            while not stop.is_set() and (self.epochs is None or place.epoch < self.epochs):
+                rows, after = self._batch(place)
+                if rows:
+                    put(self.transform(rows) if self.transform else rows, after)
+                place = after
+            put(None, None)
+        except BaseException as error:  # handed to the consumer, who raises it
+            put(error, None)
+
+    def _batch(self, place: Place) -> tuple[list[Row], Place]:
+        """This rank's rows of the next batch, empty where the last batch of all is too small to share."""
+        references, after = self.order.take(place, self._size(place.step), self.epochs)
+        total = len(references)
+        if total < self.world:
+            if self.epochs is None:
+                raise ConfigError(
+                    f"a batch of {total} rows cannot be shared by {self.world} processes; choose a larger batch"
+                )
+            return [], after
+        span = range(total * self.rank // self.world, total * (self.rank + 1) // self.world)
+        return [self.order.read(references[i], place.rows + i) for i in span], after

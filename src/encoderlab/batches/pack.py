@@ -1,0 +1,632 @@
+"""Rows out of documents: the input formats of the published pretraining runs, and the plan that holds them cheaply.
+
+A format plans a block of documents at once: :class:`Plan` says which tokens of which documents make up each row, as
+index ranges, and a row is read from the corpus only when it is used. Planning a block of 4 million tokens takes about
+a second and the plan a few megabytes. A plan is a pure function of (corpus, documents, generator, format), so a run
+that resumes replans one block and has the same rows again.
+
+Contiguous streams (Transformer-XL, XLNet) are in ``streams.py``: their rows follow each other and are never shuffled.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+from encoderlab.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from encoderlab.corpus.shards import Document
+
+
+class Documents(Protocol):
+    """What the planners ask of a corpus; :class:`encoderlab.corpus.shards.Corpus` is one."""
+
+    num_documents: int
+    num_tokens: int
+
+    def document(self, i: int, start: int = 0, stop: int | None = None) -> Document: ...
+    def document_length(self, i: int) -> int: ...
+    def document_start(self, i: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a batch before corruption. Arrays of length n, special tokens included, no padding."""
+
+    ids: np.ndarray  # int64
+    doc: np.ndarray  # int32: positions see each other iff equal
+    segments: np.ndarray  # int8: 0 for A, 1 for B, 2 for XLNet's [CLS]
+    word_starts: np.ndarray  # bool; true at special tokens, and where a cut text begins
+    special: np.ndarray  # bool: added by the framing
+    labels: dict[str, int]
+    key: tuple[int, ...]  # names the row for seeding: (epoch, block, index)
+    number: int = 0  # counts the rows of the run from its start
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framing:
+    """The special tokens around one or two texts.
+
+    =======  ========================  ============
+    kind     pair                      single
+    =======  ========================  ============
+    bert     [CLS] A [SEP] B [SEP]     [CLS] A [SEP]
+    roberta  <s> A </s></s> B </s>     <s> A </s>
+    xlnet    A <sep> B <sep> <cls>     A <sep> <cls>
+    =======  ========================  ============
+
+    Segments are 0 for A with its separator and 1 for B with its separator, 2 for XLNet's <cls>; RoBERTa has no second
+    segment.
+    """
+
+    kind: Literal["bert", "roberta", "xlnet"] = "bert"
+    cls: int
+    sep: int
+    eod: int | None = None
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Framing:
+        """The framing of a :class:`~encoderlab.corpus.tokenizer.Tokenizer`."""
+        special = tokenizer.special
+        return cls(kind=tokenizer.framing, cls=special.cls, sep=special.sep, eod=special.eod)
+
+    @property
+    def single(self) -> int:
+        """Special tokens around one text."""
+        return 2
+
+    @property
+    def pair(self) -> int:
+        """Special tokens around two texts."""
+        return 4 if self.kind == "roberta" else 3
+
+    def frame(self, texts: list[list[Piece]], double: bool = True) -> list[Piece]:
+        """The texts with special tokens between and around; ``double`` repeats RoBERTa's separator, as a pair of
+        texts has it."""
+        framed: list[Piece] = [] if self.kind == "xlnet" else [self._special(self.cls, 0)]
+        for number, text in enumerate(texts):
+            segment = 1 if number and double and self.kind != "roberta" else 0
+            if number and double and self.kind == "roberta":
+                framed.append(self._special(self.sep, segment))
+            framed += text
+            framed.append(self._special(self.sep, segment))
+        if self.kind == "xlnet":
+            framed.append(self._special(self.cls, 2))
+        return framed
+
+    @staticmethod
+    def _special(token: int, segment: int) -> Piece:
+        return Piece(np.array([token]), _TRUE, segment, True)
+
+
+_TRUE = np.ones(1, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Adjacent tokens of one text within a row."""
+
+    ids: np.ndarray
+    word_starts: np.ndarray
+    segment: int
+    special: bool = False
+
+
+def assemble(texts: list[list[Piece]], labels: dict[str, int], key: tuple[int, ...], number: int) -> Row:
+    """A row of framed texts, each a document of its own: positions of different texts do not see each other."""
+    pieces = [piece for text in texts for piece in text]
+    lengths = [len(piece.ids) for piece in pieces]
+    doc = np.repeat(np.arange(len(texts), dtype=np.int32), [sum(len(piece.ids) for piece in text) for text in texts])
+    return Row(
+        ids=np.concatenate([piece.ids for piece in pieces], dtype=np.int64),
+        doc=doc,
+        segments=np.repeat(np.array([piece.segment for piece in pieces], np.int8), lengths),
+        word_starts=np.concatenate([piece.word_starts for piece in pieces]),
+        special=np.repeat(np.array([piece.special for piece in pieces]), lengths),
+        labels=labels,
+        key=key,
+        number=number,
+    )
+
+
+# How the pieces of a row become texts:
+#   single   all pieces are one text                                          [CLS] p q [SEP]
+#   pair     part 0 is A, part 1 is B                                         [CLS] A [SEP] B [SEP]
+#   joined   a separator after each piece, all in one document                [CLS] p [SEP] q [SEP]
+#   packed   each piece is framed on its own and sees only itself             [CLS] p [SEP] [CLS] q [SEP]
+Layout = Literal["single", "pair", "joined", "packed"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rows of a block as ranges of tokens: row r holds the pieces ``first[r] : first[r + 1]``."""
+
+    layout: Layout
+    first: np.ndarray  # (R + 1,) int64
+    document: np.ndarray  # (P,) int64
+    start: np.ndarray  # (P,) int64, within the document
+    stop: np.ndarray  # (P,) int64
+    part: np.ndarray  # (P,) int8
+    labels: dict[str, np.ndarray] = field(default_factory=dict)  # name -> (R,) int8
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    def lengths(self, framing: Framing) -> np.ndarray:
+        """Tokens of every row, special tokens included: (R,) int64."""
+        ends = np.concatenate([[0], np.cumsum(self.stop - self.start)])
+        pieces = np.diff(self.first)
+        special: np.ndarray | int
+        if self.layout == "single":
+            special = framing.single
+        elif self.layout == "joined":
+            special = 1 + pieces
+        elif self.layout == "packed":
+            special = framing.single * pieces
+        else:
+            pair = np.zeros(len(self), bool)
+            pair[np.repeat(np.arange(len(self)), pieces)[self.part == 1]] = True
+            special = np.where(pair, framing.pair, framing.single)
+        return ends[self.first[1:]] - ends[self.first[:-1]] + special
+
+    def row(self, r: int, corpus: Documents, framing: Framing, key: tuple[int, ...] = (), number: int = 0) -> Row:
+        """Row ``r``, read from the corpus now; about 30 microseconds."""
+        span = range(int(self.first[r]), int(self.first[r + 1]))
+        pieces = [self._read(p, corpus, framing) for p in span]
+        labels = {name: int(values[r]) for name, values in self.labels.items()}
+        if self.layout == "single":
+            texts = [framing.frame([pieces])]
+        elif self.layout == "joined":
+            texts = [framing.frame([[piece] for piece in pieces], double=False)]
+        elif self.layout == "packed":
+            texts = [framing.frame([[piece]]) for piece in pieces]
+        else:
+            parts = self.part[span.start : span.stop].tolist()
+            a = [piece for piece, part in zip(pieces, parts, strict=True) if part == 0]
+            b = [piece for piece, part in zip(pieces, parts, strict=True) if part == 1]
+            texts = [framing.frame([a, b] if b else [a])]
+        return assemble(texts, labels, key, number)
+
+    def _read(self, p: int, corpus: Documents, framing: Framing) -> Piece:
+        document = corpus.document(int(self.document[p]), int(self.start[p]), int(self.stop[p]))
+        word_starts = document.word_starts
+        if not word_starts[0]:
+            word_starts = word_starts.copy()
+            word_starts[0] = True
+        second = self.layout == "pair" and framing.kind != "roberta"
+        return Piece(document.ids, word_starts, int(self.part[p]) if second else 0)
+
+
+class _Pieces:
+    """Collects the pieces of rows one by one."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = [0]
+        self._pieces: list[tuple[int, int, int, int]] = []
+        self._labels: list[int] = []
+
+    def add(self, pieces: list[tuple[int, int, int, int]], label: int = 0) -> None:
+        """One row of pieces (document, start, stop, part)."""
+        self._pieces += pieces
+        self._rows.append(len(self._pieces))
+        self._labels.append(label)
+
+    def plan(self, layout: Layout, label: str | None = None) -> Plan:
+        columns = np.array(self._pieces, np.int64).reshape(-1, 4).T
+        labels = {label: np.array(self._labels, np.int8)} if label else {}
+        return Plan(
+            layout, np.array(self._rows), columns[0], columns[1], columns[2], columns[3].astype(np.int8), labels
+        )
+
+
+def _uniforms(rng: np.random.Generator) -> Callable[[], float]:
+    """Draws from [0, 1) at 40 nanoseconds each, an order less than a call of the generator."""
+
+    def draw() -> Iterator[float]:
+        while True:
+            yield from rng.random(1024).tolist()
+
+    return draw().__next__
+
+
+# --- pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentPairs:
+    """BERT's and ALBERT's rows: two spans of whole sentences (Devlin et al. 2019, A.2; ``create_pretraining_data.py``).
+
+    Sentences are gathered until they fill the row (with probability ``short_share`` a shorter target, drawn once per
+    document) and cut in two at a random sentence. ``relation="next"``: with probability one half, B is replaced by
+    sentences of another document, and what it replaced is used again later; label ``next_sentence``, 1 = random.
+    ``relation="order"`` (ALBERT): with probability one half, A and B are swapped; label ``sentence_order``, 1 =
+    swapped. In both, a chunk of one sentence gets a random B with label 1, so that the share of ones is above one
+    half where sentences are long. A pair that is too long loses tokens of the longer side, from either end with equal
+    probability: of a sentence longer than the row, the rest is not used in this epoch.
+    """
+
+    kind: Literal["segment_pairs"] = "segment_pairs"
+    length: int = 128
+    relation: Literal["next", "order"] = "next"
+    short_share: float = 0.1
+
+    @property
+    def label(self) -> str:
+        return "next_sentence" if self.relation == "next" else "sentence_order"
+
+    def plan(self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing) -> Plan:
+        _require_two_documents(corpus, self.label)
+        room, uniform = self.length - framing.pair, _uniforms(rng)
+        rows: list[tuple[int, ...]] = []
+        for number in documents.tolist():
+            document = corpus.document(number)
+            bounds = [*document.sentences.tolist(), len(document.ids)]
+            last = len(bounds) - 1
+            target = 2 + int(uniform() * (room - 1)) if uniform() < self.short_share else room
+            begin = 0
+            while begin < last:
+                end = bisect_left(bounds, bounds[begin] + target, begin + 1, last)
+                alone = end == begin + 1
+                cut = end if alone else begin + 1 + int(uniform() * (end - begin - 1))
+                a = (number, bounds[begin], bounds[cut])
+                if alone or (self.relation == "next" and uniform() < 0.5):
+                    rows.append((*a, *_random_text(corpus, number, target - (a[2] - a[1]), uniform), 1))
+                    begin = cut
+                    continue
+                b = (number, bounds[cut], bounds[end])
+                swap = self.relation == "order" and uniform() < 0.5
+                rows.append((*b, *a, 1) if swap else (*a, *b, 0))
+                begin = end
+        return _pair_plan(rows, room, rng, self.label)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentencePairs:
+    """Two single sentences, adjacent or, with probability one half, of two documents (RoBERTa, section 4.2,
+    SENTENCE-PAIR+NSP).
+
+    Rows are far shorter than ``length``: raise the number of rows in a batch. Label ``next_sentence``, 1 = random.
+    """
+
+    kind: Literal["sentence_pairs"] = "sentence_pairs"
+    length: int = 128
+
+    def plan(self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing) -> Plan:
+        _require_two_documents(corpus, "next_sentence")
+        uniform = _uniforms(rng)
+        rows: list[tuple[int, ...]] = []
+        for number in documents.tolist():
+            document = corpus.document(number)
+            bounds = [*document.sentences.tolist(), len(document.ids)]
+            begin, last = 0, len(bounds) - 1
+            while begin < last:
+                a = (number, bounds[begin], bounds[begin + 1])
+                if begin + 1 == last or uniform() < 0.5:
+                    rows.append((*a, *_random_text(corpus, number, 1, uniform), 1))
+                    begin += 1
+                else:
+                    rows.append((*a, number, bounds[begin + 1], bounds[begin + 2], 0))
+                    begin += 2
+        return _pair_plan(rows, self.length - framing.pair, rng, "next_sentence")
+
+
+def _require_two_documents(corpus: Documents, label: str) -> None:
+    if corpus.num_documents < 2:
+        raise DataError(
+            f"{label} needs text of at least 2 documents, the corpus has {corpus.num_documents}; "
+            f"separate documents by blank lines, or use rows without pairs (full_sentences)"
+        )
+
+
+def _random_text(corpus: Documents, other_than: int, room: int, uniform: Callable[[], float]) -> tuple[int, int, int]:
+    """Sentences from a random place of another document until ``room`` tokens are reached: (document, start, stop)."""
+    number = other_than
+    while number == other_than:
+        number = int(uniform() * corpus.num_documents)
+    document = corpus.document(number)
+    sentences = document.sentences
+    start = int(sentences[int(uniform() * len(sentences))])
+    end = int(np.searchsorted(sentences, start + max(room, 1)))
+    return number, start, int(sentences[end]) if end < len(sentences) else len(document.ids)
+
+
+def _pair_plan(rows: list[tuple[int, ...]], room: int, rng: np.random.Generator, label: str) -> Plan:
+    """The plan of rows (document A, start, stop, document B, start, stop, label), each cut to ``room`` tokens.
+
+    BERT drops one token at a time, from the longer side (from B where they are equal) and from its front or back with
+    probability one half. How many each side loses follows from the lengths, how many of them in front is binomial.
+    """
+    columns: np.ndarray = np.array(rows, np.int64).reshape(-1, 7)
+    document, start, stop = columns[:, [0, 3]], columns[:, [1, 4]], columns[:, [2, 5]]
+    a, b = (stop - start).T
+    excess = np.maximum(a + b - room, 0)
+    uneven = np.minimum(excess, np.abs(a - b))
+    even = excess - uneven
+    cut = np.stack([np.where(a > b, uneven, 0) + even // 2, np.where(a < b, uneven, 0) + (even + 1) // 2], axis=1)
+    front = np.asarray(rng.binomial(cut, 0.5), np.int64)
+    start, stop = start + front, stop - (cut - front)
+    part = np.tile(np.array([0, 1], np.int8), len(columns))
+    first = np.arange(0, 2 * len(columns) + 1, 2)
+    labels = {label: columns[:, 6].astype(np.int8)}
+    return Plan("pair", first, document.reshape(-1), start.reshape(-1), stop.reshape(-1), part, labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElectraSegments:
+    """ELECTRA's rows: one or two segments of one document, no label (``build_pretraining_dataset.py``).
+
+    Sentences are gathered until they reach a target: the full length, or with probability ``short_share`` a length
+    drawn from 5 .. length for the next row. With probability ``single_share`` all of it is segment A; else sentences
+    go to A up to half of the room, the one that crosses the middle with probability one half, and the others to B.
+    The target counts no special tokens, so the last sentence is usually cut.
+
+    ``rule="convbert_release"`` is the split of the ConvBERT release, where the two tests for an empty segment are
+    inverted: nearly all rows have one segment, and a few an empty A.
+    """
+
+    kind: Literal["electra_segments"] = "electra_segments"
+    length: int = 128
+    rule: Literal["electra", "convbert_release"] = "electra"
+    single_share: float = 0.1
+    short_share: float = 0.05
+    cross_documents: bool = False
+
+    def plan(self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing) -> Plan:
+        pieces, uniform = _Pieces(), _uniforms(rng)
+        target, size = self.length, 0
+        chunk: list[tuple[int, int, int]] = []
+        for number in documents.tolist():
+            document = corpus.document(number)
+            bounds = [*document.sentences.tolist(), len(document.ids)]
+            begin, last = 0, len(bounds) - 1
+            while begin < last:
+                end = bisect_left(bounds, bounds[begin] + target - size, begin + 1, last)
+                chunk += [(number, bounds[s], bounds[s + 1]) for s in range(begin, end)]
+                size += bounds[end] - bounds[begin]
+                begin = end
+                if size >= target or (begin == last and not self.cross_documents):
+                    pieces.add(self._split(chunk, target, framing, uniform))
+                    target = 5 + int(uniform() * (self.length - 4)) if uniform() < self.short_share else self.length
+                    chunk, size = [], 0
+        if chunk:
+            pieces.add(self._split(chunk, target, framing, uniform))
+        return pieces.plan("pair")
+
+    def _split(
+        self, chunk: list[tuple[int, int, int]], target: int, framing: Framing, uniform: Callable[[], float]
+    ) -> list[tuple[int, int, int, int]]:
+        middle = 1 << 62 if uniform() < self.single_share else (target - framing.pair) // 2
+        inverted = self.rule == "convbert_release"
+        sizes: list[int] = [0, 0]
+        sides: list[list[tuple[int, int, int]]] = [[], []]
+        for sentence in chunk:
+            length = sentence[2] - sentence[1]
+            first = (
+                (sizes[0] == 0) != inverted
+                or sizes[0] + length < middle
+                or ((sizes[1] == 0) != inverted and sizes[0] < middle and uniform() < 0.5)
+            )
+            side = 0 if first else 1
+            sizes[side] += length
+            sides[side].append(sentence)
+        a = _head(sides[0], self.length - framing.single)
+        b = _head(sides[1], self.length - framing.pair - sum(stop - start for _, start, stop in a))
+        return [(*piece, 0) for piece in a] + [(*piece, 1) for piece in b]
+
+
+def _head(pieces: list[tuple[int, int, int]], room: int) -> list[tuple[int, int, int]]:
+    """The first ``room`` tokens of the pieces; adjacent ones are joined."""
+    kept: list[tuple[int, int, int]] = []
+    for number, start, stop in pieces:
+        stop = min(stop, start + room)
+        if stop <= start:
+            break
+        room -= stop - start
+        if kept and kept[-1][0] == number and kept[-1][2] == start:
+            kept[-1] = (number, kept[-1][1], stop)
+        else:
+            kept.append((number, start, stop))
+    return kept
+
+
+# --- whole sentences
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullSentences:
+    """As many consecutive whole sentences as fit (RoBERTa, section 4.2, FULL-SENTENCES).
+
+    A row may hold several documents, with a separator between them; they see each other unless ``separate``, which
+    frames each as a text of its own. ``cross_documents=False`` is DOC-SENTENCES: a row ends with its document, so
+    that rows are shorter and a batch should be given in tokens. A sentence longer than the row is cut in rows.
+    """
+
+    kind: Literal["full_sentences"] = "full_sentences"
+    length: int = 512
+    cross_documents: bool = True
+    separate: bool = False
+
+    def plan(self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing) -> Plan:
+        # Tokens that a piece costs beside its own, and that a row costs once.
+        per_piece, per_row = (framing.single, 0) if self.separate else (1, 1)
+        room = self.length - per_row
+        index, start, stop = _sentences(corpus, documents, room - per_piece)
+        # Positions if all sentences lay in one line, with the cost of a piece before the first sentence of each
+        # document.
+        opens = np.ones(len(index), bool)
+        opens[1:] = index[1:] != index[:-1]
+        ends = np.cumsum(stop - start + per_piece * opens)
+        bodies = (ends - (stop - start)).tolist()
+        limits = [*(np.flatnonzero(opens)[1:]).tolist(), len(index)]
+        line = ends.tolist()
+        firsts, begin, document = [], 0, 0
+        while begin < len(line):
+            firsts.append(begin)
+            limit = len(line)
+            if not self.cross_documents:
+                while limits[document] <= begin:
+                    document += 1
+                limit = limits[document]
+            begin = bisect_left(line, bodies[begin] + room - per_piece + 1, begin + 1, limit)
+        row = np.zeros(len(index), np.int64)
+        row[firsts] = 1
+        return _join(np.cumsum(row) - 1, documents[index], start, stop, "packed" if self.separate else "joined")
+
+
+def _sentences(corpus: Documents, documents: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All sentences of the documents, cut to ``longest``: (index into documents, start, stop), each (s,) int64."""
+    starts, stops, counts = [], [], []
+    for number in documents.tolist():
+        document = corpus.document(number)
+        starts.append(document.sentences)
+        stops.append(document.sentences[1:])
+        stops.append(np.array([len(document.ids)]))
+        counts.append(len(document.sentences))
+    start, stop = np.concatenate(starts), np.concatenate(stops)
+    index = np.repeat(np.arange(len(documents)), counts)
+    parts = np.maximum(-(-(stop - start) // longest), 1)
+    if parts.max(initial=1) > 1:
+        place = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
+        start, stop, index = np.repeat(start, parts) + place * longest, np.repeat(stop, parts), np.repeat(index, parts)
+        stop = np.minimum(stop, start + longest)
+    return index, start, stop
+
+
+def _join(row: np.ndarray, document: np.ndarray, start: np.ndarray, stop: np.ndarray, layout: Layout) -> Plan:
+    """A plan of ranges in order, (n,) each with its row; ranges that touch within a row and document become one
+    piece."""
+    opens = np.ones(len(row), bool)
+    opens[1:] = (row[1:] != row[:-1]) | (document[1:] != document[:-1]) | (start[1:] != stop[:-1])
+    first = np.flatnonzero(opens)
+    last = np.append(first[1:], len(row)) - 1
+    pieces = np.searchsorted(row[first], np.arange(row[-1] + 2 if len(row) else 1))
+    return Plan(layout, pieces, document[first], start[first], stop[last], np.zeros(len(first), np.int8))
+
+
+# --- whole documents
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunks:
+    """All text in one line, cut in rows of exactly the same length, one segment (DeBERTa's data preparation).
+
+    Blind to sentences and documents: no padding and no separator. The short rest of a block is dropped.
+    """
+
+    kind: Literal["chunks"] = "chunks"
+    length: int = 512
+
+    def plan(self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing) -> Plan:
+        room = self.length - framing.single
+        lengths = _lengths(corpus, documents)
+        ends = np.cumsum(lengths)
+        total = int(ends[-1]) // room * room if len(ends) else 0
+        cuts = np.union1d(ends[ends < total], np.arange(0, total + 1, room))
+        start, stop = cuts[:-1], cuts[1:]
+        index = np.searchsorted(ends, start, side="right")
+        origin = (ends - lengths)[index]
+        return _join(start // room, documents[index], start - origin, stop - origin, "single")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SingleDocuments:
+    """One document is one row, one segment.
+
+    One that is too long is cropped, from either end with equal probability for each token (``overlong="crop"``,
+    Erlangshen), or makes several rows (``"split"``, DistilBERT, which also drops what has fewer than 12 tokens:
+    ``shortest=12``).
+    """
+
+    kind: Literal["single_documents"] = "single_documents"
+    length: int = 512
+    overlong: Literal["crop", "split"] = "split"
+    shortest: int = 1
+
+    def plan(self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing) -> Plan:
+        room, lengths = self.length - framing.single, _lengths(corpus, documents)
+        if self.overlong == "split":
+            index, start, stop = _cut(lengths, room)
+        else:
+            excess = np.maximum(lengths - room, 0)
+            index, start = np.arange(len(lengths)), rng.binomial(excess, 0.5)
+            stop = start + lengths - excess
+        keep = stop - start >= self.shortest
+        index, start, stop = index[keep], start[keep], stop[keep]
+        return Plan("single", np.arange(len(index) + 1), documents[index], start, stop, np.zeros(len(index), np.int8))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedDocuments:
+    """Several short documents in one row, each framed on its own and blind to the others: little padding is left.
+
+    Best fit, longest first, over the documents of a block (Krell et al. 2021, "Efficient sequence packing"); a document
+    longer than the row is cut first.
+    """
+
+    kind: Literal["packed_documents"] = "packed_documents"
+    length: int = 512
+
+    def plan(self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing) -> Plan:
+        index, start, stop = _cut(_lengths(corpus, documents), self.length - framing.single)
+        row = _best_fit(stop - start + framing.single, self.length)
+        order = np.argsort(row, kind="stable")
+        first = np.searchsorted(row[order], np.arange(row.max(initial=-1) + 2))
+        index = index[order]
+        return Plan("packed", first, documents[index], start[order], stop[order], np.zeros(len(index), np.int8))
+
+
+def _lengths(corpus: Documents, documents: np.ndarray) -> np.ndarray:
+    return np.fromiter(map(corpus.document_length, documents.tolist()), np.int64, len(documents))
+
+
+def _cut(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Texts of these lengths cut into parts of at most ``room``: (index of the text, start, stop)."""
+    parts = -(-lengths // room)
+    index = np.repeat(np.arange(len(lengths)), parts)
+    start = (np.arange(len(index)) - np.repeat(np.cumsum(parts) - parts, parts)) * room
+    return index, start, np.minimum(start + room, lengths[index])
+
+
+def _best_fit(sizes: np.ndarray, room: int) -> np.ndarray:
+    """The row that each size goes to, best fit and longest first: (n,) int64. About a microsecond each."""
+    row = np.zeros(len(sizes), np.int64)
+    left: list[list[int]] = [[] for _ in range(room + 1)]  # rows by the room they have left
+    used, rows = 0, 0  # bit r of used: left[r] is not empty
+    for item in np.argsort(-sizes, kind="stable").tolist():
+        size = int(sizes[item])
+        fitting = used >> size
+        if fitting:
+            free = size + (fitting & -fitting).bit_length() - 1
+            place = left[free].pop()
+            if not left[free]:
+                used ^= 1 << free
+        else:
+            place, free = rows, room
+            rows += 1
+        row[item] = place
+        left[free - size].append(place)
+        used |= 1 << (free - size)
+    return row
+
+
+# ---
+
+RowFormat = SegmentPairs | SentencePairs | ElectraSegments | FullSentences | Chunks | SingleDocuments | PackedDocuments
+
+
+def check_length(length: int, framing: Framing) -> None:
+    """Refuse rows too short for their own special tokens.
+
+    Raises:
+        ConfigError: no room for a token of each text.
+    """
+    if length < framing.pair + 2:
+        raise ConfigError(f"row length {length} leaves no room for text; choose at least {framing.pair + 2}")

@@ -1,0 +1,304 @@
+"""Rows that continue each other: the corpus as one long line of tokens, cut into parallel streams.
+
+With B rows in a batch, row b of every batch belongs to stream b, which is the b-th part of the line; each batch is
+the next window of all streams. That order is what makes a memory of earlier hidden states meaningful, so windows are
+never shuffled. A window starts at a position that follows from the windows before it alone, so a run resumes from
+that position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from encoderlab.batches.pack import Documents, Framing, Row
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.seeds import generator
+
+
+class TokenLine:
+    """All documents of a corpus in their own order as one line, each followed by ``eod`` where that is given.
+
+    Reading costs O(log documents) to find the place and then what is read.
+    """
+
+    def __init__(self, corpus: Documents, eod: int | None) -> None:
+        self.corpus, self.eod = corpus, eod
+        self.length = corpus.num_tokens + (corpus.num_documents if eod is not None else 0)
+
+    def read(self, start: int, stop: int) -> Stretch:
+        """Tokens ``start:stop`` of the line."""
+        parts: list[Stretch] = []
+        number = self._document_at(start)
+        place = start - self._start(number)
+        missing = stop - start
+        while missing > 0:
+            length = self.corpus.document_length(number)
+            if place < length:
+                document = self.corpus.document(number, place, min(length, place + missing))
+                sentences = np.zeros(len(document.ids), bool)
+                sentences[document.sentences] = True
+                parts.append(Stretch(document.ids, sentences, document.word_starts, np.zeros(len(document.ids), bool)))
+                missing -= len(document.ids)
+            if missing and self.eod is not None:
+                parts.append(Stretch(np.array([self.eod]), np.zeros(1, bool), np.ones(1, bool), np.ones(1, bool)))
+                missing -= 1
+            number, place = number + 1, 0
+        return Stretch.join(parts)
+
+    def _start(self, number: int) -> int:
+        return self.corpus.document_start(number) + (number if self.eod is not None else 0)
+
+    def _document_at(self, position: int) -> int:
+        low, high = 0, self.corpus.num_documents - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._start(middle) <= position:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Adjacent tokens of a line; ``sentences`` marks the first token of a sentence, ``special`` what is not text."""
+
+    ids: np.ndarray
+    sentences: np.ndarray
+    word_starts: np.ndarray
+    special: np.ndarray
+
+    @classmethod
+    def join(cls, parts: list[Stretch]) -> Stretch:
+        ids = np.concatenate([part.ids for part in parts] or [np.zeros(0)], dtype=np.int64, casting="unsafe")
+        marks = (
+            np.concatenate([getattr(part, name) for part in parts] or [np.zeros(0, bool)])
+            for name in ("sentences", "word_starts", "special")
+        )
+        return cls(ids, *marks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContiguousStreams:
+    """Windows of ``length`` tokens for a language model with memory (Transformer-XL, section 3.2).
+
+    A row holds one token more than its window: position i predicts token i + 1, and the last token is a target only.
+    Label ``continues``: 1 where the row follows the one before it in its stream, 0 where memory has to start empty.
+    ``separator`` puts the end-of-document token after each document. ``variable`` draws the length of each window:
+    around ``length`` (95%) or half of it (5%), normal with deviation 5, at least 5, at most ``length`` + 15. The last
+    window of an epoch is short.
+    """
+
+    kind: Literal["contiguous_streams"] = "contiguous_streams"
+    length: int = 150
+    separator: bool = True
+    variable: bool = False
+
+    def line(self, corpus: Documents, framing: Framing) -> TokenLine:
+        return TokenLine(corpus, _eod(framing) if self.separator else None)
+
+    def window(self, stream_length: int, position: int, seed: int, epoch: int) -> tuple[int, int | None]:
+        """Length of the window at ``position``, and the position of the next; None where the epoch ends."""
+        length = self.length
+        if self.variable:
+            rng = generator(seed, "window", epoch, position)
+            centre = length if rng.random() < 0.95 else length / 2
+            length = min(max(5, int(rng.normal(centre, 5))), length + 15)
+        length = min(length, stream_length - 1 - position)
+        following = position + length
+        return length, following if following < stream_length - 1 else None
+
+    def shortest(self) -> int:
+        """Tokens a stream needs for one window."""
+        return 2
+
+    def row(
+        self,
+        line: TokenLine,
+        stream: Stream,
+        position: int,
+        length: int,
+        framing: Framing,
+        key: tuple[int, ...],
+        rng: np.random.Generator,
+    ) -> Row:
+        stretch = line.read(stream.start + position, stream.start + position + length + 1)
+        return Row(
+            ids=stretch.ids,
+            doc=np.zeros(len(stretch.ids), np.int32),
+            segments=np.zeros(len(stretch.ids), np.int8),
+            word_starts=stretch.word_starts,
+            special=stretch.special,
+            labels={"continues": int(position > 0)},
+            key=key,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class XLNetStreams:
+    """XLNet's instances (Yang et al. 2019, section 2.5; ``data_utils.py``).
+
+    A row of ``length`` tokens is ``reuse`` tokens that continue the stream (their hidden states become the memory of
+    the next window) and then A <sep> B <sep> <cls>, where A follows the reused part up to a random end of a sentence,
+    and B is what follows A or, with probability one half, text from another place of the stream. The window advances
+    by ``reuse``. Segments are 0 for the reused part and A, 1 for B, 2 for <cls>. With ``both_directions``, rows 2s
+    and 2s + 1 read the same stream forwards and backwards, so that any even slice of a batch has both halves.
+
+    Labels: ``next_sentence``, here 1 = B follows A (there is no loss on it in the paper); ``backwards``; ``continues``.
+    """
+
+    kind: Literal["xlnet_streams"] = "xlnet_streams"
+    length: int = 512
+    reuse: int = 256
+    both_directions: bool = True
+    separator: bool = True
+
+    def line(self, corpus: Documents, framing: Framing) -> TokenLine:
+        return TokenLine(corpus, _eod(framing) if self.separator else None)
+
+    @property
+    def room(self) -> int:
+        """Tokens of A and B together."""
+        return self.length - self.reuse - 3
+
+    def shortest(self) -> int:
+        """Tokens a stream needs for one window."""
+        return max(self.length, self.reuse + self.room + 1)
+
+    def window(self, stream_length: int, position: int, seed: int, epoch: int) -> tuple[int, int | None]:
+        """Length of the window at ``position``, and the position of the next; None where the epoch ends."""
+        following = position + self.reuse
+        return self.length, following if following + self.shortest() <= stream_length else None
+
+    def row(
+        self,
+        line: TokenLine,
+        stream: Stream,
+        position: int,
+        length: int,
+        framing: Framing,
+        key: tuple[int, ...],
+        rng: np.random.Generator,
+    ) -> Row:
+        begin = position + self.reuse
+        a, b, follows = self._split(line, stream, begin, rng)
+        parts = [stream.read(line, position, begin), stream.read(line, *a), stream.read(line, *b)]
+        sep, cls = _token(framing.sep), _token(framing.cls)
+        stretch = Stretch.join([*parts[:2], sep, parts[2], sep, cls])
+        a_length, b_length = a[1] - a[0], b[1] - b[0]
+        return Row(
+            ids=stretch.ids,
+            doc=np.zeros(length, np.int32),
+            segments=np.repeat(np.array([0, 1, 2], np.int8), [self.reuse + a_length + 1, b_length + 1, 1]),
+            word_starts=stretch.word_starts,
+            special=stretch.special,
+            labels={"next_sentence": int(follows), "backwards": int(stream.backwards), "continues": int(position > 0)},
+            key=key,
+        )
+
+    def _split(
+        self, line: TokenLine, stream: Stream, begin: int, rng: np.random.Generator
+    ) -> tuple[tuple[int, int], tuple[int, int], bool]:
+        """Places of A and B in the stream, and whether B follows A. Lengths beyond the room need not be found
+        exactly."""
+        room, last = self.room, stream.length
+        ends = np.flatnonzero(stream.read(line, begin, begin + room).sentences[1:]) + 1
+        follows = len(ends) > 0 and rng.random() >= 0.5
+        a_end = begin + (int(ends[int(rng.integers(len(ends)))]) if len(ends) else room)
+        if follows:
+            b_begin = a_end
+            b_end = self._sentence_end(line, stream, max(begin + room, b_begin + 1), last)
+        else:
+            b_length = max(1, room - (a_end - begin))
+            b_begin = int(rng.integers(last - b_length))
+            b_end = self._sentence_end(line, stream, b_begin + b_length, last - 1)
+            b_begin = self._sentence_begin(line, stream, b_begin)
+        a_length, b_length = a_end - begin, b_end - b_begin
+        excess = max(0, a_length + b_length - room)
+        uneven = min(excess, abs(a_length - b_length))
+        even = excess - uneven
+        a_end -= (uneven if a_length > b_length else 0) + even // 2
+        b_end -= (uneven if a_length <= b_length else 0) + (even + 1) // 2
+        return (begin, a_end), (b_begin, b_end), follows
+
+    def _sentence_end(self, line: TokenLine, stream: Stream, place: int, last: int) -> int:
+        """The first start of a sentence at or after ``place``, or where the room is certainly full."""
+        limit = min(place + self.room, last)
+        if place >= limit:
+            return min(place, last)
+        found = np.flatnonzero(stream.read(line, place, limit).sentences)
+        return place + int(found[0]) if len(found) else limit
+
+    @staticmethod
+    def _sentence_begin(line: TokenLine, stream: Stream, place: int) -> int:
+        """The last start of a sentence at or before ``place``."""
+        stop, size = place + 1, 64
+        while True:
+            start = max(0, stop - size)
+            found = np.flatnonzero(stream.read(line, start, stop).sentences)
+            if len(found) and start + int(found[-1]) > 0:
+                return start + int(found[-1])
+            if start == 0:
+                return 0
+            stop, size = start, 2 * size
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One part of the line, read forwards or backwards."""
+
+    start: int  # first token in the line
+    length: int
+    backwards: bool = False
+
+    def read(self, line: TokenLine, begin: int, end: int) -> Stretch:
+        """Tokens ``begin:end`` of the stream. Backwards, a sentence starts where the one after it in the text ends."""
+        if not self.backwards:
+            return line.read(self.start + begin, self.start + end)
+        stop = self.start + self.length
+        text = line.read(stop - end, min(stop - begin + 1, stop))
+        size = end - begin
+        sentences = np.ones(size, bool)
+        sentences[size - (len(text.ids) - 1) :] = text.sentences[:0:-1]
+        return Stretch(text.ids[:size][::-1], sentences, text.word_starts[:size][::-1], text.special[:size][::-1])
+
+
+def streams(line: TokenLine, count: int, form: ContiguousStreams | XLNetStreams) -> list[Stream]:
+    """The streams of a batch of ``count`` rows; what does not fill all of them equally is left out.
+
+    Raises:
+        ConfigError: an odd count with two directions.
+        DataError: too little text for one window of each.
+    """
+    both = isinstance(form, XLNetStreams) and form.both_directions
+    if both and count % 2:
+        raise ConfigError(
+            f"{count} rows cannot be half forwards and half backwards; choose an even number of rows in a batch"
+        )
+    parts = count // 2 if both else count
+    length = line.length // parts
+    if length < form.shortest():
+        raise DataError(
+            f"corpus of {line.length:,} tokens gives {parts} streams of {length} tokens, shorter than one window of "
+            f"{form.shortest()}; add text, or choose fewer rows in a batch or a shorter window"
+        )
+    forwards = [Stream(part * length, length) for part in range(parts)]
+    if not both:
+        return forwards
+    return [Stream(stream.start, length, backwards) for stream in forwards for backwards in (False, True)]
+
+
+def _eod(framing: Framing) -> int:
+    if framing.eod is None:
+        raise ConfigError("this tokenizer has no end-of-document token; add one (<eod>), or set separator=false")
+    return framing.eod
+
+
+def _token(token: int) -> Stretch:
+    return Stretch(np.array([token]), np.zeros(1, bool), np.ones(1, bool), np.ones(1, bool))
+
+
+StreamFormat = ContiguousStreams | XLNetStreams
