@@ -76,6 +76,7 @@ class Corpus:
         self._files = record["shards"]
         starts = np.cumsum([0] + [file["documents"] for file in self._files])
         self._starts: list[int] = starts.tolist()
+        self._tokens: list[int] = np.cumsum([0] + [file["tokens"] for file in self._files]).tolist()
         self._shards: list[Shard | None] = [None] * len(self._files)
 
     def __len__(self) -> int:
@@ -85,20 +86,25 @@ class Corpus:
         size = f"{self.num_documents:,} documents, {self.num_tokens:,} tokens"
         return f"Corpus({str(self.path)!r}, {self.split!r}): {size}"
 
-    def document(self, i: int) -> Document:
-        """Document ``i``; its ids are a read-only view of the file.
+    def document(self, i: int, start: int = 0, stop: int | None = None) -> Document:
+        """Document ``i``, or its tokens ``start:stop`` at the cost of those; ids are a read-only view of the file.
 
         Raises:
             DataError: the shard is missing, truncated, or no shard at all.
             IndexError: there is no such document.
         """
         shard, place = self._locate(i)
-        return shard.document(place)
+        return shard.document(place, start, stop)
 
     def document_length(self, i: int) -> int:
         """Tokens of document ``i``, without touching them."""
         shard, place = self._locate(i)
         return int(shard.documents[place + 1] - shard.documents[place])
+
+    def document_start(self, i: int) -> int:
+        """How many tokens the documents before ``i`` have together."""
+        shard, place = self._locate(i)
+        return self._tokens[bisect_right(self._starts, i) - 1] + int(shard.documents[place])
 
     def counts(self) -> np.ndarray:
         """How often each id occurs in the training split: (V,) int64."""
@@ -148,8 +154,9 @@ class Shard:
         except KeyError as error:
             raise DataError(f"{path}: holds no tensor {error}: no token shard; build it again") from None
 
-    def document(self, i: int) -> Document:
-        start, end = int(self.documents[i]), int(self.documents[i + 1])
+    def document(self, i: int, start: int = 0, stop: int | None = None) -> Document:
+        first, end = int(self.documents[i]), int(self.documents[i + 1])
+        start, end = first + start, end if stop is None else min(first + stop, end)
         return Document(
             self.ids[start:end],
             np.flatnonzero(read_bits(self.sentences, start, end)),
