@@ -43,7 +43,7 @@ class TokenLine:
                 parts.append(Stretch(document.ids, sentences, document.word_starts, np.zeros(len(document.ids), bool)))
                 missing -= len(document.ids)
             if missing and self.eod is not None:
-                parts.append(Stretch(np.array([self.eod]), np.zeros(1, bool), np.ones(1, bool), np.ones(1, bool)))
+                parts.append(Stretch(np.array([self.eod]), np.zeros(1, bool), np.ones(1, bool), np.zeros(1, bool)))
                 missing -= 1
             number, place = number + 1, 0
         return Stretch.join(parts)
@@ -64,7 +64,8 @@ class TokenLine:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Adjacent tokens of a line; ``sentences`` marks the first token of a sentence, ``special`` what is not text."""
+    """Adjacent tokens of a line; ``sentences`` marks the first token of a sentence, ``special`` what the framing
+    adds. The end of a document is an ordinary token here, which a language model has to predict."""
 
     ids: np.ndarray
     sentences: np.ndarray

@@ -1,0 +1,178 @@
+"""Targets and factorisation orders of the permutation language model (Yang et al. 2019, sections 2.2-2.3; XLNet's data
+code).
+
+A row is a sequence of parts: with memory reuse, the tokens that become the memory of the next row, and the rest;
+otherwise one. Each part has its own quota of targets and its own order, and a part sees everything of the parts
+before it and nothing of those after it. The order of all parts fits into two numbers per position, so no (L, L) mask
+is made here:
+
+    i may see j   iff   query_rank[i] > key_rank[j]
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+
+from encoderlab.batches.pack import Row
+from encoderlab.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Targets:
+    """Which tokens are predicted, and in what order.
+
+    Attributes:
+        count: targets per row, divided among its parts (85 of 512: one in K = 6, the paper's partial prediction).
+        longest: spans have n = 1 .. longest tokens, p(n) proportional to 1/n. context: a span of n stands at a random
+        place within n * context tokens (mask_alpha / mask_beta of the release). block: positions of a part are
+        permuted within blocks of this many, by one permutation for all blocks; blocks stay
+            in reading order (perm_size). None: the whole part.
+        whole_words: count the length of a span in words. The release means to, but counts pieces; its models were
+        trained so.
+    """
+
+    count: int = 85
+    longest: int = 5
+    context: int = 6
+    block: int | None = None
+    whole_words: bool = False
+
+    def check(self, length: int, reuse: int) -> None:
+        """Refuse settings that leak or cannot be met.
+
+        Raises:
+            ConfigError: a block longer than the reused part (the next row's memory would have seen what it predicts),
+            or
+                more targets than half of a part's tokens.
+        """
+        if self.block is not None and reuse and self.block > reuse:
+            raise ConfigError(
+                f"permutation block {self.block} is longer than the {reuse} reused tokens; choose at most {reuse}"
+            )
+        for size, quota in zip(*_parts(length, reuse, self.count), strict=True):
+            if 2 * quota > size:
+                raise ConfigError(
+                    f"{quota} targets among {size} tokens leave too little context; choose at most {size // 2}"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Permuted:
+    """A row's targets and order. Targets ascend; there may be fewer than asked, since special tokens are never
+    targets."""
+
+    positions: np.ndarray  # (k,) int64
+    targets: np.ndarray  # (k,) int64: the ids at these positions
+    query_rank: np.ndarray  # (n,) int32
+    key_rank: np.ndarray  # (n,) int32
+
+
+class Draws(Protocol):
+    """What is used of a generator here."""
+
+    def random(self) -> float: ...
+    def integers(self, high: int, /) -> int: ...
+
+
+def permute(row: Row, targets: Targets, reuse: int, rng: np.random.Generator) -> Permuted:
+    """Targets and order of a row whose first ``reuse`` tokens are a part of their own; about 100 microseconds.
+
+    A row read backwards has its spans drawn in reading order, as its label ``backwards`` says.
+    """
+    sizes, quotas = _parts(len(row), reuse, targets.count)
+    backwards = bool(row.labels.get("backwards", 0))
+    chosen, orders, start = [], [], 0
+    for size, quota in zip(sizes, quotas, strict=True):
+        starts = row.word_starts[start : start + size]
+        chosen.append(sample_spans(starts, quota, targets, rng, backwards=backwards))
+        orders.append(rng.permutation(min(targets.block or size, size)))
+        start += size
+    return arrange(row.ids, np.concatenate(chosen), row.special, sizes, orders)
+
+
+def sample_spans(
+    word_starts: np.ndarray, quota: int, targets: Targets, rng: Draws, *, backwards: bool = False
+) -> np.ndarray:
+    """Exactly ``quota`` positions (n,) bool: spans from left to right, each in a context ``context`` times as long,
+    then single positions anywhere for what is missing. A span begins at the start of a word.
+    """
+    size = len(word_starts)
+    if backwards:
+        word_starts = word_starts[::-1]
+    begins = np.flatnonzero(word_starts).tolist()
+    limits = _harmonic_limits(targets.longest)
+    chosen = np.zeros(size, bool)
+    place = found = 0
+    while place < size and found < quota:
+        n = min(bisect_right(limits, rng.random()) + 1, quota - found)
+        context = n * targets.context
+        left = int(rng.integers(context))
+        word = bisect_right(begins, place + left - 1)
+        if word == len(begins):
+            break
+        begin = begins[word]
+        if targets.whole_words:
+            end = begins[word + n] if word + n < len(begins) else size
+            end = min(end, begin + quota - found)
+        else:
+            end = begin + n
+        if end >= size:
+            break
+        chosen[begin:end] = True
+        found += end - begin
+        place = end + context - left
+    while found < quota:
+        place = int(rng.integers(size))
+        found += not chosen[place]
+        chosen[place] = True
+    return chosen[::-1] if backwards else chosen
+
+
+def arrange(
+    ids: np.ndarray, chosen: np.ndarray, special: np.ndarray, sizes: Sequence[int], orders: Sequence[np.ndarray]
+) -> Permuted:
+    """The order in which the chosen tokens are predicted.
+
+    Tokens that are neither chosen nor special are context: all of them come first, and see each other. Chosen tokens
+    follow in the order given (``orders``: for each part a permutation, repeated for every block of its length); each
+    sees the context and what comes before it, but not itself. Special tokens have a place in that order too, and do
+    see themselves.
+    """
+    later = chosen | special
+    target = chosen & ~special
+    ranks, floors, floor = [], [], 0
+    for size, order in zip(sizes, orders, strict=True):
+        index = np.arange(size)
+        ranks.append(order[index % len(order)] + index // len(order) * len(order))
+        floors.append(np.full(size, floor))
+        # The highest rank of a query in this part is floor + size, so that the next part's context is out of its sight.
+        floor += (-(-size // len(order)) * len(order)) + 1
+    rank, base = np.concatenate(ranks), np.concatenate(floors)
+    key_rank = np.where(later, base + rank, base - 1)
+    query_rank = np.where(target, base + rank, np.where(special, base + rank + 1, base))
+    positions = np.flatnonzero(target)
+    return Permuted(positions, ids[positions], query_rank.astype(np.int32), key_rank.astype(np.int32))
+
+
+def hidden(query_rank: np.ndarray, key_rank: np.ndarray) -> np.ndarray:
+    """What a position may not see: (..., L), (..., L) -> (..., L, L) bool. The content stream sees itself all the
+    same."""
+    return query_rank[..., :, None] <= key_rank[..., None, :]
+
+
+def _parts(length: int, reuse: int, count: int) -> tuple[list[int], list[int]]:
+    """Sizes of the parts of a row, and how many targets each has."""
+    if not reuse:
+        return [length], [count]
+    return [reuse, length - reuse], [count - count // 2, count // 2]
+
+
+def _harmonic_limits(longest: int) -> list[float]:
+    weights = [1 / n for n in range(1, longest + 1)]
+    return [limit / sum(weights) for limit in accumulate(weights)][:-1]
