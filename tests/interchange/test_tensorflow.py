@@ -99,7 +99,9 @@ def test_a_truncated_index_is_refused(folder: Path, keep: int) -> None:
 @settings(max_examples=40, deadline=None)
 @given(position=st.integers(0, 10**6), bit=st.integers(0, 7))
 def test_a_flipped_bit_in_the_index_is_refused_or_harmless(shared: Path, position: int, bit: int) -> None:
-    """No flipped bit gives other tensors: it is refused, or lies in the unused bytes of the footer or the empty meta block."""
+    """No flipped bit gives other tensors: it is refused, or lies in the unused bytes of the footer or the empty meta
+    block.
+    """
     source = shared / "golden/tf_checkpoints/albert_pretraining/model.ckpt.index"
     data = bytearray(source.read_bytes())
     data[position % len(data)] ^= 1 << bit

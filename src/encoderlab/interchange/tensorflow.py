@@ -1,9 +1,10 @@
 """Reads TensorFlow V2 checkpoints (``model.ckpt.index`` and ``model.ckpt.data-00000-of-00001``) with NumPy alone.
 
-The index is a sorted string table of the LevelDB kind: data blocks of prefix-compressed keys, an index block that lists them,
-a footer. Its values are protocol buffers, of which a checkpoint uses two: ``BundleHeaderProto`` under the empty key and
-``BundleEntryProto`` (type, shape, shard, offset, size, checksum) under each tensor's name. The data files are the raw tensors.
-Format: ``tensorflow/core/util/tensor_bundle`` and ``tensorflow/core/lib/io/format.cc`` of the TensorFlow sources.
+The index is a sorted string table of the LevelDB kind: data blocks of prefix-compressed keys, an index block that
+lists them, a footer. Its values are protocol buffers, of which a checkpoint uses two: ``BundleHeaderProto`` under the
+empty key and ``BundleEntryProto`` (type, shape, shard, offset, size, checksum) under each tensor's name. The data
+files are the raw tensors. Format: ``tensorflow/core/util/tensor_bundle`` and ``tensorflow/core/lib/io/format.cc`` of
+the TensorFlow sources.
 
 Every block and every tensor that is read is checked against its CRC-32C, at about 5 ns per byte.
 """
@@ -24,7 +25,7 @@ FOOTER_BYTES = 48
 MAGIC = 0xDB4775248B80FB57
 MASK_DELTA = 0xA282EAD8
 BFLOAT16 = 14
-DTYPES = {
+DTYPES: dict[int, np.dtype] = {
     1: np.dtype("<f4"),
     2: np.dtype("<f8"),
     3: np.dtype("<i4"),
@@ -104,7 +105,9 @@ class Checkpoint:
                 file.seek(entry.offset)
                 data = file.read(entry.size)
         except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror}); it belongs to {self.index_path.name}") from None
+            raise DataError(
+                f"{path}: cannot be read ({error.strerror}); it belongs to {self.index_path.name}"
+            ) from None
         if len(data) != entry.size:
             raise DataError(
                 f"{path}: ends inside tensor {name!r} (needs bytes up to {entry.offset + entry.size}); copy it again"
@@ -120,8 +123,8 @@ class Checkpoint:
         fields = _fields(value, self.index_path)
         if 7 in fields:
             raise DataError(
-                f"{self.index_path}: tensor {name!r} is stored in slices (a partitioned variable), which is not supported; "
-                "save the checkpoint again without a partitioner"
+                f"{self.index_path}: tensor {name!r} is stored in slices (a partitioned variable), "
+                "which is not supported; save the checkpoint again without a partitioner"
             )
         shape = []
         for message in fields.get(2, []):
@@ -141,7 +144,8 @@ class Checkpoint:
 
 
 def find_prefix(path: Path) -> Path:
-    """The checkpoint prefix that ``path`` means: the prefix itself, a file of the checkpoint, or a folder with one checkpoint.
+    """The checkpoint prefix that ``path`` means: the prefix itself, a file of the checkpoint, or a folder with one
+    checkpoint.
 
     In a folder with several, the text file ``checkpoint`` that TensorFlow keeps beside them names the latest.
     """
@@ -160,7 +164,9 @@ def find_prefix(path: Path) -> Path:
         )
     prefix = path.with_name(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path.name))
     if not prefix.with_name(prefix.name + ".index").is_file():
-        raise DataError(f"{prefix}.index: no such file; give a TensorFlow checkpoint such as .../model.ckpt or its folder")
+        raise DataError(
+            f"{prefix}.index: no such file; give a TensorFlow checkpoint such as .../model.ckpt or its folder"
+        )
     return prefix
 
 
@@ -194,7 +200,9 @@ def _block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]
     if mask_crc(crc32c(data[offset : offset + size + 1])) != int.from_bytes(stored, "little"):
         raise ValueError(f"block at byte {offset} does not match its checksum")
     if kind != 0:
-        raise ValueError(f"block at byte {offset} is compressed (kind {kind}), which TensorFlow does not do for checkpoints")
+        raise ValueError(
+            f"block at byte {offset} is compressed (kind {kind}), which TensorFlow does not do for checkpoints"
+        )
     num_restarts = int.from_bytes(block[-4:], "little")
     end = size - 4 * (num_restarts + 1)
     key, position = b"", 0
@@ -227,7 +235,9 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _fields(message: bytes, path: Path) -> dict[int, list]:
-    """The fields of a protocol buffer by number; submessages stay bytes. Integers that may be negative never occur here."""
+    """The fields of a protocol buffer by number; submessages stay bytes. Integers that may be negative never occur
+    here.
+    """
     fields: dict[int, list] = {}
     position = 0
     try:
@@ -258,15 +268,18 @@ _MIN_LANES_BYTES = 1 << 14
 
 
 def mask_crc(crc: int) -> int:
-    """The rotated and shifted form in which LevelDB and TensorFlow store a checksum of data that may itself hold checksums."""
+    """The rotated and shifted form in which LevelDB and TensorFlow store a checksum of data that may itself hold
+    checksums.
+    """
     return (((crc >> 15) | (crc << 17)) + MASK_DELTA) & 0xFFFFFFFF
 
 
 def crc32c(data: bytes) -> int:
     """CRC-32C (Castagnoli) of ``data``.
 
-    A checksum is linear over GF(2), so a long input is cut into equal lanes that advance together four bytes a step as one NumPy
-    operation, and the lanes' checksums are then joined in pairs: ``crc(a + b) = shift(crc(a), len(b)) ^ crc(b)``.
+    A checksum is linear over GF(2), so a long input is cut into equal lanes that advance together four bytes a step as
+    one NumPy operation, and the lanes' checksums are then joined in pairs: ``crc(a + b) = shift(crc(a), len(b)) ^
+    crc(b)``.
     """
     if len(data) < _MIN_LANES_BYTES:
         return _crc_bytes(data, 0xFFFFFFFF) ^ 0xFFFFFFFF

@@ -1,0 +1,281 @@
+"""Names and layouts of weights elsewhere, as tables: one row per tensor, ours on the left, read in both directions.
+
+A :class:`Rule` says which foreign tensors hold one of ours and how they are laid out. ``{layer}`` and ``{cluster}``
+stand for numbers; the attention maps of queries, keys and values are one tensor here (``qkv``) and usually three
+elsewhere.
+
+Sources of the names: the state dictionaries of ``transformers`` 5 and the variables of the original TensorFlow,
+fairseq and DeBERTa code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from encoderlab.errors import DataError
+from encoderlab.nn.encoder import EncoderConfig
+
+# Layouts --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Change:
+    """How foreign tensors become ours (``read``) and ours become theirs (``write``); exact inverses of each other."""
+
+    read: Callable[[Sequence[Tensor], EncoderConfig], Tensor]
+    write: Callable[[Tensor, EncoderConfig, int], Sequence[Tensor]]
+
+
+def _one(read: Callable[[Tensor], Tensor], write: Callable[[Tensor], Tensor]) -> Change:
+    return Change(lambda theirs, config: read(theirs[0]), lambda ours, config, count: [write(ours)])
+
+
+def _joined(read: Callable[[Tensor], Tensor], write: Callable[[Tensor], Tensor]) -> Change:
+    """Several foreign tensors, each changed, one below the other."""
+    return Change(
+        lambda theirs, config: torch.cat([read(part) for part in theirs]),
+        lambda ours, config, count: [write(part) for part in ours.chunk(count)],
+    )
+
+
+def _interleave(theirs: Sequence[Tensor], config: EncoderConfig) -> Tensor:
+    """DeBERTa v1's ``in_proj`` (3 A, D): for each head its rows of queries, then of keys, then of values."""
+    return theirs[0].unflatten(0, (config.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+
+
+def _deinterleave(ours: Tensor, config: EncoderConfig, count: int) -> Sequence[Tensor]:
+    return [ours.unflatten(0, (3, config.heads, -1)).transpose(0, 1).flatten(0, 2)]
+
+
+def _split_heads(matrix: Tensor, config: EncoderConfig) -> Tensor:
+    """(A, D) -> XLNet's (D, H, K)."""
+    return matrix.T.unflatten(1, (config.heads, -1))
+
+
+SAME = _one(lambda x: x, lambda x: x)
+TRANSPOSED = _one(lambda x: x.flatten(1).T, lambda x: x.T)  # einsum kernels of old ALBERT files are (D, H, K)
+TRANSPOSED_OUT = _one(lambda x: x.flatten(0, -2).T, lambda x: x.T)  # and (H, K, D)
+FLAT = _one(lambda x: x.flatten(), lambda x: x)
+STACKED = _joined(lambda x: x, lambda x: x)
+STACKED_TRANSPOSED = _joined(lambda x: x.flatten(1).T, lambda x: x.T)
+STACKED_FLAT = _joined(lambda x: x.flatten(), lambda x: x)
+INTERLEAVED = Change(_interleave, _deinterleave)
+HEADS_SPLIT = Change(
+    lambda theirs, config: theirs[0].flatten(1).T, lambda ours, config, count: [_split_heads(ours, config)]
+)
+HEADS_SPLIT_STACKED = Change(
+    lambda theirs, config: torch.cat([part.flatten(1).T for part in theirs]),
+    lambda ours, config, count: [_split_heads(part, config) for part in ours.chunk(count)],
+)
+HEADS_SPLIT_OUT = Change(
+    lambda theirs, config: theirs[0].flatten(1),
+    lambda ours, config, count: [ours.unflatten(1, (config.heads, -1))],
+)
+DEPTHWISE = _one(lambda x: x.squeeze(1), lambda x: x.unsqueeze(1))  # (D, 1, J)
+POINTWISE = _one(lambda x: x.squeeze(2), lambda x: x.unsqueeze(2))  # (A, D, 1)
+COLUMN = _one(lambda x: x.squeeze(1), lambda x: x.unsqueeze(1))  # (A, 1)
+DEPTHWISE_TF = _one(lambda x: x.squeeze(2).T, lambda x: x.T.unsqueeze(2))  # (J, D, 1)
+POINTWISE_TF = _one(lambda x: x.squeeze(0).T, lambda x: x.T.unsqueeze(0))  # (1, D, A)
+SCALAR_VECTOR = _one(lambda x: x.reshape(1, -1), lambda x: x.reshape(1, 1, -1))  # (1, 1, D)
+REVERSED = _one(lambda x: x.flip(0), lambda x: x.flip(0))
+
+
+# Rules ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One of our tensors and the foreign ones that hold it.
+
+    ``ties``: foreign names of the very same tensor; a file may have them, then they must be equal. ``dialect``: other
+    names under which the tensor may come instead; they are written too where :func:`write` is asked for them.
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    change: Change = SAME
+    ties: tuple[str, ...] = ()
+    dialect: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """All names of one foreign format of one family.
+
+    ``prefix``: what a bare encoder's names lack; ``renames``: patterns of older names and what they became;
+    ``ignored``: names that carry no weight of the model; ``stacked``: tensors that hold all layers along their first
+    axis, read and written as ``NAME/{layer}``; ``pieces``: tensors that hold several, with the name and the length of
+    each.
+    """
+
+    rules: tuple[Rule, ...]
+    prefix: str = ""
+    renames: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
+    stacked: tuple[str, ...] = ()
+    pieces: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+
+    def bound(self, names: Iterable[str], config: EncoderConfig) -> Iterator[Rule]:
+        """The rules for our tensors ``names`` with their numbers filled in; a name without a rule is skipped."""
+        patterns = [
+            (re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", re.escape(rule.ours))), rule) for rule in self.rules
+        ]
+        inner = config.sharing.inner if config.sharing else 1
+        for name in names:
+            for pattern, rule in patterns:
+                if (match := pattern.fullmatch(name)) is not None:
+                    numbers = {key: int(value) for key, value in match.groupdict().items()}
+                    if "layer" in numbers:
+                        numbers["group"], numbers["inner"] = divmod(numbers["layer"], inner)
+                    fill = [
+                        tuple(text.format(**numbers) for text in part)
+                        for part in (rule.theirs, rule.ties, rule.dialect)
+                    ]
+                    yield replace(rule, ours=name, theirs=fill[0], ties=fill[1], dialect=fill[2])
+                    break
+
+
+@dataclass(kw_only=True)
+class Reading:
+    """What :func:`read` found: ``weights`` by our names, ours that are ``missing``, foreign ones that are
+    ``unexpected``.
+    """
+
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+
+
+def read(
+    layout: Layout,
+    tensors: Mapping[str, Tensor],
+    expected: Mapping[str, torch.Size],
+    config: EncoderConfig,
+    *,
+    source: str,
+) -> Reading:
+    """Our weights out of a file's ``tensors``; ``expected`` has the shape of each of ours, ``source`` names the file
+    in errors.
+
+    Raises:
+        DataError: a shape that disagrees with the configuration, or tied tensors that differ.
+    """
+    rules = list(layout.bound(expected, config))
+    known = {name for rule in rules for name in (*rule.theirs, *rule.ties, *rule.dialect)}
+    found = normalized(layout, tensors, known)
+    result, used = Reading(), set()
+    covered = set()
+    for rule in rules:
+        choices = (rule.theirs, rule.dialect, *((tie,) for tie in rule.ties))
+        theirs = next((names for names in choices if names and all(name in found for name in names)), None)
+        if theirs is None:
+            continue
+        covered.add(rule.ours)
+        used |= {*rule.theirs, *rule.ties, *rule.dialect}
+        parts = [found[name] for name in theirs]
+        try:
+            value = rule.change.read(parts, config)
+        except RuntimeError:
+            value = parts[0]
+        if value.shape != expected[rule.ours]:
+            shapes = " and ".join(str(tuple(part.shape)) for part in parts)
+            raise DataError(
+                f"{source}: {theirs[0]} has shape {shapes}, which does not fit {tuple(expected[rule.ours])} "
+                "of the configuration; the configuration belongs to other weights"
+            )
+        for tie in rule.ties:
+            if tie in found and found[tie] is not parts[0] and not torch.equal(found[tie], parts[0]):
+                raise DataError(
+                    f"{source}: {tie} differs from {theirs[0]}; the model is not tied, which is not supported"
+                )
+        result.weights[rule.ours] = value.to(torch.float32).contiguous()
+    result.missing = [name for name in expected if name not in covered]
+    ignored = [re.compile(pattern) for pattern in (*IGNORED, *layout.ignored)]
+    result.unexpected = sorted(
+        name for name in found if name not in used and not any(pattern.search(name) for pattern in ignored)
+    )
+    return result
+
+
+def write(
+    layout: Layout, weights: Mapping[str, Tensor], config: EncoderConfig, *, dialects: bool = False, ties: bool = False
+) -> dict[str, Tensor]:
+    """The foreign tensors that hold our ``weights``; with ``dialects`` and ``ties`` also under their other names.
+
+    Raises:
+        DataError: a tensor that the format has no place for.
+    """
+    tensors: dict[str, Tensor] = {}
+    covered = set()
+    for rule in layout.bound(weights, config):
+        covered.add(rule.ours)
+        forms = [
+            rule.theirs,
+            *([rule.dialect] if dialects and rule.dialect else []),
+            *((tie,) for tie in rule.ties if ties),
+        ]
+        for names in forms:
+            parts = rule.change.write(weights[rule.ours], config, len(names))
+            tensors |= {name: part.contiguous() for name, part in zip(names, parts, strict=True)}
+    lost = sorted(set(weights) - covered)
+    if lost:
+        raise DataError(f"the format has no place for {', '.join(lost[:6])}{', ...' if len(lost) > 6 else ''}")
+    return _join(layout, tensors)
+
+
+def normalized(layout: Layout, tensors: Mapping[str, Tensor], known: set[str]) -> dict[str, Tensor]:
+    """``tensors`` under the names that the layout's rules use: old names renamed, the encoder's prefix put on or taken
+    off.
+    """
+    result: dict[str, Tensor] = {}
+    for name, tensor in _split(layout, tensors, known):
+        name = name.removeprefix("module.").removeprefix("_orig_mod.")
+        for pattern, replacement in (*RENAMES, *layout.renames):
+            name = re.sub(pattern, replacement, name)
+        for candidate in (name, layout.prefix + name, name.removeprefix(layout.prefix)):
+            if candidate in known:
+                name = candidate
+                break
+        result[name] = tensor
+    return result
+
+
+def _split(layout: Layout, tensors: Mapping[str, Tensor], known: set[str]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that hold several of ours, as one each."""
+    for name, tensor in tensors.items():
+        if name in layout.stacked and f"{name}/0" in known:
+            yield from ((f"{name}/{layer}", part) for layer, part in enumerate(tensor))
+        elif len(tensor.shape) and len(tensor) == sum(size for _, size in layout.pieces.get(name, ())):
+            parts = tensor.split([size for _, size in layout.pieces[name]])
+            yield from ((part, value) for (part, _), value in zip(layout.pieces[name], parts, strict=True))
+        else:
+            yield name, tensor
+
+
+def _join(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of :func:`_split`."""
+    for name in layout.stacked:
+        layers = [key for key in tensors if re.fullmatch(re.escape(name) + r"/\d+", key)]
+        if layers:
+            tensors[name] = torch.stack([tensors.pop(f"{name}/{layer}") for layer in range(len(layers))])
+    for name, pieces in layout.pieces.items():
+        if all(piece in tensors for piece, _ in pieces):
+            tensors[name] = torch.cat([tensors.pop(piece) for piece, _ in pieces])
+    return tensors
+
+
+RENAMES = ((r"\bLayerNorm\.gamma$", "LayerNorm.weight"), (r"\bLayerNorm\.beta$", "LayerNorm.bias"))
+IGNORED = (
+    r"\bposition_ids$",
+    r"\bembeddings\.token_type_ids$",
+    r"(^|/)global_step$",
+    r"/adam_[mv]$",
+    r"/lamb_[mv]$",
+    r"/Adam(_1)?$",
+    r"(^|/)(beta[12]_power|AdamWeightDecayOptimizer.*)$",
+)
