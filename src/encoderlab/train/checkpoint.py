@@ -1,0 +1,255 @@
+"""Checkpoints that are whole or absent: written aside, hashed, synced and renamed; verified before they are read.
+
+    RUN/checkpoints/step-000500/   weights.safetensors  optimizer.safetensors  state.json  recipe.json  manifest.json
+    RUN/checkpoints/latest         a link to the newest one
+
+``manifest.json`` has size and SHA-256 of every other file. A crash, a full disk or a kill while saving leaves a
+``.partial-...`` folder, which the next session removes; a damaged checkpoint is named, and the one before it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from encoderlab.errors import DataError
+
+WEIGHTS, OPTIMIZER, STATE, RECIPE, MANIFEST = (
+    "weights.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    "recipe.json",
+    "manifest.json",
+)
+PARTIAL = ".partial-"
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
+DTYPES |= {torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What a checkpoint holds: whole, unsharded tensors in CPU memory, and plain data. ``weights`` lists tied tensors
+    once.
+    """
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any]
+    recipe: dict[str, Any]
+
+
+class Writer:
+    """Writes snapshots into a folder, one at a time, in a thread beside the training.
+
+    Whatever goes wrong in the thread is raised by the next call of :meth:`save` or :meth:`wait`.
+    """
+
+    def __init__(self, folder: Path, *, keep: int) -> None:
+        self.folder, self.keep = folder, keep
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        folder.mkdir(exist_ok=True)
+        for leftover in folder.glob(f"{PARTIAL}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def save(self, into: str, snapshot: Snapshot) -> None:
+        """Start writing ``snapshot``, which must not change any more, into the folder ``into``; waits for the one
+        before.
+        """
+        self.wait()
+        self._thread = threading.Thread(target=self._write, args=(into, snapshot), name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until the last snapshot is on disk.
+
+        Raises:
+            DataError: it could not be written.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _write(self, into: str, snapshot: Snapshot) -> None:
+        try:
+            write(self.folder / into, snapshot)
+            steps = _by_age(self.folder)
+            if steps and steps[0].name == into:
+                point(self.folder / "latest", into)
+            for old in steps[self.keep :]:
+                doomed = (
+                    self.folder / f"{PARTIAL}{old.name}"
+                )  # renamed first, so that no checkpoint is ever half deleted
+                old.rename(doomed)
+                shutil.rmtree(doomed)
+        except OSError as error:
+            kept = _by_age(self.folder)
+            self._error = DataError(
+                f"{self.folder / into}: could not be written ({error.strerror or error}; "
+                f"{_megabytes(snapshot)} MB are needed, {shutil.disk_usage(self.folder).free >> 20} MB are free); "
+                f"{f'{kept[0].name} is intact' if kept else 'no checkpoint exists yet'}: "
+                "make room and run again to resume"
+            )
+        except Exception as error:
+            self._error = error
+
+
+def write(folder: Path, snapshot: Snapshot) -> None:
+    """Write the checkpoint ``folder``: aside, each file synced, then renamed into place (replacing one of the same
+    step).
+    """
+    partial = folder.with_name(f"{PARTIAL}{folder.name}-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        files = {
+            WEIGHTS: _write_tensors(partial / WEIGHTS, snapshot.weights),
+            OPTIMIZER: _write_tensors(partial / OPTIMIZER, snapshot.optimizer),
+            STATE: _write_json(partial / STATE, snapshot.state),
+            RECIPE: _write_json(partial / RECIPE, snapshot.recipe),
+        }
+        _write_json(partial / MANIFEST, {"files": files})
+        _sync(partial)
+        if folder.exists():
+            folder.rename(partial.with_name(f"{partial.name}-old"))
+        partial.rename(folder)
+        _sync(folder.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    shutil.rmtree(partial.with_name(f"{partial.name}-old"), ignore_errors=True)
+
+
+def point(link: Path, target: str) -> None:
+    """Make the link ``link`` point to ``target``; whoever looks sees the old or the new one."""
+    aside = link.with_name(f"{PARTIAL}{link.name}-{os.getpid()}")
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(target)
+    os.replace(aside, link)
+
+
+def newest(folder: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """The newest whole checkpoint in ``folder``, or None, and each newer one that is damaged with what is wrong with
+    it.
+    """
+    damaged = []
+    for candidate in _by_age(folder):
+        try:
+            verify(candidate)
+        except DataError as error:
+            damaged.append((candidate, str(error)))
+        else:
+            return candidate, damaged
+    return None, damaged
+
+
+def verify(folder: Path) -> None:
+    """Compare all files with the manifest.
+
+    Raises:
+        DataError: a file is missing, truncated or altered; the message names it.
+    """
+    try:
+        files = json.loads((folder / MANIFEST).read_bytes())["files"]
+        expected = {file: (int(entry["bytes"]), str(entry["sha256"])) for file, entry in files.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(f"{folder / MANIFEST}: missing or damaged, so the checkpoint cannot be trusted") from None
+    for file, (size, digest) in expected.items():
+        path = folder / file
+        if not path.is_file():
+            raise DataError(f"{path}: missing from the checkpoint")
+        if path.stat().st_size != size:
+            raise DataError(f"{path}: has {path.stat().st_size} bytes, {size} were written (truncated?)")
+        with path.open("rb") as stream:
+            if hashlib.file_digest(stream, "sha256").hexdigest() != digest:
+                raise DataError(f"{path}: its bytes have changed since it was written (SHA-256 differs)")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a checkpoint."""
+    return json.loads(path.read_bytes())
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file, mapped into memory.
+
+    Raises:
+        DataError: not a safetensors file.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: cannot be read as safetensors ({error})") from None
+
+
+def name(step: int) -> str:
+    """The folder name of a step; six digits keep the usual runs in alphabetical order."""
+    return f"step-{step:06d}"
+
+
+def _by_age(folder: Path) -> list[Path]:
+    """The checkpoints in ``folder``, newest first."""
+    steps = {int(path.name.removeprefix("step-")): path for path in folder.glob("step-*") if path.name[5:].isdigit()}
+    return [steps[step] for step in sorted(steps, reverse=True)]
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Write a safetensors file tensor by tensor; the library's own writer would first make a second copy of everything.
+
+    Layout: length of the header (8 bytes), header (JSON, padded to 8 bytes), data.
+    """
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))  # wide types first, so all are aligned
+    header: dict[str, Any] = {}
+    end = 0
+    for key, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        header[key] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    chunks = (tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data for tensor in tensors.values())
+    return _write_file(path, struct.pack("<Q", len(text)) + text, *chunks)
+
+
+def _write_json(path: Path, data: Any) -> dict[str, Any]:
+    return _write_file(path, json.dumps(data, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def _write_file(path: Path, *chunks: bytes | memoryview) -> dict[str, Any]:
+    """Write and sync ``path``; its entry in the manifest."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _megabytes(snapshot: Snapshot) -> int:
+    return sum(t.nbytes for part in (snapshot.weights, snapshot.optimizer) for t in part.values()) >> 20

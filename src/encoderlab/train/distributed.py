@@ -1,0 +1,160 @@
+"""Processes under torchrun: who they are, what they agree on, and how a model is spread over them (DDP or FSDP2).
+
+Gradients are sums over processes: the loop divides by counts of the whole batch, and multiplies the loss by the
+number of processes because both engines average. Counts, clocks and stop requests travel in one small message per
+step over the CPU (gloo), so that no process ever waits for its accelerator because of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from encoderlab.errors import ConfigError, EncoderlabError
+from encoderlab.nn.encoder import Encoder
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among ``size`` processes, and its device."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes files and talks to the terminal."""
+        return self.rank == 0
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Element-wise sums over all processes, exact for integers below 2**53; every process must call it."""
+        if self.size == 1:
+            return list(values)
+        message = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(message)
+        return message.tolist()
+
+    def agree(self, decide: Callable[[], float]) -> float:
+        """What ``decide`` gives on the first process; where it raises there, every process ends.
+
+        Raises:
+            EncoderlabError: the first process's error, or one that refers to it.
+        """
+        answer, error = 0.0, None
+        if self.main:
+            try:
+                answer = decide()
+            except EncoderlabError as failure:
+                error = failure
+        answer, code = self.sum([answer, 0 if error is None else error.code])
+        if code:
+            raise error or _elsewhere(int(code))
+        return answer
+
+    def gather_rows(self, tensor: Tensor) -> Tensor:
+        """The rows of all processes, one after the other; all have equally many."""
+        if self.size == 1:
+            return tensor
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(parts, tensor.contiguous())
+        return torch.cat(parts)
+
+    def share(self, rows: int) -> tuple[int, int]:
+        """First row and end of this process's contiguous part of a batch."""
+        return rows * self.rank // self.size, rows * (self.rank + 1) // self.size
+
+
+def join(device: Literal["auto", "cpu", "cuda"] = "auto") -> World:
+    """The world that torchrun's environment describes, or a world of one.
+
+    Raises:
+        ConfigError: ``cuda`` was asked for and there is none.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda: no CUDA device is available; set execution.device=cpu or auto")
+    cuda = device != "cpu" and torch.cuda.is_available()
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(place)
+    if size > 1 and not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    return World(int(os.environ.get("RANK", "0")), size, place)
+
+
+def leave() -> None:
+    """End the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def spread(module: nn.Module, world: World, parallel: Literal["ddp", "fsdp"]) -> nn.Module:
+    """The module to call in training; FSDP2 changes ``module`` itself, into shards per encoder block and one for the
+    rest.
+    """
+    if world.size == 1:
+        return module
+    if parallel == "ddp":
+        # A step may leave a head untouched (no target of its kind in the batch, networks trained in turns).
+        return DistributedDataParallel(module, find_unused_parameters=True, gradient_as_bucket_view=True)
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    for encoder in [part for part in module.modules() if isinstance(part, Encoder) and part.config.sharing is None]:
+        for block in encoder.blocks:
+            fully_shard(block, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    return module
+
+
+@contextlib.contextmanager
+def synchronised(module: nn.Module, last: bool) -> Iterator[None]:
+    """Exchange gradients in this backward pass only if it is the ``last`` of the step."""
+    if isinstance(module, DistributedDataParallel) and not last:
+        with module.no_sync():
+            yield
+        return
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(last)
+    yield
+
+
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers that make up the state of ``module``, tied ones once, under their first name."""
+    seen: set[int] = set()
+    named = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            named[name] = tensor
+    return named
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a possibly sharded tensor; every process must call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def assign(target: Tensor, value: Tensor) -> None:
+    """Copy the whole tensor ``value`` into ``target``, which may be sharded; no communication."""
+    if isinstance(target, DTensor):
+        value = value.to(target.device, target.dtype)
+        value = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
+    target.copy_(value)
+
+
+def _elsewhere(code: int) -> EncoderlabError:
+    error = EncoderlabError("stopped, because process 0 could not go on; its message says why")
+    error.code = code
+    return error

@@ -1,0 +1,211 @@
+"""The run folder: one process at a time, one recipe, metrics that end where the checkpoint ends, and where it all
+came from.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+import encoderlab
+from encoderlab.errors import ConfigError
+
+log = logging.getLogger("encoderlab")
+
+RECIPE, METRICS, LOG, PROVENANCE, LOCK = "recipe.json", "metrics.jsonl", "run.log", "provenance.json", ".lock"
+EXECUTION = ("execution.", "checkpoints.", "log_every")
+"""Fields of a recipe that may change between sessions of one run: how it is computed and what is kept of it, not what
+is computed.
+"""
+TIMING = ("seconds", "tokens_per_second", "waiting", "peak_share")
+"""Keys of a metrics line that depend on the machine; all others repeat exactly when a run is resumed."""
+
+
+class RunFolder:
+    """An output folder, held by this process from construction to :meth:`close`.
+
+    Raises:
+        ConfigError: the folder is in use, cannot be written, holds something else, or a run of another recipe or
+            other data.
+    """
+
+    def __init__(self, path: Path, recipe: Mapping[str, Any], data: Mapping[str, str]) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(path)
+            try:
+                self._claim(dict(recipe), dict(data))
+            except BaseException:
+                self._lock.close()
+                raise
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written ({error.strerror}); choose another output folder") from None
+        self._metrics: IO[bytes] | None = None
+        self._handler = logging.FileHandler(path / LOG, encoding="utf-8")
+        self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(self._handler)
+        log.setLevel(min(log.level or logging.INFO, logging.INFO))
+
+    def _claim(self, recipe: dict[str, Any], data: dict[str, str]) -> None:
+        """Make the folder this run's, or check that it is already."""
+        known = self.path / RECIPE
+        provenance = self.path / PROVENANCE
+        sessions: list[dict[str, Any]] = []
+        if known.exists():
+            differences = compare(json.loads(known.read_bytes()), recipe)
+            if provenance.exists():
+                sessions = json.loads(provenance.read_bytes())["sessions"]
+                differences += compare(sessions[0]["data"], data, "data ") if sessions else []
+            if differences:
+                raise ConfigError(
+                    f"{self.path}: holds a run of another recipe ({'; '.join(differences[:5])}); "
+                    "choose another output folder, or give the same settings to resume"
+                )
+        elif strangers := sorted(entry.name for entry in self.path.iterdir() if entry.name != LOCK):
+            raise ConfigError(
+                f"{self.path}: is not empty and holds no run (found {strangers[0]!r}); choose another output folder"
+            )
+        replace(provenance, {"sessions": [*sessions, describe_session(data)]})
+        replace(known, recipe)
+
+    def open_metrics(self, size: int) -> None:
+        """Continue ``metrics.jsonl`` after its first ``size`` bytes: what an interrupted session wrote beyond its
+        checkpoint goes.
+        """
+        self._metrics = (self.path / METRICS).open("ab")
+        if self._metrics.tell() < size:
+            log.warning("%s is shorter than the checkpoint says; some lines of it are lost", METRICS)
+        self._metrics.truncate(min(size, self._metrics.tell()))
+        self._metrics.seek(0, os.SEEK_END)
+
+    def write_metrics(self, line: Mapping[str, Any]) -> None:
+        """Append one JSON object; numbers that are not finite are written as null."""
+        assert self._metrics is not None
+        self._metrics.write(json.dumps(_finite(line), allow_nan=False).encode() + b"\n")
+        self._metrics.flush()
+
+    def metrics_size(self) -> int:
+        """Bytes of metrics so far, all of them on disk."""
+        assert self._metrics is not None
+        os.fsync(self._metrics.fileno())
+        return self._metrics.tell()
+
+    def close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+        log.removeHandler(self._handler)
+        self._handler.close()
+        self._lock.close()
+
+
+def compare(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """``"optim.lr was 0.001, now 0.0005"`` for each difference that matters."""
+    old, new = _flat(before, prefix), _flat(now, prefix)
+    return [
+        f"{key} was {json.dumps(old.get(key))}, now {json.dumps(new.get(key))}"
+        for key in sorted(old | new)
+        if old.get(key) != new.get(key) and not key.startswith(EXECUTION)
+    ]
+
+
+def replace(path: Path, data: Any) -> None:
+    """Write JSON in one step: readers see the old or the new file."""
+    aside = path.with_name(f".{path.name}-{os.getpid()}")
+    with aside.open("w", encoding="utf-8") as file:
+        json.dump(data, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def describe_session(data: Mapping[str, str]) -> dict[str, Any]:
+    """Who computes, with what: versions, commit, command, hardware, hashes of the data."""
+    packages = ("torch", "numpy", "tokenizers", "safetensors", "pydantic")
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "versions": {"encoderlab": encoderlab.__version__, "python": platform.python_version()}
+        | {package: importlib.metadata.version(package) for package in packages},
+        "commit": _commit(),
+        "data": dict(data),
+        "hardware": hardware(),
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """The machine: processor, threads, accelerators."""
+    cpu = platform.processor() or platform.machine()
+    if (info := Path("/proc/cpuinfo")).exists():
+        names = [
+            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
+        cpu = names[0] if names else cpu
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "system": platform.platform(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of a source checkout, with ``-dirty`` where files differ from it; None for an installed package."""
+    source = Path(__file__).resolve().parents[3]
+    if not (source / ".git").exists():
+        return None
+    try:
+        command = ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _lock(path: Path) -> IO[str]:
+    """An advisory lock that the system releases when the process ends, however it ends."""
+    file = (path / LOCK).open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise ConfigError(
+            f"{path}: is in use by {holder}; wait until it ends or choose another output folder"
+        ) from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()}")
+    file.flush()
+    return file
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, float) and value - value != 0.0:
+        return None
+    return value

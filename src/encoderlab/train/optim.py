@@ -1,0 +1,300 @@
+"""AdamW, BERT's Adam without bias correction, and LAMB, over parameter groups with decay exclusions and layer-wise
+rates.
+
+State is two tensors per parameter, ``exp_avg`` and ``exp_avg_sq``, under the parameter's name, and nothing else, so
+that the optimisers share one checkpoint layout. Under FSDP2 each process updates its own shards.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from encoderlab.errors import ConfigError
+from encoderlab.nn.encoder import Encoder
+
+NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
+UNCORRECTED = 2.0**24  # a step count at which Adam's bias corrections are exactly 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerDecay:
+    """Rate times ``decay ** (L + offset - depth)``: depth 0 for embeddings, i + 1 for layer i (0-based); heads keep
+    the whole rate.
+
+    Offset 2 is ELECTRA's and ConvBERT's code, which gives the top layer ``decay ** 2`` (google-research/electra#51);
+    1 is what was intended.
+    """
+
+    decay: float = 0.8
+    offset: Literal[1, 2] = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Adam:
+    """``no_decay`` names what weight decay leaves alone, by kind of module: the parameters of norms, and bias vectors
+    of any module.
+    """
+
+    lr: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-6
+    weight_decay: float = 0.01
+    no_decay: tuple[Literal["norm", "bias"], ...] = ("norm", "bias")
+    layer_decay: LayerDecay | None = None
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ConfigError(f"lr {self.lr} is not positive; give a rate such as 1e-4")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(
+                f"betas {self.betas} are no decay rates; give two numbers from 0 up to, but not including, 1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(_Adam):
+    """Adam with bias correction and decoupled decay (Kingma and Ba, 2015; Loshchilov and Hutter, 2019). RoBERTa,
+    DistilBERT, fine-tuning.
+    """
+
+    kind: Literal["adamw"] = "adamw"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertAdam(_Adam):
+    """``w -= lr (m / (sqrt(v) + eps) + wd w)`` without bias correction. BERT, ELECTRA, ConvBERT, XLNet, DeBERTa
+    pretraining.
+    """
+
+    kind: Literal["bert_adam"] = "bert_adam"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lamb(_Adam):
+    """BERT's direction u, scaled per tensor by ||w|| / ||u|| (You et al., 2020, without bias correction as in
+    ALBERT's code).
+
+    Norms and biases take the plain direction; so does a tensor whose ||w|| or ||u|| is 0.
+    """
+
+    kind: Literal["lamb"] = "lamb"
+
+
+Optim = AdamW | BertAdam | Lamb
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters with one decay and one multiple of the rate."""
+
+    names: tuple[str, ...]
+    parameters: tuple[nn.Parameter, ...]
+    weight_decay: float
+    rate: float
+    matrices: bool  # False for norms and biases, which LAMB leaves unscaled
+
+
+def group_parameters(module: nn.Module, optim: Optim) -> list[Group]:
+    """The trainable parameters of ``module``, each exactly once (tied ones under their first name).
+
+    Raises:
+        ConfigError: layer-wise rates where a parameter of an encoder belongs to no layer, or where layers share
+            weights.
+    """
+    rates = _layer_rates(module, optim.layer_decay) if optim.layer_decay else {}
+    groups: dict[tuple[bool, bool, float], list[tuple[str, nn.Parameter]]] = {}
+    seen: set[int] = set()
+    for prefix, owner in module.named_modules():
+        for leaf, parameter in owner.named_parameters(recurse=False):
+            if not parameter.requires_grad or id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            name = f"{prefix}.{leaf}" if prefix else leaf
+            small = "norm" if isinstance(owner, NORMS) else "bias" if leaf == "bias" and parameter.ndim == 1 else None
+            groups.setdefault((small is None, small not in optim.no_decay, rates.get(name, 1.0)), []).append(
+                (name, parameter)
+            )
+    return [
+        Group(
+            names=tuple(name for name, _ in members),
+            parameters=tuple(parameter for _, parameter in members),
+            weight_decay=optim.weight_decay if decayed else 0.0,
+            rate=rate,
+            matrices=matrices,
+        )
+        for (matrices, decayed, rate), members in groups.items()
+    ]
+
+
+def _layer_rates(module: nn.Module, settings: LayerDecay) -> dict[str, float]:
+    """The multiple of the rate for every parameter inside an encoder; what lies outside is a head and has 1."""
+    encoders = {prefix: part for prefix, part in module.named_modules() if isinstance(part, Encoder)}
+    if not encoders:
+        raise ConfigError(
+            "layer-wise rates need an encoder with layers, and this model has none; set optim.layer_decay to null"
+        )
+    rates = {}
+    for prefix, encoder in encoders.items():
+        layers = encoder.config.layers
+        if encoder.config.sharing is not None:
+            raise ConfigError(
+                "layer-wise rates need a layer's weights to be its own, and here layers share them; "
+                "set optim.layer_decay to null"
+            )
+        for name, _ in encoder.named_parameters():
+            depth = _depth(name, layers)
+            rates[f"{prefix}.{name}" if prefix else name] = settings.decay ** (layers + settings.offset - depth)
+    return rates
+
+
+def _depth(name: str, layers: int) -> int:
+    """Embeddings and tables shared by all layers 0, layer i (0-based) and what is added to its output i + 1, the last
+    norm L.
+    """
+    if match := re.match(r"blocks\.(\d+)\.", name):
+        return int(match[1]) + 1
+    known = {"embeddings": 0, "distances": 0, "stem": 1, "norm": layers}
+    part = name.split(".")[0]
+    if part not in known:
+        raise ConfigError(
+            f"layer-wise rates: parameter {name!r} of the encoder belongs to no layer; "
+            "give its part a depth in train/optim.py"
+        )
+    return known[part]
+
+
+class Optimizer:
+    """An optimiser of :data:`Optim` over groups; the rate is given to each step."""
+
+    def __init__(self, groups: list[Group], optim: Optim) -> None:
+        if isinstance(optim, Lamb) and any(isinstance(p, DTensor) for group in groups for p in group.parameters):
+            raise ConfigError("lamb needs the norms of whole tensors, and fsdp shards them; set execution.parallel=ddp")
+        self.groups, self.optim = groups, optim
+        self.state: dict[str, dict[str, Tensor]] = {
+            name: {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+            for group in groups
+            for name, parameter in zip(group.names, group.parameters, strict=True)
+        }
+        self.steps = 0
+        """Updates so far, which AdamW's bias correction needs."""
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self.groups for parameter in group.parameters]
+
+    @torch.no_grad()
+    def step(self, lr: float, *, grad_scale: Tensor | None = None, skip: Tensor | None = None) -> None:
+        """Divide the gradients by ``grad_scale``, then update with rate ``lr``; nothing changes where ``skip`` is 1.
+
+        Both are float scalars on the parameters' device, so that neither clipping nor a non-finite gradient waits for
+        it. The gradients are used up. A parameter without gradient is left alone.
+        """
+        self.steps += 1
+        for group in self.groups:
+            kept = [(n, p) for n, p in zip(group.names, group.parameters, strict=True) if p.grad is not None]
+            if not kept:
+                continue
+            weights = [local(p) for _, p in kept]
+            grads = [local(p.grad) for _, p in kept if p.grad is not None]
+            means = [local(self.state[n]["exp_avg"]) for n, _ in kept]
+            squares = [local(self.state[n]["exp_avg_sq"]) for n, _ in kept]
+            if isinstance(self.optim, Lamb):
+                self._lamb(group, [n for n, _ in kept], weights, grads, means, squares, lr, grad_scale, skip)
+            else:
+                self._adam(group, weights, grads, means, squares, lr, grad_scale, skip)
+
+    def _adam(
+        self,
+        group: Group,
+        weights: list[Tensor],
+        grads: list[Tensor],
+        means: list[Tensor],
+        squares: list[Tensor],
+        lr: float,
+        grad_scale: Tensor | None,
+        skip: Tensor | None,
+    ) -> None:
+        """One fused pass over memory; BERT's Adam is AdamW at a step count where both corrections have become 1."""
+        count = float(self.steps) if isinstance(self.optim, AdamW) else UNCORRECTED
+        step = torch.tensor(count, device=weights[0].device)
+        torch._fused_adamw_(
+            weights,
+            grads,
+            means,
+            squares,
+            [],
+            [step] * len(weights),
+            lr=lr * group.rate,
+            beta1=self.optim.betas[0],
+            beta2=self.optim.betas[1],
+            weight_decay=group.weight_decay,
+            eps=self.optim.eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=grad_scale,
+            found_inf=skip,
+        )
+
+    def _lamb(
+        self,
+        group: Group,
+        names: list[str],
+        weights: list[Tensor],
+        grads: list[Tensor],
+        means: list[Tensor],
+        squares: list[Tensor],
+        lr: float,
+        grad_scale: Tensor | None,
+        skip: Tensor | None,
+    ) -> None:
+        if skip is not None and bool(skip):  # waits for the device; LAMB's batches are so large that this does not show
+            return
+        (beta1, beta2), eps = self.optim.betas, self.optim.eps
+        if grad_scale is not None:
+            torch._foreach_div_(grads, grad_scale)
+        torch._foreach_lerp_(means, grads, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+        update = torch._foreach_sqrt(squares)
+        torch._foreach_add_(update, eps)
+        torch._foreach_reciprocal_(update)
+        torch._foreach_mul_(update, means)
+        torch._foreach_add_(update, weights, alpha=group.weight_decay)
+        if group.matrices:
+            # The original scales queries, keys and values each by their own ratio; here they are thirds of one tensor.
+            update_parts = [part for n, u in zip(names, update, strict=True) for part in _published_tensors(n, u)]
+            weight_parts = [part for n, w in zip(names, weights, strict=True) for part in _published_tensors(n, w)]
+            of_weights = torch.stack(torch._foreach_norm(weight_parts))
+            of_update = torch.stack(torch._foreach_norm(update_parts))
+            ratios = torch.where((of_weights > 0) & (of_update > 0), of_weights / of_update, 1.0)
+            torch._foreach_mul_(update_parts, list(ratios.unbind()))
+        torch._foreach_add_(weights, update, alpha=-lr * group.rate)
+
+
+def _published_tensors(name: str, tensor: Tensor) -> tuple[Tensor, ...]:
+    """The tensors of the original implementation that ``tensor`` holds, as views."""
+    return tensor.chunk(3) if name.rsplit(".", 1)[-1] == "qkv" else (tensor,)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's shard of a sharded tensor, or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def global_norm(parameters: list[nn.Parameter]) -> Tensor:
+    """The L2 norm of all gradients together, float32 scalar, over all shards."""
+    grads = [local(p.grad) for p in parameters if p.grad is not None]
+    norms = torch.stack([norm.float() for norm in torch._foreach_norm(grads)])
+    if not any(isinstance(p, DTensor) for p in parameters):
+        return torch.linalg.vector_norm(norms)
+    squared = norms.square().sum()
+    dist.all_reduce(squared)
+    return squared.sqrt()

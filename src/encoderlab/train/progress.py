@@ -1,0 +1,114 @@
+"""What a person sees while a run goes on: one bar on a terminal, plain lines elsewhere; always on standard error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from encoderlab.errors import MissingDependency
+
+PLAIN_SECONDS = 10.0  # between two plain lines; the first comes at once
+
+
+class Display:
+    """Shows metrics lines; ``visible`` False shows nothing (processes other than the first). ``NO_COLOR`` and ``CI``
+    are honoured.
+    """
+
+    def __init__(self, title: str, *, visible: bool = True) -> None:
+        self.title, self.visible = title, visible
+        self._shown = -PLAIN_SECONDS
+        self._bar: Progress | None = None
+        console = Console(stderr=True, highlight=False, markup=False)
+        if visible and sys.stderr.isatty() and not os.environ.get("CI"):
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[facts]}"),
+                TimeElapsedColumn(),
+            )
+            self._bar = Progress(*columns, console=console, transient=False, refresh_per_second=4)
+            self._task = self._bar.add_task(title, total=1.0, facts="")
+            self._bar.start()
+
+    def update(self, line: Mapping[str, Any], *, done: float, left: float) -> None:
+        """Show a line of training metrics; ``done`` share of the budget, ``left`` seconds to its end."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=min(done, 1.0), facts=f"{facts(line)}  {clock(left)} left")
+        elif self.visible and (time.monotonic() - self._shown >= PLAIN_SECONDS or done >= 1):
+            self._shown = time.monotonic()
+            self.say(f"{self.title} {done:4.0%}  {facts(line)}  {clock(left)} left")
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        if self._bar is not None:
+            self._bar.console.print(text)
+        elif self.visible:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class Board:
+    """Every number of the metrics as a TensorBoard curve, from ``step`` on."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MissingDependency("tensorboard", "track", "execution.tensorboard") from None
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        for key, value in line.items():
+            for name, number in value.items() if isinstance(value, Mapping) else [("", value)]:
+                if isinstance(number, (int, float)) and key not in ("step", "tokens"):
+                    self._writer.add_scalar(f"{line['split']}/{key}{'/' if name else ''}{name}", number, line["step"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def facts(line: Mapping[str, Any]) -> str:
+    """``step 1200  loss 2.31  mlm 2.10 (45.3%)  lr 1.0e-04  8.1k tokens/s  62% of peak``."""
+    words = [f"step {line['step']}", f"loss {line['loss']:.3f}"]
+    accuracy = line.get("accuracy", {})
+    for name, loss in line["losses"].items():
+        share = f" ({accuracy[name]:.1%})" if name in accuracy else ""
+        if len(line["losses"]) > 1 or share:
+            words.append(f"{name} {loss:.3f}{share}")
+    if "lr" in line:
+        words.append(f"lr {line['lr']:.1e}")
+    if "tokens_per_second" in line:
+        words.append(f"{quantity(line['tokens_per_second'])} tokens/s")
+    if "peak_share" in line:
+        words.append(f"{line['peak_share']:.0%} of peak")
+    return "  ".join(words)
+
+
+def quantity(number: float) -> str:
+    """Three digits and a unit: 950, 8.12k, 1.40M."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def clock(seconds: float) -> str:
+    """``2d 03:15``, ``1:02:03`` or ``02:03``; ``?`` where it is not known."""
+    if seconds != seconds or seconds > 1e9:
+        return "?"
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24}d {hours % 24:02d}:{minute:02d}"
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute:02d}:{second:02d}"

@@ -1,0 +1,165 @@
+"""Everything that determines a training run, as frozen data that goes to JSON and back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from encoderlab.errors import ConfigError
+from encoderlab.train.optim import AdamW, Optim
+from encoderlab.train.schedule import Polynomial, Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How long to train; the learning rate decays to the end of it."""
+
+    amount: float = 1_000_000
+    unit: Literal["steps", "tokens", "hours"] = "steps"
+
+    def __post_init__(self) -> None:
+        if not self.amount > 0:
+            raise ConfigError(f"a budget of {self.amount:g} {self.unit} is not positive; give at least 1 step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A stretch of the budget with rows of ``length`` tokens, ``rows`` of them per step over all processes."""
+
+    length: int = 128
+    rows: int = 256
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("length", "rows"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"phase {name} {getattr(self, name)} is not positive; give at least 1")
+        if not 0 < self.share <= 1:
+            raise ConfigError(
+                f"phase share {self.share} is not above 0 and at most 1; the shares of all phases add up to 1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ramp:
+    """Batches grow from ``rows`` by doubling, in equal stretches over the first ``share`` of the budget."""
+
+    rows: int = 32
+    share: float = 0.1
+
+    def rows_at(self, done: float, goal: int) -> int:
+        """Rows of a batch after share ``done`` of the budget, on the way to ``goal``."""
+        doublings = max(1, math.ceil(math.log2(goal / self.rows)))
+        return goal if done >= self.share else min(goal, self.rows << int(done / self.share * doublings))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Validation every ``every`` steps and at the end, on ``rows`` rows.
+
+    ``best`` names a number of the validation, such as ``f1`` or ``loss``; the weights with its best value are kept in
+    ``checkpoints/best``. A loss is best where it is lowest, anything else where it is highest.
+    """
+
+    every: int = 1000
+    rows: int = 1024
+    best: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """Saved whenever ``minutes`` or ``steps`` have passed since the last one (None: not for that reason), and at the
+    end; ``keep`` newest stay.
+    """
+
+    minutes: float | None = 5.0
+    steps: int | None = None
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise ConfigError(
+                f"checkpoints.keep {self.keep} would delete every checkpoint; give at least 1 (2 survive one damaged)"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How a run is computed, without influence on what is computed; may change when it is resumed.
+
+    ``micro_rows``: rows per forward pass and process; None takes all of a process's rows at once. ``parallel``
+    matters under torchrun only.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    micro_rows: int | None = None
+    compile: bool = False
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    tensorboard: bool = False
+
+
+class Stage(NamedTuple):
+    """What a step needs to know of its place in the budget."""
+
+    phase: int
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How to train any objective: the part that pretraining and fine-tuning share.
+
+    ``clip``: largest global norm of the gradient; None for no clipping. ``precision``: bf16 and fp16 compute under
+    autocast with fp32 weights, fp16 with a dynamic loss scale. ``log_every``: steps between two lines of training
+    metrics.
+    """
+
+    budget: Budget = Budget()
+    phases: tuple[Phase, ...] = (Phase(),)
+    ramp: Ramp | None = None
+    optim: Optim = AdamW()
+    schedule: Schedule = Polynomial(warmup=0.01)
+    clip: float | None = 1.0
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    seed: int = 1
+    evaluation: Evaluation = Evaluation()
+    checkpoints: Checkpoints = Checkpoints()
+    execution: Execution = Execution()
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        total = sum(phase.share for phase in self.phases)
+        if abs(total - 1) > 1e-6:
+            raise ConfigError(f"the shares of the phases add up to {total:g}; make them add up to 1")
+        warmup = self.schedule.warmup
+        if warmup >= 1 and self.budget.unit != "steps":
+            raise ConfigError(
+                f"a warm-up of {warmup:g} steps does not fit a budget in {self.budget.unit}; "
+                "give it as a share, such as schedule.warmup=0.01"
+            )
+        if warmup < 0 or warmup > self.budget.amount:
+            raise ConfigError(
+                f"a warm-up of {warmup:g} steps does not fit a budget of {self.budget.amount:g}; "
+                "give a share, such as schedule.warmup=0.01"
+            )
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigError(f"clip {self.clip} is not positive; give a norm such as 1.0, or null for no clipping")
+        if self.log_every < 1 or self.evaluation.every < 1:
+            raise ConfigError("log_every and evaluation.every count steps; give at least 1")
+        smallest = min(phase.rows for phase in self.phases)
+        if self.ramp is not None and not 1 <= self.ramp.rows <= smallest:
+            raise ConfigError(
+                f"a ramp from {self.ramp.rows} rows does not fit batches of {smallest}; start between 1 and {smallest}"
+            )
+
+    def stage(self, spent: float) -> Stage:
+        """Phase and rows per batch after ``spent`` of the budget."""
+        done, end, phase = spent / self.budget.amount, 0.0, len(self.phases) - 1
+        for i, candidate in enumerate(self.phases):
+            end += candidate.share
+            if done < end - 1e-9:
+                phase = i
+                break
+        rows = self.phases[phase].rows
+        return Stage(phase, rows if self.ramp is None else self.ramp.rows_at(done, rows))

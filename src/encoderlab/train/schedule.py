@@ -1,0 +1,94 @@
+"""Learning-rate schedules by name: each gives the share of the peak rate after ``spent`` of a budget of ``total``.
+
+The unit is that of the budget (steps, tokens or hours), so a rate decays to the end of whichever is given. ``warmup``
+is a share of the budget, or a number of steps if it is at least 1 (for a budget in steps). The first update has
+``spent`` 0, as in the reference codes, and the last one of a budget of T steps has T - 1. Sources and their
+differences: Devlin et al. (google-research/bert, optimization.py), Clark et al. (google-research/electra,
+optimization.py), fairseq (polynomial_decay_schedule.py).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Schedule:
+    warmup: float = 0.0
+
+    def warm(self, total: float) -> float:
+        """The length of the warm-up in the unit of ``total``."""
+        return self.warmup if self.warmup >= 1 else self.warmup * total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bert(_Schedule):
+    """``t / w`` while t < w, then ``1 - t / T``, measured from 0: the rate drops by w / T where the warm-up ends.
+    Also ALBERT, DeBERTa.
+    """
+
+    kind: Literal["bert"] = "bert"
+
+    def share(self, spent: float, total: float) -> float:
+        warm = self.warm(total)
+        return spent / warm if spent < warm else max(0.0, 1 - spent / total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Electra(_Schedule):
+    """``(1 - t / T) min(1, t / w)``: decay and warm-up multiply. Also ConvBERT."""
+
+    kind: Literal["electra"] = "electra"
+
+    def share(self, spent: float, total: float) -> float:
+        warm = self.warm(total)
+        return max(0.0, 1 - spent / total) * (min(1.0, spent / warm) if warm else 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Polynomial(_Schedule):
+    """``t / w`` up to w, then ``end + (1 - end) (1 - (t - w) / (T - w)) ** power``: no jump. RoBERTa, XLNet; ``end``
+    is a share of the peak.
+    """
+
+    kind: Literal["polynomial"] = "polynomial"
+    power: float = 1.0
+    end: float = 0.0
+
+    def share(self, spent: float, total: float) -> float:
+        warm = self.warm(total)
+        if spent < warm:
+            return spent / warm
+        left = 1 - (spent - warm) / (total - warm) if total > warm else 0.0
+        return self.end + (1 - self.end) * max(0.0, left) ** self.power
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(_Schedule):
+    """``t / w`` up to w, then half a cosine from 1 to ``end`` (Loshchilov and Hutter, 2017). Transformer-XL."""
+
+    kind: Literal["cosine"] = "cosine"
+    end: float = 0.0
+
+    def share(self, spent: float, total: float) -> float:
+        warm = self.warm(total)
+        if spent < warm:
+            return spent / warm
+        done = min(1.0, (spent - warm) / (total - warm)) if total > warm else 1.0
+        return self.end + (1 - self.end) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(_Schedule):
+    """``t / w`` up to w, then 1."""
+
+    kind: Literal["constant"] = "constant"
+
+    def share(self, spent: float, total: float) -> float:
+        warm = self.warm(total)
+        return spent / warm if spent < warm else 1.0
+
+
+Schedule = Bert | Electra | Polynomial | Cosine | Constant

@@ -1,0 +1,112 @@
+"""Sums of losses, counts and hits over steps, kept on the device until they are read."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from encoderlab.batches.batch import Batch
+from encoderlab.objectives.base import Memory, Objective, Term
+from encoderlab.train.distributed import World
+
+
+class Tally:
+    """Adds up terms in double precision without waiting for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._sums: dict[str, Tensor] = {}  # (2,) loss and hits
+        self._counts: dict[str, int] = {}
+        self._weights: dict[str, float] = {}
+        self._with_hits: set[str] = set()
+
+    def add(self, terms: Mapping[str, Term]) -> None:
+        """Add the terms of one forward pass."""
+        for name, term in terms.items():
+            if name not in self._sums:
+                self._sums[name] = torch.zeros(2, dtype=torch.float64, device=self.device)
+            self._sums[name][0] += term.sum.detach()
+            if term.hits is not None:
+                self._sums[name][1] += term.hits
+                self._with_hits.add(name)
+            self._counts[name] = self._counts.get(name, 0) + term.count
+            self._weights[name] = term.weight
+
+    def totals(self, world: World) -> dict[str, dict[str, float]]:
+        """Plain numbers over all processes, from which :meth:`restore` continues exactly; waits for the device."""
+        names = sorted(self._sums)
+        numbers = [number for name in names for number in (*self._sums[name].tolist(), self._counts[name])]
+        added = world.sum(numbers) if names else []
+        return {
+            name: {
+                "sum": added[3 * i],
+                "hits": added[3 * i + 1],
+                "count": added[3 * i + 2],
+                "weight": self._weights[name],
+            }
+            | ({} if name in self._with_hits else {"hits": -1.0})
+            for i, name in enumerate(names)
+        }
+
+    def restore(self, totals: Mapping[str, Mapping[str, float]]) -> None:
+        """Take up the totals of an earlier tally."""
+        for name, term in totals.items():
+            self._sums[name] = torch.tensor(
+                [term["sum"], max(term["hits"], 0.0)], dtype=torch.float64, device=self.device
+            )
+            self._counts[name], self._weights[name] = int(term["count"]), term["weight"]
+            if term["hits"] >= 0:
+                self._with_hits.add(name)
+
+
+def summary(totals: Mapping[str, Mapping[str, float]], bytes_per_token: Mapping[str, float]) -> dict[str, Any]:
+    """Mean losses (nats), their weighted total, accuracies, counts, and bits per byte for the terms in
+    ``bytes_per_token``.
+
+    Bits per byte: loss / ln 2 / bytes of text per token; independent of the vocabulary. For masked targets it assumes
+    that they are as long as other tokens on average.
+    """
+    losses = {name: term["sum"] / term["count"] for name, term in totals.items() if term["count"]}
+    line: dict[str, Any] = {
+        "loss": sum(totals[name]["weight"] * loss for name, loss in losses.items()),
+        "losses": losses,
+        "counts": {name: int(term["count"]) for name, term in totals.items()},
+    }
+    accuracy = {
+        name: term["hits"] / term["count"] for name, term in totals.items() if term["count"] and term["hits"] >= 0
+    }
+    bits = {name: losses[name] / math.log(2) / size for name, size in bytes_per_token.items() if name in losses}
+    return line | ({"accuracy": accuracy} if accuracy else {}) | ({"bits_per_byte": bits} if bits else {})
+
+
+def precision(name: Literal["fp32", "bf16", "fp16"], device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """The context in which a forward pass computes: nothing for fp32, autocast otherwise."""
+    if name == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, torch.bfloat16 if name == "bf16" else torch.float16)
+
+
+@torch.no_grad()
+def measure(
+    objective: Objective, batches: Iterable[Batch], world: World, mode: Literal["fp32", "bf16", "fp16"]
+) -> dict[str, dict[str, float]]:
+    """Totals of an objective in evaluation mode over whole batches, which every process gives; each computes its
+    share of the rows.
+
+    A batch with fewer rows than processes is computed by all and counted once. Memory is carried from batch to batch.
+    """
+    tally = Tally(world.device)
+    memory: Memory = None
+    for batch in batches:
+        shared = len(batch) >= world.size
+        part = batch.slice(*world.share(len(batch))) if shared else batch
+        with precision(mode, world.device):
+            terms, memory = objective(part.to(world.device), memory=memory)
+        if shared or world.main:
+            tally.add(terms)
+    return tally.totals(world)
