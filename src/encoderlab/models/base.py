@@ -1,14 +1,12 @@
-"""A model as data: an encoder, the heads it was published with, and how its text is framed."""
+"""A model as data: an encoder and the heads it was published with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.nn.heads import LM, RTD, Classification, Pooler, Span, Tagging, TaskHead
-
-Framing = Literal["bert", "roberta", "xlnet", "stream"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +20,6 @@ class ModelConfig:
 
     family: str
     encoder: EncoderConfig
-    framing: Framing = "bert"
     pooler: Pooler | None = None
     lm: LM | None = None
     pair: bool = False

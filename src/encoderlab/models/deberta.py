@@ -31,7 +31,6 @@ def deberta(
     stem: bool = False,
     mask_decoder: bool = True,
     rtd: bool = False,
-    framing: str = "bert",
 ) -> ModelConfig:
     """DeBERTa of any version and size; heads are 64 wide."""
     encoder = EncoderConfig(

@@ -26,7 +26,7 @@ def roberta(*, layers: int, width: int, heads: int | None = None, vocab: int = 5
         types=0,
         eps=1e-5,
     )
-    return ModelConfig(family="roberta", encoder=encoder, framing="roberta", lm=LM())
+    return ModelConfig(family="roberta", encoder=encoder, lm=LM())
 
 
 SIZES = {

@@ -53,7 +53,7 @@ def transformer_xl(
         ff_dropout=dropout,
         output_dropout=dropout,
     )
-    return ModelConfig(family="transformer_xl", encoder=encoder, framing="stream", lm=LM(transform=False))
+    return ModelConfig(family="transformer_xl", encoder=encoder, lm=LM(transform=False))
 
 
 WT103 = (20000, 40000, 200000)

@@ -31,7 +31,7 @@ def xlnet(*, layers: int, width: int, vocab: int = 32000) -> ModelConfig:
         ff_dropout=0.1,
         output_dropout=0.1,
     )
-    return ModelConfig(family="xlnet", encoder=encoder, framing="xlnet", lm=LM(transform=False), mask_vector=True)
+    return ModelConfig(family="xlnet", encoder=encoder, lm=LM(transform=False), mask_vector=True)
 
 
 SIZES = {

@@ -1,0 +1,43 @@
+"""Published pretraining runs by name: a function each, returning a :class:`Recipe`; ``tiny`` and ``mini`` sizes train on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from encoderlab.errors import ConfigError, nearest
+from encoderlab.models import SIZES
+from encoderlab.recipes import albert, bert, convbert, deberta, distilbert, electra, roberta, transformer_xl, xlnet
+from encoderlab.train.pretraining import Recipe
+
+VARIANTS: dict[str, Callable[[], Recipe]] = {
+    **bert.VARIANTS,
+    **roberta.VARIANTS,
+    **electra.VARIANTS,
+    **deberta.VARIANTS,
+    **distilbert.VARIANTS,
+}
+"""Runs that are not simply the recipe of a family at one of its sizes."""
+
+BY_FAMILY: dict[str, Callable[[str], Recipe]] = {
+    "bert": bert.recipe,
+    "roberta": roberta.recipe,
+    "albert": albert.recipe,
+    "distilbert": distilbert.recipe,
+    "electra": electra.recipe,
+    "convbert": convbert.recipe,
+    "deberta": deberta.recipe,
+    "xlnet": xlnet.recipe,
+    "transformer_xl": transformer_xl.recipe,
+}
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    name: partial(BY_FAMILY[config.family], name) for name, config in SIZES.items() if name not in VARIANTS
+} | VARIANTS
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe of that name."""
+    if name not in RECIPES:
+        raise ConfigError(f"unknown recipe {name!r}{nearest(name, RECIPES)}")
+    return RECIPES[name]()

@@ -1,0 +1,88 @@
+"""Left-to-right language modelling, with memory of earlier rows (Dai et al., 2019, section 3.2) or without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from encoderlab.batches.batch import IGNORE, Batch, collate, stack
+from encoderlab.batches.pack import Row
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.nn.encoder import update_memory
+from encoderlab.nn.heads import AdaptiveLMHead
+from encoderlab.nn.noise import Noise
+from encoderlab.nn.positions import Absolute
+from encoderlab.objectives.base import Memory, Objective, Term
+from encoderlab.objectives.mlm import token_term
+from encoderlab.objectives.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalSettings:
+    """``memory``: states remembered in training; ``evaluation_memory``: in evaluation (None: as many).
+
+    ``same_length``: in evaluation every token sees the same number of earlier ones, ``evaluation_memory``.
+    """
+
+    kind: Literal["causal"] = "causal"
+    memory: int = 0
+    evaluation_memory: int | None = None
+    same_length: bool = False
+
+
+class Causal(Objective):
+    """Predict every token from those before it. With memory, the rows of a batch go on where those of the batch before ended.
+
+    The memory is empty at the start of an epoch, as in the original code (``transformers`` filled it with zeros that took part).
+    """
+
+    per_token = ("lm",)
+
+    def __init__(self, model: Model, settings: CausalSettings, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        if not model.config.encoder.causal:
+            raise ConfigError("left-to-right modelling needs attention to the left only; set model.encoder.causal=true")
+        if model.lm is None:
+            raise ConfigError("left-to-right modelling needs an LM head; set model.lm")
+        if settings.memory and isinstance(model.config.encoder.position, Absolute):
+            raise ConfigError("memory needs relative positions: remembered states keep the absolute ones they had; set memory to 0")
+        self.model, self.settings, self.pad = model, settings, vocabulary.pad
+
+    def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
+        shown = [replace(row, **{name: getattr(row, name)[:-1] for name in PER_TOKEN}) for row in rows]
+        batch = collate(shown, pad=self.pad)
+        targets = [np.where(row.doc[1:] == row.doc[:-1], row.ids[1:], IGNORE) for row in rows]
+        batch.labels["targets"] = stack(targets, IGNORE, length=batch.ids.shape[1])
+        return batch
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        return {"lm": int((batch.labels["targets"] != IGNORE).sum())}
+
+    def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> tuple[dict[str, Term], Memory]:
+        model, settings = self.model, self.settings
+        length, window = settings.memory, None
+        if not self.training:
+            length = settings.memory if settings.evaluation_memory is None else settings.evaluation_memory
+            window = length if settings.same_length and length else None
+        if not length or not bool(batch.labels["continues"].all() if "continues" in batch.labels else False):
+            memory = None
+        states = model.encoder(
+            batch.ids, doc=batch.doc, segments=batch.segments, memory=memory, window=window, noise=noise
+        )
+        rows, places = (batch.labels["targets"] != IGNORE).nonzero(as_tuple=True)
+        targets = batch.labels["targets"][rows, places]
+        if isinstance(model.lm, AdaptiveLMHead):
+            losses = model.lm.losses(states.last[rows, places], targets, model.encoder.embeddings)
+            term = Term(losses.float().sum(), len(targets))
+        else:
+            term = token_term(model.token_logits(states, rows, places), targets)
+        return {"lm": term}, update_memory(memory, states, length)
+
+    def models(self) -> dict[str, Any]:
+        return {"model": self.model}
+
+
+PER_TOKEN = ("ids", "doc", "segments", "word_starts", "special")  # the arrays of a Row

@@ -1,0 +1,116 @@
+"""Permutation language modelling with two streams and memory (Yang et al., 2019, sections 2.2 to 2.6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from encoderlab.batches.batch import IGNORE, Batch, collate, stack
+from encoderlab.batches.pack import Row
+from encoderlab.batches.permutation import Targets, permute
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.nn import kernels
+from encoderlab.nn.encoder import update_memory
+from encoderlab.nn.heads import LMHead
+from encoderlab.nn.noise import Noise
+from encoderlab.nn.positions import RelativeShift
+from encoderlab.objectives.base import Memory, Objective, Term
+from encoderlab.objectives.mlm import token_term
+from encoderlab.objectives.vocabulary import Vocabulary
+from encoderlab.seeds import generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class PermutationSettings:
+    """``targets``: what is predicted and in what order; ``memory``: states of earlier rows; ``reuse``: tokens at the start of a row that
+    continue the stream, and whose states are remembered (the ``reuse`` of the rows; 0 for rows that are no streams)."""
+
+    kind: Literal["permutation"] = "permutation"
+    targets: Targets = Targets(block=256)
+    memory: int = 384
+    reuse: int = 256
+
+
+class Permutation(Objective):
+    """Predict chosen tokens in a random order, each from the context and from those before it in that order.
+
+    The content stream runs once over the row with the order as its mask; the query stream runs on the targets only, starts from one learned
+    vector, and reads the content stream's stored states. So the second stream costs a sixth, not the same again.
+    """
+
+    per_token = ("plm",)
+
+    def __init__(self, model: Model, settings: PermutationSettings, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        encoder = model.config.encoder
+        if not isinstance(encoder.position, RelativeShift) or encoder.causal:
+            raise ConfigError(
+                "permutation language modelling needs relative_shift positions and attention to both sides: with absolute positions at the "
+                "input a target's place is known only together with its token; take a recipe of xlnet"
+            )
+        if model.mask_vector is None or not isinstance(model.lm, LMHead):
+            raise ConfigError("permutation language modelling needs mask_vector and an LM head; take a model of family xlnet")
+        if encoder.conv is not None:
+            raise ConfigError("a query stream has no neighbours to convolve; set model.encoder.conv to null")
+        self.model, self.settings, self.pad = model, settings, vocabulary.pad
+
+    def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
+        settings = self.settings
+        settings.targets.check(len(rows[0]), settings.reuse)
+        orders = [permute(row, settings.targets, settings.reuse, generator(seed, "order", *row.key)) for row in rows]
+        batch = collate(rows, pad=self.pad, side="left")
+        length = batch.ids.shape[1]
+        shift = [length - len(row) for row in rows]
+        batch.labels["positions"] = stack([o.positions + s for o, s in zip(orders, shift, strict=True)], -1)
+        batch.labels["targets"] = stack([o.targets for o in orders], IGNORE)
+        # Padding is hidden by ``doc``; its ranks do not matter.
+        batch.labels["query_rank"] = stack([o.query_rank for o in orders], 0, length=length, side="left")
+        batch.labels["key_rank"] = stack([o.key_rank for o in orders], 0, length=length, side="left")
+        return batch
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        return {"plm": int((batch.labels["positions"] >= 0).sum())}
+
+    def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> tuple[dict[str, Term], Memory]:
+        model, settings, labels = self.model, self.settings, batch.labels
+        assert model.mask_vector is not None
+        if not settings.memory or not bool(labels["continues"].all() if "continues" in labels else False):
+            memory = None
+        reverse = labels["backwards"].bool() if "backwards" in labels else None
+        query_rank, key_rank = labels["query_rank"], labels["key_rank"]
+        itself = torch.eye(query_rank.shape[1], dtype=torch.bool, device=query_rank.device)
+        states = model.encoder(
+            batch.ids,
+            doc=batch.doc,
+            segments=batch.segments,
+            visible=(query_rank[:, :, None] > key_rank[:, None, :]) | itself,
+            memory=memory,
+            reverse=reverse,
+            noise=noise,
+        )
+        positions = labels["positions"]
+        at = positions.clamp(min=0)
+        real = (batch.doc >= 0)[:, None, :]
+        queries = model.mask_vector.expand(*at.shape, -1)
+        if noise is not None:
+            queries = kernels.dropout(queries, model.config.encoder.dropout, noise.branch(2).keys, 0)
+        predicted = model.encoder.query_stream(
+            states,
+            queries,
+            at,
+            layers=range(model.encoder.depth),
+            visible=(query_rank.gather(1, at)[:, :, None] > key_rank[:, None, :]) & real,
+            segments=batch.segments,
+            memory=memory,
+            noise=noise,
+        )
+        rows, slots = (positions >= 0).nonzero(as_tuple=True)
+        assert isinstance(model.lm, LMHead)
+        term = token_term(model.lm(predicted[rows, slots], model.words), labels["targets"][rows, slots])
+        return {"plm": term}, update_memory(memory, states, settings.memory, reuse=settings.reuse or None)
+
+    def models(self) -> dict[str, Any]:
+        return {"model": self.model}

@@ -1,0 +1,28 @@
+"""ALBERT (Lan et al., 2020, section 4.1; google-research/albert)."""
+
+from __future__ import annotations
+
+from encoderlab import models
+from encoderlab.batches.corrupt import Masking, NGrams
+from encoderlab.batches.pack import SegmentPairs
+from encoderlab.objectives.mlm import MLMSettings
+from encoderlab.recipes.small import is_small, small
+from encoderlab.train.optim import Lamb
+from encoderlab.train.pretraining import Recipe
+from encoderlab.train.recipe import Budget, Phase
+from encoderlab.train.schedule import Bert
+
+
+def recipe(name: str) -> Recipe:
+    """125k steps of 4096 rows of 512 tokens, sentence order prediction, n-gram masking, LAMB."""
+    published = Recipe(
+        name=name,
+        model=models.config(name),
+        objective=MLMSettings(masking=Masking(unit=NGrams(), random_from="all")),
+        rows=SegmentPairs(relation="order"),
+        optim=Lamb(lr=1.76e-3),
+        schedule=Bert(warmup=3125),
+        budget=Budget(amount=125_000),
+        phases=(Phase(length=512, rows=4096),),
+    )
+    return small(published, lr=3e-3) if is_small(name) else published

@@ -1,0 +1,80 @@
+"""BERT (Devlin et al., 2019, appendix A.2; google-research/bert) and whole-word BERT (google-research; Cui et al., 2021, for Chinese)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from encoderlab import models
+from encoderlab.batches.corrupt import Masking, NGrams, Words
+from encoderlab.batches.pack import FullSentences, SegmentPairs, SentencePairs
+from encoderlab.objectives.causal import CausalSettings
+from encoderlab.objectives.mlm import MLMSettings
+from encoderlab.recipes.small import is_small, small
+from encoderlab.train.optim import BertAdam, Lamb
+from encoderlab.train.pretraining import Recipe
+from encoderlab.train.recipe import Budget, Phase
+from encoderlab.train.schedule import Bert
+
+MASKING = Masking(random_from="all")
+
+
+def recipe(name: str) -> Recipe:
+    """1M steps of 256 rows, nine tenths of them at 128 tokens; next sentence prediction; 15% masked, 80/10/10."""
+    published = Recipe(
+        name=name,
+        model=models.config(name),
+        objective=MLMSettings(masking=MASKING),
+        rows=SegmentPairs(),
+        optim=BertAdam(lr=1e-4),
+        schedule=Bert(warmup=10_000),
+        budget=Budget(amount=1_000_000),
+        phases=(Phase(length=128, rows=256, share=0.9), Phase(length=512, rows=256, share=0.1)),
+    )
+    if name == "bert-base-ltr":
+        return replace(published, objective=CausalSettings(), rows=FullSentences())
+    return small(published) if is_small(name) else published
+
+
+def whole_words(name: str, model: str) -> Recipe:
+    """BERT with all pieces of a word masked together."""
+    base = recipe(model)
+    return replace(base, name=name, objective=MLMSettings(masking=replace(MASKING, unit=Words())))
+
+
+def chinese_whole_words(name: str, model: str, *, steps: tuple[int, int] = (100_000, 100_000)) -> Recipe:
+    """Chinese BERT-wwm: words from a segmenter, set while the corpus is built; LAMB, 128 then 512 tokens, from Google's Chinese BERT."""
+    total = sum(steps)
+    return replace(
+        whole_words(name, model),
+        optim=Lamb(lr=1e-4),
+        schedule=Bert(warmup=0.1),
+        budget=Budget(amount=total),
+        phases=(Phase(length=128, rows=2560, share=steps[0] / total), Phase(length=512, rows=384, share=steps[1] / total)),
+    )
+
+
+def _no_pairs(name: str, model: str) -> Recipe:
+    base = recipe(model)
+    return replace(base, name=name, rows=FullSentences(cross_documents=False), model=replace(base.model, pair=False))
+
+
+def _static(name: str, model: str) -> Recipe:
+    return replace(recipe(model), name=name, duplicates=10)
+
+
+VARIANTS: dict[str, Callable[[], Recipe]] = {
+    "bert-large-wwm": lambda: whole_words("bert-large-wwm", "bert-large-wwm"),
+    "bert-wwm-mini": lambda: whole_words("bert-wwm-mini", "bert-mini"),
+    "bert-wwm-chinese": lambda: chinese_whole_words("bert-wwm-chinese", "bert-base-chinese"),
+    "bert-wwm-chinese-mini": lambda: small(chinese_whole_words("bert-wwm-chinese-mini", "bert-mini")),
+    "bert-base-no-nsp": lambda: _no_pairs("bert-base-no-nsp", "bert-base"),
+    "bert-mini-no-nsp": lambda: _no_pairs("bert-mini-no-nsp", "bert-mini"),
+    "bert-mini-static": lambda: _static("bert-mini-static", "bert-mini"),
+    "bert-mini-ngrams": lambda: replace(
+        recipe("bert-mini"), name="bert-mini-ngrams", objective=MLMSettings(masking=replace(MASKING, unit=NGrams()))
+    ),
+    "bert-mini-sentence-pairs": lambda: replace(
+        recipe("bert-mini"), name="bert-mini-sentence-pairs", rows=SentencePairs()
+    ),
+}

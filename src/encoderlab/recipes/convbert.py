@@ -1,0 +1,41 @@
+"""ConvBERT (Jiang et al., 2020; ``configure_pretraining.py`` of the release): ELECTRA's procedure at 128 tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from encoderlab import models
+from encoderlab.models.base import ModelConfig, resized
+from encoderlab.nn.spanconv import SpanDynamic
+from encoderlab.recipes import electra
+from encoderlab.recipes.small import is_small, small
+from encoderlab.train.optim import BertAdam
+from encoderlab.train.pretraining import Recipe
+from encoderlab.train.recipe import Budget, Phase
+
+PUBLISHED = {  # rate, rows
+    "convbert-small": (3e-4, 128),
+    "convbert-medium-small": (5e-4, 128),
+    "convbert-base": (2e-4, 256),
+}
+
+
+def recipe(name: str) -> Recipe:
+    """1M steps at 128 tokens. Padding is masked in the convolutions, which the released code did not do."""
+    lr, rows = PUBLISHED.get(name, PUBLISHED["convbert-small"])
+    published = replace(
+        electra.recipe("electra-small"),
+        name=name,
+        model=_masked(models.config(name)),
+        generator=_masked(models.config(f"{name}-generator")),
+        optim=BertAdam(lr=lr),
+        budget=Budget(amount=1_000_000),
+        phases=(Phase(length=128, rows=rows),),
+    )
+    return small(published) if is_small(name) else published
+
+
+def _masked(config: ModelConfig) -> ModelConfig:
+    conv = config.encoder.conv
+    assert isinstance(conv, SpanDynamic)
+    return resized(config, conv=replace(conv, mask_padding=True))

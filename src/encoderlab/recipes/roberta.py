@@ -1,0 +1,53 @@
+"""RoBERTa (Liu et al., 2019, section 4 and table 9; fairseq)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from encoderlab import models
+from encoderlab.batches.corrupt import Masking
+from encoderlab.batches.pack import FullSentences, SegmentPairs, SentencePairs
+from encoderlab.objectives.mlm import MLMSettings
+from encoderlab.nn.heads import Pooler
+from encoderlab.recipes.small import is_small, small
+from encoderlab.train.optim import AdamW
+from encoderlab.train.pretraining import Recipe
+from encoderlab.train.recipe import Budget, Phase
+from encoderlab.train.schedule import Polynomial
+
+
+def recipe(name: str) -> Recipe:
+    """500k steps of 8192 rows of 512 tokens, full sentences across documents, no next sentence prediction, no clipping."""
+    large = name == "roberta-large"
+    published = Recipe(
+        name=name,
+        model=models.config(name),
+        objective=MLMSettings(masking=Masking(count="stochastic")),
+        rows=FullSentences(),
+        optim=AdamW(lr=4e-4 if large else 6e-4, betas=(0.9, 0.98), weight_decay=0.01, no_decay=()),
+        schedule=Polynomial(warmup=30_000 if large else 24_000),
+        budget=Budget(amount=500_000),
+        phases=(Phase(length=512, rows=8192),),
+        clip=None,
+    )
+    return small(published) if is_small(name) else published
+
+
+def with_rows(name: str, model: str, rows: FullSentences | SegmentPairs | SentencePairs) -> Recipe:
+    """One of the four input formats of table 2; pairs bring next sentence prediction."""
+    base = recipe(model)
+    if isinstance(rows, FullSentences):
+        return replace(base, name=name, rows=rows)
+    return replace(base, name=name, rows=rows, model=replace(base.model, pooler=Pooler(), pair=True))
+
+
+def _formats(model: str) -> dict[str, Callable[[], Recipe]]:
+    return {
+        f"{model}-doc-sentences": lambda: with_rows(f"{model}-doc-sentences", model, FullSentences(cross_documents=False)),
+        f"{model}-segment-pairs": lambda: with_rows(f"{model}-segment-pairs", model, SegmentPairs()),
+        f"{model}-sentence-pairs": lambda: with_rows(f"{model}-sentence-pairs", model, SentencePairs()),
+    }
+
+
+VARIANTS = _formats("roberta-base") | _formats("roberta-mini")

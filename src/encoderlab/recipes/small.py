@@ -1,0 +1,27 @@
+"""What makes a published recipe run on a CPU: the same procedure with small batches, few steps and a rate that suits them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from encoderlab.train.pretraining import Recipe
+from encoderlab.train.recipe import Budget, Evaluation, Phase
+
+
+def small(recipe: Recipe, *, steps: int = 2000, rows: int = 32, length: int = 128, lr: float = 1e-3) -> Recipe:
+    """The recipe at the size of a laptop: one phase of ``rows`` x ``length`` tokens, 10% warm-up."""
+    return replace(
+        recipe,
+        budget=Budget(amount=steps),
+        phases=(Phase(length=length, rows=rows),),
+        ramp=None,
+        optim=replace(recipe.optim, lr=lr),
+        schedule=replace(recipe.schedule, warmup=0.1),
+        evaluation=Evaluation(every=max(steps // 10, 1), rows=256),
+    )
+
+
+def is_small(name: str) -> bool:
+    """Whether a size is one of ours for a CPU."""
+    return name.endswith(("-tiny", "-mini"))
+

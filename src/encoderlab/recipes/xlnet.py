@@ -1,0 +1,33 @@
+"""XLNet (Yang et al., 2019, appendix A.4)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from encoderlab import models
+from encoderlab.batches.permutation import Targets
+from encoderlab.batches.streams import XLNetStreams
+from encoderlab.objectives.permutation import PermutationSettings
+from encoderlab.recipes.small import is_small, small
+from encoderlab.train.optim import BertAdam
+from encoderlab.train.pretraining import Recipe
+from encoderlab.train.recipe import Budget, Phase
+from encoderlab.train.schedule import Polynomial
+
+
+def recipe(name: str) -> Recipe:
+    """500k steps of 8192 rows of 512 tokens, a sixth predicted, half of the rows backwards, memory of 384 states."""
+    published = Recipe(
+        name=name,
+        model=models.config(name),
+        objective=PermutationSettings(),
+        rows=XLNetStreams(),
+        optim=BertAdam(lr=4e-4),
+        schedule=Polynomial(warmup=40_000),
+        budget=Budget(amount=500_000),
+        phases=(Phase(length=512, rows=8192),),
+    )
+    if not is_small(name):
+        return published
+    scaled = replace(published, rows=XLNetStreams(reuse=64), objective=PermutationSettings(targets=Targets(count=21, block=64), memory=96, reuse=64))
+    return small(scaled)

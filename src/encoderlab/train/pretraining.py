@@ -1,0 +1,270 @@
+"""Pretraining: a recipe and a corpus to a run folder and a model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from encoderlab.batches.batch import Batch
+from encoderlab.batches.loader import Format, Loader
+from encoderlab.batches.pack import Framing, Row, SegmentPairs
+from encoderlab.batches.streams import ContiguousStreams, StreamFormat, XLNetStreams
+from encoderlab.corpus.shards import MANIFEST, Corpus, file_hash
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.interchange import folder as folders
+from encoderlab.interchange.load import load, load_pair
+from encoderlab.model import Model
+from encoderlab.models.base import ModelConfig, resized
+from encoderlab.objectives.base import Objective
+from encoderlab.objectives.causal import Causal, CausalSettings
+from encoderlab.objectives.distill import Distill, DistillSettings
+from encoderlab.objectives.mlm import MLM, MLMSettings
+from encoderlab.objectives.permutation import Permutation, PermutationSettings
+from encoderlab.objectives.rtd import RTD, RTDSettings
+from encoderlab.objectives.vocabulary import Vocabulary
+from encoderlab.train.distributed import join
+from encoderlab.train.loop import Data, Outcome, train
+from encoderlab.train.recipe import Budget, Phase, Training
+
+log = logging.getLogger("encoderlab")
+
+ObjectiveSettings = MLMSettings | RTDSettings | PermutationSettings | CausalSettings | DistillSettings
+VALIDATION_SEED = 20181011  # validation rows and masks are the same in every run, whatever its seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Training):
+    """Everything that determines a pretraining run, but for the corpus.
+
+    ``generator``: the second network of replaced token detection. ``rows``: how rows are made of text; each phase sets their length.
+    ``duplicates``: epochs repeat after so many (static masking with that duplication factor); None draws every epoch afresh. ``init_from``: a model
+    folder to continue from instead of starting fresh; ``fresh_generator`` keeps only its discriminator.
+    """
+
+    name: str = ""
+    model: ModelConfig
+    generator: ModelConfig | None = None
+    objective: ObjectiveSettings = MLMSettings()
+    rows: Format = SegmentPairs()
+    duplicates: int | None = None
+    init_from: str | None = None
+    fresh_generator: bool = False
+
+
+def pretrain(recipe: Recipe, corpus: Path, out: Path, *, session: Budget | None = None) -> Outcome:
+    """Train as ``recipe`` says on the corpus folder ``corpus``, in the run folder ``out``; run it again to resume.
+
+    The result lies in ``out/model`` (``out/model/generator`` and ``out/model/discriminator`` for two networks).
+
+    Raises:
+        ConfigError: the recipe makes no sense, or does not fit corpus or folder; found before any work.
+        DataError: the corpus is damaged or too small.
+    """
+    check(recipe)
+    text = Corpus(corpus)
+    tokenizer = Tokenizer.load(text.tokenizer_path)
+    recipe = fit(recipe, tokenizer)
+    objective = build_objective(recipe, tokenizer, text)
+    outcome = train(objective, recipe, corpus_data(recipe, objective, corpus, tokenizer), out, session=session)
+    if join(recipe.execution.device).main:
+        save_models(objective, tokenizer, out)
+    return outcome
+
+
+def save_models(objective: Objective, tokenizer: Tokenizer, out: Path) -> None:
+    """Write the objective's models into ``out/model``."""
+    for name, model in objective.models().items():
+        model.tokenizer = tokenizer
+        folders.save(model, out / "model" if name == "model" else out / "model" / name)
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse combinations that make no sense, by what the recipe says alone.
+
+    Raises:
+        ConfigError: with the reason and a remedy.
+    """
+    objective, streams = recipe.objective, isinstance(recipe.rows, StreamFormat)
+    if isinstance(objective, RTDSettings) and recipe.generator is None:
+        raise ConfigError("replaced token detection needs a generator; take a recipe of electra, convbert or deberta-v3, or set generator")
+    if not isinstance(objective, RTDSettings) and recipe.generator is not None:
+        raise ConfigError(f"objective {objective.kind!r} trains one network; set generator to null")
+    if isinstance(objective, (CausalSettings, PermutationSettings)) and objective.memory and not streams:
+        raise ConfigError(
+            f"memory of earlier rows means nothing for shuffled rows ({recipe.rows.kind}); set rows to contiguous_streams or xlnet_streams, "
+            "or memory to 0"
+        )
+    if isinstance(objective, CausalSettings) and isinstance(recipe.rows, XLNetStreams):
+        raise ConfigError("xlnet_streams hold reused and paired text, not a stream; set rows to contiguous_streams")
+    if isinstance(recipe.rows, ContiguousStreams) and not isinstance(objective, CausalSettings):
+        raise ConfigError(f"contiguous_streams serve the causal objective, not {objective.kind!r}; set rows to full_sentences")
+    if streams and len({phase.rows for phase in recipe.phases}) > 1 or streams and recipe.ramp is not None:
+        raise ConfigError("streams keep one number of rows; give every phase the same rows and no ramp")
+    if isinstance(recipe.rows, SegmentPairs) and not recipe.model.pair and isinstance(objective, MLMSettings):
+        log.info("rows are pairs, but the model has no sentence-pair head: the pair label is not trained")
+    limit = recipe.model.encoder.max_length
+    longest = max(phase.length for phase in recipe.phases)
+    if limit is not None and longest > limit:
+        raise ConfigError(f"rows of {longest} tokens exceed the model's {limit} positions; shorten phases.length to {limit}")
+
+
+def fit(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
+    """The recipe with the vocabulary size of ``tokenizer``; cut-offs of an adaptive softmax that lie beyond it go."""
+
+    def fitted(config: ModelConfig) -> ModelConfig:
+        adaptive = config.encoder.adaptive
+        if adaptive is not None:
+            cutoffs = tuple(cut for cut in adaptive.cutoffs if cut < tokenizer.vocab_size)
+            adaptive = replace(adaptive, cutoffs=cutoffs)
+        return resized(config, vocab=tokenizer.vocab_size, adaptive=adaptive)
+
+    generator = None if recipe.generator is None else fitted(recipe.generator)
+    return replace(recipe, model=fitted(recipe.model), generator=generator)
+
+
+def build_objective(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Objective:
+    """The networks, fresh from the recipe's seed or from ``init_from``, under the recipe's objective."""
+    vocabulary = Vocabulary.of(tokenizer, corpus.counts())
+    settings = recipe.objective
+    model, generator = _networks(recipe, tokenizer)
+    if isinstance(settings, RTDSettings):
+        assert generator is not None
+        return RTD(generator, model, settings, vocabulary)
+    if isinstance(settings, DistillSettings):
+        if not settings.teacher:
+            raise ConfigError("distillation needs a teacher; give a model folder: --set objective.teacher=FOLDER")
+        return Distill(model, _same_ids(load(settings.teacher), tokenizer, settings.teacher), settings, vocabulary)
+    if isinstance(settings, CausalSettings):
+        return Causal(model, settings, vocabulary)
+    if isinstance(settings, PermutationSettings):
+        return Permutation(model, settings, vocabulary)
+    return MLM(model, settings, vocabulary)
+
+
+def _networks(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Model, Model | None]:
+    """The model and, for replaced token detection, its generator."""
+    fresh = Model(recipe.model, tokenizer).initialize(recipe.seed)
+    generator = None
+    if recipe.generator is not None:
+        generator = Model(recipe.generator, tokenizer).initialize(recipe.seed + 1)
+    if recipe.init_from is None:
+        return fresh, generator
+    model, old_generator = load_pair(recipe.init_from)
+    _same_ids(model, tokenizer, recipe.init_from)
+    _take(fresh, model, recipe.init_from)
+    if generator is not None and not recipe.fresh_generator:
+        if old_generator is None:
+            raise ConfigError(f"{recipe.init_from}: holds no generator; set fresh_generator=true to continue with a new one")
+        _take(generator, old_generator, recipe.init_from)
+    return fresh, generator
+
+
+def _take(model: Model, source: Model, name: str) -> None:
+    """Give ``model`` the weights of ``source``; heads that ``source`` lacks stay fresh and are named."""
+    wanted, given = dict(model.named_parameters()), dict(source.named_parameters())
+    if model.config.encoder != source.config.encoder:
+        raise ConfigError(f"{name}: its encoder differs from the recipe's; use the recipe of its architecture and size")
+    missing = sorted(wanted.keys() - given.keys())
+    if missing:
+        log.warning("%s has no %s; these start fresh", name, ", ".join(missing))
+    for key in wanted.keys() & given.keys():
+        wanted[key].data.copy_(given[key].data)
+
+
+def _same_ids(model: Model, tokenizer: Tokenizer, name: str) -> Model:
+    if model.tokenizer is not None and model.tokenizer.hash() != tokenizer.hash():
+        raise ConfigError(f"{name}: its tokenizer is not the corpus's; build the corpus with --tokenizer {name}")
+    return model
+
+
+# Data ----------------------------------------------------------------------------------------------------------------
+
+
+def row_framing(tokenizer: Tokenizer) -> Framing:
+    """The special tokens that the packers put around text."""
+    special = tokenizer.special
+    return Framing(kind=tokenizer.framing, cls=special.cls, sep=special.sep, eod=special.eod)
+
+
+def corpus_data(recipe: Recipe, objective: Objective, path: Path, tokenizer: Tokenizer) -> Data:
+    """Batches of the corpus's training split for the loop, and of its validation split."""
+    text, held_out = Corpus(path), Corpus(path, split="validation")
+    framing, world = row_framing(tokenizer), join(recipe.execution.device)
+
+    def make(seed: int) -> Callable[[list[Row]], Batch]:
+        return lambda rows: objective.make_batch(rows, seed=seed)
+
+    def source(phase: Phase, rows: int, state: dict[str, int] | None) -> LoaderSource:
+        form = replace(recipe.rows, length=phase.length)
+        loader = Loader(
+            text,
+            form,
+            framing=framing,
+            seed=recipe.seed,
+            batch_rows=rows,
+            rank=world.rank,
+            world=world.size,
+            state=state,
+            transform=make(recipe.seed),
+            duplicates=recipe.duplicates,
+        )
+        return LoaderSource(loader)
+
+    def validation(phase: Phase) -> Iterator[Batch]:
+        form = replace(recipe.rows, length=phase.length)
+        rows = min(phase.rows, VALIDATION_BATCH)
+        while True:
+            try:
+                loader = Loader(
+                    held_out,
+                    form,
+                    framing=framing,
+                    seed=VALIDATION_SEED,
+                    batch_rows=rows,
+                    transform=make(VALIDATION_SEED),
+                    epochs=1,
+                )
+                break
+            except DataError:
+                if not isinstance(form, StreamFormat) or rows <= 2:
+                    raise
+                rows //= 2  # a short validation split has fewer streams
+        done = 0
+        for batch in loader:
+            yield batch
+            done += len(batch)
+            if done >= recipe.evaluation.rows:
+                return
+
+    return Data(
+        source=source,
+        validation=validation if held_out.num_documents > 1 else None,
+        hashes={"corpus": file_hash(path / MANIFEST), "tokenizer": tokenizer.hash()},
+        bytes_per_token=text.num_bytes / max(text.num_tokens, 1),
+    )
+
+
+VALIDATION_BATCH = 32  # rows
+
+
+class LoaderSource:
+    """A :class:`Loader` as the loop wants it: one batch at a time, and the place after the last one given out."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader, self.batches = loader, iter(loader)
+
+    def __next__(self) -> Batch:
+        batch: Batch = next(self.batches)
+        return batch
+
+    def state(self) -> dict[str, int]:
+        return self.loader.state()
+
+    def close(self) -> None:
+        close: Any = getattr(self.batches, "close", None)
+        if close is not None:
+            close()
