@@ -1,7 +1,91 @@
-"""The model's work between matrix products, one function each; fast versions stand behind the same names."""
+"""The model's work between matrix products, one function each: compiled where that applies, else plain.
+
+Compiled: tensors on a CPU in float32 or bfloat16, where a C++ compiler is present (see :mod:`.build`). Plain
+(:mod:`.plain`): everything else, and exporting. Both give the same mathematics and the same dropout masks.
+"""
 
 from __future__ import annotations
 
-from encoderlab.nn.kernels.plain import attend, bias_gelu, dropout, dropout_add_norm, softmax_dropout
+import torch
+from torch import Tensor
+
+from encoderlab.nn.kernels import build, fast, plain
+from encoderlab.nn.kernels.plain import softmax_dropout
 
 __all__ = ["attend", "bias_gelu", "dropout", "dropout_add_norm", "softmax_dropout"]
+
+
+def _compiled(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether the compiled version takes these tensors."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and all(other is None or other.dtype == x.dtype for other in others)
+        and x.numel() > 0
+        and not torch.compiler.is_exporting()
+        and build.available()
+    )
+
+
+def dropout(x: Tensor, p: float, keys: Tensor | None, site: int) -> Tensor:
+    """x (B, ..., D) with every element zeroed at rate p, the others times 1 / (1 - p)."""
+    if keys is None or p == 0.0:
+        return x
+    if not _compiled(x):
+        return plain.dropout(x, p, keys, site)
+    return fast.Dropout.apply(x.contiguous(), keys, site, p)
+
+
+def dropout_add_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    p: float,
+    keys: Tensor | None,
+    site: int,
+    *,
+    x_bias: Tensor | None = None,
+) -> Tensor:
+    """LayerNorm(residual + dropout(x + x_bias)) over the last axis; x, residual (B, ..., D), the others (D,)."""
+    keys = keys if p > 0.0 else None
+    if not _compiled(x, residual):
+        return plain.dropout_add_norm(x, residual, weight, bias, eps, p, keys, site, x_bias=x_bias)
+    residual = None if residual is None else residual.contiguous()
+    return fast.AddNorm.apply(x.contiguous(), x_bias, residual, weight, bias, keys, site, p, eps)
+
+
+def bias_gelu(x: Tensor, bias: Tensor | None, *, tanh: bool = False) -> Tensor:
+    """GELU(x + bias), exact (erf) or with the tanh approximation (Hendrycks and Gimpel 2016); x (..., F), bias (F,)."""
+    if not _compiled(x):
+        return plain.bias_gelu(x, bias, tanh=tanh)
+    return fast.BiasGelu.apply(x.contiguous(), bias, tanh)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Tensor | None = None,
+    visible: Tensor | None = None,
+    scale: float,
+    p: float = 0.0,
+    keys: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """softmax(scale q k^T + bias, over what is visible) v; dropout on the probabilities (Vaswani et al. 2017, 3.2.1).
+
+    q (B, H, L, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, L, V); bias and bool visible broadcast to (B, H, L, M). The
+    result lies in memory as (B, L, H, V), so ``transpose(1, 2).flatten(2)`` copies nothing. Compiled: scores stay in
+    the cache and are computed again in the backward pass; keys that no query of a block sees cost nothing.
+    """
+    keys = keys if p > 0.0 else None
+    if not _compiled(q, k, v):
+        return plain.attend(q, k, v, bias=bias, visible=visible, scale=scale, p=p, keys=keys, site=site)
+    if bias is not None:
+        bias = fast.full_rows(bias.to(q.dtype), k.shape[2])
+    if visible is not None:
+        visible = fast.full_rows(visible, k.shape[2])
+    return fast.Attend.apply(fast.dense(q), fast.dense(k), fast.dense(v), bias, visible, keys, scale, p, site)

@@ -22,7 +22,7 @@ def dropout(x: Tensor, p: float, keys: Tensor | None, site: int) -> Tensor:
 
 def dropout_add_norm(
     x: Tensor,
-    residual: Tensor,
+    residual: Tensor | None,
     weight: Tensor,
     bias: Tensor,
     eps: float,
@@ -35,7 +35,8 @@ def dropout_add_norm(
     """LayerNorm(residual + dropout(x + x_bias)) over the last axis; x, residual (B, ..., D), the others (D,)."""
     if x_bias is not None:
         x = x + x_bias
-    summed = residual + dropout(x, p, keys, site)
+    dropped = dropout(x, p, keys, site)
+    summed = dropped if residual is None else residual + dropped
     return F.layer_norm(summed, weight.shape, weight, bias, eps)
 
 

@@ -1,0 +1,98 @@
+"""Compiles ``ops.cpp`` once per machine with the system compiler and loads it through ctypes.
+
+Takes about five seconds the first time; later processes load the file from the cache folder. Without a compiler (or
+with ``ENCODERLAB_KERNELS=off``) there is no library and the plain twins run. The library links against no part of
+torch; it uses the OpenMP runtime that torch has loaded, hence torch's pool of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("ops.cpp")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden")
+MATH = ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
+
+logger = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path:
+    """``$ENCODERLAB_HOME/kernels``, or ``encoderlab/kernels`` in the user's cache folder."""
+    if home := os.environ.get("ENCODERLAB_HOME"):
+        return Path(home) / "kernels"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "encoderlab" / "kernels"
+
+
+def processor() -> str:
+    """What the compiler's ``native`` depends on, so that a cache folder shared by different machines stays correct."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.split("\t")[0].strip() in names}))
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds an exclusive lock on ``path``, so that the processes of one machine compile once."""
+    import fcntl
+
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def compile_library(compiler: str) -> Path:
+    """The path of the compiled library, compiled now unless it lies in the cache folder."""
+    key = "\n".join((SOURCE.read_text(), compiler, *FLAGS, *MATH, platform.machine(), processor()))
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / f"ops-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    if library.exists():
+        return library
+    with locked(folder / "lock"):
+        if not library.exists():
+            logger.info("compiling %s with %s, once on this machine", SOURCE.name, compiler)
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                made = Path(scratch) / library.name
+                command = [compiler, *FLAGS, *MATH, str(SOURCE), "-o", str(made)]
+                subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+                os.replace(made, library)
+    return library
+
+
+@functools.cache
+def load() -> ctypes.CDLL | None:
+    """The compiled kernels, or None where they are switched off or cannot be had."""
+    if os.environ.get("ENCODERLAB_KERNELS") == "off":
+        return None
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+    if compiler is None:
+        logger.warning("no C++ compiler was found: the plain kernels run, which are slower; install g++")
+        return None
+    try:
+        return ctypes.CDLL(str(compile_library(compiler)))
+    except (OSError, ImportError, subprocess.SubprocessError) as error:
+        reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
+        logger.warning("the kernels cannot be compiled, the plain ones run, which are slower: %s", *reason or [error])
+        return None
+
+
+@torch.compiler.assume_constant_result
+def available() -> bool:
+    """Whether the compiled kernels can be used; the first call may compile them."""
+    return load() is not None
