@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import tokenizers
 from tokenizers import AddedToken, processors
 
+Kind = Literal["wordpiece", "bpe", "unigram"]
 Framing = Literal["bert", "roberta", "xlnet"]
 FRAMINGS: tuple[Framing, ...] = ("bert", "roberta", "xlnet")
 
@@ -86,7 +86,7 @@ _ROBERTA = Layout(framing="roberta", pad="<pad>", unk="<unk>", cls="<s>", sep="<
 _ALBERT = Layout(pad="<pad>", unk="<unk>")
 _XLNET = Layout(
     framing="xlnet", pad="<pad>", unk="<unk>", cls="<cls>", sep="<sep>", mask="<mask>", eod="<eod>",
-    others=("<s>", "</s>", "<eop>"),
+    others=("<s>", "</s>"),
 )  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
@@ -102,13 +102,12 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
-DEFAULT_FAMILY = {"wordpiece": "bert", "bpe": "roberta", "unigram": "albert"}
+KINDS: dict[str, Kind] = {"WordPiece": "wordpiece", "BPE": "bpe", "Unigram": "unigram"}  # models of the library
+DEFAULT_FAMILY: dict[Kind, str] = {"wordpiece": "bert", "bpe": "roberta", "unigram": "albert"}
 
 
 def guess(backend: tokenizers.Tokenizer) -> Layout:
-    """The layout whose special tokens the vocabulary has most of; BERT's where it has none."""
-    best = max(
-        (family.layout for family in FAMILIES.values()),
-        key=lambda layout: sum(backend.token_to_id(name) is not None for name in layout.roles().values()),
-    )
-    return dataclasses.replace(best, others=tuple(name for name in best.others if backend.token_to_id(name) is not None))
+    """The layout whose special tokens the vocabulary has most of; that of the kind's first family where it has none."""
+    first = FAMILIES[DEFAULT_FAMILY[KINDS[type(backend.model).__name__]]].layout
+    candidates = [first, *(family.layout for family in FAMILIES.values())]
+    return max(candidates, key=lambda one: sum(backend.token_to_id(name) is not None for name in one.roles().values()))

@@ -1,7 +1,7 @@
 """One tokenizer for the family: WordPiece, byte-level BPE and Unigram over the ``tokenizers`` library.
 
-A tokenizer is a folder with ``tokenizer.json`` and ``tokenizer_config.json``, which ``transformers`` reads too. Token ids of a
-text never hold special tokens; :meth:`Tokenizer.frame` adds those of the family.
+A tokenizer is a folder with ``tokenizer.json`` and ``tokenizer_config.json``, which ``transformers`` reads too. Token
+ids of a text never hold special tokens; :meth:`Tokenizer.frame` adds those of the family.
 """
 
 from __future__ import annotations
@@ -20,12 +20,9 @@ import numpy as np
 import tokenizers
 
 from encoderlab.corpus import layouts, vocabularies
-from encoderlab.corpus.layouts import Layout
+from encoderlab.corpus.layouts import KINDS, Kind, Layout
 from encoderlab.corpus.words import WordStarts
 from encoderlab.errors import ConfigError, DataError
-
-Kind = Literal["wordpiece", "bpe", "unigram"]
-KINDS: dict[str, Kind] = {"WordPiece": "wordpiece", "BPE": "bpe", "Unigram": "unigram"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +35,7 @@ class Special:
     sep: int
     mask: int
     eod: int | None = None
-    all_special: tuple[int, ...] = ()
+    all_special: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +59,8 @@ class CorpusEncoding(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """Where the tokens of one or two texts lie in a framed row: the first ``a`` ones of the first text from ``a_start`` on."""
+    """Where the tokens of one or two texts lie in a framed row: the first ``a`` ones of the first text from ``a_start``
+    on."""
 
     length: int
     a_start: int
@@ -92,14 +90,15 @@ class Tokenizer:
         missing = [name for name in layout.roles().values() if backend.token_to_id(name) is None]
         if missing:
             raise DataError(
-                f"the vocabulary lacks {', '.join(missing)}; an encoder needs them: add them (add_special), or give another tokenizer"
+                f"the vocabulary lacks {', '.join(missing)}, which an encoder needs; "
+                "add them (add_special), or give another tokenizer"
             )
         backend.add_special_tokens(layout.added_tokens(self.kind))
-        ids = {role: backend.token_to_id(name) for role, name in layout.roles().items()}
-        self.special = Special(**ids, all_special=tuple(sorted(backend.token_to_id(name) for name in layout.names())))
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        ids = {role: vocabulary[name] for role, name in layout.roles().items()}
+        self.special = Special(**ids, all_special=tuple(sorted(vocabulary[name] for name in layout.names())))
         backend.post_processor = layout.post_processor(ids)
         self.backend = backend
-        vocabulary = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values())
         self._tokens = [""] * self.vocab_size
         for token, index in vocabulary.items():
@@ -108,7 +107,8 @@ class Tokenizer:
     # Text to ids.
 
     def encode(self, text: str) -> Encoding:
-        """Ids, character offsets and word starts of ``text``. A special token written in the text (``[MASK]``) is that token."""
+        """Ids, character offsets and word starts of ``text``. A special token written in the text (``[MASK]``) is that
+        token."""
         return self._encoding(self.backend.encode(text, add_special_tokens=False))
 
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
@@ -176,10 +176,12 @@ class Tokenizer:
     def frame(
         self, ids_a: Sequence[int] | np.ndarray, ids_b: Sequence[int] | np.ndarray | None = None, max_length: int = 512
     ) -> tuple[np.ndarray, np.ndarray]:
-        """One or two texts with the family's special tokens: ids (n,) int64 and segments (n,) int8, ``n <= max_length``.
+        """One or two texts with the family's special tokens: ids (n,) int64 and segments (n,) int8, ``n <=
+        max_length``.
 
         ``bert``: ``[CLS] A [SEP] B [SEP]``, segments 0 and 1; ``roberta``: ``<s> A </s></s> B </s>``, one segment;
-        ``xlnet``: ``A <sep> B <sep> <cls>``, segments 0, 1 and 2. :meth:`spans` says where the tokens of each text went.
+        ``xlnet``: ``A <sep> B <sep> <cls>``, segments 0, 1 and 2. :meth:`spans` says where the tokens of each text
+        went.
         """
         spans = self.spans(len(ids_a), None if ids_b is None else len(ids_b), max_length=max_length)
         ids = np.full(spans.length, self.special.sep, np.int64)
@@ -218,7 +220,11 @@ class Tokenizer:
     ) -> Tokenizer:
         """Read a tokenizer folder, or one file: see :func:`encoderlab.corpus.vocabularies.read`."""
         found = vocabularies.read(
-            Path(path), merges=Path(merges) if merges else None, family=family, lowercase=lowercase, add_special=add_special
+            Path(path),
+            merges=Path(merges) if merges else None,
+            family=family,
+            lowercase=lowercase,
+            add_special=add_special,
         )
         try:
             return cls(found.backend, found.layout, found.options)
@@ -231,8 +237,8 @@ class Tokenizer:
         folder.mkdir(parents=True, exist_ok=True)
         config = {
             **self.options,
-            # The class that takes tokenizer.json as it is. A class of a family (BertTokenizer) would build its own from the
-            # vocabulary and drop what differs from its defaults.
+            # The class that takes tokenizer.json as it is. A class of a family (BertTokenizer) would build its own from
+            # the vocabulary and drop what differs from its defaults.
             "tokenizer_class": "PreTrainedTokenizerFast",
             "backend": "tokenizers",
             "clean_up_tokenization_spaces": False,
@@ -249,6 +255,9 @@ class Tokenizer:
     def hash(self) -> str:
         """SHA-256 of what decides the ids and frames: the tokenizer and its layout."""
         state = {"tokenizer": json.loads(self.backend.to_str()), "layout": dataclasses.asdict(self.layout)}
+        if self.kind == "unigram":  # the library reads a number of 17 digits back with another last digit
+            model = state["tokenizer"]["model"]
+            model["vocab"] = [(token, round(score, 6)) for token, score in model["vocab"]]
         return hashlib.sha256(json.dumps(state, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
     def __repr__(self) -> str:
@@ -280,7 +289,8 @@ class Tokenizer:
 
 
 def truncate(len_a: int, len_b: int, room: int) -> tuple[int, int]:
-    """What is left of two lengths when the last token of the longer is dropped (ties: of the second) until they sum to ``room``."""
+    """What is left of two lengths when the last token of the longer is dropped (ties: of the second) until they sum to
+    ``room``."""
     if len_a + len_b <= room:
         return len_a, len_b
     if len_a <= room // 2:

@@ -1,18 +1,24 @@
-"""Train a tokenizer on a sample of text: WordPiece and byte-level BPE by ``tokenizers``, Unigram by ``sentencepiece``."""
+"""Train a tokenizer on a sample of text: WordPiece and byte-level BPE by ``tokenizers``, Unigram by
+``sentencepiece``."""
 
 from __future__ import annotations
 
+import dataclasses
+import io
+import json
+import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from encoderlab.corpus import vocabularies
+from encoderlab.corpus import sentencepiece_model, vocabularies
 from encoderlab.corpus.layouts import DEFAULT_FAMILY, FAMILIES, Family
+from encoderlab.corpus.sentencepiece_model import CONTROL, NORMAL, UNKNOWN, Model, Piece
 from encoderlab.corpus.tokenizer import Kind, Tokenizer
 from encoderlab.corpus.words import LETTER, char_class
-from encoderlab.errors import ConfigError, nearest
+from encoderlab.errors import ConfigError, MissingDependency, nearest
 
 
 def train(
@@ -31,8 +37,8 @@ def train(
         texts: the sample. It is held in memory; 20 to 100 MB say all there is to say.
         vocab_size: tokens, special tokens included.
         family: whose special tokens, ids and framing; by default BERT's, RoBERTa's and ALBERT's for the three kinds.
-        lowercase: lower-case the text, and strip its accents; by default yes for WordPiece, no for the others (byte-level BPE
-            never does).
+        lowercase: lower-case the text, and strip its accents; by default yes for WordPiece, no for the others
+            (byte-level BPE never does).
         min_frequency: pairs rarer than this are not merged (WordPiece, BPE).
 
     Raises:
@@ -51,21 +57,22 @@ def train(
         raise ConfigError("the tokenizer cannot be trained without text; give a source with text")
     if kind == "wordpiece":
         return _wordpiece(sample, vocab_size, FAMILIES[family], lowercase is not False, min_frequency)
-    raise NotImplementedError
+    if kind == "bpe":
+        if lowercase:
+            raise ConfigError("byte-level BPE keeps every byte of the text; lowercase is for WordPiece and Unigram")
+        return _byte_bpe(sample, vocab_size, FAMILIES[family], min_frequency)
+    return _unigram(sample, vocab_size, family, bool(lowercase))
 
 
-def _wordpiece(sample: Sequence[str], vocab_size: int, family: Family, lowercase: bool, min_frequency: int) -> Tokenizer:
+def _wordpiece(
+    sample: Sequence[str], vocab_size: int, family: Family, lowercase: bool, min_frequency: int
+) -> Tokenizer:
     unk = family.layout.unk
     backend = vocabularies.wordpiece([unk], unk=unk, lowercase=lowercase)
-    alphabet = _alphabet(sample, backend, vocab_size // 2)
+    alphabet = _alphabet(sample, backend, vocab_size, len(family.first) + len(family.last))
     letters = [*alphabet, *(f"##{char}" for char in alphabet if char_class(char) == LETTER)]
-    reserved = len(family.first) + len(family.last)
-    if reserved + len(letters) >= vocab_size:
-        raise ConfigError(
-            f"vocab_size {vocab_size} does not hold the alphabet of the text; choose more than {reserved + len(letters)}"
-        )
-    # The library numbers the letters inside words in the order of a hash table, and breaks ties between pairs by these numbers.
-    # Letters given as special tokens have fixed numbers, so the result is the same every time.
+    # The library numbers the letters inside words in the order of a hash table, and breaks ties between pairs by these
+    # numbers. Letters given as special tokens have fixed numbers, so the result is the same every time.
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
@@ -89,28 +96,123 @@ def _wordpiece(sample: Sequence[str], vocab_size: int, family: Family, lowercase
     )
 
 
-def _alphabet(sample: Sequence[str], backend: tokenizers.Tokenizer, limit: int) -> list[str]:
-    """The characters of the normalised text, sorted: the 1,000 most frequent, or as many as cover 99.99% of it, at most ``limit``.
+def _byte_bpe(sample: Sequence[str], vocab_size: int, family: Family, min_frequency: int) -> Tokenizer:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    smallest = len(family.first) + len(letters) + len(family.last)
+    if vocab_size < smallest:
+        raise ConfigError(f"vocab_size {vocab_size} does not hold the 256 bytes; choose at least {smallest}")
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(family.last),
+        min_frequency=min_frequency,
+        special_tokens=list(family.first),
+        initial_alphabet=letters,
+        show_progress=False,
+    )
+    trained = vocabularies.byte_bpe({}, [])
+    trained.train_from_iterator(iter(sample), trainer)
+    model = json.loads(trained.to_str())["model"]
+    vocabulary = model["vocab"]
+    if len(vocabulary) + len(family.last) < vocab_size:
+        raise _too_large(vocab_size, len(vocabulary) + len(family.last))
+    vocabulary |= {token: len(vocabulary) + index for index, token in enumerate(family.last)}
+    return Tokenizer(vocabularies.byte_bpe(vocabulary, [tuple(pair) for pair in model["merges"]]), family.layout)
 
-    Chinese has thousands of characters that each must be a token; English needs a hundred.
+
+def _unigram(sample: Sequence[str], vocab_size: int, name: str, lowercase: bool) -> Tokenizer:
+    """Trained on normalised text, so that both libraries cut the same text.
+
+    Scores are rounded to 1/1024: then every sum is exact in single precision, and sentencepiece and the ``tokenizers``
+    library agree on the best segmentation, ties included.
+    """
+    try:
+        import sentencepiece
+    except ImportError:
+        raise MissingDependency("sentencepiece", "spm", "training a Unigram tokenizer") from None
+    family = FAMILIES[name]
+    normalizer = normalizers.Sequence(
+        [*vocabularies.unigram_normalizers(name, lowercase=lowercase), *vocabularies.unigram_cleaning()]
+    )
+    reserved = [*family.first, *family.last]
+    lines = (line for text in sample for part in text.split("\n") if (line := normalizer.normalize_str(part)))
+    output = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=lines,
+            model_writer=output,
+            model_type="unigram",
+            vocab_size=vocab_size - len(reserved) + 1,  # and the unknown piece
+            normalization_rule_name="identity",
+            character_coverage=0.9999,
+            max_sentence_length=1 << 30,  # it would leave out longer lines without a word
+            unk_id=0,
+            bos_id=-1,
+            eos_id=-1,
+            pad_id=-1,
+            num_threads=4,  # part of the result: sums are rounded per thread
+            minloglevel=3,
+        )
+    except (RuntimeError, OSError) as error:
+        limit = re.search(r"value <= (\d+)", str(error))
+        if limit:
+            raise _too_large(vocab_size, int(limit[1]) - 1 + len(reserved)) from None
+        smallest = re.search(r"smaller than required_chars. \d+ vs (\d+)", str(error))
+        if smallest:
+            raise _too_small(vocab_size, int(smallest[1]) - 1 + len(reserved)) from None
+        raise ConfigError(f"sentencepiece cannot train on this text: {str(error).splitlines()[-1]}") from None
+    pieces = [piece for piece in sentencepiece_model.parse(output.getvalue()).pieces if piece.type == NORMAL]
+    learned = [dataclasses.replace(piece, score=round(piece.score * 1024) / 1024) for piece in pieces]
+    unk = family.layout.unk
+    edges = {token: Piece(text=token, type=UNKNOWN if token == unk else CONTROL) for token in reserved}
+    model = Model(
+        pieces=(*(edges[token] for token in family.first), *learned, *(edges[token] for token in family.last)),
+        remove_extra_spaces=False,  # the normaliser has done it
+    )
+    backend = sentencepiece_model.unigram(model, before=[normalizer], split_numbers=name in ("albert", "xlnet"))
+    layout = dataclasses.replace(
+        family.layout, others=tuple(token for token in reserved if token not in family.layout.roles().values())
+    )
+    return Tokenizer(backend, layout, {"do_lower_case": lowercase})
+
+
+def _alphabet(sample: Sequence[str], backend: tokenizers.Tokenizer, vocab_size: int, reserved: int) -> list[str]:
+    """The characters of the normalised text that become tokens, sorted.
+
+    The 1,000 most frequent, or as many as cover 99.99% of the text (Chinese has thousands), but no more than three
+    quarters of the vocabulary hold: a letter takes two tokens, as it also occurs inside words.
+
+    Raises:
+        ConfigError: they cover less than 98% of the text.
     """
     counts = np.zeros(0x110000, np.int64)
     for text in sample:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-        found, number = np.unique(codes, return_counts=True)
-        counts[found] += number
+        found, times = np.unique(codes, return_counts=True)
+        counts[found] += times
     totals: dict[str, int] = {}
     for code in np.flatnonzero(counts):
         for char in backend.normalizer.normalize_str(chr(code)):
             if not char.isspace():
                 totals[char] = totals.get(char, 0) + int(counts[code])
     ranked = sorted(totals, key=lambda char: (-totals[char], char))
-    covered = np.cumsum([totals[char] for char in ranked])
-    needed = int(np.searchsorted(covered, 0.9999 * covered[-1])) + 1 if ranked else 0
-    return sorted(ranked[: min(max(1000, needed), limit)])
+    if not ranked:
+        raise ConfigError(
+            "the tokenizer cannot be trained: the text holds nothing but white space; give a source with text"
+        )
+    covered = np.cumsum([totals[char] for char in ranked]) / sum(totals.values())
+    tokens = np.cumsum([1 + (char_class(char) == LETTER) for char in ranked])
+    number = min(max(1000, int(np.searchsorted(covered, 0.9999)) + 1), len(ranked))
+    number = min(number, int(np.searchsorted(tokens, 3 * (vocab_size - reserved) // 4, side="right")))
+    if number == 0 or covered[number - 1] < 0.98:
+        enough = int(tokens[np.searchsorted(covered, 0.98)])
+        raise _too_small(vocab_size, reserved + -(-4 * enough // 3))
+    return sorted(ranked[:number])
 
 
 def _too_large(vocab_size: int, supported: int) -> ConfigError:
     return ConfigError(
         f"vocab_size {vocab_size} is larger than the text supports; choose at most {supported}, or give more text"
     )
+
+
+def _too_small(vocab_size: int, smallest: int) -> ConfigError:
+    return ConfigError(f"vocab_size {vocab_size} does not hold the alphabet of the text; choose at least {smallest}")

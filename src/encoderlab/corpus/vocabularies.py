@@ -1,19 +1,21 @@
-"""Existing vocabularies: ``vocab.txt``, ``vocab.json`` with ``merges.txt``, SentencePiece models, ``tokenizer.json``, folders."""
+"""Existing vocabularies: ``vocab.txt``, ``vocab.json`` with ``merges.txt``, SentencePiece models, ``tokenizer.json``,
+folders."""
 
 from __future__ import annotations
 
 import dataclasses
 import gzip
 import json
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from encoderlab.corpus import layouts
+from encoderlab.corpus import layouts, sentencepiece_model
 from encoderlab.corpus.layouts import FAMILIES, Layout
 from encoderlab.errors import ConfigError, DataError, nearest
 
@@ -28,9 +30,15 @@ class Found:
 
 
 def wordpiece(
-    vocabulary: Iterable[str], *, unk: str = "[UNK]", lowercase: bool, strip_accents: bool | None = None, chinese: bool = True
+    vocabulary: Iterable[str],
+    *,
+    unk: str = "[UNK]",
+    lowercase: bool,
+    strip_accents: bool | None = None,
+    chinese: bool = True,
 ) -> tokenizers.Tokenizer:
-    """BERT's tokenizer; accents are stripped where text is lower-cased, unless said otherwise, and CJK characters stand alone."""
+    """BERT's tokenizer; accents are stripped where text is lower-cased, unless said otherwise, and CJK characters stand
+    alone."""
     backend = tokenizers.Tokenizer(
         models.WordPiece({token: index for index, token in enumerate(vocabulary)}, unk_token=unk)
     )
@@ -61,13 +69,13 @@ def read(
     """Read a tokenizer folder, or one vocabulary file.
 
     Args:
-        path: a folder (``tokenizer.json`` first, then the files below), ``tokenizer.json``, ``vocab.txt``, ``vocab.json``, or a
-            SentencePiece ``.model``; each may end in ``.gz``.
+        path: a folder (``tokenizer.json`` first, then the files below), ``tokenizer.json``, ``vocab.txt``,
+            ``vocab.json``, or a SentencePiece ``.model``; each may end in ``.gz``.
         merges: the ``merges.txt`` of a ``vocab.json``, where it does not lie beside it.
-        family: the special tokens and normalisation of this family (a key of :data:`layouts.FAMILIES`), in place of what the
-            files say.
-        lowercase: lower-case the text (and strip accents); by default what the files say, else whether the vocabulary has no
-            upper-case letter.
+        family: the special tokens and normalisation of this family (a key of :data:`layouts.FAMILIES`), in place of
+            what the files say.
+        lowercase: lower-case the text (and strip accents); by default what the files say, else whether the vocabulary
+            has no upper-case letter.
         add_special: append special tokens that the vocabulary lacks, as new ids at its end.
 
     Raises:
@@ -82,6 +90,7 @@ def read(
     if lowercase is None:
         lowercase = config.options.get("do_lower_case")
     family = family or config.family
+    control: tuple[str, ...] = ()
     suffix = file.name.removesuffix(".gz").rsplit(".", 1)[-1]
     if suffix == "json" and isinstance((data := _json(file)).get("model"), dict):
         backend = _library(file, data)
@@ -91,17 +100,23 @@ def read(
         options = {}
     elif suffix == "txt":
         backend, options = _read_wordpiece(file, lowercase, config)
+    elif suffix == "model":
+        backend, options, control = _read_sentencepiece(file, family, lowercase, config)
     else:
         raise DataError(f"{file}: not a vocabulary; give {_NAMES}")
     for token, index in config.added:
         if backend.token_to_id(token) is None:
             backend.add_tokens([AddedToken(token, normalized=False)])
             if backend.token_to_id(token) != index:
-                raise DataError(f"{path}: the added token {token!r} has id {index}, expected {backend.token_to_id(token)}")
-    layout = _layout(backend, config, family)
+                raise DataError(
+                    f"{path}: the added token {token!r} has id {index}, expected {backend.token_to_id(token)}"
+                )
+    layout = _layout(backend, config, family, control)
     missing = [name for name in layout.roles().values() if backend.token_to_id(name) is None]
-    if missing and (add_special or family == "deberta-v2"):  # DeBERTa's own loader appends [MASK] to its SentencePiece model
-        backend.add_special_tokens(missing)
+    # DeBERTa's own loader appends [MASK] to its SentencePiece model.
+    if missing and (add_special or (suffix == "model" and missing == [layout.mask] and layout.cls == "[CLS]")):
+        kind = layouts.KINDS[type(backend.model).__name__]
+        backend.add_special_tokens([token for token in layout.added_tokens(kind) if token.content in missing])
     return Found(backend, layout, options)
 
 
@@ -152,7 +167,9 @@ def _folder_config(folder: Path) -> _Config:
     kind = str(settings.get("tokenizer_class", "")).removesuffix("Fast")
     framing = settings.get("framing")
     if framing is not None and framing not in layouts.FRAMINGS:
-        raise DataError(f"{folder / 'tokenizer_config.json'}: unknown framing {framing!r}{nearest(framing, layouts.FRAMINGS)}")
+        raise DataError(
+            f"{folder / 'tokenizer_config.json'}: unknown framing {framing!r}{nearest(framing, layouts.FRAMINGS)}"
+        )
     return _Config(
         family=_CLASSES.get(kind) or _MODEL_TYPES.get(str(model.get("model_type", ""))),
         tokens=tokens,
@@ -162,17 +179,17 @@ def _folder_config(folder: Path) -> _Config:
     )
 
 
-def _layout(backend: tokenizers.Tokenizer, config: _Config, family: str | None) -> Layout:
+def _layout(backend: tokenizers.Tokenizer, config: _Config, family: str | None, control: tuple[str, ...]) -> Layout:
     """The family's layout, with the names that the folder gives; by the vocabulary where neither is known."""
     layout = FAMILIES[family].layout if family else layouts.guess(backend)
-    layout = dataclasses.replace(layout, **config.tokens)
+    layout = dataclasses.replace(layout, **config.tokens)  # type: ignore[arg-type]
     if config.framing:
         layout = dataclasses.replace(layout, framing=config.framing)
-    elif family is None and layout.cls == "<s>":
-        layout = dataclasses.replace(layout, framing="roberta")
     if layout.eod is not None and backend.token_to_id(layout.eod) is None:
         layout = dataclasses.replace(layout, eod=None)
-    others = tuple(name for name in layout.others if backend.token_to_id(name) is not None)
+    added = sorted(backend.get_added_tokens_decoder().items())
+    special = (*control, *(token.content for _, token in added if token.special))
+    others = tuple(dict.fromkeys(name for name in special if name not in layout.roles().values()))
     return dataclasses.replace(layout, others=others)
 
 
@@ -216,7 +233,57 @@ def _read_bpe(file: Path, data: dict[str, Any], merges_file: Path) -> tokenizers
     try:
         return byte_bpe(vocabulary, merges)  # type: ignore[arg-type]
     except Exception as error:  # the library raises bare exceptions
-        raise DataError(f"{merges_file}: does not fit {file.name} ({error}); give the two files of one tokenizer") from None
+        raise DataError(
+            f"{merges_file}: does not fit {file.name} ({error}); give the two files of one tokenizer"
+        ) from None
+
+
+def _read_sentencepiece(
+    file: Path, family: str | None, lowercase: bool | None, config: _Config
+) -> tuple[tokenizers.Tokenizer, dict[str, Any], tuple[str, ...]]:
+    try:
+        model = sentencepiece_model.parse(_bytes(file))
+    except (ValueError, UnicodeDecodeError, struct.error) as error:
+        raise DataError(f"{file}: not a SentencePiece model ({error}); fetch it anew") from None
+    if model.model_type != sentencepiece_model.UNIGRAM:
+        raise DataError(f"{file}: a SentencePiece model of type {model.model_type}, expected 1 (Unigram)")
+    if config.options.get("split_by_punct"):
+        raise DataError(
+            f"{file.parent / 'tokenizer_config.json'}: split_by_punct is not supported; no published model sets it"
+        )
+    lowercase = family == "albert" if lowercase is None else lowercase
+    keep_accents = bool(config.options.get("keep_accents", False))
+    before = unigram_normalizers(family, lowercase=lowercase, keep_accents=keep_accents)
+    backend = sentencepiece_model.unigram(model, before=before, split_numbers=family in ("albert", "xlnet"))
+    return backend, {"do_lower_case": lowercase, "keep_accents": keep_accents}, model.control()
+
+
+def unigram_normalizers(
+    family: str | None, *, lowercase: bool, keep_accents: bool = False
+) -> list[normalizers.Normalizer]:
+    """What the tokenizers of a family do to text before sentencepiece does; nothing for DeBERTa and where none is
+    named."""
+    steps: list[normalizers.Normalizer] = []
+    if family in ("albert", "xlnet"):
+        steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+        if not keep_accents:
+            steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if lowercase:
+        steps.append(normalizers.Lowercase())
+    return steps
+
+
+def unigram_cleaning() -> list[normalizers.Normalizer]:
+    """NFKC, control characters removed, runs of white space to one space: for tokenizers that are trained here.
+
+    The characters are those of sentencepiece's ``nmt_nfkc``, whose map itself the two libraries apply differently.
+    """
+    return [
+        normalizers.NFKC(),
+        normalizers.Replace(Regex(r"[\x00-\x08\x0B\x0E-\x1F\x7F-\x84\x86-\x9F]"), ""),
+        normalizers.Replace(Regex(r"[\s\x85\u1680\u200B-\u200F\u2028\u2029\u2581\uFEFF\uFFFD]+"), " "),
+        normalizers.Replace(Regex("^ | $"), ""),
+    ]
 
 
 def _library(file: Path, data: dict[str, Any]) -> tokenizers.Tokenizer:
@@ -226,7 +293,9 @@ def _library(file: Path, data: dict[str, Any]) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(data))
     except Exception as error:
-        raise DataError(f"{file}: not a tokenizer ({str(error).splitlines()[0]}); write it again or fetch it anew") from None
+        raise DataError(
+            f"{file}: not a tokenizer ({str(error).splitlines()[0]}); write it again or fetch it anew"
+        ) from None
 
 
 def _main_file(folder: Path) -> Path:

@@ -1,9 +1,10 @@
-"""Where words start among subword tokens, for whole-word masking; the same rule for WordPiece, byte-level BPE and Unigram.
+"""Where words start among subword tokens, for whole-word masking; the same rule for WordPiece, byte-level BPE and
+Unigram.
 
-A token starts a word if it follows white space, if it is punctuation or a Chinese character, or if it continues such a one
-(``world`` in ``hello-world``). So the words are those of BERT's basic tokenizer, whatever the pieces are. ALBERT's rule for
-SentencePiece (``_is_start_piece_sp``) differs in one point: there a piece after punctuation without white space continues the
-word of the punctuation, and a piece with a digit always starts a word.
+A token starts a word if it follows white space, if it is punctuation or a Chinese character, or if it continues such a
+one (``world`` in ``hello-world``). So the words are those of BERT's basic tokenizer, whatever the pieces are. ALBERT's
+rule for SentencePiece (``_is_start_piece_sp``) differs in one point: there a piece after punctuation without white
+space continues the word of the punctuation, and a piece with a digit always starts a word.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-# What a token begins with, and what it ends with.
-INSIDE, LETTER, OPEN, OTHER = range(4)  # INSIDE: never a word start; OPEN: begins with white space; OTHER: punctuation, CJK
+# What a token begins with: the inside of a word, a letter, white space, or a word of one character (punctuation, CJK).
+INSIDE, LETTER, OPEN, OTHER = range(4)
 
 
 def is_cjk(char: str) -> bool:
@@ -29,13 +30,19 @@ def is_cjk(char: str) -> bool:
     )
 
 
+def is_punctuation(char: str) -> bool:
+    """Whether BERT's tokenizer splits ``char`` off: every ASCII symbol, and the punctuation of Unicode."""
+    return char in _ASCII_SYMBOLS if char.isascii() else unicodedata.category(char)[0] == "P"
+
+
 def char_class(char: str) -> int:
-    """LETTER for what words are made of (letters, digits, marks), OPEN for white space, OTHER for the rest."""
+    """OPEN for white space, OTHER for characters that are words of their own, LETTER for what words are made of."""
     if char.isspace():
         return OPEN
-    if is_cjk(char):
-        return OTHER
-    return LETTER if char.isalnum() or unicodedata.category(char)[0] == "M" else OTHER
+    return OTHER if is_cjk(char) or is_punctuation(char) else LETTER
+
+
+_ASCII_SYMBOLS = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
 class WordStarts:

@@ -1,0 +1,169 @@
+"""SentencePiece models (``spiece.model``, ``spm.model``) as tokenizers of the ``tokenizers`` library.
+
+The file is one protocol-buffer message. The few fields that matter are read here (sentencepiece_model.proto has their
+numbers), so neither ``sentencepiece`` nor ``protobuf`` is needed.
+
+The ids are those of sentencepiece, with two exceptions on unusual text. The library applies the model's character map
+to grapheme clusters, sentencepiece to the longest sequences of the map, so a combining mark after a full-width letter
+is lost. And where two segmentations have the same score (``bbb`` as ``b bb`` or ``bb b``) sentencepiece's rounding to
+single precision decides. On 20,000 random strings of letters, marks, Jamo, kana and full-width forms 1.8% differ; on
+natural text none was found.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+UNIGRAM = 1
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+# A score that no path through ordinary pieces has: control pieces are never found in text.
+_NEVER = -1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    text: str
+    score: float = 0.0
+    type: int = NORMAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What decides the ids of a SentencePiece model."""
+
+    pieces: tuple[Piece, ...]
+    model_type: int = UNIGRAM
+    byte_fallback: bool = False
+    character_map: bytes = b""
+    dummy_prefix: bool = True
+    remove_extra_spaces: bool = True
+
+    @property
+    def unk(self) -> int:
+        """The id of the unknown piece."""
+        return next(index for index, piece in enumerate(self.pieces) if piece.type == UNKNOWN)
+
+    def control(self) -> tuple[str, ...]:
+        """Pieces that stand for no text, in the order of ids."""
+        return tuple(piece.text for piece in self.pieces if piece.type == CONTROL)
+
+
+def parse(data: bytes) -> Model:
+    """Read a serialised model.
+
+    Raises:
+        ValueError: the bytes are not a SentencePiece model.
+    """
+    pieces = []
+    settings = {3: UNIGRAM, 35: 0}
+    normalizer: dict[int, bytes | int] = {2: b"", 3: 1, 4: 1}
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, bytes):
+            pieces.append(_piece(value))
+        elif number == 2 and isinstance(value, bytes):
+            settings |= {key: item for key, item in _fields(value) if isinstance(item, int)}
+        elif number == 3 and isinstance(value, bytes):
+            normalizer |= dict(_fields(value))
+    if not any(piece.type == UNKNOWN for piece in pieces):
+        raise ValueError("no unknown piece among its pieces")
+    character_map = normalizer[2]
+    assert isinstance(character_map, bytes)
+    return Model(
+        pieces=tuple(pieces),
+        model_type=settings[3],
+        byte_fallback=bool(settings[35]),
+        character_map=character_map,
+        dummy_prefix=bool(normalizer[3]),
+        remove_extra_spaces=bool(normalizer[4]),
+    )
+
+
+def unigram(model: Model, *, before: list[normalizers.Normalizer], split_numbers: bool = False) -> tokenizers.Tokenizer:
+    """A tokenizer with the ids of ``model``.
+
+    Args:
+        model: a Unigram model.
+        before: what a family does to the text before sentencepiece sees it.
+        split_numbers: cut a comma off a number, as ALBERT and XLNet do after sentencepiece: pieces like ``,000,`` lose
+            100 points, so they are never chosen.
+    """
+    ordinary = [piece.score for piece in model.pieces if piece.type == NORMAL]
+    highest = max(ordinary, default=0.0)
+    vocabulary = []
+    for piece in model.pieces:
+        score = piece.score
+        if piece.type in (CONTROL, UNUSED):
+            score = _NEVER
+        elif piece.type == USER_DEFINED:  # sentencepiece's bonus, by which such a piece always wins
+            score = len(piece.text.encode()) * highest - 0.1
+        elif split_numbers and len(piece.text) > 1 and piece.text[-1] == "," and piece.text[-2].isdigit():
+            score -= 100
+        vocabulary.append((piece.text, float(f"{score:.8g}")))  # what single precision holds, and JSON keeps
+    backend = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=model.unk, byte_fallback=model.byte_fallback))
+    steps = list(before)
+    if model.character_map:
+        steps.append(normalizers.Precompiled(model.character_map))
+    if model.remove_extra_spaces:
+        steps += [normalizers.Replace(Regex("^ +| +$| +(?= )"), "")]
+    backend.normalizer = normalizers.Sequence(steps)
+    scheme = "always" if model.dummy_prefix else "never"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)
+    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
+    if model.byte_fallback:
+        backend.decoder = decoders.Sequence(
+            [decoders.ByteFallback(), decoders.Metaspace(replacement="▁", prepend_scheme=scheme)]
+        )
+    return backend
+
+
+def _piece(data: bytes) -> Piece:
+    text, score, kind = "", 0.0, NORMAL
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, bytes):
+            text = value.decode("utf-8")
+        elif number == 2 and isinstance(value, bytes):
+            (score,) = struct.unpack("<f", value)
+        elif number == 3 and isinstance(value, int):
+            kind = value
+    return Piece(text=text, score=score, type=kind)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Field numbers and values of a message: integers of varint fields, raw bytes of the others."""
+    position = 0
+    while position < len(data):
+        key, position = _varint(data, position)
+        number, wire = key >> 3, key & 7
+        if wire == 0:
+            value, position = _varint(data, position)
+            yield number, value
+            continue
+        if wire == 2:
+            size, position = _varint(data, position)
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+        else:
+            raise ValueError(f"wire type {wire} at byte {position}")
+        if number == 0 or position + size > len(data):
+            raise ValueError(f"a field ends beyond the file at byte {position}")
+        yield number, data[position : position + size]
+        position += size
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if position >= len(data) or shift > 63:
+            raise ValueError(f"a broken number at byte {position}")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
