@@ -42,7 +42,7 @@ class MemoryCorpus:
 def random_corpus(
     seed: int, documents: int, sentences: tuple[int, int] = (1, 12), words: tuple[int, int] = (1, 20), vocab: int = 1000
 ) -> MemoryCorpus:
-    """Documents of random sentences; an id names its token where the vocabulary is large: no id occurs twice in a row."""
+    """Documents of random sentences; both ranges are inclusive."""
     rng = np.random.default_rng(seed)
     made = []
     for _ in range(documents):
@@ -66,7 +66,8 @@ def numbered_corpus(lengths: list[list[int]]) -> MemoryCorpus:
 
 
 def reference_corpus(shared: Path) -> tuple[MemoryCorpus, Framing, int]:
-    """The documents of the golden statistics in the bert-base-uncased vocabulary, their framing, and the id of [MASK]."""
+    """The documents of the golden statistics in the vocabulary of bert-base-uncased, the framing, and the id of
+    [MASK]."""
     import tokenizers
 
     vocabulary = shared / "data" / "vocab" / "bert-base-uncased" / "vocab.txt"
