@@ -1,0 +1,125 @@
+"""The product of parts: every legal combination builds, back-propagates, and treats padding and packing as if they were not there."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from encoderlab.nn.encoder import Encoder, EncoderConfig, Sharing, StemConvolution
+from encoderlab.nn.init import initialize
+from encoderlab.nn.positions import Absolute, Disentangled, RelativeShift, Shaw
+from encoderlab.nn.spanconv import Bottleneck, DepthwiseSeparable, Dynamic, Light, SpanDynamic
+
+BASE = EncoderConfig(
+    vocab=50, layers=3, width=24, heads=4, ff_width=32, position=Absolute(length=32), init_std=0.4, eps=1e-5
+)
+POSITIONS = [
+    Absolute(length=32),
+    RelativeShift(segments=True),
+    Disentangled(span=16),
+    Disentangled(span=16, buckets=8, share_projections=True, norm=True, terms=("c2p",)),
+]
+CONVS = [
+    None,
+    Bottleneck(),
+    SpanDynamic(kernel=3),
+    SpanDynamic(kernel=5, share_value=True, head_ratio=1),
+    Dynamic(kernel=7, head_ratio=4),
+    Light(kernel=5),
+    DepthwiseSeparable(kernel=3),
+]
+SHARINGS = [None, Sharing(), Sharing(groups=2, inner=2), Sharing(parts=("attention",)), Sharing(parts=("feed_forward",))]
+
+PRODUCT = [
+    replace(
+        BASE, position=position, conv=conv, ff_groups=groups, norm=norm, embed_width=embed, stem_conv=stem,
+        attention_biases="query_value" if isinstance(position, Disentangled) else "all",
+    )
+    for position, conv, groups, norm, embed, stem in itertools.product(
+        POSITIONS, CONVS, (1, 2), ("post", "pre"), (None, 16), (None, StemConvolution())
+    )
+]  # fmt: skip
+PRODUCT += [replace(BASE, sharing=sharing, norm=norm) for sharing in SHARINGS for norm in ("post", "pre")]
+PRODUCT += [replace(BASE, position=p, causal=True) for p in (Absolute(length=32), RelativeShift(), Shaw(span=4))]
+PRODUCT += [replace(BASE, position=Absolute(sinusoidal=True), types=0, embed_norm=norm) for norm in ("width", "none")]
+PRODUCT += [replace(BASE, position=replace(POSITIONS[2], terms=("p2c",)), attention_biases=b) for b in ("all", "none")]
+
+
+def make(config: EncoderConfig) -> Encoder:
+    encoder = Encoder(config)
+    initialize(encoder, encoder, seed=1)
+    for parameter in encoder.parameters():  # biases too must be seen to work
+        if parameter.ndim == 1:
+            parameter.data += torch.randn_like(parameter) * 0.1
+    return encoder
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_padding_and_packing_do_not_matter(part: int) -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(0, 50, (3, 17))
+    segments = torch.randint(0, 2, (3, 17))
+    doc = torch.zeros(3, 17, dtype=torch.int32)
+    doc[1, 11:] = -1  # a padded row
+    doc[2, 5:] = 1  # a packed row of two documents, the second followed by padding
+    doc[2, 13:] = -1
+    alone = [(0, 0, 17), (1, 0, 11), (2, 0, 5), (2, 5, 13)]
+    for config in PRODUCT[part::8]:
+        encoder = make(config)
+        used = segments if config.types or isinstance(config.position, RelativeShift) else None
+        out = encoder.train()(ids, doc=doc, segments=used)
+        out.last[doc >= 0].square().sum().backward()
+        missing = [name for name, p in encoder.named_parameters() if p.grad is None]
+        assert not missing, (config, missing)
+        encoder.eval()
+        with torch.no_grad():
+            batch = encoder(ids, doc=doc, segments=used).last
+            assert batch.isfinite().all(), config
+            for row, start, stop in alone:
+                one = slice(start, stop)
+                single = encoder(
+                    ids[row : row + 1, one], segments=None if used is None else used[row : row + 1, one]
+                ).last
+                torch.testing.assert_close(batch[row, one], single[0], atol=2e-5, rtol=1e-5, msg=lambda m, c=config: f"{c}\n{m}")
+
+
+def test_published_convbert_reads_padding() -> None:
+    """The switch that loads its weights keeps its behaviour; the default does not have it."""
+    torch.manual_seed(0)
+    ids = torch.randint(0, 50, (1, 12))
+    padded = torch.cat([ids, torch.zeros(1, 4, dtype=torch.long)], dim=1)
+    doc = torch.tensor([[0] * 12 + [-1] * 4], dtype=torch.int32)
+    for masked in (True, False):
+        encoder = make(replace(BASE, conv=SpanDynamic(kernel=5, mask_padding=masked))).eval()
+        same = torch.allclose(encoder(ids).last, encoder(padded, doc=doc).last[:, :12], atol=1e-5)
+        assert same is masked
+
+
+def test_dropout_is_the_same_for_any_batch_split() -> None:
+    from encoderlab.nn.noise import Noise
+
+    torch.manual_seed(0)
+    ids = torch.randint(0, 50, (4, 9))
+    for position in POSITIONS:
+        encoder = make(replace(BASE, position=position, dropout=0.3, attention_dropout=0.2)).train()
+        rows = torch.arange(100, 104)
+        whole = encoder(ids, noise=Noise(3, 7, rows)).last
+        parts = [encoder(ids[i : i + 1], noise=Noise(3, 7, rows[i : i + 1])).last for i in range(4)]
+        torch.testing.assert_close(whole, torch.cat(parts), atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(whole, encoder(ids, noise=Noise(3, 8, rows)).last, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_with_extreme_logits_and_hidden_rows(dtype: torch.dtype) -> None:
+    ids = torch.randint(0, 50, (2, 9))
+    doc = torch.zeros(2, 9, dtype=torch.int32)
+    doc[1] = -1  # a row that is nothing but padding
+    for position in POSITIONS:
+        encoder = make(replace(BASE, position=position)).eval()
+        for block in encoder.blocks:
+            block.attention.qkv.data *= 100
+        encoder = encoder.to(dtype)
+        assert encoder(ids, doc=doc).last.isfinite().all(), position
