@@ -54,18 +54,14 @@ def write_tags(spans: Sequence[Entity], length: int, scheme: Scheme = "BIO") -> 
     scheme.
     """
     tags = ["O"] * length
-    letters = {"BIO": ("I", "I", "B"), "IOB1": ("I", "I", "I"), "BIOES": ("I", "E", "S"), "BMES": ("M", "E", "S")}
-    inside, last, single = letters[scheme]
+    inside, last = {"BIO": ("I", "I"), "IOB1": ("I", "I"), "BIOES": ("I", "E"), "BMES": ("M", "E")}[scheme]
     before: Entity | None = None
     for kind, start, end in sorted(spans, key=lambda span: span[1]):
-        tags[start:end] = [f"{inside}-{kind}"] * (end - start)
-        tags[end - 1] = f"{last}-{kind}"
-        if end - start == 1:
-            tags[start] = f"{single}-{kind}"
-        elif scheme != "IOB1":
-            tags[start] = f"B-{kind}"
-        if scheme == "IOB1" and before is not None and before[2] == start and before[0] == kind:
-            tags[start] = f"B-{kind}"
+        follows = before is not None and before[2] == start and before[0] == kind
+        begin = "B" if scheme != "IOB1" or follows else "I"
+        single = begin if scheme in ("BIO", "IOB1") else "S"
+        prefixes = [begin, *inside * (end - start - 2), last] if end - start > 1 else [single]
+        tags[start:end] = [f"{prefix}-{kind}" if kind else prefix for prefix in prefixes]
         before = (kind, start, end)
     return tags
 

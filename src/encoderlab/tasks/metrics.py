@@ -193,7 +193,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 def _pair(gold: Labels, predicted: Labels) -> tuple[np.ndarray, np.ndarray]:
     gold, predicted = np.asarray(gold), np.asarray(predicted)
     if len(gold) != len(predicted):
-        raise DataError(f"{len(predicted)} predictions for {len(gold)} examples; score predictions of the same file")
+        raise DataError(f"{len(predicted)} predictions for {len(gold)} examples; give those of the same file")
     if not len(gold):
         raise DataError("0 labelled examples to score; give a file with labels")
     return gold, predicted

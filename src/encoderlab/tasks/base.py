@@ -1,0 +1,328 @@
+"""What a task is: examples of one of five forms, the files that hold them, its labels and its metrics.
+
+A task is data: :class:`Task` says which columns of which files are text and label, and the tables in
+:mod:`encoderlab.tasks.suites` hold one for every benchmark. How a form is encoded, learned and decoded is in
+``classify``, ``tokens``, ``span`` and ``choice``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from encoderlab.errors import DataError
+
+Form = Literal["classification", "regression", "tagging", "span", "choice"]
+FORMS: dict[str, str] = {
+    "classification": "a label for one or two texts",
+    "regression": "a number for one or two texts",
+    "tagging": "a tag for every word",
+    "span": "an answer within a passage",
+    "choice": "one of several options",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """One or two texts with a label: a name (classification), a number (regression), or None where there is none."""
+
+    id: str
+    text: str
+    pair: str | None = None
+    label: str | float | None = None
+    group: str = ""  # examples that are scored together: the question of a MultiRC answer
+    row: int = 0  # line of the file, from 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Words:
+    """A sentence of words, each with a tag; ``document`` counts the documents of the file."""
+
+    id: str
+    words: tuple[str, ...]
+    tags: tuple[str, ...] | None = None
+    document: int = 0
+    row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A reference answer and the character of the passage where it starts; -1 if it is not to be found there."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """A question about a passage. ``answers`` is empty if there is none in the passage, None in a test file."""
+
+    id: str
+    question: str
+    passage: str
+    answers: tuple[Answer, ...] | None = None
+    row: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """A context, a question (may be empty) and options; ``answers`` are the indices of the right ones, None in a test
+    file."""
+
+    id: str
+    context: str
+    question: str
+    options: tuple[str, ...]
+    answers: tuple[int, ...] | None = None
+    row: int = 0
+
+
+Example = Text | Words | Question | Choice
+
+
+class Remarks:
+    """What a reader met and carried on from: counted by kind, with the first row of each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.found: dict[str, tuple[int, int]] = {}
+
+    def add(self, message: str, row: int) -> None:
+        count, first = self.found.get(message, (0, row))
+        self.found[message] = (count + 1, first)
+
+    def note(self, message: str) -> None:
+        """Something about the file as a whole."""
+        self.found[message] = (0, 0)
+
+    def lines(self) -> tuple[str, ...]:
+        """One line per kind: ``"train.tsv: 3 rows: no text (first: row 17)"``."""
+        return tuple(
+            f"{self.path.name}: {count:,} row{'s' * (count > 1)}: {message} (first: row {row})"
+            if count
+            else f"{self.path.name}: {message}"
+            for message, (count, row) in self.found.items()
+        )
+
+
+class Layout(Protocol):
+    """How a file holds examples; the layouts are in :mod:`encoderlab.tasks.readers`."""
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        """Whether a file with these columns (a table's header or a record's keys; empty for other files) has this
+        layout."""
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Example]:
+        """The examples in order, labels as they stand in the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """The examples of one file (or of several that belong together), and where they came from."""
+
+    name: str
+    examples: tuple[Any, ...]
+    files: tuple[str, ...]
+    sha256: str
+    remarks: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """The file a leaderboard takes: ``format`` names a writer of :mod:`encoderlab.tasks.submit`, ``rows`` its line
+    count."""
+
+    format: Literal["glue", "superglue", "squad", "squad2", "clue", "conll"]
+    files: Mapping[str, str]  # split -> file name
+    rows: Mapping[str, int] = dataclasses.field(default_factory=dict)  # split -> number of examples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Labelled data with a metric.
+
+    Args:
+        labels: the classes in order, or None to take them from the training split. A number in a file of a task with
+            named labels is the index of its label, as in Hugging Face data sets.
+        metrics: names; the first one selects models.
+        folders: names of the task's folder below a data folder.
+        files: patterns of the files of each split within that folder; the first that matches counts, ``.gz`` or not.
+        layouts: the first whose columns are in the file reads it.
+        range: smallest and largest number of a regression.
+        swap: the two texts may be exchanged (MRPC, STS-B): ELECTRA trains on both orders.
+        dropped: labels of rows to leave out ("-": the annotators found no majority).
+        answers: how answers of a span task are scored.
+    """
+
+    name: str
+    form: Form
+    metrics: tuple[str, ...]
+    layouts: tuple[Layout, ...]
+    labels: tuple[str, ...] | None = None
+    folders: tuple[str, ...] = ()
+    files: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    range: tuple[float, float] | None = None
+    swap: bool = False
+    dropped: tuple[str, ...] = ()
+    answers: Literal["squad", "cmrc", "record"] = "squad"
+    submission: Submission | None = None
+    language: Literal["en", "zh"] = "en"
+
+    @property
+    def metric(self) -> str:
+        """The metric that selects models."""
+        return self.metrics[0]
+
+    def find(self, data: Path, split: str) -> list[Path]:
+        """The files of a split below the folder ``data``, or below a folder of the task's name in it.
+
+        Raises:
+            DataError: there is none; the message names the patterns and folders that were tried.
+        """
+        patterns = self.files.get(split, ())
+        for folder in (data, *(data / name for name in self.folders)):
+            for pattern in patterns:
+                found = sorted({*folder.glob(pattern), *folder.glob(pattern + ".gz")})
+                if found:
+                    return found
+        where = ", ".join([str(data), *(str(data / name) for name in self.folders)])
+        raise DataError(
+            f"{self.name}: no {split} file ({' or '.join(patterns) or 'the task has none'}) in {where}; "
+            f"give the folder with --data"
+        )
+
+    def load(self, data: Path, split: str) -> Split:
+        """Read a split (``train``, ``dev``, ``test``, ...) from ``data``, a folder or one file."""
+        if not data.exists():
+            raise DataError(f"{data}: does not exist; give the file of the {split} split, or the folder of the task")
+        return self.read([data] if data.is_file() else self.find(data, split), split)
+
+    def read(self, paths: Sequence[Path], split: str) -> Split:
+        """Read ``paths`` as one split and check every label.
+
+        Raises:
+            DataError: a file or row that cannot be used, a label that is none, duplicate ids, no label in ``train``
+            or ``dev``.
+        """
+        examples: list[Example] = []
+        remarks: list[str] = []
+        digest = hashlib.sha256()
+        seen: dict[str, str] = {}
+        for path in paths:
+            digest.update(path.read_bytes())
+            notes = Remarks(path)
+            for example in self.stream(path, notes):
+                place = f"{path}:{example.row}"
+                self._check_id(example, place, seen, notes)
+                if not split.startswith("test") and _unlabelled(example):
+                    raise DataError(
+                        f"{place}: no label; {split} data needs one in every row, or name the file as test data"
+                    )
+                examples.append(example)
+            remarks += notes.lines()
+        if not examples:
+            raise DataError(f"{', '.join(map(str, paths))}: 0 examples; give a file with at least one row")
+        return Split(
+            name=split,
+            examples=tuple(examples),
+            files=tuple(str(path) for path in paths),
+            sha256=digest.hexdigest(),
+            remarks=tuple(remarks),
+        )
+
+    def stream(self, path: Path, remarks: Remarks) -> Iterator[Example]:
+        """The examples of a file one by one, in bounded memory, with checked labels."""
+        from encoderlab.tasks import readers
+
+        for example in readers.layout_of(path, self.layouts).read(path, remarks):
+            if isinstance(example, Text) and example.label is not None:
+                label = str(example.label)
+                if label in self.dropped:
+                    remarks.add(f"label {label!r} means no label here; left out", example.row)
+                    continue
+                example = dataclasses.replace(example, label=self.parse_label(label, f"{path}:{example.row}"))
+            elif isinstance(example, Words) and example.tags is not None and self.labels is not None:
+                place = f"{path}:{example.row}"
+                example = dataclasses.replace(example, tags=tuple(self._tag(tag, place) for tag in example.tags))
+            yield example
+
+    def parse_label(self, raw: str, place: str) -> str | float | None:
+        """The label that ``raw`` stands for; None for the fillers of test files (nothing, -1).
+
+        Raises:
+            DataError: not a number, out of range, or none of the labels.
+        """
+        raw = raw.strip()
+        if self.form == "regression":
+            if raw in ("", "None", "null"):
+                return None
+            try:
+                value = float(raw)
+            except ValueError:
+                raise DataError(f"{place}: label {raw!r} is not a number; the task is a regression") from None
+            if self.range is None or self.range[0] <= value <= self.range[1]:
+                return value
+            if value == -1:
+                return None
+            raise DataError(f"{place}: label {raw} is outside {self.range[0]:g} to {self.range[1]:g}; correct the row")
+        if self.labels is None:
+            return raw or None
+        if raw in self.labels:
+            return raw
+        if raw in ("", "-1", "None", "null"):
+            return None
+        if (
+            raw.isascii()
+            and raw.isdigit()
+            and int(raw) < len(self.labels)
+            and not any(x.isdigit() for x in self.labels)
+        ):
+            return self.labels[int(raw)]
+        raise DataError(f"{place}: label {raw!r} is none of {', '.join(self.labels[:20])}; correct the row or the task")
+
+    def _tag(self, tag: str, place: str) -> str:
+        assert self.labels is not None
+        if tag in self.labels:
+            return tag
+        if tag.isdigit() and int(tag) < len(self.labels):
+            return self.labels[int(tag)]
+        raise DataError(f"{place}: tag {tag!r} is none of {', '.join(self.labels[:20])}; correct the row or the task")
+
+    def _check_id(self, example: Example, place: str, seen: dict[str, str], remarks: Remarks) -> None:
+        first = seen.setdefault(example.id, place)
+        if first == place:
+            return
+        if isinstance(example, Question):
+            raise DataError(
+                f"{place}: id {example.id!r} is already that of {first}; answers are scored by id, make it unique"
+            )
+        remarks.add(
+            f"id {example.id!r} occurs before, at {first}" if len(seen) < 20 else "id occurs before", example.row
+        )
+
+
+def _unlabelled(example: Example) -> bool:
+    if isinstance(example, Text):
+        return example.label is None
+    return (example.tags if isinstance(example, Words) else example.answers) is None
+
+
+def labels_of(examples: Sequence[Example]) -> tuple[str, ...]:
+    """The labels that occur: sorted as numbers where all are numbers, tags with ``O`` first, else by name."""
+    found: set[str] = set()
+    for example in examples:
+        if isinstance(example, Text) and example.label is not None:
+            found.add(str(example.label))
+        elif isinstance(example, Words):
+            found.update(example.tags or ())
+    try:
+        return tuple(sorted(found, key=float))
+    except ValueError:
+        return tuple(sorted(found, key=lambda label: (label != "O", label)))

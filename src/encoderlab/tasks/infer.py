@@ -1,0 +1,241 @@
+"""The task in a file of the user's own: its form, columns and labels, inferred and said, or given."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from encoderlab.errors import ConfigError, DataError, nearest
+from encoderlab.tasks import tables
+from encoderlab.tasks.base import FORMS, Example, Form, Layout, Remarks, Split, Task, Text, Words, labels_of
+from encoderlab.tasks.readers import CharacterSpans, Columns, Conll, Options, Squad, WordLists
+
+# Names that columns usually have, the most telling first.
+PAIRS = (
+    ("sentence1", "sentence2"), ("text_a", "text_b"), ("texta", "textb"), ("premise", "hypothesis"), ("text1", "text2"),
+    ("question1", "question2"), ("sentence_A", "sentence_B"), ("query", "document"), ("query", "passage"),
+    ("question", "sentence"), ("text", "pair"), ("a", "b"),
+)  # fmt: skip
+TEXTS = ("text", "sentence", "content", "text_a", "review", "comment", "body", "message", "tweet", "title", "document")
+LABELS = (
+    "label", "labels", "class", "category", "target", "sentiment", "score", "stars", "rating", "gold_label",
+    "is_duplicate", "y",
+)  # fmt: skip
+WORDS = ("tokens", "words")
+TAGS = ("ner_tags", "tags", "labels", "label", "ner", "pos_tags")
+OPTIONS = ("options", "choices", "endings", "candidates", "choice")
+IDS = ("id", "idx", "index", "guid")
+_SAMPLE = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What the user said about the columns; None is inferred."""
+
+    form: Form | None = None
+    text: str | None = None
+    pair: str | None = None
+    label: str | None = None
+    id: str | None = None
+
+
+def task_of(path: Path, given: Given | None = None) -> tuple[Task, str]:
+    """The task that ``path`` holds, and one line that says what was inferred.
+
+    Raises:
+        ConfigError: a given form or column does not fit the file.
+        DataError: the columns tell no form; the message says how to give them.
+    """
+    given = given or Given()
+    if given.form is not None and given.form not in FORMS:
+        raise ConfigError(f"form {given.form!r}{nearest(given.form, FORMS)}")
+    remarks = Remarks(path)
+    columns = tables.columns(path, remarks)
+    for name in (given.text, given.pair, given.label, given.id):
+        if name is not None and name not in columns and not name.isdigit():
+            raise ConfigError(f"{path}: no column {name!r}{nearest(name, columns)}")
+    layout, form, words = _layout(path, columns, given)
+    raw = dataclasses.replace(layout, scheme=None) if isinstance(layout, (Conll, WordLists)) else layout
+    sample = list(islice(raw.read(path, remarks), _SAMPLE))
+    labels, metrics = (
+        None,
+        {"tagging": ("f1", "precision", "recall", "accuracy"), "span": ("f1", "exact")}.get(form, ("accuracy",)),
+    )
+    if form == "classification" and given.form is None and _is_regression(layout, sample):
+        form = "regression"
+    if form == "regression":
+        metrics = ("spearman", "pearson")
+    elif form == "classification":
+        metrics = ("accuracy", "macro_f1")
+    elif form == "tagging" and not _has_prefixes(sample):
+        layout, metrics = raw, ("accuracy", "macro_f1")
+    task = Task(name=path.name.split(".")[0], form=form, layouts=(layout,), labels=labels, metrics=metrics)
+    return task, f"{path.name}: {form} ({FORMS[form]}), {words}"
+
+
+def with_labels(task: Task, train: Split) -> Task:
+    """``task`` with the labels of its training data, if it names none itself.
+
+    Raises:
+        DataError: a single label, from which nothing can be learned.
+    """
+    if task.labels is not None or task.form not in ("classification", "tagging"):
+        return task
+    labels = labels_of(train.examples)
+    if len(labels) < 2:
+        raise DataError(f"{', '.join(train.files)}: only one label ({', '.join(labels)}); training needs at least two")
+    if task.form == "tagging":
+        labels = _completed(labels)
+    metrics = task.metrics
+    if task.form == "classification" and len(labels) == 2 and "macro_f1" in metrics:
+        metrics = ("accuracy", "f1", "matthews")
+    return dataclasses.replace(task, labels=labels, metrics=metrics)
+
+
+def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
+    """Training and validation part of a file that has no validation file of its own.
+
+    A text goes to the part that a hash of it says, so equal texts are never in both, and the cut does not depend on
+    the order or on what else is in the file.
+    """
+    kept: list[Example] = []
+    held: list[Example] = []
+    for example in split.examples:
+        key = (
+            example.text if isinstance(example, Text) else " ".join(example.words) if isinstance(example, Words) else ""
+        )
+        key = key or getattr(example, "passage", "") or getattr(example, "context", "") or example.id
+        fraction = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
+        (held if fraction < share else kept).append(example)
+    if not held or not kept:
+        raise DataError(
+            f"{', '.join(split.files)}: {len(split)} examples are too few to hold out a validation part; "
+            f"give one with --dev"
+        )
+    return dataclasses.replace(split, examples=tuple(kept)), dataclasses.replace(
+        split, name="dev", examples=tuple(held)
+    )
+
+
+def _layout(path: Path, columns: Sequence[str], given: Given) -> tuple[Layout, Form, str]:
+    """Layout, form, and the words that describe them."""
+    kind = tables.suffix(path)
+    lower = {name.lower(): name for name in columns}
+    named_id = given.id or _first(IDS, lower)
+    if given.text is None and given.form in (None, "span") and {"question", "context"} <= set(columns):
+        return Squad(), "span", "question about context"
+    if kind in (".json", "") and not columns and given.form in (None, "span"):
+        return Squad(), "span", "SQuAD's nested form"
+    if given.form in (None, "tagging") and given.text is None:
+        words = _first(WORDS, lower)
+        tags = given.label or _first(TAGS, lower)
+        if words and tags:
+            return WordLists(words=words, tags=tags), "tagging", f"words = {words!r}, tags = {tags!r}"
+        if kind in (".bio", ".iob", ".iob2", ".conll", ".bmes", ".bioes") or (
+            kind in (".txt", ".tsv", "") and _word_per_line(path)
+        ):
+            return Conll(), "tagging", "one word per line, its tag in the last column"
+        if kind in (".json", ".jsonl") and "text" in columns and _nested_spans(path):
+            return CharacterSpans(), "tagging", "spans of characters by type"
+    if given.form in (None, "choice") and given.text is None and (options := _options(lower)):
+        answer = given.label or _first(("answer", "label", "answerkey", "correct"), lower) or "label"
+        question = _first(("question",), lower)
+        context = _first(("context", "article", "passage", "sent1", "startphrase", "premise"), lower)
+        layout = Options(context=context, question=question, options=options, answer=answer, id=named_id)
+        return layout, "choice", f"options = {', '.join(options)}, answer = {answer!r}"
+    if given.form in ("tagging", "span", "choice"):
+        raise DataError(
+            f"{path}: columns {', '.join(columns) or '(none)'} do not hold {FORMS[given.form]}; "
+            f"rename them or convert the file"
+        )
+    return _text_columns(path, columns, lower, given, named_id)
+
+
+def _text_columns(
+    path: Path, columns: Sequence[str], lower: dict[str, str], given: Given, named_id: str | None
+) -> tuple[Layout, Form, str]:
+    text, pair, label = given.text, given.pair, given.label or _first(LABELS, lower)
+    if text is None:
+        first, second = next(
+            ((lower[a.lower()], lower[b.lower()]) for a, b in PAIRS if a.lower() in lower and b.lower() in lower),
+            (None, None),
+        )
+        text = first or _first(TEXTS, lower)
+        pair = pair or (second if first else None)
+    if text is None and len(columns) == 2 and label is not None:
+        text = next(name for name in columns if name != label)
+    if text is None:
+        raise DataError(
+            f"{path}: which of the columns {', '.join(map(repr, columns[:12])) or '(none)'} is the text? say so: "
+            f"--text COLUMN [--pair COLUMN] --label COLUMN; columns of a file without a header are 0, 1, ..."
+        )
+    words = (
+        f"text = {text!r}" + (f", second text = {pair!r}" if pair else "") + (f", label = {label!r}" if label else "")
+    )
+    form: Form = given.form or "classification"
+    return Columns(text=text, pair=pair, label=label, id=named_id if named_id != text else None), form, words
+
+
+def _first(names: Sequence[str], lower: dict[str, str]) -> str | None:
+    return next((lower[name.lower()] for name in names if name.lower() in lower), None)
+
+
+def _options(lower: dict[str, str]) -> tuple[str, ...]:
+    """The column of the list of options, or the columns ending0, ending1, ... that hold one each."""
+    for name in OPTIONS:
+        if name in lower:
+            return (lower[name],)
+    for stem in ("ending", "choice", "option", "answer", "candidate"):
+        numbered = [name for name in lower if name.startswith(stem) and name[len(stem) :].strip("_").isalnum()]
+        if len(numbered) > 1:
+            return tuple(lower[name] for name in sorted(numbered))
+    return ()
+
+
+def _is_regression(layout: Layout, sample: Sequence[Example]) -> bool:
+    """Numbers that are not all whole, or a column named score with more than 20 different ones."""
+    if not isinstance(layout, Columns):
+        return False
+    raw = {str(example.label) for example in sample if isinstance(example, Text) and example.label is not None}
+    try:
+        numbers = {float(label) for label in raw}
+    except ValueError:
+        return False
+    whole = all(number.is_integer() for number in numbers)
+    named = (layout.label or "").lower() in ("score", "rating", "target", "y")
+    return bool(numbers) and (not whole or (named and len(numbers) > 20))
+
+
+def _has_prefixes(sample: Sequence[Example]) -> bool:
+    tags = {tag for example in sample if isinstance(example, Words) for tag in example.tags or ()} - {"O"}
+    return bool(tags) and all(tag[:1] in "BIMELSWU" and tag[1:2] in ("-", "") for tag in tags)
+
+
+def _completed(tags: tuple[str, ...]) -> tuple[str, ...]:
+    """Tags with the B and I of every type, since a validation file may hold the one that training lacks, and ``O``."""
+    if not all(tag == "O" or tag[:2] in ("B-", "I-") for tag in tags):
+        return tags
+    kinds = sorted({tag[2:] for tag in tags if tag != "O"})
+    return ("O", *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
+
+
+def _word_per_line(path: Path) -> bool:
+    """Whether the first lines are short columns with blank lines or document marks between them."""
+    widths, blanks = [], 0
+    for _, line in islice(tables.lines(path), 300):
+        if line.strip():
+            widths.append(len(line.split("\t") if "\t" in line else line.split()))
+        else:
+            blanks += 1
+    return (
+        blanks > 0 and len(set(widths)) == 1 and 2 <= widths[0] <= 10 or bool(widths) and widths[0] == 4 and blanks > 5
+    )
+
+
+def _nested_spans(path: Path) -> bool:
+    first = next(iter(tables.records(path)), None)
+    return first is not None and isinstance(first.fields.get("label"), dict)

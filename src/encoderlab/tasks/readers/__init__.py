@@ -1,0 +1,42 @@
+"""Layouts of task files: how the published sets, Hugging Face columns and the user's own files hold examples.
+
+A layout is a frozen dataclass with ``matches(columns)`` and ``read(path, remarks)``. What cannot be used stops with the
+file and the row; what can be carried on from is counted in ``remarks``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from encoderlab.errors import DataError, nearest
+from encoderlab.tasks import tables
+from encoderlab.tasks.base import Layout, Remarks
+from encoderlab.tasks.readers.questions import C3, Cloze, Copa, EntityCloze, Options, Race, Squad
+from encoderlab.tasks.readers.texts import Columns, Keywords, MarkedText, MultiRC, WordInContext
+from encoderlab.tasks.readers.words import CharacterSpans, Conll, WordLists
+
+__all__ = [
+    "C3", "CharacterSpans", "Cloze", "Columns", "Conll", "Copa", "EntityCloze", "Keywords", "MarkedText", "MultiRC",
+    "Options", "Race", "Squad", "WordInContext", "WordLists", "layout_of",
+]  # fmt: skip
+
+
+def layout_of(path: Path, layouts: Sequence[Layout]) -> Layout:
+    """The first of ``layouts`` that the columns of ``path`` match.
+
+    Raises:
+        DataError: none does; the message names what is there and what was expected.
+    """
+    columns = tables.columns(path, Remarks(path))
+    for layout in layouts:
+        if layout.matches(columns):
+            return layout
+    wanted = [layout.needs for layout in layouts if isinstance(layout, (Columns, WordLists, Options))]
+    if not wanted:
+        raise DataError(f"{path}: columns {', '.join(columns) or '(none)'}, expected {layouts[0]}")
+    missing = [name for name in wanted[0] if name not in columns]
+    if not columns:
+        raise DataError(f"{path}: holds no rows; expected the columns {', '.join(wanted[0])}")
+    shown = ", ".join(map(repr, columns[:12]))
+    raise DataError(f"{path}: no column {missing[0]!r} among {shown}{nearest(missing[0], columns)}")

@@ -1,0 +1,75 @@
+"""What the layouts share: records of a file by columns, and single fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from encoderlab.errors import DataError
+from encoderlab.tasks import tables
+from encoderlab.tasks.base import Remarks
+from encoderlab.tasks.tables import Record
+
+TABLES = (".csv", ".tsv", ".txt")
+
+
+def records(
+    path: Path,
+    remarks: Remarks,
+    needs: Sequence[str],
+    positional: bool,
+    label: str | None,
+    quoted: bool | None,
+) -> Iterator[Record]:
+    """Records of a table, JSON or Parquet file; the header of a table is read first."""
+    if tables.suffix(path) not in TABLES:
+        yield from tables.records(path)
+        return
+    if positional:
+        numbers = [int(name) for name in (*needs, label) if name is not None]
+        yield from tables.table(path, None, remarks, needed=max(numbers) + 1, quoted=quoted)
+    else:
+        names = tables.columns(path, Remarks(path))
+        yield from tables.table(path, names, remarks, quoted=quoted)
+
+
+def holds(columns: Sequence[str], needs: Sequence[str], positional: bool, label: str | None) -> bool:
+    if positional:
+        return len(columns) > max(int(name) for name in (*needs, label or needs[0]))
+    return set(needs) <= set(columns)
+
+
+def text_of(record: Record, column: str, path: Path) -> str:
+    value = record.fields.get(column)
+    if value is None:
+        raise DataError(
+            f"{path}:{record.row}: no {column!r} among {', '.join(map(str, record.fields))}; correct the row"
+        )
+    return value if isinstance(value, str) else str(value)
+
+
+def id_of(record: Record, column: str | None, number: int) -> str:
+    value = None if column is None else record.fields.get(column)
+    return str(number if value is None else value)
+
+
+def label_of(value: Any) -> str | None:
+    """A label as text: true, 3, 3.5, entailment; an integral float from a Parquet file is an integer."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def nearest_place(text: str, wanted: str, start: int) -> int:
+    """The mention of ``wanted`` nearest to ``start``, -1 if there is none."""
+    if not wanted:
+        return -1
+    places = []
+    found = text.find(wanted)
+    while found >= 0:
+        places.append(found)
+        found = text.find(wanted, found + 1)
+    return min(places, key=lambda place: abs(place - start), default=-1)

@@ -1,0 +1,294 @@
+"""Layouts of questions about passages and of multiple choice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from encoderlab.errors import DataError
+from encoderlab.tasks import tables
+from encoderlab.tasks.base import Answer, Choice, Question, Remarks
+from encoderlab.tasks.readers.common import TABLES, holds, id_of, label_of, nearest_place, records, text_of
+from encoderlab.tasks.tables import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squad:
+    """Questions about passages: SQuAD's nested JSON (1.1, 2.0, CMRC, DRCD, TriviaQA, NewsQA) or one question per
+    record.
+
+    An answer that does not stand at its offset is moved to its nearest mention; one that stands nowhere keeps its
+    text for scoring and cannot be trained on. Both are counted.
+    """
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        return not columns or {"context", "question"} <= set(columns)
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Question]:
+        if tables.suffix(path) in (".json", "") and tables.is_document(path):
+            yield from self._nested(path, remarks)
+            return
+        for number, record in enumerate(records(path, remarks, ("context", "question"), False, None, True)):
+            fields = record.fields
+            answers = fields.get("answers", fields.get("answer"))
+            if isinstance(answers, str) and tables.suffix(path) in TABLES:
+                start = fields.get("answer_start") or nearest_place(fields["context"], answers, 0)
+                answers = [{"text": answers, "answer_start": int(start)}] if answers else []
+            elif isinstance(answers, dict):  # Hugging Face: lists of texts and of starts
+                starts = answers.get("answer_start") or [-1] * len(answers["text"])
+                answers = [
+                    {"text": text, "answer_start": start} for text, start in zip(answers["text"], starts, strict=True)
+                ]
+            yield self._question(
+                id_of(record, "id", number), fields["question"], fields["context"], answers, record.row, path, remarks
+            )
+
+    def _nested(self, path: Path, remarks: Remarks) -> Iterator[Question]:
+        data = tables.document(path)
+        if not isinstance(data, dict) or not isinstance(data.get("data"), list):
+            raise DataError(f"{path}: no list 'data'; expected SQuAD's form: data, paragraphs, qas")
+        number = 0
+        try:
+            for article in data["data"]:
+                for paragraph in article["paragraphs"]:
+                    for qa in paragraph["qas"]:
+                        number += 1
+                        answers = [] if qa.get("is_impossible") else qa.get("answers")
+                        yield self._question(
+                            str(qa["id"]), qa["question"], paragraph["context"], answers, number, path, remarks
+                        )
+        except (KeyError, TypeError) as error:
+            raise DataError(
+                f"{path}: question {number + 1}: no field {error}; expected data, paragraphs, qas"
+            ) from None
+
+    @staticmethod
+    def _question(
+        id: str, question: str, passage: str, answers: list[dict] | None, row: int, path: Path, remarks: Remarks
+    ) -> Question:
+        if not passage.strip():
+            raise DataError(f"{path}:{row}: question {id!r} has an empty passage; leave it out")
+        found = []
+        for answer in answers or ():
+            text, start = str(answer["text"]), int(answer.get("answer_start", -1))
+            if passage[start : start + len(text)] != text or start < 0:
+                moved = nearest_place(passage, text.strip(), start)
+                remarks.add(
+                    "an answer does not stand in the passage; it is scored but not trained on"
+                    if moved < 0
+                    else "an answer stands elsewhere than its offset says; the nearest mention is taken",
+                    row,
+                )
+                start = moved
+            found.append(Answer(text, start))
+        return Question(
+            id=id, question=question, passage=passage, answers=None if answers is None else tuple(found), row=row
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Multiple choice in columns: one column per option, or one column that holds the list of them.
+
+    The answer is a letter, a number that counts from ``first_number``, or the text of the option. A column is a name,
+    or a number for a table without a header. Options that are empty are left out.
+    """
+
+    context: str | None
+    question: str | None = None
+    options: tuple[str, ...] = ("options",)
+    answer: str = "label"
+    id: str | None = None
+    first_number: int = 0
+
+    @property
+    def positional(self) -> bool:
+        return self.options[0].isdigit()
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.context, self.question, *self.options) if name is not None)
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        return holds(columns, self.needs, self.positional, self.answer)
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
+        for number, record in enumerate(records(path, remarks, self.needs, self.positional, self.answer, None)):
+            options, keys = self._options(record)
+            answer = _choice(label_of(record.fields.get(self.answer)), options, keys, self.first_number)
+            if answer == -2 or len(options) < 2:
+                remarks.add("fewer than two options, or an answer that is none of them; left out", record.row)
+                continue
+            yield Choice(
+                id=id_of(record, self.id, number),
+                context="" if self.context is None else text_of(record, self.context, path),
+                question="" if self.question is None else text_of(record, self.question, path),
+                options=options,
+                answers=None if answer is None else (answer,),
+                row=record.row,
+            )
+
+    def _options(self, record: Record) -> tuple[tuple[str, ...], list[str]]:
+        """The options, and what the file calls them (A, B, ...)."""
+        values = [record.fields[name] for name in self.options]
+        keys: list[str] = []
+        if len(values) == 1:
+            value = values[0]
+            if isinstance(value, dict):  # Hugging Face's ARC: {"text": [...], "label": ["A", ...]}
+                values, keys = list(value["text"]), [str(key) for key in value["label"]]
+            else:
+                values = json.loads(value) if isinstance(value, str) else list(value)
+        return tuple(str(value) for value in values if value not in ("", None)), keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class Race:
+    """RACE: an article with several questions, their options and the letters of the answers, one JSON file or record
+    each."""
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        return {"article", "questions", "options"} <= set(columns) or not columns
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
+        for record in tables.records(path):
+            fields = record.fields
+            letters = fields.get("answers") or [None] * len(fields["questions"])
+            for i, (question, options, letter) in enumerate(
+                zip(fields["questions"], fields["options"], letters, strict=True)
+            ):
+                yield Choice(
+                    id=f"{fields.get('id', path.stem)}-{i}",
+                    context=fields["article"],
+                    question=question,
+                    options=tuple(options),
+                    answers=None if letter is None else (ord(letter) - ord("A"),),
+                    row=record.row,
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class C3:
+    """C3: ``[[lines of text], [{question, choice, answer}, ...], id]``; two to four options."""
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        return not columns
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
+        number = 0
+        for i, (text, questions, name) in enumerate(tables.document(path)):
+            for item in questions:
+                options = tuple(item["choice"])
+                answer = item.get("answer")
+                if answer not in (None, "") and answer not in options:
+                    raise DataError(f"{path}: text {name}: answer {answer!r} is none of its options; correct the file")
+                number += 1
+                yield Choice(
+                    id=str(item.get("id", f"{path.name.split('.')[0]}-{number - 1}")),  # the names of texts repeat
+                    context="\n".join(text),
+                    question=item["question"],
+                    options=options,
+                    answers=(options.index(answer),) if answer else None,
+                    row=i + 1,
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cloze:
+    """ChID: which idiom belongs into the gap ``#idiom#``? The options stand in the gap's place, the text around is
+    the context."""
+
+    gap: str = "#idiom#"
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        return {"candidates", "content"} <= set(columns)
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
+        for number, record in enumerate(tables.records(path)):
+            text, answer = text_of(record, "content", path), record.fields.get("answer")
+            if self.gap not in text:
+                raise DataError(f"{path}:{record.row}: no gap {self.gap} in the text; correct the row")
+            yield Choice(
+                id=id_of(record, "id", number),
+                context=text,
+                question=self.gap,
+                options=tuple(record.fields["candidates"]),
+                answers=None if answer is None else (int(answer),),
+                row=record.row,
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copa:
+    """COPA: which of two sentences is the cause, or the effect, of the premise?"""
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        return {"premise", "choice1", "choice2", "question"} <= set(columns)
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
+        asked = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
+        for number, record in enumerate(tables.records(path)):
+            answer = label_of(record.fields.get("label"))
+            yield Choice(
+                id=id_of(record, "idx", number),
+                context=text_of(record, "premise", path),
+                question=asked.get(record.fields["question"], record.fields["question"]),
+                options=(record.fields["choice1"], record.fields["choice2"]),
+                answers=None if answer in (None, "-1") else (int(answer),),
+                row=record.row,
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntityCloze:
+    """ReCoRD: which entity of the passage belongs at ``@placeholder`` of the query? The options are the distinct
+    entities."""
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        return "passage" in columns and ("qas" in columns or "query" in columns)
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
+        for number, record in enumerate(tables.records(path)):
+            fields = record.fields
+            passage = fields["passage"]
+            if isinstance(passage, dict):
+                text = passage["text"]
+                names = [text[item["start"] : item["end"] + 1] for item in passage["entities"]]
+                queries = fields["qas"]
+            else:  # Hugging Face: one query per row
+                text, names, queries = passage, fields["entities"], [fields]
+            options = tuple(dict.fromkeys(names))
+            for i, query in enumerate(queries):
+                answers = query.get("answers")
+                right = {item["text"] if isinstance(item, dict) else item for item in answers or ()}
+                places = tuple(j for j, option in enumerate(options) if option in right)
+                if answers and not places:
+                    remarks.add("no answer is an entity of the passage; left out", record.row)
+                    continue
+                yield Choice(
+                    id=str(query.get("idx", f"{number}-{i}")),
+                    context=text.replace("\n@highlight\n", " "),
+                    question=query["query"],
+                    options=options,
+                    answers=places if answers is not None else None,
+                    row=record.row,
+                )
+
+
+def _choice(answer: str | None, options: Sequence[str], keys: Sequence[str], first_number: int) -> int | None:
+    """Index of the right option; None where there is no answer, -2 where it is none of the options."""
+    if answer is None or answer.strip() in ("", "-1"):
+        return None
+    answer = answer.strip()
+    if answer in keys:
+        return keys.index(answer)
+    if answer in options:
+        return options.index(answer)
+    if len(answer) == 1 and answer.isalpha():
+        place = ord(answer.upper()) - ord("A")
+    elif answer.isdigit():
+        place = int(answer) - first_number
+    else:
+        return -2
+    return place if 0 <= place < len(options) else -2

@@ -1,0 +1,151 @@
+"""Layouts of one or two texts with a label or a number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from encoderlab.tasks import tables
+from encoderlab.tasks.base import Remarks, Text
+from encoderlab.tasks.readers.common import holds, id_of, label_of, nearest_place, records, text_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """One or two texts and a label in columns of a table, of JSON records or of a Parquet file.
+
+    A column is a name, or a number (``"3"``) for a table without a header. ``quoted``: see :func:`tables.table`.
+    ``id`` None: the number of the example in the file, from 0.
+    """
+
+    text: str
+    pair: str | None = None
+    label: str | None = "label"
+    id: str | None = None
+    quoted: bool | None = None
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (self.text,) if self.pair is None else (self.text, self.pair)
+
+    @property
+    def positional(self) -> bool:
+        return self.text.isdigit()
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        return holds(columns, self.needs, self.positional, self.label)
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
+        for number, record in enumerate(records(path, remarks, self.needs, self.positional, self.label, self.quoted)):
+            text = text_of(record, self.text, path)
+            pair = None if self.pair is None else text_of(record, self.pair, path)
+            if not text.strip() or pair == "":
+                remarks.add("empty text", record.row)
+            yield Text(
+                id=id_of(record, self.id, number),
+                text=text,
+                pair=pair,
+                label=label_of(record.fields.get(self.label)) if self.label is not None else None,
+                row=record.row,
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkedText:
+    """A text with two marked spans, of which the label says whether they belong together (WSC, CLUEWSC).
+
+    The first is set between underscores and the second between brackets, as the CLUE baselines write it. Spans are
+    given by their character (CLUEWSC) or by their word (SuperGLUE).
+    """
+
+    words: bool
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        return {"text", "target"} <= set(columns)
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
+        for number, record in enumerate(tables.records(path)):
+            text, target = text_of(record, "text", path), record.fields["target"]
+            spans = []
+            for name, marks in (("span1", "__"), ("span2", "[]")):
+                start, span = int(target[f"{name}_index"]), str(target[f"{name}_text"])
+                if self.words:
+                    start = len(" ".join(text.split(" ")[:start])) + bool(start)
+                if text[start : start + len(span)].lower() != span.lower():
+                    start = nearest_place(text, span, start)
+                    remarks.add(
+                        "a span does not stand where its offset says; the nearest mention is marked", record.row
+                    )
+                spans.append((start, start + len(span) if start >= 0 else -1, marks))
+            for start, end, marks in sorted(spans, reverse=True):
+                if start >= 0:
+                    text = f"{text[:start]}{marks[0]}{text[start:end]}{marks[1]}{text[end:]}"
+            label = label_of(record.fields.get("label"))
+            yield Text(id=id_of(record, None, number), text=text, label=label, row=record.row)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordInContext:
+    """WiC: does a word mean the same in two sentences? The word stands before the first sentence, with a colon."""
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        return {"word", "sentence1", "sentence2"} <= set(columns)
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
+        for number, record in enumerate(tables.records(path)):
+            first = f"{text_of(record, 'word', path)}: {text_of(record, 'sentence1', path)}"
+            label = label_of(record.fields.get("label"))
+            second = text_of(record, "sentence2", path)
+            yield Text(id=id_of(record, "idx", number), text=first, pair=second, label=label, row=record.row)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keywords:
+    """CSL: are these the keywords of the abstract? Keywords joined by spaces, then the abstract."""
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        return {"keyword", "abst"} <= set(columns)
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
+        for number, record in enumerate(tables.records(path)):
+            words = record.fields["keyword"]
+            words = " ".join(words) if isinstance(words, list) else str(words)
+            label = label_of(record.fields.get("label"))
+            abstract = text_of(record, "abst", path)
+            yield Text(id=id_of(record, "id", number), text=words, pair=abstract, label=label, row=record.row)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiRC:
+    """MultiRC: every answer option of a question about a passage is right or wrong; one example per option."""
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        return "passage" in columns or {"paragraph", "question", "answer"} <= set(columns)
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
+        for number, record in enumerate(tables.records(path)):
+            if "paragraph" in record.fields:  # Hugging Face: one row per option
+                fields, index = record.fields, record.fields.get("idx") or {}
+                group = f"{index.get('paragraph', fields['paragraph'])}-{index.get('question', fields['question'])}"
+                yield Text(
+                    id=f"{group}-{index.get('answer', number)}",
+                    text=fields["paragraph"],
+                    pair=f"{fields['question']} {fields['answer']}",
+                    label=label_of(fields.get("label")),
+                    group=group,
+                    row=record.row,
+                )
+                continue
+            passage = record.fields["passage"]
+            for question in passage["questions"]:
+                group = f"{record.fields.get('idx', number)}-{question.get('idx', question['question'])}"
+                for place, answer in enumerate(question["answers"]):
+                    yield Text(
+                        id=f"{group}-{answer.get('idx', place)}",
+                        text=passage["text"],
+                        pair=f"{question['question']} {answer['text']}",
+                        label=label_of(answer.get("label")),
+                        group=group,
+                        row=record.row,
+                    )

@@ -1,0 +1,163 @@
+"""Layouts of words with tags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from encoderlab.errors import DataError
+from encoderlab.tasks import tables
+from encoderlab.tasks.base import Remarks, Words
+from encoderlab.tasks.entities import Entity, detect_scheme, entities, write_tags
+from encoderlab.tasks.readers.common import id_of, nearest_place, records, text_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conll:
+    """A word per line with its tag in another column, a blank line between sentences, ``-DOCSTART-`` between documents.
+
+    Tags of every scheme are converted to ``scheme`` (None: left as they are, for tags without prefixes such as parts
+    of speech).
+    """
+
+    word: int = 0
+    tag: int = -1
+    scheme: Literal["BIO", "BIOES"] | None = "BIO"
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        return True
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Words]:
+        yield from _converted(self._sentences(path), self.scheme, path, remarks)
+
+    def _sentences(self, path: Path) -> Iterator[Words]:
+        words: list[str] = []
+        tags: list[str | None] = []
+        number, document, start, width = 0, -1, 0, 0
+        for row, line in (*tables.lines(path), (-1, "")):
+            cells = line.split("\t") if "\t" in line else line.split()
+            if not line.strip() or cells[0] == "-DOCSTART-":
+                if words:
+                    labelled = None not in tags
+                    yield Words(
+                        id=str(number),
+                        words=tuple(words),
+                        tags=tuple(str(tag) for tag in tags) if labelled else None,
+                        document=max(document, 0),
+                        row=start,
+                    )
+                    words, tags, number = [], [], number + 1
+                document += bool(line.strip())
+                continue
+            width = width or len(cells)
+            if len(cells) != width:
+                raise DataError(f"{path}:{row}: {len(cells)} columns, the lines before have {width}; correct the line")
+            if width <= self.word:
+                raise DataError(f"{path}:{row}: {width} columns, the word is expected in column {self.word + 1}")
+            start = start if words else row
+            words.append(cells[self.word])
+            tags.append(cells[self.tag] if width > 1 else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordLists:
+    """Words and tags as two lists per record, or as two texts with spaces between (MSRA's ``text_a`` and ``label``)."""
+
+    words: str = "tokens"
+    tags: str = "ner_tags"
+    scheme: Literal["BIO", "BIOES"] | None = "BIO"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (self.words,)
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        return self.words in columns
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Words]:
+        yield from _converted(self._sentences(path, remarks), self.scheme, path, remarks)
+
+    def _sentences(self, path: Path, remarks: Remarks) -> Iterator[Words]:
+        for number, record in enumerate(records(path, remarks, self.needs, False, self.tags, False)):
+            words, tags = (_items(record.fields.get(name)) for name in (self.words, self.tags))
+            if not words:
+                remarks.add("no words; left out", record.row)
+                continue
+            if tags is not None and len(tags) != len(words):
+                raise DataError(f"{path}:{record.row}: {len(tags)} tags for {len(words)} words; give one for each")
+            yield Words(id=str(number), words=words, tags=tags, document=number, row=record.row)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CharacterSpans:
+    """CLUENER: a text and ``{type: {mention: [[first, last character]]}}``; every character is a word."""
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        return "text" in columns
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Words]:
+        for number, record in enumerate(tables.records(path)):
+            text = text_of(record, "text", path)
+            if not text:
+                remarks.add("empty text; left out", record.row)
+                continue
+            label = record.fields.get("label")
+            tags = None if label is None else tuple(self._tags(text, label, path, record.row, remarks))
+            yield Words(id=id_of(record, "id", number), words=tuple(text), tags=tags, document=number, row=record.row)
+
+    @staticmethod
+    def _tags(text: str, label: dict[str, dict[str, list]], path: Path, row: int, remarks: Remarks) -> list[str]:
+        spans: list[Entity] = []
+        for kind, mentions in label.items():
+            for mention, places in mentions.items():
+                for first, last in places:
+                    if text[first : last + 1] != mention:
+                        first = nearest_place(text, mention, first)
+                        if first < 0:
+                            raise DataError(f"{path}:{row}: {mention!r} does not stand in the text; correct the row")
+                        last = first + len(mention) - 1
+                        remarks.add("a mention stands elsewhere than its offsets say; the nearest is taken", row)
+                    spans.append((kind, first, last + 1))
+        kept: list[Entity] = []
+        for span in sorted(spans, key=lambda span: (span[1], -span[2])):
+            if kept and span[1] < kept[-1][2]:
+                remarks.add("mentions overlap; the first and longest is kept", row)
+            else:
+                kept.append(span)
+        return write_tags(kept, len(text))
+
+
+def _converted(sentences: Iterable[Words], scheme: Any, path: Path, remarks: Remarks) -> Iterator[Words]:
+    """Sentences with their tags in ``scheme``; the scheme of the file is found from all of it."""
+    if scheme is None:
+        yield from sentences
+        return
+    sentences = list(sentences)
+    tagged = [sentence for sentence in sentences if sentence.tags is not None]
+    if any(tag.isdigit() for sentence in tagged[:1] for tag in sentence.tags or ()):
+        yield from sentences  # numbers of the labels of the task
+        return
+    try:
+        found, faults = detect_scheme([sentence.tags or () for sentence in tagged])
+        if faults:
+            row = next((s.row for s in tagged if _opens_inside(s.tags or ())), 0)
+            remarks.note(f"BIO tags, but {faults:,} I tags open an entity (first: row {row}); read as conlleval does")
+        for sentence in sentences:
+            if sentence.tags is None or found == scheme and not faults:
+                yield sentence
+            else:
+                yield replace(sentence, tags=tuple(write_tags(entities(sentence.tags), len(sentence.words), scheme)))
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _opens_inside(tags: Sequence[str]) -> bool:
+    return any(tag[:2] == "I-" and before[2:] != tag[2:] for before, tag in zip(("O", *tags), tags, strict=False))
+
+
+def _items(value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    return tuple(value.split() if isinstance(value, str) else map(str, value))

@@ -1,0 +1,158 @@
+"""The scores of a task's predictions, by the names of its metrics, on the scale 0..1 (correlations -1..1).
+
+Predictions stand in the order of the examples: a label, a number, a tuple of tags, an index of an option, an answer.
+Examples without a reference are refused, so a score is always over all of what was predicted.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from encoderlab.errors import DataError
+from encoderlab.tasks import answers, metrics
+from encoderlab.tasks.base import Choice, Example, Question, Task, Text, Words
+from encoderlab.tasks.entities import score_entities
+
+Scores = dict[str, float]
+
+
+def score(
+    task: Task,
+    examples: Sequence[Example],
+    predictions: Sequence[Any],
+    *,
+    null_odds: Mapping[str, float] | None = None,
+    threshold: float = 0.0,
+) -> tuple[Scores, tuple[str, ...]]:
+    """All scores of ``task.form``, those of ``task.metrics`` first, and what is to be said of them (a constant, ...).
+
+    ``null_odds`` and ``threshold``: see :func:`encoderlab.tasks.answers.squad`.
+    """
+    if len(examples) != len(predictions):
+        raise DataError(
+            f"{len(predictions)} predictions for {len(examples)} examples; give those of the same file"
+        )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", metrics.MetricWarning)
+        if task.form == "span":
+            scores = _span(task, examples, predictions, null_odds, threshold)
+        else:
+            scores = _FORMS[task.form](task, examples, predictions)
+    ordered = {name: scores[name] for name in task.metrics if name in scores}
+    notes = tuple(dict.fromkeys(str(item.message) for item in caught if item.category is metrics.MetricWarning))
+    return ordered | scores, notes
+
+
+def metric_of(task: Task, name: str | None = None) -> Callable[[np.ndarray, np.ndarray], float]:
+    """The metric of a classification or regression task as a function of gold and predicted, for intervals."""
+    name = name or task.metric
+    functions: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+        "accuracy": metrics.accuracy,
+        "matthews": metrics.matthews,
+        "pearson": metrics.pearson,
+        "spearman": metrics.spearman,
+        "f1": lambda gold, guess: metrics.f1(gold, guess, positive=_positive(task)),
+        "macro_f1": lambda gold, guess: metrics.f1(gold, guess, average="macro", labels=task.labels),
+    }
+    return functions[name]
+
+
+def _classification(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> Scores:
+    gold = np.array([_label(example) for example in examples])
+    guess = np.array([str(label) for label in predictions])
+    scores = {"accuracy": metrics.accuracy(gold, guess)}
+    for name in task.metrics:
+        if name == "exact":
+            groups = [example.group if isinstance(example, Text) else "" for example in examples]
+            scores[name] = metrics.grouped_exact(gold, guess, groups)
+        elif name != "accuracy":
+            scores[name] = metric_of(task, name)(gold, guess)
+    return scores
+
+
+def _regression(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> Scores:
+    gold = np.array([float(_label(example)) for example in examples])
+    guess = np.array(predictions, dtype=float)
+    return {
+        "spearman": metrics.spearman(gold, guess),
+        "pearson": metrics.pearson(gold, guess),
+        "mean_squared_error": float(np.mean((gold - guess) ** 2)),
+    }
+
+
+def _tagging(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> Scores:
+    gold = [example.tags for example in examples if isinstance(example, Words) and example.tags is not None]
+    if len(gold) != len(examples):
+        raise DataError(f"{len(examples) - len(gold)} sentences have no tags; score labelled data")
+    flat, guess = (np.array([tag for tags in side for tag in tags]) for side in (gold, predictions))
+    scores = {"accuracy": metrics.accuracy(flat, guess)}
+    if "macro_f1" in task.metrics:
+        return scores | {"macro_f1": metrics.f1(flat, guess, average="macro")}
+    by_type = score_entities(gold, predictions)
+    every = by_type.pop("all")
+    scores |= {"f1": every.f1, "precision": every.precision, "recall": every.recall}
+    return scores | {f"f1_{kind}": value.f1 for kind, value in by_type.items()}
+
+
+def _choice(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> Scores:
+    right = []
+    for example, guess in zip(examples, predictions, strict=True):
+        assert isinstance(example, Choice)
+        if example.answers is None:
+            raise DataError(f"example {example.id}: no answer to score against; score labelled data")
+        right.append(guess in example.answers)
+    scores = {"accuracy": float(np.mean(right))}
+    if task.answers == "record":
+        gold, guess = {}, {}
+        for example, place in zip(examples, predictions, strict=True):
+            assert isinstance(example, Choice) and example.answers is not None
+            gold[example.id] = [example.options[answer] for answer in example.answers]
+            guess[example.id] = example.options[place]
+        scores |= {name: value / 100 for name, value in answers.record(gold, guess).items()}
+    return scores
+
+
+def _span(
+    task: Task,
+    examples: Sequence[Example],
+    predictions: Sequence[str],
+    null_odds: Mapping[str, float] | None,
+    threshold: float,
+) -> Scores:
+    gold: dict[str, list[str]] = {}
+    for example in examples:
+        assert isinstance(example, Question)
+        if example.answers is None:
+            raise DataError(f"question {example.id}: no answer to score against; score labelled data")
+        gold[example.id] = [answer.text for answer in example.answers]
+    guess = dict(zip(gold, predictions, strict=True))
+    if task.answers == "cmrc":
+        scores = answers.cmrc(gold, guess)
+    else:
+        scores = answers.squad(gold, guess, null_odds=null_odds, threshold=threshold)
+    kept = ("total", "threshold")
+    return {name: value if name.endswith(kept) else value / 100 for name, value in scores.items()}
+
+
+_FORMS: dict[str, Callable[[Task, Sequence[Example], Sequence[Any]], Scores]] = {
+    "classification": _classification,
+    "regression": _regression,
+    "tagging": _tagging,
+    "choice": _choice,
+}
+
+
+def _label(example: Example) -> Any:
+    assert isinstance(example, Text)
+    if example.label is None:
+        raise DataError(f"example {example.id}: no label to score against; score labelled data")
+    return example.label
+
+
+def _positive(task: Task) -> str:
+    """The class whose F1 is meant: the second of two labels, which is 1, true, or the named one."""
+    return (task.labels or ("0", "1"))[1]

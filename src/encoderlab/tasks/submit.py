@@ -1,0 +1,142 @@
+"""The files that leaderboards take, written from predictions and checked for their number of rows."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.tasks.base import Choice, Example, Task, Text, Words
+from encoderlab.tasks.entities import entities
+
+
+def write_submission(
+    task: Task,
+    split: str,
+    examples: Sequence[Example],
+    predictions: Sequence[Any],
+    folder: Path,
+    *,
+    nbest: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    null_odds: Mapping[str, float] | None = None,
+) -> list[Path]:
+    """Write the submission of ``split`` into ``folder`` and return the files.
+
+    Raises:
+        ConfigError: the task's leaderboard takes no such split.
+        DataError: the number of predictions is not the one that the leaderboard expects.
+    """
+    submission = task.submission
+    if submission is None or split not in submission.files:
+        raise ConfigError(f"{task.name}: no leaderboard file for the split {split!r}")
+    expected = submission.rows.get(split)
+    if expected is not None and expected != len(predictions):
+        raise DataError(
+            f"{task.name}: {len(predictions):,} predictions for {split}, the leaderboard expects {expected:,}; "
+            f"predict the whole file"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / submission.files[split]
+    pairs = list(zip(examples, predictions, strict=True))
+    if submission.format in ("squad", "squad2"):
+        return _squad(path, pairs, nbest, null_odds)
+    text = {"glue": _glue, "superglue": _json_lines, "clue": _json_lines, "conll": _conll}[submission.format](
+        task, pairs
+    )
+    _write(path, text)
+    return [path]
+
+
+def _glue(task: Task, pairs: Sequence[tuple[Any, Any]]) -> str:
+    """``index<TAB>prediction``; numbers of STS-B are clipped to the range of its labels."""
+    lines = ["index\tprediction"]
+    for index, (_, guess) in enumerate(pairs):
+        if task.range is not None:
+            guess = f"{float(np.clip(guess, *task.range)):.3f}"
+        lines.append(f"{index}\t{guess}")
+    return "\n".join(lines) + "\n"
+
+
+def _json_lines(task: Task, pairs: Sequence[tuple[Any, Any]]) -> str:
+    """One object per example: ``{"id", "label"}`` (CLUE), ``{"idx", "label"}`` (SuperGLUE)."""
+    superglue = task.submission is not None and task.submission.format == "superglue"
+    key = "idx" if superglue else "id"
+    if task.name == "multirc":
+        return _multirc(pairs)
+    lines = []
+    for example, guess in pairs:
+        label: Any = guess
+        if isinstance(example, Choice):
+            label = example.options[guess] if task.answers == "record" else int(guess)
+        elif isinstance(example, Words):
+            lines.append(json.dumps({"id": _number(example.id), "label": _nested(example, guess)}, ensure_ascii=False))
+            continue
+        lines.append(json.dumps({key: _number(example.id), "label": label}, ensure_ascii=False))
+    return "\n".join(lines) + "\n"
+
+
+def _multirc(pairs: Sequence[tuple[Text, Any]]) -> str:
+    """Nested by passage and question, as the server wants it; ids are passage-question-answer."""
+    nested: dict[int, dict[int, list]] = {}
+    for example, guess in pairs:
+        passage, question, answer = (int(part) for part in example.id.split("-"))
+        nested.setdefault(passage, {}).setdefault(question, []).append({"idx": answer, "label": int(guess)})
+    return "".join(
+        json.dumps(
+            {"idx": p, "passage": {"questions": [{"idx": q, "answers": found} for q, found in questions.items()]}}
+        )
+        + "\n"
+        for p, questions in nested.items()
+    )
+
+
+def _conll(task: Task, pairs: Sequence[tuple[Any, Any]]) -> str:
+    """Word, gold tag (``O`` if there is none), predicted tag, as conlleval wants; blank lines between sentences."""
+    lines = []
+    for example, guess in pairs:
+        gold = example.tags or ("O",) * len(example.words)
+        lines += [" ".join(cells) for cells in zip(example.words, gold, guess, strict=True)]
+        lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+def _nested(example: Words, tags: Sequence[str]) -> dict[str, dict[str, list[list[int]]]]:
+    """CLUENER's ``{type: {mention: [[first, last]]}}``."""
+    found: dict[str, dict[str, list[list[int]]]] = {}
+    for kind, start, end in entities(tags):
+        mention = "".join(example.words[start:end])
+        found.setdefault(kind, {}).setdefault(mention, []).append([start, end - 1])
+    return found
+
+
+def _squad(
+    path: Path,
+    pairs: Sequence[tuple[Any, Any]],
+    nbest: Mapping[str, Sequence[Mapping[str, Any]]] | None,
+    null_odds: Mapping[str, float] | None,
+) -> list[Path]:
+    files = [path]
+    _write(path, json.dumps({example.id: guess for example, guess in pairs}, indent=1, ensure_ascii=False))
+    for name, content in (("nbest_predictions.json", nbest), ("null_odds.json", null_odds)):
+        if content is not None:
+            files.append(path.with_name(name))
+            _write(files[-1], json.dumps(content, indent=1, ensure_ascii=False))
+    return files
+
+
+def _number(id: str) -> int | str:
+    return int(id) if id.isdigit() else id
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    with open(part, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)

@@ -1,0 +1,507 @@
+"""The benchmarks as tables: where their files are, what their columns mean, how they are scored, averaged and
+submitted.
+
+A new benchmark of a known form is one row here. Labels stand in the order of the Hugging Face data sets, whose files
+give them as numbers. Leaderboard row counts are without the header line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from encoderlab.errors import ConfigError, nearest
+from encoderlab.tasks.base import Submission, Task
+from encoderlab.tasks.readers import (
+    C3,
+    CharacterSpans,
+    Cloze,
+    Columns,
+    Conll,
+    Copa,
+    EntityCloze,
+    Keywords,
+    MarkedText,
+    MultiRC,
+    Options,
+    Race,
+    Squad,
+    WordInContext,
+    WordLists,
+)
+
+NLI = ("entailment", "neutral", "contradiction")
+TWO_WAY = ("entailment", "not_entailment")
+BINARY = ("0", "1")
+
+
+def _files(train: str = "train", dev: str = "dev", test: str = "test", ends: str = "tsv") -> dict[str, tuple[str, ...]]:
+    """File patterns of a set of three: the published file, then the Hugging Face one in its formats."""
+    hugging_face = {"train": "train", "dev": "validation", "test": "test"}
+    return {
+        split: (
+            f"{name}.{ends}",
+            *(f"{hugging_face[split]}{tail}" for tail in ("-*.parquet", ".parquet", ".jsonl", ".csv")),
+            f"{name}-part.{ends}",
+        )
+        for split, name in (("train", train), ("dev", dev), ("test", test))
+    }
+
+
+def _three(train: tuple[str, ...], dev: tuple[str, ...], test: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    return {"train": train, "dev": dev, "test": test}
+
+
+def _glue(name: str, rows: int, file: str | None = None) -> Submission:
+    return Submission(format="glue", files={"test": f"{file or name}.tsv"}, rows={"test": rows})
+
+
+def _pair(a: str, b: str, label: str = "label", id: str | None = "index") -> Columns:
+    return Columns(text=a, pair=b, label=label, id=id, quoted=False)
+
+
+_SENTENCES = (_pair("sentence1", "sentence2"), _pair("sentence1", "sentence2", id="idx"))
+
+GLUE = (
+    Task(
+        name="cola",
+        form="classification",
+        labels=BINARY,
+        metrics=("matthews", "accuracy"),
+        folders=("CoLA", "cola"),
+        files=_files(),
+        layouts=(
+            Columns(text="sentence", id="index", quoted=False),
+            Columns(text="3", label="1", quoted=False),  # no header: source, label, the author's mark, sentence
+        ),
+        submission=_glue("CoLA", 1063),
+    ),
+    Task(
+        name="sst2",
+        form="classification",
+        labels=BINARY,
+        metrics=("accuracy",),
+        folders=("SST-2", "sst2"),
+        files=_files(),
+        layouts=(Columns(text="sentence", id="index", quoted=False),),
+        submission=_glue("SST-2", 1821),
+    ),
+    Task(
+        name="mrpc",
+        form="classification",
+        labels=BINARY,
+        metrics=("accuracy", "f1"),
+        folders=("MRPC", "mrpc"),
+        files=_files() | {"train": (*_files()["train"], "msr_paraphrase_train.txt")},
+        layouts=(_pair("#1 String", "#2 String", "Quality"), *_SENTENCES),
+        swap=True,
+        submission=_glue("MRPC", 1725),
+    ),
+    Task(
+        name="stsb",
+        form="regression",
+        metrics=("spearman", "pearson"),
+        range=(0.0, 5.0),
+        folders=("STS-B", "stsb"),
+        files={split: (*names, f"sts-{split}.csv") for split, names in _files().items()},
+        layouts=(
+            _pair("sentence1", "sentence2", "score"),
+            *_SENTENCES,
+            Columns(text="5", pair="6", label="4", quoted=False),  # no header: genre, file, year, id, score, sentences
+        ),
+        swap=True,
+        submission=_glue("STS-B", 1379),
+    ),
+    Task(
+        name="qqp",
+        form="classification",
+        labels=BINARY,
+        metrics=("accuracy", "f1"),
+        folders=("QQP", "qqp"),
+        files=_files(),
+        layouts=(_pair("question1", "question2", "is_duplicate", "id"), _pair("question1", "question2", id="idx")),
+        submission=_glue("QQP", 390965),
+    ),
+    Task(
+        name="mnli",
+        form="classification",
+        labels=NLI,
+        metrics=("accuracy",),
+        dropped=("-",),
+        folders=("MNLI", "mnli"),
+        files={
+            "train": _files()["train"],
+            **{
+                f"{split}{ours}": (f"{split}_{theirs}.tsv", f"{long}_{theirs}-*.parquet", f"{long}_{theirs}.parquet",
+                                   f"{long}_{theirs}.jsonl")
+                for split, long in (("dev", "validation"), ("test", "test"))
+                for ours, theirs in (("", "matched"), ("_mismatched", "mismatched"))
+            },
+        },
+        layouts=(_pair("sentence1", "sentence2", "gold_label"), _pair("premise", "hypothesis", id="idx"), *_SENTENCES),
+        submission=Submission(
+            format="glue",
+            files={"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
+            rows={"test": 9796, "test_mismatched": 9847},
+        ),
+    ),
+    Task(
+        name="qnli",
+        form="classification",
+        labels=TWO_WAY,
+        metrics=("accuracy",),
+        folders=("QNLI", "qnli"),
+        files=_files(),
+        layouts=(_pair("question", "sentence"), _pair("question", "sentence", id="idx")),
+        submission=_glue("QNLI", 5463),
+    ),
+    Task(
+        name="rte",
+        form="classification",
+        labels=TWO_WAY,
+        metrics=("accuracy",),
+        folders=("RTE", "rte"),
+        files=_files(),
+        layouts=_SENTENCES,
+        submission=_glue("RTE", 3000),
+    ),
+    Task(
+        name="wnli",
+        form="classification",
+        labels=BINARY,
+        metrics=("accuracy",),
+        folders=("WNLI", "wnli"),
+        files=_files(),
+        layouts=_SENTENCES,
+        submission=_glue("WNLI", 146),
+    ),
+    Task(
+        name="ax",
+        form="classification",
+        labels=NLI,
+        metrics=("matthews", "accuracy"),
+        folders=("AX", "ax", "diagnostic"),
+        files={"test": ("diagnostic.tsv", "test-*.parquet", "test.jsonl"), "dev": ("diagnostic-full.tsv",)},
+        layouts=(_pair("sentence1", "sentence2"), _pair("premise", "hypothesis", id="idx"),
+                 _pair("Premise", "Hypothesis", "Label")),
+        submission=_glue("AX", 1104),
+    ),
+)  # fmt: skip
+
+
+def _superglue(name: str, metrics: tuple[str, ...], **fields) -> Task:
+    jsonl = {split: (f"{file}.jsonl", f"{long}-*.parquet", f"{long}.jsonl") for split, file, long in (
+        ("train", "train", "train"), ("dev", "val", "validation"), ("test", "test", "test"))}  # fmt: skip
+    fields = {"form": "classification"} | fields
+    folders = (name, name.lower())
+    file = fields.pop("file", name)
+    submission = Submission(format="superglue", files={"test": f"{file}.jsonl"})
+    return Task(
+        name=fields.pop("task", name.lower()),
+        metrics=metrics,
+        folders=folders,
+        files=jsonl,
+        submission=submission,
+        **fields,
+    )
+
+
+_BOOLEAN = ("false", "true")
+SUPERGLUE = (
+    _superglue("BoolQ", ("accuracy",), labels=_BOOLEAN, layouts=(_pair("question", "passage", id="idx"),)),
+    _superglue("CB", ("accuracy", "macro_f1"), labels=("entailment", "contradiction", "neutral"),
+               layouts=(_pair("premise", "hypothesis", id="idx"),)),
+    _superglue("COPA", ("accuracy",), form="choice", layouts=(Copa(),)),
+    _superglue("MultiRC", ("f1", "exact"), labels=BINARY, layouts=(MultiRC(),)),
+    _superglue("ReCoRD", ("f1", "exact"), form="choice", answers="record", layouts=(EntityCloze(),)),
+    _superglue("RTE", ("accuracy",), task="superglue_rte", labels=TWO_WAY,
+               layouts=(_pair("premise", "hypothesis", id="idx"),)),
+    _superglue("WiC", ("accuracy",), labels=_BOOLEAN, layouts=(WordInContext(),)),
+    _superglue("WSC", ("accuracy",), labels=_BOOLEAN, layouts=(MarkedText(words=True),)),
+)  # fmt: skip
+
+_SICK_FILES = {"train": ("SICK_train.txt", "train-*.parquet"), "dev": ("SICK_trial.txt", "validation-*.parquet"),
+               "test": ("SICK_test*.txt", "test-*.parquet")}  # fmt: skip
+SICK = (
+    Task(
+        name="sick_entailment",
+        form="classification",
+        labels=("NEUTRAL", "ENTAILMENT", "CONTRADICTION"),
+        metrics=("accuracy",),
+        folders=("SICK", "sick"),
+        files=_SICK_FILES,
+        layouts=(_pair("sentence_A", "sentence_B", "entailment_judgment", "pair_ID"),),
+    ),
+    Task(
+        name="sick_relatedness",
+        form="regression",
+        metrics=("pearson", "spearman"),
+        range=(1.0, 5.0),
+        folders=("SICK", "sick"),
+        files=_SICK_FILES,
+        layouts=(_pair("sentence_A", "sentence_B", "relatedness_score", "pair_ID"),),
+        swap=True,
+    ),
+)
+
+
+def _squad(name: str, version: str, folders: tuple[str, ...], **fields) -> Task:
+    files = {
+        "train": (f"train-v{version}.json", "train.json", "train-*.parquet", "train-part.json"),
+        "dev": (f"dev-v{version}.json", "dev.json", "validation-*.parquet", "dev-part.json"),
+        "test": (f"test-v{version}.json", "test.json"),
+    }
+    fields = {"files": files} | fields
+    return Task(name=name, form="span", metrics=("f1", "exact"), folders=folders, layouts=(Squad(),), **fields)
+
+
+def _predictions(format, *names: str) -> Submission:
+    return Submission(format=format, files={split: "predictions.json" for split in ("dev", "test")})
+
+
+QA = (
+    _squad("squad1", "1.1", ("squad_v1.1", "squad1", "squad"), submission=_predictions("squad")),
+    _squad("squad2", "2.0", ("squad_v2.0", "squad2", "squad_v2"), submission=_predictions("squad2")),
+    _squad("triviaqa", "1.0", ("triviaqa", "TriviaQA"), submission=_predictions("squad")),
+    _squad("cmrc2018", "1.0", ("cmrc2018", "clue/cmrc2018"), answers="cmrc", language="zh",
+           submission=_predictions("squad"),
+           files={"train": ("cmrc2018_train.json", "train.json", "train-*.parquet", "train-part.json"),
+                  "dev": ("cmrc2018_dev.json", "dev.json", "validation-*.parquet", "dev-part.json"),
+                  "test": ("cmrc2018_test*.json", "test.json")}),
+    _squad("drcd", "1.0", ("drcd", "DRCD"), answers="cmrc", language="zh", submission=_predictions("squad"),
+           files={"train": ("DRCD_training.json", "train.json"), "dev": ("DRCD_dev.json", "dev.json"),
+                  "test": ("DRCD_test.json", "test.json")}),
+)  # fmt: skip
+
+CHOICE = (
+    Task(
+        name="swag",
+        form="choice",
+        metrics=("accuracy",),
+        folders=("SWAG", "swag"),
+        files=_three(("train.csv", "train-*.parquet"), ("val.csv", "validation-*.parquet"), ("test.csv",)),
+        layouts=(Options(context="sent1", question="sent2", options=tuple(f"ending{i}" for i in range(4))),),
+    ),
+    Task(
+        name="race",
+        form="choice",
+        metrics=("accuracy",),
+        folders=("RACE", "race"),
+        files=_three(
+            ("train/*/*.txt", "train.jsonl", "train-*.parquet"),
+            ("dev/*/*.txt", "dev.jsonl", "validation-*.parquet"),
+            ("test/*/*.txt", "test.jsonl", "test-*.parquet"),
+        ),
+        layouts=(Race(), Options(context="article", question="question", answer="answer", id=None)),
+    ),
+    Task(
+        name="arc",
+        form="choice",
+        metrics=("accuracy",),
+        folders=("ARC-E", "ARC-C", "ARC", "arc"),
+        files=_three(
+            ("arc_*_train.csv", "ARC-*-Train.jsonl", "train-*.parquet", "train.jsonl"),
+            ("arc_*_dev.csv", "ARC-*-Dev.jsonl", "validation-*.parquet", "dev.jsonl"),
+            ("arc_*_test.csv", "ARC-*-Test.jsonl", "test-*.parquet", "test.jsonl"),
+        ),
+        layouts=(
+            Options(
+                context=None, question="question", options=("choices",), answer="answerKey", id="id", first_number=1
+            ),
+            Options(context=None, question="0", options=("1", "2", "3", "4"), answer="5", first_number=1),
+        ),
+    ),
+    Task(
+        name="c3",
+        form="choice",
+        metrics=("accuracy",),
+        language="zh",
+        folders=("c3", "clue/c3"),
+        files={"train": ("c3-*-train.json", "[dm]-train.json"), "dev": ("c3-*-dev.json", "[dm]-dev.json"),
+               "test": ("c3-*-test.json", "[dm]-test.json")},
+        layouts=(C3(),),
+        submission=Submission(format="clue", files={"test": "c3_predict.json"}),
+    ),
+)  # fmt: skip
+
+CONLL_TAGS = ("O", *(f"{prefix}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for prefix in "BI"))
+TAGGING = (
+    Task(
+        name="conll2003",
+        form="tagging",
+        metrics=("f1", "precision", "recall", "accuracy"),
+        labels=CONLL_TAGS,
+        folders=("conll2003", "CoNLL-2003", "ner/conll2003"),
+        files={"train": ("train.txt", "eng.train", "train-*.parquet"),
+               "dev": ("valid.txt", "eng.testa", "validation-*.parquet", "valid-part.txt"),
+               "test": ("test.txt", "eng.testb", "test-*.parquet")},
+        layouts=(WordLists(), Conll()),
+        submission=Submission(format="conll", files={"dev": "dev.txt", "test": "test.txt"}),
+    ),
+    *(
+        Task(
+            name=name,
+            form="tagging",
+            metrics=("f1", "precision", "recall", "accuracy"),
+            language="zh",
+            folders=(folder, f"ner/{folder}"),
+            files=files,
+            layouts=layouts,
+            submission=Submission(format="conll", files={"dev": "dev.txt", "test": "test.txt"}),
+        )
+        for name, folder, files, layouts in (
+            ("msra", "msra", _three(("train.tsv", "msra_train_bio.txt"), ("dev.tsv",), ("test.tsv",)),
+             (WordLists(words="text_a", tags="label"), Conll())),
+            ("peoples_daily", "peoples_daily",
+             _three(("train.txt", "example.train"), ("dev.txt", "example.dev", "dev-part.txt"),
+                    ("test.txt", "example.test")),
+             (Conll(),)),
+            ("resume", "resume", _three(("train.char.bmes",), ("dev.char.bmes",), ("test.char.bmes",)), (Conll(),)),
+        )
+    ),
+    Task(
+        name="cluener",
+        form="tagging",
+        metrics=("f1", "precision", "recall", "accuracy"),
+        language="zh",
+        folders=("cluener", "ner/cluener"),
+        files={"train": ("train.json",), "dev": ("dev.json", "dev-part.json"), "test": ("test.json",)},
+        layouts=(CharacterSpans(),),
+        submission=Submission(format="clue", files={"test": "cluener_predict.json"}),
+    ),
+)  # fmt: skip
+
+
+def _clue(name: str, labels: tuple[str, ...] | None, *layouts, few: bool = False, **fields) -> Task:
+    """A task of CLUE (``train.json``) or FewCLUE (``train_few_all.json``)."""
+    names = {
+        split: (f"{split}_few_all.json", f"{split}_0.json") if few and split != "test" else (f"{split}.json",)
+        for split in ("train", "dev", "test")
+    }
+    if few:
+        names["dev"] = (*names["dev"], "dev.json")
+        names["train"] = (*names["train"], "train.json")
+        names["test_public"] = ("test_public.json", "test_public-part.json")
+    folder = name.removesuffix("_few")
+    fields = {"form": "classification", "metrics": ("accuracy",), "files": names} | fields
+    submission = Submission(format="clue", files={"test": f"{folder}_predict.json"})
+    return Task(
+        name=name,
+        labels=labels,
+        layouts=layouts,
+        folders=(folder, f"clue/{folder}"),
+        language="zh",
+        submission=submission,
+        **fields,
+    )
+
+
+_TNEWS = tuple(str(label) for label in range(100, 117) if label not in (105, 111))
+_ZH_PAIR = Columns(text="sentence1", pair="sentence2", id="id")
+_ONE = Columns(text="sentence", id="id")
+CLUE = (
+    _clue("afqmc", BINARY, _ZH_PAIR),
+    _clue("tnews", _TNEWS, _ONE),
+    _clue("iflytek", tuple(map(str, range(119))), _ONE),
+    _clue("cmnli", NLI, _ZH_PAIR, dropped=("-",)),
+    _clue("ocnli", NLI, _ZH_PAIR, dropped=("-",), files={
+        "train": ("train.50k.json", "train.json", "train.10k.json"), "dev": ("dev.json", "dev-part.json"),
+        "test": ("test.json",)}),
+    _clue("csl", BINARY, Keywords()),
+    _clue("cluewsc", _BOOLEAN, MarkedText(words=False)),
+    Task(
+        name="chnsenticorp",
+        form="classification",
+        labels=BINARY,
+        metrics=("accuracy",),
+        language="zh",
+        folders=("chnsenticorp", "ChnSentiCorp", "clue/chnsenticorp"),
+        files={split: (f"{split}.tsv",) for split in ("train", "dev", "test")},
+        layouts=(Columns(text="text_a", quoted=False), Columns(text="review", quoted=False)),
+    ),
+)  # fmt: skip
+FEWCLUE = (
+    _clue("eprstmt", ("Negative", "Positive"), _ONE, few=True),
+    _clue("csldcp", None, Columns(text="content", id="id"), few=True),
+    _clue("tnews_few", _TNEWS, _ONE, few=True),
+    _clue("bustm", BINARY, _ZH_PAIR, few=True),
+    _clue("chid", None, Cloze(), few=True, form="choice"),
+    _clue("cluewsc_few", _BOOLEAN, MarkedText(words=False), few=True),
+)
+
+TASKS: Mapping[str, Task] = {
+    task.name: task for suite in (GLUE, SUPERGLUE, SICK, QA, CHOICE, TAGGING, CLUE, FEWCLUE) for task in suite
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average:
+    """A mean over columns; a column is one score, or the mean of several (``stsb``: of Pearson and Spearman)."""
+
+    columns: tuple[tuple[tuple[str, str], ...], ...]  # ((task or task_split, metric), ...) per column
+    source: str
+
+    def of(self, scores: Mapping[tuple[str, str], float]) -> float | None:
+        """The average of ``scores`` by (task, metric); None while one is missing."""
+        if any(key not in scores for column in self.columns for key in column):
+            return None
+        means = [sum(scores[key] for key in column) / len(column) for column in self.columns]
+        return sum(means) / len(means)
+
+
+def _average(source: str, *columns: str) -> Average:
+    return Average(
+        source=source,
+        columns=tuple(
+            tuple((part.split(":")[0], part.split(":")[1]) for part in column.split("+")) for column in columns
+        ),
+    )
+
+
+# The averages that papers print differ in tasks and metrics; numbers of one must not stand beside those of another.
+AVERAGES: Mapping[str, Average] = {
+    "bert": _average(
+        "Devlin et al., 2019, table 1: nine columns, both parts of MNLI, F1 of QQP and MRPC, no WNLI",
+        "mnli:accuracy", "mnli_mismatched:accuracy", "qqp:f1", "qnli:accuracy", "sst2:accuracy", "cola:matthews",
+        "stsb:spearman", "mrpc:f1", "rte:accuracy",
+    ),
+    "electra": _average(
+        "Clark et al., 2020, and Jiang et al., 2020 (ConvBERT): eight tasks, accuracy of MRPC and QQP, no WNLI",
+        "cola:matthews", "sst2:accuracy", "mrpc:accuracy", "stsb:spearman", "qqp:accuracy", "mnli:accuracy",
+        "qnli:accuracy", "rte:accuracy",
+    ),
+    "distilbert": _average(
+        "Sanh et al., 2019, table 1: nine tasks with WNLI; the mean of Pearson and Spearman for STS-B, F1 of MRPC",
+        "cola:matthews", "mnli:accuracy", "mrpc:f1", "qnli:accuracy", "qqp:accuracy", "rte:accuracy", "sst2:accuracy",
+        "stsb:pearson+stsb:spearman", "wnli:accuracy",
+    ),
+    "glue": _average(
+        "gluebenchmark.com: nine tasks with WNLI; tasks with two metrics, and MNLI with two parts, count once",
+        "cola:matthews", "sst2:accuracy", "mrpc:f1+mrpc:accuracy", "stsb:pearson+stsb:spearman", "qqp:f1+qqp:accuracy",
+        "mnli:accuracy+mnli_mismatched:accuracy", "qnli:accuracy", "rte:accuracy", "wnli:accuracy",
+    ),
+    "superglue": _average(
+        "super.gluebenchmark.com: eight tasks; tasks with two metrics count once",
+        "boolq:accuracy", "cb:accuracy+cb:macro_f1", "copa:accuracy", "multirc:f1+multirc:exact",
+        "record:f1+record:exact", "superglue_rte:accuracy", "wic:accuracy", "wsc:accuracy",
+    ),
+}  # fmt: skip
+SUITES: Mapping[str, tuple[str, ...]] = {
+    "glue": tuple(task.name for task in GLUE if task.name != "ax"),
+    "superglue": tuple(task.name for task in SUPERGLUE),
+    "clue": tuple(task.name for task in CLUE),
+    "fewclue": tuple(task.name for task in FEWCLUE),
+}
+
+
+def task(name: str) -> Task:
+    """The task of that name, in any spelling (``SST-2``, ``sst2``).
+
+    Raises:
+        ConfigError: there is none; the nearest name is given.
+    """
+    plain = name.lower().replace("-", "").replace("_", "")
+    for key, found in TASKS.items():
+        if key.replace("_", "") == plain:
+            return found
+    raise ConfigError(f"unknown task {name!r}{nearest(name, [*TASKS, *SUITES])}")

@@ -1,0 +1,266 @@
+"""Records of a file: rows of a delimited table, lines of JSON, elements of a JSON list, rows of a Parquet file.
+
+A record is a row number (a line of the file, from 1) and its fields by column name; the columns of a table without a
+header are called ``0``, ``1``, ... Everything is read as a stream, from plain or compressed files.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from encoderlab.errors import DataError, MissingDependency
+from encoderlab.tasks.base import Remarks
+
+csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default of 128 KiB refuses long texts
+
+_OPEN = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+_SEPARATORS = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "vertical bar"}
+_SAMPLE = 200  # records that decide about separator and quoting
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    row: int
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """How a delimited file is written. Without ``quoted`` a quotation mark is a character like any other (the GLUE
+    files)."""
+
+    separator: str
+    quoted: bool
+
+
+def suffix(path: Path) -> str:
+    """The format's suffix in lower case, without the one of the compression: ``.tsv`` for ``train.tsv.gz``."""
+    return Path(path.stem).suffix.lower() if path.suffix.lower() in _OPEN else path.suffix.lower()
+
+
+def open_text(path: Path, newline: str | None = "\n") -> IO[str]:
+    """UTF-8 text of a plain or compressed file, without a byte order mark."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(4)
+        if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise DataError(f"{path}: UTF-16 text (byte order mark {start[:2].hex()}); save it as UTF-8")
+        opener: Any = _OPEN.get(path.suffix.lower(), open)
+        return io.TextIOWrapper(opener(path, "rb"), encoding="utf-8-sig", newline=newline)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}); give an existing file") from None
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines from 1, without line ends.
+
+    Raises:
+        DataError: text that is not UTF-8, or a compressed file that is damaged.
+    """
+    row = 0
+    with open_text(path) as file:
+        try:
+            for row, line in enumerate(file, start=1):
+                yield row, line.rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise _not_utf8(path, row, error) from None
+        except (EOFError, lzma.LZMAError, OSError) as error:
+            raise DataError(f"{path}: damaged behind line {row} ({error}); copy the file again") from None
+
+
+def columns(path: Path, remarks: Remarks) -> tuple[str, ...]:
+    """Column names of a table (its first row), keys of the first record, () for other files (nested JSON, word per
+    line)."""
+    kind = suffix(path)
+    if kind in (".csv", ".tsv", ".txt"):
+        first = next(rows(path, dialect(path, remarks)), None)
+        return tuple(first[1]) if first else ()
+    if kind == ".parquet":
+        return tuple(_parquet(path).schema_arrow.names)
+    if kind in (".json", ".jsonl", ".ndjson"):
+        first_record = next(iter(records(path)), None) if not is_document(path) else None
+        return tuple(first_record.fields) if first_record else ()
+    return ()
+
+
+def records(path: Path) -> Iterator[Record]:
+    """Records of a JSON Lines, JSON list or Parquet file.
+
+    Raises:
+        DataError: a line that is no JSON object.
+    """
+    if suffix(path) == ".parquet":
+        for group in _parquet(path).iter_batches(1024):
+            for i, fields in enumerate(group.to_pylist()):
+                yield Record(i + 1, fields)
+        return
+    if _starts_with(path, "["):
+        for i, item in enumerate(document(path)):
+            if not isinstance(item, dict):
+                raise DataError(f"{path}: element {i + 1} is {type(item).__name__}, expected an object with fields")
+            yield Record(i + 1, item)
+        return
+    for row, line in lines(path):
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path}:{row}: not valid JSON ({error}); write one object per line") from None
+        if not isinstance(item, dict):
+            raise DataError(f"{path}:{row}: {type(item).__name__}, expected an object with named fields")
+        yield Record(row, item)
+
+
+def document(path: Path) -> Any:
+    """A file that is one JSON value."""
+    text = "\n".join(line for _, line in lines(path))
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from None
+
+
+def is_document(path: Path) -> bool:
+    """Whether a JSON file is one value over many lines, or a list of lists, rather than records."""
+    if _starts_with(path, "["):
+        return not isinstance((document(path) or [None])[0], dict)
+    first = next((line for _, line in lines(path) if line.strip()), "")
+    try:
+        item = json.loads(first)
+    except ValueError:
+        return True
+    return isinstance(item, dict) and isinstance(item.get("data"), list)
+
+
+def table(
+    path: Path, names: Sequence[str] | None, remarks: Remarks, *, needed: int = 0, quoted: bool | None = None
+) -> Iterator[Record]:
+    """Rows of a delimited file; ``names`` are the columns if its first row is a header, None if it is data.
+
+    ``quoted`` decides about a tab-separated file; None finds out, other separators always have quotes.
+
+    A row with further columns loses them and is counted; one with fewer than the header, or than ``needed``, is left
+    out and counted, unless they are more than one in a hundred.
+
+    Raises:
+        DataError: too many short rows, or a quotation that is never closed.
+    """
+    style = dialect(path, remarks)
+    if quoted is not None and style.separator == "\t":
+        style = Dialect(separator="\t", quoted=quoted)
+    total, short, first_short = 0, 0, ""
+    for row, cells in rows(path, style):
+        if names is not None and total == 0:
+            total = 1
+            continue
+        total += 1
+        width = len(names) if names is not None else needed
+        if len(cells) < width:
+            short += 1
+            first_short = first_short or f"{path}:{row}: {len(cells)} columns, expected {width}"
+            remarks.add(f"fewer than {width} columns; left out", row)
+            continue
+        if names is not None and len(cells) > width:
+            remarks.add(f"more than {width} columns; the rest is dropped", row)
+        yield Record(row, dict(zip(names or map(str, range(len(cells))), cells, strict=False)))
+    if short > total / 100:
+        more = f" (and {short - 1:,} more rows)" if short > 1 else ""
+        raise DataError(f"{first_short}{more}; check the separator ({_SEPARATORS[style.separator]}) and the quotes")
+
+
+def rows(path: Path, style: Dialect) -> Iterator[tuple[int, list[str]]]:
+    """Cells of every row that is not empty, with the line on which it starts."""
+    if not style.quoted:
+        for row, line in lines(path):
+            if line:
+                yield row, line.split(style.separator)
+        return
+    with open_text(path, newline="") as file:
+        reader = csv.reader(file, delimiter=style.separator, strict=True)
+        row = 1
+        try:
+            for cells in reader:
+                if cells:
+                    yield row, cells
+                row = reader.line_num + 1
+        except csv.Error as error:
+            raise DataError(f"{path}:{row}: {error}; close the quotation or double the quotation marks in it") from None
+        except UnicodeDecodeError as error:
+            raise _not_utf8(path, row, error) from None
+        except (EOFError, lzma.LZMAError, OSError) as error:
+            raise DataError(f"{path}: damaged behind line {row} ({error}); copy the file again") from None
+
+
+def dialect(path: Path, remarks: Remarks) -> Dialect:
+    """Separator and quoting of a delimited file, from its name and its first rows.
+
+    The separator is the one its suffix says, unless the rows do not agree on their number of columns with it and do
+    with another. A tab-separated file is quoted if only then its rows agree, or if a quoted cell holds doubled
+    quotation marks.
+    """
+    usual = "," if suffix(path) == ".csv" else "\t"
+    best = max(_SEPARATORS, key=lambda separator: (round(_agreement(path, separator), 1), separator == usual))
+    if best != usual:
+        remarks.note(f"columns are separated by {_SEPARATORS[best]}, not by {_SEPARATORS[usual]} as the name says")
+    return Dialect(separator=best, quoted=best != "\t" or _is_quoted(path))
+
+
+def _agreement(path: Path, separator: str) -> float:
+    """Share of the first rows with at least the most frequent number of columns; 0 if that is one, or the first row
+    has fewer."""
+    sizes = _sizes(path, Dialect(separator=separator, quoted=separator != "\t"))
+    most = Counter(sizes).most_common(1)[0][0] if sizes else 1
+    return sum(size >= most for size in sizes) / len(sizes) if 1 < most <= sizes[0] else 0.0
+
+
+def _sizes(path: Path, style: Dialect) -> list[int]:
+    sizes = []
+    try:
+        for _, cells in rows(path, style):
+            sizes.append(len(cells))
+            if len(sizes) == _SAMPLE:
+                break
+    except DataError:
+        pass
+    return sizes
+
+
+def _is_quoted(path: Path) -> bool:
+    plain, quoted = (_sizes(path, Dialect(separator="\t", quoted=flag)) for flag in (False, True))
+    if len(set(quoted)) == 1 and len(set(plain)) > 1:
+        return True
+    cells = (cell for _, row in islice(rows(path, Dialect(separator="\t", quoted=False)), _SAMPLE) for cell in row)
+    doubled = any(len(cell) > 3 and cell[0] == cell[-1] == '"' and '""' in cell[1:-1] for cell in cells)
+    return doubled and len(set(quoted)) == 1
+
+
+def _starts_with(path: Path, char: str) -> bool:
+    return next((line.lstrip()[:1] for _, line in lines(path) if line.strip()), "") == char
+
+
+def _not_utf8(path: Path, row: int, error: UnicodeDecodeError) -> DataError:
+    return DataError(f"{path}: not UTF-8 behind line {row} ({error.reason}); convert the file to UTF-8")
+
+
+def _parquet(path: Path) -> Any:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise MissingDependency("pyarrow", "data", f"reading {path.name}") from None
+    try:
+        return parquet.ParquetFile(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: no Parquet file ({str(error).splitlines()[0]})") from None

@@ -1,0 +1,335 @@
+"""Published layouts, from small files written here, and what bad data says."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from encoderlab.errors import DataError
+from encoderlab.tasks.base import Answer, Remarks, Task
+from encoderlab.tasks.readers import Columns, Conll, Squad, WordLists
+from encoderlab.tasks.suites import TASKS, task
+
+
+def write(path, text, encoding="utf-8"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode(encoding)) if path.suffix == ".gz" else text.encode(encoding))
+    return path
+
+
+def jsonl(path, *records):
+    return write(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+
+SENTENCES = Task(
+    name="sentences",
+    form="classification",
+    metrics=("accuracy",),
+    layouts=(Columns(text="text"),),
+    labels=("neg", "pos"),
+)
+
+
+def load(task, path, split="train"):
+    return task.load(path, split)
+
+
+# Layouts
+
+
+def test_glue_files_keep_quotation_marks(tmp_path):
+    header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+    write(tmp_path / "MRPC/dev.tsv", header + '1\t1\t2\tHe said "no.\t"Yes" he said\n')
+    split = task("MRPC").load(tmp_path, "dev")
+    assert split.examples[0].text == 'He said "no.' and split.examples[0].pair == '"Yes" he said'
+    assert split.examples[0].label == "1" and split.remarks == ()
+
+
+def test_cola_with_and_without_header(tmp_path):
+    write(tmp_path / "train.tsv.gz", "gj04\t1\t\tWe eat.\ngj04\t0\t*\tEat we the.\n")
+    write(tmp_path / "test.tsv", "index\tsentence\n0\tShe left.\n")
+    assert [(e.text, e.label) for e in task("cola").load(tmp_path, "train").examples] == [
+        ("We eat.", "1"),
+        ("Eat we the.", "0"),
+    ]
+    assert [(e.id, e.label) for e in task("cola").load(tmp_path, "test").examples] == [("0", None)]
+
+
+def test_hugging_face_columns_hold_numbers_of_labels(tmp_path):
+    jsonl(tmp_path / "validation_matched.jsonl", {"premise": "a", "hypothesis": "b", "label": 2, "idx": 7})
+    example = task("mnli").load(tmp_path, "dev").examples[0]
+    assert (example.label, example.id) == ("contradiction", "7")
+    write(tmp_path / "rte/validation.csv", 'sentence1,sentence2,label,idx\n"a, b",c,1,0\n')
+    assert task("rte").load(tmp_path, "dev").examples[0].label == "not_entailment"
+
+
+def test_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    rows = pyarrow.table({"sentence": ["good", "bad"], "label": [1, 0], "idx": [0, 1]})
+    parquet.write_table(rows, tmp_path / "train-00000-of-00001.parquet")
+    assert [e.label for e in task("sst2").load(tmp_path, "train").examples] == ["1", "0"]
+
+
+def test_stsb_as_published_by_its_authors(tmp_path):
+    write(
+        tmp_path / "sts-dev.csv",
+        "n\tf\t2012\t1\t5.000\tA man, here.\tA man.\nn\tf\t2012\t2\t2.4\tx\ty\turl\turl\n",
+    )
+    split = task("stsb").load(tmp_path, "dev")
+    assert [e.label for e in split.examples] == [5.0, 2.4]
+    assert "separated by tab, not by comma" in split.remarks[0]
+
+
+def test_superglue_records(tmp_path):
+    jsonl(tmp_path / "BoolQ/train.jsonl", {"question": "is it", "passage": "It is.", "idx": 0, "label": True})
+    assert task("boolq").load(tmp_path, "train").examples[0].label == "true"
+    target = {"span1_index": 0, "span1_text": "Ann", "span2_index": 4, "span2_text": "she"}
+    wsc = {"text": "Ann met Sue because she called.", "target": target, "label": False}
+    jsonl(tmp_path / "WSC/train.jsonl", wsc)
+    assert task("wsc").load(tmp_path, "train").examples[0].text == "_Ann_ met Sue because [she] called."
+    passage = {
+        "text": "P.",
+        "questions": [{"question": "q?", "idx": 3, "answers": [{"text": "a", "label": 1, "idx": 5}]}],
+    }
+    jsonl(tmp_path / "MultiRC/val.jsonl", {"idx": 2, "passage": passage})
+    example = task("multirc").load(tmp_path, "dev").examples[0]
+    assert (example.id, example.group, example.pair, example.label) == ("2-3-5", "2-3", "q? a", "1")
+    copa = {"premise": "It rained.", "choice1": "a", "choice2": "b", "question": "effect", "label": 1, "idx": 0}
+    jsonl(tmp_path / "COPA/train.jsonl", copa)
+    assert task("copa").load(tmp_path, "train").examples[0].answers == (1,)
+    record = {
+        "passage": {"text": "Rome and Oslo.", "entities": [{"start": 0, "end": 3}, {"start": 9, "end": 12}]},
+        "qas": [{"query": "@placeholder is south.", "idx": 4, "answers": [{"text": "Rome", "start": 0, "end": 3}]}],
+    }
+    jsonl(tmp_path / "ReCoRD/val.jsonl", record)
+    example = task("record").load(tmp_path, "dev").examples[0]
+    assert (example.options, example.answers, example.id) == (("Rome", "Oslo"), (0,), "4")
+
+
+def test_multiple_choice_layouts(tmp_path):
+    endings = "sent1,sent2,ending0,ending1,ending2,ending3,label\n"
+    write(tmp_path / "swag/train.csv", endings + "He sat.,He,ran,slept,ate,sang,2\n")
+    assert task("swag").load(tmp_path, "train").examples[0].answers == (2,)
+    write(tmp_path / "arc/arc_easy_dev.csv", '"Why, then?",a,b,c,d,B\nWhat?,a,b,c,d,1\nGone?,,,,,3\n')
+    split = task("arc").load(tmp_path, "dev")
+    assert [e.answers for e in split.examples] == [(1,), (0,)] and "fewer than two options" in split.remarks[0]
+    arc = {"id": "x", "question": "q", "choices": {"text": ["a", "b"], "label": ["1", "2"]}, "answerKey": "2"}
+    jsonl(tmp_path / "arc/dev.jsonl", arc)
+    assert task("arc").read([tmp_path / "arc/dev.jsonl"], "dev").examples[0].answers == (1,)
+    race = {
+        "article": "A.",
+        "questions": ["q1", "q2"],
+        "options": [["a", "b"], ["c", "d"]],
+        "answers": ["B", "A"],
+        "id": "h1",
+    }
+    jsonl(tmp_path / "race/dev.jsonl", race)
+    assert [(e.id, e.answers) for e in task("race").load(tmp_path, "dev").examples] == [("h1-0", (1,)), ("h1-1", (0,))]
+    c3 = [[["line 1", "line 2"], [{"question": "q", "choice": ["x", "y"], "answer": "y"}], "7-1"]]
+    write(tmp_path / "c3/c3-d-train.json", json.dumps(c3, indent=1))
+    example = task("c3").load(tmp_path, "train").examples[0]
+    assert (example.context, example.answers) == ("line 1\nline 2", (1,))
+
+
+def test_column_files_give_documents_and_convert_schemes(tmp_path):
+    path = write(
+        tmp_path / "train.txt",
+        "-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nrejects VBZ I-VP O\n\n-DOCSTART- -X- O O\n\nSue NNP I-NP I-PER\n"
+        "Ann NNP I-NP B-PER\n",
+    )
+    split = load(task("conll2003"), path)
+    assert [e.document for e in split.examples] == [0, 1]
+    assert [e.tags for e in split.examples] == [("B-ORG", "O"), ("B-PER", "B-PER")]
+    path = write(tmp_path / "x.bmes.gz", "吴 B-NAME\n重 M-NAME\n阳 E-NAME\n， O\n女 S-X\n\n")
+    assert load(task("resume"), path).examples[0].tags == ("B-NAME", "I-NAME", "I-NAME", "O", "B-X")
+
+
+def test_word_lists_and_nested_spans(tmp_path):
+    jsonl(tmp_path / "train.jsonl", {"tokens": ["EU", "says"], "ner_tags": [3, 0]})
+    assert load(task("conll2003"), tmp_path / "train.jsonl").examples[0].tags == ("B-ORG", "O")
+    write(tmp_path / "msra/train.tsv", "text_a\tlabel\n在 北 京\tO B-LOC I-LOC\n")
+    assert task("msra").load(tmp_path, "train").examples[0].tags == ("O", "B-LOC", "I-LOC")
+    jsonl(tmp_path / "cluener/train.json", {"text": "看CSOL吧", "label": {"game": {"CSOL": [[1, 4]]}}})
+    assert task("cluener").load(tmp_path, "train").examples[0].tags == ("O", "B-game", *["I-game"] * 3, "O")
+
+
+def squad(tmp_path, answers, context="The cat sat on the mat.", **more):
+    qa = {"id": "q1", "question": "Who sat?", "answers": answers} | more
+    return write(
+        tmp_path / "train-v2.0.json", json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [qa]}]}]})
+    )
+
+
+def test_squad_answers_are_moved_or_marked(tmp_path):
+    path = squad(tmp_path, [{"text": "cat", "answer_start": 5}])
+    split = task("squad2").load(path, "train")
+    assert split.examples[0].answers == (Answer("cat", 4),) and "nearest mention" in split.remarks[0]
+    split = task("squad2").load(squad(tmp_path, [{"text": "dog", "answer_start": 4}]), "train")
+    assert split.examples[0].answers == (Answer("dog", -1),) and "not trained on" in split.remarks[0]
+    assert task("squad2").load(squad(tmp_path, [], is_impossible=True), "train").examples[0].answers == ()
+    with pytest.raises(DataError, match="'q1' has an empty passage"):
+        task("squad2").load(squad(tmp_path, [], context=" "), "train")
+
+
+def test_squad_records_of_hugging_face(tmp_path):
+    record = {
+        "id": "a",
+        "context": "It is red.",
+        "question": "What?",
+        "answers": {"text": ["red"], "answer_start": [6]},
+    }
+    path = jsonl(tmp_path / "train.jsonl", record, record | {"id": "b", "answers": {"text": [], "answer_start": []}})
+    assert [e.answers for e in load(task("squad2"), path).examples] == [(Answer("red", 6),), ()]
+
+
+# Bad data: one line with file and row, or a counted remark.
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("text\tlable\na\tpos\n", r"train.tsv:2: no label; train data needs one"),
+        ("sentence\tlabel\na\tpos\n", r"no column 'text' among 'sentence', 'label'"),
+        ("text\tlabel\na\tpos\nb\tmaybe\n", r"train.tsv:3: label 'maybe' is none of neg, pos"),
+        ("text\tlabel\na\tpos\nb\n", r"train.tsv:3: 1 columns, expected 2; check the separator \(tab\)"),
+        ("text\tlabel\n", r"0 examples"),
+        ("", r"train.tsv: holds no rows; expected the columns text"),
+    ],
+)
+def test_bad_tables_are_refused_in_one_line(tmp_path, text, message):
+    with pytest.raises(DataError, match=message) as caught:
+        load(SENTENCES, write(tmp_path / "train.tsv", text))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_short_row_among_many_is_left_out_and_counted(tmp_path):
+    rows = "".join(f"text {i}\tpos\n" for i in range(300))
+    split = load(SENTENCES, write(tmp_path / "train.tsv", "text\tlabel\n" + rows + "broken\n"))
+    assert len(split) == 300 and split.remarks == ("train.tsv: 1 row: fewer than 2 columns; left out (first: row 302)",)
+
+
+def test_further_columns_and_empty_texts_are_counted(tmp_path):
+    split = load(SENTENCES, write(tmp_path / "train.tsv", "text\tlabel\na\tpos\textra\n\tneg\n"))
+    assert [e.text for e in split.examples] == ["a", ""]
+    assert split.remarks[0].startswith("train.tsv: 1 row: more than 2 columns")
+    assert split.remarks[1] == "train.tsv: 1 row: empty text (first: row 3)"
+
+
+def test_csv_with_quotes_newlines_and_bom(tmp_path):
+    text = '\ufefftext,label\n"two\nlines, ""quoted""",pos\nplain,neg\n'
+    split = load(SENTENCES, write(tmp_path / "train.csv", text))
+    assert [(e.text, e.row) for e in split.examples] == [('two\nlines, "quoted"', 2), ("plain", 4)]
+    with pytest.raises(DataError, match=r"train.csv:2: .*close the quotation"):
+        load(SENTENCES, write(tmp_path / "train.csv", 'text,label\n"open,pos\nplain,neg\n'))
+
+
+def test_quoted_tab_separated_file_is_noticed(tmp_path):
+    split = load(SENTENCES, write(tmp_path / "train.tsv", 'text\tlabel\n"two\nlines"\tpos\nplain\tneg\n'))
+    assert [e.text for e in split.examples] == ["two\nlines", "plain"]
+
+
+def test_separator_that_the_name_does_not_say(tmp_path):
+    split = load(SENTENCES, write(tmp_path / "train.csv", "text;label\na, b;pos\nc;neg\n"))
+    assert split.examples[0].text == "a, b" and "separated by semicolon" in split.remarks[0]
+
+
+def test_encodings(tmp_path):
+    with pytest.raises(DataError, match="UTF-16"):
+        load(SENTENCES, write(tmp_path / "train.tsv", "text\tlabel\na\tpos\n", "utf-16"))
+    with pytest.raises(DataError, match="not UTF-8 behind line"):
+        load(SENTENCES, write(tmp_path / "train.tsv", "text\tlabel\ncafé\tpos\n", "latin-1"))
+    with pytest.raises(DataError, match="does not exist"):
+        load(SENTENCES, tmp_path / "none.tsv")
+    broken = write(tmp_path / "train.tsv.gz", "text\tlabel\n" + "a\tpos\n" * 9999)
+    broken.write_bytes(broken.read_bytes()[:-20])
+    with pytest.raises(DataError, match="damaged behind line"):
+        load(SENTENCES, broken)
+
+
+def test_bad_json(tmp_path):
+    with pytest.raises(DataError, match=r"train.jsonl:2: not valid JSON"):
+        load(SENTENCES, write(tmp_path / "train.jsonl", '{"text": "a", "label": "pos"}\n{"text": \n'))
+    with pytest.raises(DataError, match=r"train.jsonl:1: int, expected an object"):
+        list(Columns(text="text").read(write(tmp_path / "train.jsonl", "5\n6\n"), Remarks(tmp_path)))
+
+
+def test_labels_out_of_range(tmp_path):
+    path = write(tmp_path / "train.tsv", "sentence1\tsentence2\tscore\na\tb\t5.5\n")
+    with pytest.raises(DataError, match="label 5.5 is outside 0 to 5"):
+        load(task("stsb"), path)
+    path = jsonl(tmp_path / "train.jsonl", {"premise": "a", "hypothesis": "b", "label": 3})
+    with pytest.raises(DataError, match="label '3' is none of entailment, neutral"):
+        load(task("mnli"), path)
+    path = jsonl(tmp_path / "train.jsonl", {"premise": "a", "hypothesis": "b", "label": -1})
+    assert task("mnli").load(path, "test").examples[0].label is None
+
+
+def test_duplicate_ids(tmp_path):
+    record = {
+        "id": "a",
+        "context": "It is red.",
+        "question": "What?",
+        "answers": {"text": ["red"], "answer_start": [6]},
+    }
+    with pytest.raises(DataError, match=r"train.jsonl:2: id 'a' is already that of .*train.jsonl:1"):
+        load(task("squad1"), jsonl(tmp_path / "train.jsonl", record, record))
+    path = write(tmp_path / "train.csv", "sentence,label,index\nx,1,3\ny,0,3\n")
+    assert "occurs before" in load(task("sst2"), path).remarks[0]
+
+
+def test_bad_tags(tmp_path):
+    with pytest.raises(DataError, match=r"train.txt:3: 1 columns, the lines before have 2"):
+        load(task("resume"), write(tmp_path / "train.txt", "a O\nb O\nc\n"))
+    with pytest.raises(DataError, match="2 tags for 1 words"):
+        load(task("conll2003"), jsonl(tmp_path / "train.jsonl", {"tokens": ["a"], "ner_tags": ["O", "O"]}))
+    with pytest.raises(DataError, match="mix the prefixes I and M"):
+        load(task("resume"), write(tmp_path / "train.txt", "a B-X\nb M-X\n\na B-X\nb I-X\n"))
+    split = load(task("resume"), write(tmp_path / "train.txt", "a B-X\nb O\nc I-X\n\nd B-X\n"))
+    assert split.examples[0].tags == ("B-X", "O", "B-X") and "1 I tags open an entity" in split.remarks[0]
+
+
+def test_layouts_read_records_in_order(tmp_path):
+    assert [e.words for e in Conll().read(write(tmp_path / "t.txt", "a\nb\n\nc\n"), Remarks(tmp_path))] == [
+        ("a", "b"),
+        ("c",),
+    ]
+    assert not Squad().matches(("text",)) and WordLists().matches(("tokens",))
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "sizes"),
+    [
+        ("cola", "glue", {"train": 8551, "dev": 522}),
+        ("sst2", "glue", {"dev": 436}),
+        ("mrpc", "glue", {"train": 3668, "dev": 408}),
+        ("stsb", "glue", {"train": 5749, "dev": 1500}),
+        ("wnli", "glue", {"train": 635}),
+        ("sick_relatedness", "glue", {"train": 4500, "dev": 500}),
+        ("conll2003", "ner", {"dev": 1856}),
+        ("msra", "ner", {"dev": 2318}),
+        ("resume", "ner", {"train": 3821, "dev": 463}),
+        ("cluener", "ner", {"dev": 672}),
+        ("cmrc2018", "clue", {"train": 2092, "dev": 482}),
+        ("ocnli", "clue", {"dev": 1479}),
+        ("chnsenticorp", "clue", {"dev": 1200}),
+        ("cluewsc_few", "clue", {"train": 160, "dev": 159, "test_public": 488}),
+        ("chid", "clue", {"train": 202, "test_public": 1001}),
+        ("csldcp", "clue", {"train": 2036}),
+        ("c3", "clue", {"dev": 3816}),
+        ("squad1", "qa", {"dev": 1396}),
+        ("squad2", "qa", {"dev": 2064}),
+        ("arc", "multiple_choice", {"dev": 2147}),
+    ],
+)
+def test_real_files_read_whole(shared, name, folder, sizes):
+    for split, size in sizes.items():
+        assert len(task(name).load(shared / "data" / folder, split)) == size
+
+
+def test_every_task_has_metrics_and_layouts():
+    for name, found in TASKS.items():
+        assert found.name == name and found.metrics and found.layouts and "train" in found.files or name == "ax"
