@@ -58,6 +58,7 @@ def make_app(tokens: Sequence[str] = ()) -> App:
         "version": __version__,
         "help_format": "plaintext",
         "default_parameter": Parameter(negative=()),
+        "help_formatter": _Help(),
         "suppress_keyboard_interrupt": False,
     }
     app = App(
@@ -97,6 +98,23 @@ def make_app(tokens: Sequence[str] = ()) -> App:
 
     app.meta.suppress_keyboard_interrupt = False
     return app.meta
+
+
+class _Help:
+    """cyclopts' help, without the defaults that say nothing: that a flag is off, that an option is not given."""
+
+    def __call__(self, console: Any, options: Any, panel: Any) -> None:
+        from cyclopts.help.formatters import DefaultFormatter
+
+        for entry in panel.entries:
+            if entry.default in ("False", "None"):
+                entry.default = None
+        DefaultFormatter()(console, options, panel)
+
+    def render_usage(self, console: Any, options: Any, usage: Any) -> None:
+        from cyclopts.help.formatters import DefaultFormatter
+
+        DefaultFormatter().render_usage(console, options, usage)
 
 
 def main(tokens: Sequence[str] | None = None) -> int:

@@ -54,20 +54,18 @@ def from_dict(kind: type[T], data: Any, *, where: str = "configuration") -> T:
 def override(config: T, assignments: dict[str, Any], *, where: str = "--set") -> T:
     """A copy of ``config`` with the fields at dotted paths replaced: ``{"optim.lr": "3e-4"}``.
 
-    A value that is a string is read as YAML, so ``"3e-4"``, ``"true"``, ``"[1, 2]"`` and ``"{kind: absolute}"`` mean what they say.
+    A value that is a string is read as YAML, so ``"3e-4"``, ``"true"``, ``"[1, 2]"`` and ``"{kind: absolute}"`` mean what
+    they say. An entry of a list is named by its number: ``{"phases.0.rows": 32}``.
     """
     data = to_dict(config)
     for path, value in assignments.items():
         node, parts = data, path.split(".")
         for depth, part in enumerate(parts[:-1]):
-            if not isinstance(node, dict) or part not in node:
-                _unknown(".".join(parts[: depth + 1]), node, where)
-            if node[part] is None:
-                node[part] = {}
-            node = node[part]
-        if not isinstance(node, dict) or (parts[-1] not in node and node):
-            _unknown(path, node, where)
-        node[parts[-1]] = parse_value(value) if isinstance(value, str) else value
+            place = _place(node, part, ".".join(parts[: depth + 1]), where)
+            if node[place] is None:
+                node[place] = {}
+            node = node[place]
+        node[_place(node, parts[-1], path, where)] = parse_value(value) if isinstance(value, str) else value
     return from_dict(type(config), data, where=where)
 
 
@@ -100,8 +98,17 @@ def _adapter(kind: type) -> TypeAdapter:
     return TypeAdapter(with_config(ConfigDict(extra="forbid"))(kind) if dataclasses.is_dataclass(kind) else kind)
 
 
+def _place(node: Any, part: str, path: str, where: str) -> str | int:
+    """The key of ``part`` in a mapping or its index in a list; a choice that is not made yet ({}) takes any key."""
+    if isinstance(node, list) and part.isdigit() and int(part) < len(node):
+        return int(part)
+    if not isinstance(node, dict) or (part not in node and node):
+        _unknown(path, node, where)
+    return part
+
+
 def _unknown(path: str, node: Any, where: str) -> typing.NoReturn:
-    known = list(node) if isinstance(node, dict) else []
+    known = list(node) if isinstance(node, dict) else [str(i) for i in range(len(node))] if isinstance(node, list) else []
     raise ConfigError(f"{where}: unknown key {path!r}{nearest(path.rsplit('.', 1)[-1], known) if known else ''}")
 
 

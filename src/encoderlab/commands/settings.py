@@ -9,7 +9,6 @@ from typing import Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
-from encoderlab import config
 from encoderlab.errors import ConfigError
 
 T = TypeVar("T")
@@ -17,7 +16,7 @@ PREFIX = "ENCODERLAB_"
 
 Set = Annotated[
     list[str] | None,
-    Parameter(name="--set", help="Set any field of the recipe: `--set optim.lr=3e-4` (repeatable)."),
+    Parameter(name="--set", help="Set any field of the recipe, as in --set optim.lr=3e-4 (repeatable)."),
 ]
 Config = Annotated[
     list[Path] | None,
@@ -31,6 +30,8 @@ def resolve(recipe: T, *, files: Sequence[Path] = (), assignments: Sequence[str]
     Raises:
         ConfigError: an unknown key (the nearest known one is named), a wrong type, or an unreadable file.
     """
+    from encoderlab import config  # imports pydantic, which --help can do without
+
     for path in files:
         recipe = config.override(recipe, flatten(config.read_file(path)), where=str(path))
     if variables := environment(os.environ):

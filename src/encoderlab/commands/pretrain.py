@@ -1,0 +1,181 @@
+"""``encoderlab pretrain``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from encoderlab.commands import settings
+from encoderlab.commands.terminal import note, say, table
+from encoderlab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from encoderlab.train.pretraining import Recipe
+
+
+def pretrain(
+    name: str | None = None,
+    /,
+    *,
+    corpus: Path | None = None,
+    out: Path | None = None,
+    steps: int | None = None,
+    tokens: float | None = None,
+    hours: float | None = None,
+    init_from: Path | None = None,
+    seed: int | None = None,
+    set_: settings.Set = None,
+    config: settings.Config = None,
+    compile: bool = False,
+    session_hours: float | None = None,
+    dry_run: bool = False,
+    list_: Annotated[bool, Parameter(name="--list")] = False,
+) -> dict[str, Any]:
+    """Pretrain an encoder from a published recipe.
+
+    Run the same command again to resume an interrupted run, bit for bit. Ctrl-C and
+    SIGTERM write a checkpoint first. On several devices:
+    torchrun --nproc-per-node 4 -m encoderlab pretrain ...
+
+    Example:
+        encoderlab pretrain bert-mini --corpus corpora/wiki --out runs/wiki \\
+            --steps 20000 --set optim.lr=5e-4
+
+    Parameters
+    ----------
+    name
+        Recipe; --list shows all.
+    corpus
+        Folder made by encoderlab corpus build.
+    out
+        Run folder to make, or to resume.
+    steps
+        Train for so many steps; the learning rate decays to their end.
+    tokens
+        Train for so many tokens instead, such as 1e9.
+    hours
+        Train for so long instead.
+    init_from
+        Model folder to continue from, instead of fresh weights.
+    seed
+        Of weights, order, masks and dropout.
+    compile
+        Use torch.compile: slower to start, faster afterwards on a GPU.
+    session_hours
+        Stop after so long with a checkpoint and exit code 75; the same command resumes.
+    dry_run
+        Print the resolved recipe with its parameters, and stop.
+    list_
+        Print the names of all recipes.
+    """
+    from encoderlab import recipes
+
+    if list_:
+        return _list()
+    if name is None:
+        raise ConfigError("which recipe? give its name, such as bert-mini; --list shows all")
+    recipe = settings.resolve(recipes.recipe(name), files=config or (), assignments=set_ or ())
+    recipe = _with_budget(recipe, steps, tokens, hours)
+    if init_from is not None:
+        recipe = replace(recipe, init_from=str(init_from))
+    if seed is not None:
+        recipe = replace(recipe, seed=seed)
+    if compile:
+        recipe = replace(recipe, execution=replace(recipe.execution, compile=True))
+    if dry_run:
+        return _show(recipe, corpus)
+    if corpus is None or out is None:
+        raise ConfigError("pretraining needs --corpus DIR and --out RUN; to look only, give --dry-run")
+
+    from encoderlab.measure import runs
+    from encoderlab.measure.report import write
+    from encoderlab.train.pretraining import pretrain as run
+    from encoderlab.train.recipe import Budget
+
+    session = None if session_hours is None else Budget(amount=session_hours, unit="hours")
+    outcome = run(recipe, corpus, out, session=session)
+    from encoderlab.train.distributed import join
+
+    if join(recipe.execution.device).main:
+        from encoderlab.corpus.shards import Corpus
+
+        page = runs.report([out], counts=Corpus(corpus).counts())
+        write(page, out / "report.html")
+        say(page.verdict)
+        say(f"model in {out / 'model'}, report in {out / 'report.html'}")
+    return {
+        "run": out,
+        "model": out / "model",
+        "step": outcome.step,
+        "tokens": outcome.tokens,
+        "seconds": outcome.seconds,
+        "validation": dict(outcome.metrics),
+    }
+
+
+def _with_budget(recipe: Recipe, steps: int | None, tokens: float | None, hours: float | None) -> Recipe:
+    """The recipe for another budget. A warm-up published in steps keeps its share of the training."""
+    given = {"steps": steps, "tokens": tokens, "hours": hours}
+    chosen = {unit: amount for unit, amount in given.items() if amount is not None}
+    if not chosen:
+        return recipe
+    if len(chosen) > 1:
+        raise ConfigError(f"--{' and --'.join(chosen)} exclude each other; give one budget")
+    ((unit, amount),) = chosen.items()
+    from encoderlab.train.recipe import Budget
+
+    schedule, published = recipe.schedule, recipe.budget
+    if schedule.warmup >= 1 and published.unit == "steps":
+        share = schedule.warmup / published.amount
+        note(
+            f"warm-up: {share:.3g} of the budget ({schedule.warmup:,.0f} of {published.amount:,.0f} steps in the recipe)"
+        )
+        schedule = replace(schedule, warmup=share)
+    budget = Budget(amount=amount, unit=unit)  # type: ignore[arg-type]
+    return replace(recipe, budget=budget, schedule=schedule)
+
+
+def _show(recipe: Recipe, corpus: Path | None) -> dict[str, Any]:
+    """The resolved recipe and what it amounts to; nothing is written."""
+    from encoderlab.config import to_dict
+    from encoderlab.corpus.tokenizer import Tokenizer
+    from encoderlab.model import count_parameters
+    from encoderlab.train.pretraining import check, fit
+
+    check(recipe)
+    if corpus is not None:
+        from encoderlab.corpus.shards import Corpus
+
+        recipe = fit(recipe, Tokenizer.load(Corpus(corpus).tokenizer_path))
+    plain = to_dict(recipe)
+    say(json.dumps(plain, indent=1, ensure_ascii=False))
+    networks = {"model": recipe.model} | ({} if recipe.generator is None else {"generator": recipe.generator})
+    counts = {network: count_parameters(config) for network, config in networks.items()}
+    rows = [[f"parameters of the {network}", f"{count['total']:,}"] for network, count in counts.items()]
+    table("", ["quantity", "value"], rows)
+    return {"recipe": plain, "parameters": counts}
+
+
+def _list() -> dict[str, Any]:
+    from encoderlab import recipes
+
+    found = {}
+    for name in recipes.RECIPES:
+        recipe = recipes.recipe(name)
+        encoder = recipe.model.encoder
+        found[name] = {
+            "family": recipe.model.family,
+            "objective": recipe.objective.kind,
+            "layers": encoder.layers,
+            "width": encoder.width,
+            "rows": " then ".join(f"{phase.rows} × {phase.length}" for phase in recipe.phases),
+            "budget": f"{recipe.budget.amount:,.0f} {recipe.budget.unit}",
+        }
+    columns = ["recipe", "objective", "layers", "width", "rows × length", "budget"]
+    lines = [[name, r["objective"], r["layers"], r["width"], r["rows"], r["budget"]] for name, r in found.items()]
+    table(f"{len(found)} recipes", columns, lines)
+    return {"recipes": found}

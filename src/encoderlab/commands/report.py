@@ -1,0 +1,43 @@
+"""``encoderlab report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from encoderlab.commands.terminal import say
+from encoderlab.errors import ConfigError
+
+
+def report(
+    runs: list[Path], /, *, out: Path | None = None, corpus: Path | None = None, title: str | None = None
+) -> dict[str, Any]:
+    """Write one self-contained HTML page about a run, or one that compares several.
+
+    Example:
+        encoderlab report runs/tiny runs/mini --corpus corpora/wiki --out compare.html
+
+    Parameters
+    ----------
+    runs
+        Run folders.
+    out
+        File to write; by default report.html in the run folder.
+    corpus
+        The corpus of the runs, whose word frequencies are drawn as a line to beat.
+    title
+        Title of the page.
+    """
+    from encoderlab.corpus.shards import Corpus
+    from encoderlab.measure import runs as run_folders
+    from encoderlab.measure.report import write
+
+    if out is None and len(runs) > 1:
+        raise ConfigError("a page about several runs belongs to none of their folders; give --out FILE")
+    path = out or runs[0] / "report.html"
+    counts = None if corpus is None else Corpus(corpus).counts()
+    page = run_folders.report(runs, counts=counts, title=title)
+    write(page, path)
+    say(page.verdict)
+    say(f"report written to {path}")
+    return {"report": path, "runs": [str(run) for run in runs], "verdict": page.verdict}

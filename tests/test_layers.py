@@ -1,0 +1,90 @@
+"""A module imports only from the groups above its own: the picture of docs/architecture.md, held by this test."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import encoderlab
+
+SOURCE = Path(encoderlab.__file__).parent
+ORDER = [  # first to last: each group may use those before it
+    ["errors", "seeds", "files"],
+    ["config"],
+    ["nn"],
+    ["models"],
+    ["corpus"],
+    ["batches"],
+    ["model"],
+    ["inference", "interchange"],
+    ["objectives"],
+    ["train"],
+    ["recipes"],
+    ["tasks"],
+    ["measure"],
+    ["commands"],
+    ["cli"],
+    ["__main__"],
+]
+RANK = {name: place for place, names in enumerate(ORDER) for name in names}
+INSIDE_FUNCTIONS = {  # conveniences of the Python interface, imported when they are called
+    ("__init__", "model"),
+    ("__init__", "interchange"),
+    ("model", "inference"),
+    ("model", "interchange"),
+}
+TORCH_FREE = ("__init__", "__main__", "cli", "commands", "errors", "seeds", "files", "config", "corpus")
+
+
+def imports() -> list[tuple[Path, str, str, bool]]:
+    """File, its group, the imported module, and whether the import stands at the top of the module."""
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        relative = path.relative_to(SOURCE)
+        group = relative.parts[0] if len(relative.parts) > 1 else relative.stem
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                assert node.level == 0, f"{relative}:{node.lineno}: relative import; write it in full"
+                whole = node.module == "encoderlab"
+                names = [f"encoderlab.{alias.name}" for alias in node.names] if whole else [node.module]
+            else:
+                continue
+            found += [(relative, group, name, node in _top(tree)) for name in names]
+    return found
+
+
+def _top(tree: ast.Module) -> list[ast.stmt]:
+    """Statements that run on import, without those under ``if TYPE_CHECKING``."""
+    return [node for node in tree.body if not isinstance(node, (ast.If, ast.FunctionDef, ast.ClassDef))]
+
+
+def test_every_module_belongs_to_a_group():
+    groups = {
+        path.name.removesuffix(".py") for path in SOURCE.iterdir() if path.name not in ("__pycache__", "__init__.py")
+    }
+    assert groups == set(RANK)
+
+
+def test_a_module_imports_only_from_groups_above_it():
+    wrong = []
+    for path, group, name, top in imports():
+        if not name.startswith("encoderlab.") or name == "encoderlab.__version__":
+            continue
+        other = name.split(".")[1]
+        if other == group or (group, other) in INSIDE_FUNCTIONS and not top:
+            continue
+        if RANK.get(other, 99) >= RANK.get(group, -1):
+            wrong.append(f"{path}: {group} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_the_command_line_needs_for_help_imports_no_torch():
+    wrong = [
+        f"{path}: {name}"
+        for path, group, name, top in imports()
+        if top and group in TORCH_FREE and name.split(".")[0] in ("torch", "transformers")
+    ]
+    assert not wrong, "\n".join(wrong)
