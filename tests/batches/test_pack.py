@@ -162,7 +162,7 @@ def test_truncation_is_bert_s() -> None:
 
 
 def test_short_rows() -> None:
-    corpus = random_corpus(2, 1000, sentences=(20, 20), words=(2, 4))
+    corpus = random_corpus(2, 200, sentences=(100, 100), words=(2, 4))
     always, never = (
         np.mean([len(row) < 40 for row in rows_of(corpus, SegmentPairs(length=48, short_share=share))])
         for share in (1.0, 0.0)

@@ -17,7 +17,6 @@ SpanBERT            ``Masking(unit=Spans(), draw="unit")``
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -69,7 +68,7 @@ class WindowedNGrams:
 
 @dataclass(frozen=True, kw_only=True)
 class Spans:
-    """Runs of whole words with lengths from a geometric distribution, cut at ``longest`` (SpanBERT, section 3.1)."""
+    """Runs of whole words, lengths geometric among 1 .. ``longest`` (Joshi et al. 2020, SpanBERT, section 3.1: mean 3.8)."""
 
     kind: Literal["spans"] = "spans"
     success: float = 0.2
@@ -205,9 +204,9 @@ class Corruptor:
         if isinstance(unit, Words):
             runs = _take_runs(words, count, [1] * len(words), rng)
         elif isinstance(unit, NGrams):
-            runs = _take_runs(words, count, harmonic(unit.longest, len(words), rng), rng)
+            runs = _take_runs(words, count, _harmonic(unit.longest, len(words), rng), rng)
         elif isinstance(unit, Spans):
-            lengths = np.minimum(rng.geometric(unit.success, len(words)), unit.longest).tolist()
+            lengths = _lengths((1 - unit.success) ** np.arange(unit.longest), len(words), rng)
             runs = _take_runs(words, count, lengths, rng)
         else:
             if unit.longest == 1:
@@ -267,7 +266,7 @@ def _take_windows(words: _Words, count: int, longest: int, window: int, rng: np.
     """One run in each window of n * ``window`` words, until ``count`` tokens are reached (the last word may exceed
     it)."""
     bounds, total, runs, offset = words.bounds, len(words), [], 0
-    for n, place in zip(harmonic(longest, total, rng), rng.random(total).tolist(), strict=True):
+    for n, place in zip(_harmonic(longest, total, rng), rng.random(total).tolist(), strict=True):
         if count <= 0 or offset >= total:
             break
         size = min(n * window, total - offset)
@@ -281,9 +280,12 @@ def _take_windows(words: _Words, count: int, longest: int, window: int, rng: np.
     return runs
 
 
-def harmonic(longest: int, size: int, rng: np.random.Generator) -> list[int]:
+def _harmonic(longest: int, size: int, rng: np.random.Generator) -> list[int]:
     """Lengths 1 .. ``longest`` with p(n) proportional to 1/n."""
-    weights = 1 / np.arange(1, longest + 1)
-    limits = np.cumsum(weights / weights.sum())
-    limits[-1] = math.inf
-    return (np.searchsorted(limits, rng.random(size), side="right") + 1).tolist()
+    return _lengths(1 / np.arange(1, longest + 1), size, rng)
+
+
+def _lengths(weights: np.ndarray, size: int, rng: np.random.Generator) -> list[int]:
+    """Numbers n = 1, 2, ... with p(n) proportional to ``weights[n - 1]``."""
+    limits = np.cumsum(weights)
+    return (np.searchsorted(limits[:-1], rng.random(size) * limits[-1], side="right") + 1).tolist()

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from memory_corpus import BERT, PAD, numbered_corpus
+
+from encoderlab.batches.batch import IGNORE, Batch, collate, stack
+from encoderlab.batches.pack import Row, SingleDocuments
+from encoderlab.seeds import generator
+
+
+@pytest.fixture
+def rows() -> list[Row]:
+    corpus = numbered_corpus([[3], [7], [5]])
+    plan = SingleDocuments(length=16).plan(corpus, np.arange(3), generator(0), BERT)
+    return [plan.row(r, corpus, BERT, (0, 0, r), number=10 + r) for r in range(3)]
+
+
+def test_collate_pads_to_the_right(rows: list[Row]) -> None:
+    batch = collate(rows, pad=PAD)
+    assert batch.ids.shape == (3, 9) and batch.ids.dtype == torch.int64
+    assert batch.doc.tolist()[0] == [0] * 5 + [-1] * 4 and batch.doc.dtype == torch.int32
+    assert batch.ids[0, 5:].tolist() == [PAD] * 4
+    assert batch.num_tokens == 5 + 9 + 7
+    assert batch.rows is not None and batch.rows.tolist() == [10, 11, 12]
+
+
+def test_collate_pads_to_the_left_and_to_a_length(rows: list[Row]) -> None:
+    batch = collate(rows, pad=PAD, side="left", multiple=8)
+    assert batch.ids.shape == (3, 16)
+    assert batch.doc[0].tolist() == [-1] * 11 + [0] * 5
+    assert batch.ids[0, 11:].tolist() == rows[0].ids.tolist()
+    assert collate(rows, pad=PAD, length=12).ids.shape == (3, 12)
+
+
+def test_labels_and_shown_ids(rows: list[Row]) -> None:
+    labelled = [
+        Row(row.ids, row.doc, row.segments, row.word_starts, row.special, {"next_sentence": r % 2}, row.key)
+        for r, row in enumerate(rows)
+    ]
+    batch = collate(labelled, pad=PAD, ids=[np.full(len(row), 99) for row in rows])
+    assert batch.labels["next_sentence"].tolist() == [0, 1, 0]
+    assert (batch.ids[batch.doc >= 0] == 99).all()
+
+
+def test_slices_are_views_of_everything(rows: list[Row]) -> None:
+    batch = collate(rows, pad=PAD)
+    batch.labels["targets"] = stack([np.array([1]), np.array([2, 3]), np.array([4])], IGNORE)
+    part = batch.slice(1, 3)
+    assert len(part) == 2 and part.labels["targets"].tolist() == [[2, 3], [4, IGNORE]]
+    assert part.rows is not None and part.rows.tolist() == [11, 12]
+    assert part.ids.untyped_storage().data_ptr() == batch.ids.untyped_storage().data_ptr()
+
+
+def test_device_keeps_what_is_missing_missing() -> None:
+    batch = Batch(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.int32)).to("cpu")
+    assert batch.segments is None and batch.rows is None and batch.labels == {}
