@@ -1,0 +1,105 @@
+"""Parameter counts equal to the published tables, without allocating memory; configurations survive JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from encoderlab import models
+from encoderlab.config import from_dict, to_dict
+from encoderlab.errors import ConfigError
+from encoderlab.model import count_parameters
+from encoderlab.models.base import ModelConfig, resized
+from encoderlab.nn.heads import Pooler
+from encoderlab.nn.spanconv import Bottleneck
+
+ENCODERS = {
+    "bert-tiny": 4_369_408, "bert-mini": 11_104_768, "bert-small": 28_500_992, "bert-medium": 41_110_528,
+    "bert-base": 108_891_648, "bert-large": 334_092_288, "bert-base-cased": 107_719_680, "bert-large-cased": 332_529_664,
+    "albert-base": 11_092_992, "albert-large": 16_634_368, "albert-xlarge": 54_528_512, "albert-xxlarge": 205_814_272,
+    "distilbert-base": 66_362_880, "distilbert-base-cased": 65_190_912, "distilbert-base-multilingual": 134_734_080,
+    "electra-small": 13_483_008, "electra-base": 108_891_648, "electra-large": 334_092_288,
+    "electra-small-generator": 4_580_928, "electra-base-generator": 33_511_168, "electra-large-generator": 50_999_552,
+    "convbert-small": 13_143_768, "convbert-medium-small": 17_475_888, "convbert-base": 105_680_520,
+    "convbert-small-generator": 4_743_852, "convbert-medium-small-generator": 4_844_748, "convbert-base-generator": 33_171_928,
+    "deberta-base": 138_601_728, "deberta-large": 405_163_008, "deberta-xlarge": 757_804_032,
+    "deberta-v2-xlarge": 884_593_152, "deberta-v2-xxlarge": 1_564_549_632,
+    "deberta-v3-xsmall": 70_682_112, "deberta-v3-small": 141_304_320, "deberta-v3-base": 183_831_552,
+    "deberta-v3-large": 434_012_160, "mdeberta-v3-base": 278_218_752,
+    "erlangshen-deberta-v2-97m": 97_052_928, "erlangshen-deberta-v2-320m": 319_093_760, "erlangshen-deberta-v2-710m": 707_492_352,
+}  # fmt: skip
+
+TOTALS = {  # with the pretraining heads
+    "bert-tiny": 4_433_468, "bert-mini": 11_267_900, "bert-small": 29_058_876, "bert-medium": 41_668_412,
+    "bert-base": 110_106_428, "bert-large": 336_226_108, "bert-base-cased": 108_932_934, "bert-large-cased": 334_661_958,
+    "roberta-base": 124_696_665, "roberta-large": 355_411_033,
+    "albert-base": 11_813_810, "albert-large": 17_847_474, "albert-xlarge": 59_021_490, "albert-xxlarge": 223_158_450,
+    "distilbert-base": 66_985_530, "distilbert-base-cased": 65_812_036, "distilbert-base-multilingual": 135_445_755,
+    "electra-small": 13_549_057, "electra-base": 109_483_009, "electra-large": 335_142_913,
+    "electra-small-generator": 4_620_026, "electra-base-generator": 33_740_602, "electra-large-generator": 51_295_290,
+    "electra-small++-generator": 13_546_682,
+    "convbert-small": 13_209_817, "convbert-medium-small": 17_624_113, "convbert-base": 106_271_881,
+    "xlnet-base": 116_718_336 + 32_000, "xlnet-large": 360_268_800 + 32_000,
+    "transformer-xl-wt103-base": 151_107_538, "transformer-xl-wt103-large": 285_205_322,
+    "transformer-xl-enwik8-base": 41_055_436, "transformer-xl-enwik8-large": 277_231_820,
+    "transformer-xl-text8-large": 277_050_395,
+}  # fmt: skip
+
+# The 24 compact models, with pooler: rows of layers 2 .. 12, columns of widths 128, 256, 512, 768.
+GRID = {
+    2: (4_385_920, 9_591_040, 22_458_880, 38_603_520),
+    4: (4_782_464, 11_170_560, 28_763_648, 52_779_264),
+    6: (5_179_008, 12_750_080, 35_068_416, 66_955_008),
+    8: (5_575_552, 14_329_600, 41_373_184, 81_130_752),
+    10: (5_972_096, 15_909_120, 47_677_952, 95_306_496),
+    12: (6_368_640, 17_488_640, 53_982_720, 109_482_240),
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoder_counts(name: str) -> None:
+    assert count_parameters(models.config(name))["encoder"] == ENCODERS[name]
+
+
+@pytest.mark.parametrize("name", TOTALS)
+def test_pretraining_counts(name: str) -> None:
+    # The mask decoder's position table lies outside the tables' counts.
+    assert count_parameters(replace(models.config(name), mask_decoder=0))["total"] == TOTALS[name]
+
+
+def test_compact_bert_grid() -> None:
+    for layers, counts in GRID.items():
+        for width, count in zip((128, 256, 512, 768), counts, strict=True):
+            parts = count_parameters(models.config(f"bert-l{layers}-h{width}"))
+            assert parts["encoder"] + parts["pooler"] == count
+
+
+def test_convbert_ablation_counts() -> None:
+    """ConvBERT, table 1: bottleneck, convolution, grouped feed-forward, larger dimensions."""
+    electra, convbert = models.config("electra-small"), models.config("convbert-small")
+    assert count_parameters(resized(electra, conv=Bottleneck()))["encoder"] == 11_905_536
+    assert count_parameters(resized(convbert, ff_groups=2))["encoder"] == 9_998_040
+    base = models.config("convbert-base")
+    assert count_parameters(resized(base, ff_groups=2))["encoder"] == 77_368_968
+    assert count_parameters(resized(models.config("electra-base"), conv=Bottleneck()))["encoder"] == 94_722_048
+
+
+def test_classifiers_have_no_parameters_they_do_not_use() -> None:
+    assert count_parameters(replace(models.config("bert-base"), lm=None, pair=False))["total"] == 109_482_240
+    assert count_parameters(replace(models.config("roberta-base"), lm=None, pooler=Pooler()))["total"] == 124_645_632 - 768
+
+
+@pytest.mark.parametrize("name", [*models.SIZES, *(f"{name}-generator" for name in models.GENERATORS)])
+def test_every_configuration_survives_json(name: str) -> None:
+    config = models.config(name)
+    assert from_dict(ModelConfig, json.loads(json.dumps(to_dict(config)))) == config
+    assert config.family in models.FAMILIES
+
+
+def test_unknown_names_and_impossible_sizes() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'bert-base'"):
+        models.config("bert-bse")
+    with pytest.raises(ConfigError, match="not a multiple of heads"):
+        resized(models.config("bert-tiny"), heads=3)

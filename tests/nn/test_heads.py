@@ -1,0 +1,84 @@
+"""Adaptive softmax against the definition, and the heads' shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from encoderlab.model import Model
+from encoderlab.models.transformer_xl import transformer_xl
+from encoderlab.nn.heads import AdaptiveLMHead, Span, SpanHead
+
+
+def adaptive_model(divisor: int, tied: str, cutoffs: tuple[int, ...] = (5, 9)) -> Model:
+    config = transformer_xl(
+        layers=1, width=8, heads=2, head_width=4, ff_width=8, vocab=20, cutoffs=cutoffs, divisor=divisor, tied_projections=tied
+    )
+    model = Model(config).double()
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize("divisor", [1, 2])
+@pytest.mark.parametrize("tied", ["all", "all_but_first", "none"])
+def test_adaptive_softmax_is_its_definition(divisor: int, tied: str) -> None:
+    """p(w) = p(cluster) p(w | cluster), and sums to one."""
+    model = adaptive_model(divisor, tied)
+    head, tables = model.lm, model.encoder.embeddings.clusters
+    assert isinstance(head, AdaptiveLMHead)
+    x = torch.randn(6, 8, dtype=torch.float64)
+    targets = torch.tensor([0, 4, 5, 8, 9, 19])
+    losses = head.losses(x, targets, model.encoder.embeddings)
+    for row, target in enumerate(targets.tolist()):
+        def projected(cluster: int, row: int = row) -> torch.Tensor:
+            if divisor == 1:
+                return x[row]
+            owned = {"all": [], "all_but_first": [0], "none": [0, 1, 2]}[tied]
+            matrix = head.maps[str(cluster)] if cluster in owned else tables.maps[cluster]
+            return x[row] @ matrix
+
+        def table(cluster: int) -> torch.Tensor:
+            return tables.tables[cluster] if divisor > 1 else tables.tables[0][slice(*[(0, 5), (5, 9), (9, 20)][cluster])]
+
+        first = torch.cat([table(0) @ projected(0) + head.biases[0], head.cluster_weight @ projected(0) + head.cluster_bias])
+        if target < 5:
+            want = -first.log_softmax(0)[target]
+        else:
+            cluster, start = (1, 5) if target < 9 else (2, 9)
+            tail = table(cluster) @ projected(cluster) + head.biases[cluster]
+            want = -first.log_softmax(0)[5 + cluster - 1] - tail.log_softmax(0)[target - start]
+        torch.testing.assert_close(losses[row], want)
+    probabilities = head.log_probabilities(x, model.encoder.embeddings)
+    torch.testing.assert_close(probabilities.exp().sum(1), torch.ones(6, dtype=torch.float64))
+    torch.testing.assert_close(-probabilities[torch.arange(6), targets], losses)
+
+
+def test_adaptive_softmax_without_tails_is_plain() -> None:
+    model = adaptive_model(1, "all", cutoffs=())
+    x = torch.randn(3, 8, dtype=torch.float64)
+    logits = x @ model.encoder.embeddings.clusters.tables[0].T + model.lm.biases[0]
+    want = torch.nn.functional.cross_entropy(logits, torch.tensor([1, 2, 3]), reduction="none")
+    torch.testing.assert_close(model.lm.losses(x, torch.tensor([1, 2, 3]), model.encoder.embeddings), want)
+
+
+def test_adaptive_losses_have_gradients() -> None:
+    model = adaptive_model(2, "all_but_first")
+    x = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([1, 6, 12, 19])
+    assert torch.autograd.gradcheck(lambda x: model.lm.losses(x, targets, model.encoder.embeddings), x)
+
+
+@pytest.mark.parametrize("form", ["independent", "conditional", "beam"])
+def test_span_heads_never_choose_a_forbidden_place(form: str) -> None:
+    torch.manual_seed(0)
+    head = SpanHead(Span(form=form), 8)
+    x = torch.randn(2, 5, 8)
+    allowed = torch.tensor([[True, False, True, True, False]] * 2)
+    starts = head.start_logits(x, allowed)
+    ends = head.end_logits(x, allowed, torch.tensor([[0, 2], [3, 0]]))
+    assert starts.shape == (2, 5) and ends.shape == (2, 2, 5)
+    if form != "independent":
+        assert starts[:, [1, 4]].max() < -500 and ends[..., [1, 4]].max() < -500
+        assert head.answer_logits(x, x[:, 0], starts).shape == (2,)
