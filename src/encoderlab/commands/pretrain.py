@@ -131,9 +131,7 @@ def _with_budget(recipe: Recipe, steps: int | None, tokens: float | None, hours:
     schedule, published = recipe.schedule, recipe.budget
     if schedule.warmup >= 1 and published.unit == "steps":
         share = schedule.warmup / published.amount
-        note(
-            f"warm-up: {share:.3g} of the budget ({schedule.warmup:,.0f} of {published.amount:,.0f} steps in the recipe)"
-        )
+        note(f"warm-up over {share:.3g} of the budget, the share that it has in the recipe")
         schedule = replace(schedule, warmup=share)
     budget = Budget(amount=amount, unit=unit)  # type: ignore[arg-type]
     return replace(recipe, budget=budget, schedule=schedule)
