@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from encoderlab.batches.corrupt import Masking
+from encoderlab.errors import ConfigError
+from encoderlab.interchange.folder import weights
+from encoderlab.model import Model
+from encoderlab.nn.heads import LM
+from encoderlab.nn.noise import Noise
+from encoderlab.objectives.rtd import RTD, RTDSettings
+from tests.objectives.conftest import make_rows
+from tests.objectives.small import build, small
+
+FAMILIES = ["electra-tiny", "convbert-tiny", "deberta-v3-tiny"]
+
+
+def make(name: str, vocabulary, **settings) -> RTD:
+    masking = Masking(rate=0.3, mask=0.85, random=0.0)
+    return RTD(build(f"{name}-generator", 1), build(name), RTDSettings(masking=masking, **settings), vocabulary)
+
+
+def losses(objective: RTD, rows, **settings):
+    batch = objective.make_batch(rows, seed=1)
+    return batch, objective(batch, noise=Noise(1, 1, batch.rows))[0]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("sharing", ["block", "tables", "none", "disentangled"])
+def test_only_shared_embeddings_join_the_networks(name: str, sharing: str, rows, vocabulary) -> None:
+    objective = make(name, vocabulary, sharing=sharing)
+    _, terms = losses(objective, rows)
+    terms["rtd"].sum.backward()
+    shared = {id(p) for p in objective.discriminator.parameters()}
+    for label, parameter in objective.generator.named_parameters():
+        own = id(parameter) not in shared
+        if own:
+            assert parameter.grad is None, label
+    words = objective.discriminator.encoder.embeddings.words
+    assert words.grad is not None and words.grad.abs().sum() > 0
+    assert (objective.generator.encoder.embeddings.words is words) is (sharing in ("block", "tables"))
+    assert (objective.generator.encoder.embeddings.norm is objective.discriminator.encoder.embeddings.norm) is (sharing == "block")
+
+
+def test_disentangled_table_is_the_generators_plus_a_difference(rows, vocabulary) -> None:
+    objective = make("deberta-v3-tiny", vocabulary, sharing="disentangled")
+    generator, discriminator = objective.generator, objective.discriminator
+    assert discriminator.words.abs().sum() == 0
+    ids = torch.arange(40)[None]
+    torch.testing.assert_close(discriminator.encoder.embeddings.look_up(ids), generator.encoder.embeddings.look_up(ids))
+    discriminator.words.data.normal_()
+    saved = weights(discriminator)["encoder.embeddings.words"]
+    torch.testing.assert_close(saved, discriminator.words + generator.words)
+    _, terms = losses(objective, rows)
+    terms["mlm"].sum.backward()
+    assert discriminator.words.grad is None and generator.words.grad is not None
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_labels_say_what_differs(name: str, rows, vocabulary) -> None:
+    """A guess that hits the original counts as original, and every change is at a masked place."""
+    objective = make(name, vocabulary)
+    batch = objective.make_batch(rows, seed=1)
+    positions = batch.labels["positions"]
+    row, slot = (positions >= 0).nonzero(as_tuple=True)
+    place, target = positions[row, slot], batch.labels["targets"][row, slot]
+    objective.sample = lambda *_: target  # a perfect generator
+    terms, _ = objective(batch, noise=Noise(1, 1, batch.rows))
+    assert int(terms["replaced"].hits) == 0
+    states = objective.discriminator.encoder(batch.labels["original"], doc=batch.doc, segments=batch.segments, noise=Noise(1, 1, batch.rows).branch(1))
+    real = (batch.doc >= 0).nonzero(as_tuple=True)
+    logits = objective._detect(batch, states, *real)
+    torch.testing.assert_close(terms["rtd"].sum, torch.nn.functional.softplus(logits).sum())
+    objective.sample = lambda *_: (target + 1) % 40
+    terms, _ = objective(batch, noise=Noise(1, 1, batch.rows))
+    assert int(terms["replaced"].hits) == len(place) == terms["mlm"].count
+    assert terms["rtd"].count == batch.num_tokens == objective.counts(batch)["rtd"]
+
+
+def test_samples_follow_the_distribution(vocabulary) -> None:
+    objective = make("electra-tiny", vocabulary, temperature=2.0)
+    rows = make_rows(200, 12)
+    batch = objective.make_batch(rows, seed=1)
+    row, slot = (batch.labels["positions"] >= 0).nonzero(as_tuple=True)
+    place = batch.labels["positions"][row, slot]
+    logits = torch.linspace(0, 4, 40)
+    expected = (logits / 2).softmax(0)
+    counts: Counter[int] = Counter()
+    total = 0
+    for step in range(20):
+        samples = objective.sample(batch, logits.expand(len(row), -1), row, place, Noise(1, step, batch.rows))
+        counts.update(samples.tolist())
+        total += len(samples)
+    chi = sum((counts[i] - total * p) ** 2 / (total * p) for i, p in enumerate(expected.tolist()))
+    assert chi < 39 + 5 * (2 * 39) ** 0.5
+    again = objective.sample(batch, logits.expand(len(row), -1), row, place, Noise(1, 3, batch.rows))
+    part = row >= 100  # a second half of the batch alone has the same samples
+    half = batch.slice(100, 200)
+    alone = objective.sample(half, logits.expand(int(part.sum()), -1), row[part] - 100, place[part], Noise(1, 3, half.rows))
+    assert torch.equal(again[part], alone)
+
+
+@pytest.mark.parametrize("predict", ["replaced_masked", "original_masked", "original_all"])
+def test_ablations(predict: str, rows, vocabulary) -> None:
+    config = replace(small("electra-tiny"), lm=LM())
+    objective = RTD(build("electra-tiny-generator"), Model(config).initialize(0), RTDSettings(predict=predict), vocabulary)
+    batch, terms = losses(objective, rows)
+    assert {name: term.count for name, term in terms.items()} == objective.counts(batch)
+    assert terms["rtd"].count == (batch.num_tokens if predict == "original_all" else terms["mlm"].count)
+    assert terms["rtd"].sum.isfinite() and terms["rtd"].sum > 0
+
+
+def test_senseless_pairs_are_refused(vocabulary) -> None:
+    with pytest.raises(ConfigError, match="one tokenizer"):
+        RTD(Model(small("electra-tiny-generator", 41)), build("electra-tiny"), RTDSettings(), vocabulary)
+    with pytest.raises(ConfigError, match="detection head"):
+        RTD(build("electra-tiny-generator"), build("bert-tiny"), RTDSettings(sharing="none"), vocabulary)
+    with pytest.raises(ConfigError, match="cannot be shared"):
+        RTD(build("deberta-tiny"), build("electra-tiny"), RTDSettings(), vocabulary)
