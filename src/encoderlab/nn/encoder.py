@@ -292,8 +292,9 @@ class Encoder(nn.Module):
             doc = None
         noise = noise if noise is not None or not self.training else Noise.fresh(len(ids), ids.device)
         self._check_length(ids, memory)
-        x = self.embeddings(ids, doc, segments, None if noise is None else noise.keys)
-        scope = self._scope(x, doc, segments, visible, memory, window, reverse)
+        asking = self._with_padding(doc)
+        x = self.embeddings(ids, asking, segments, None if noise is None else noise.keys)
+        scope = self._scope(x, doc, asking, segments, visible, memory, window, reverse)
         layers = [x]
         depth = self.depth if depth is None else depth
         for i in range(depth):
@@ -358,6 +359,7 @@ class Encoder(nn.Module):
         self,
         x: Tensor,
         doc: Tensor | None,
+        asking: Tensor | None,
         segments: Tensor | None,
         visible: Tensor | None,
         memory: Sequence[Tensor] | None,
@@ -367,7 +369,9 @@ class Encoder(nn.Module):
         length = x.shape[1]
         remembered = 0 if memory is None else memory[0].shape[1]
         keys = length + remembered
-        mask = None if doc is None else (doc[:, :, None] == doc[:, None, :]) & (doc >= 0)[:, :, None]
+        mask = None
+        if doc is not None and asking is not None:
+            mask = (asking[:, :, None] == doc[:, None, :]) & (doc >= 0)[:, None, :]
         if visible is not None:
             mask = visible if mask is None else mask & visible
         if remembered and mask is not None:
@@ -389,6 +393,15 @@ class Encoder(nn.Module):
             different=self._different(segments, segments, remembered),
             reverse=reverse,
         )
+
+    def _with_padding(self, doc: Tensor | None) -> Tensor | None:
+        """The document that each token asks in, (B, L). Padding asks in none, unless a convolution reads its states
+        (``mask_padding=False``): then, as in the released ConvBERT, it continues the document before it.
+        """
+        if doc is None or getattr(self.config.conv, "mask_padding", True):
+            return doc
+        index = torch.arange(doc.shape[1], device=doc.device)
+        return doc.gather(1, torch.where(doc >= 0, index, 0).cummax(dim=1).values)
 
     def _different(self, of_queries: Tensor | None, of_keys: Tensor | None, remembered: int) -> Tensor | None:
         """(B, 1, L, M): whether query and key lie in different segments; memory counts as segment 0, as in XLNet's code."""
