@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ FORMAT = {"format": "encoderlab", "version": 1}
 
 
 def weights(model: Model) -> dict[str, Tensor]:
-    """Every tensor of the model by name, shared ones once. A word table that is a difference to another network's is given as the sum."""
+    """Every tensor of the model by name, shared ones once. A word table that is a difference to another network's is
+    given as the sum.
+    """
     state: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, parameter in model.named_parameters():
@@ -45,23 +48,41 @@ def save(model: Model, folder: str | os.PathLike[str], *, card: str = "") -> Non
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()) and not is_ours(folder):
         raise ConfigError(f"{folder}: is not empty and holds no model of ours; choose another folder")
+    config = {**FORMAT, **to_dict(model.config)}
+
+    def fill(aside: Path) -> None:
+        (aside / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        safetensors.torch.save_file(weights(model), aside / "model.safetensors", metadata={"format": "pt"})
+        if model.tokenizer is not None:
+            model.tokenizer.save(aside)
+        (aside / "README.md").write_text(card or _card(model), encoding="utf-8")
+
+    write_whole(folder, fill)
+
+
+def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Make ``folder`` with the files that ``fill`` writes into a folder aside; an older one is replaced when it is
+    done.
+    """
+    folder = folder.absolute()
     aside = folder.with_name(f".{folder.name}-{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    config = {**FORMAT, **to_dict(model.config)}
-    (aside / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    safetensors.torch.save_file(weights(model), aside / "model.safetensors", metadata={"format": "pt"})
-    if model.tokenizer is not None:
-        model.tokenizer.save(aside)
-    (aside / "README.md").write_text(card or _card(model), encoding="utf-8")
-    if folder.exists():
-        old = folder.with_name(f".{folder.name}-old-{os.getpid()}")
-        os.rename(folder, old)
-        os.rename(aside, folder)
-        shutil.rmtree(old)
-    else:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(aside, folder)
+    try:
+        fill(aside)
+        for file in aside.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as opened:
+                    os.fsync(opened.fileno())
+        if folder.exists():
+            old = folder.with_name(f".{folder.name}-old-{os.getpid()}")
+            os.rename(folder, old)
+            os.rename(aside, folder)
+            shutil.rmtree(old)
+        else:
+            os.rename(aside, folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def is_ours(folder: Path) -> bool:
@@ -140,7 +161,9 @@ def _read_config(folder: Path) -> ModelConfig:
         raise DataError(f"{path}: cannot be read ({str(error).splitlines()[0]}); restore it") from None
     version = data.pop("version", None)
     if data.pop("format", None) != FORMAT["format"] or version != FORMAT["version"]:
-        raise DataError(f"{path}: format version {version!r}, this release reads {FORMAT['version']}; use the release that wrote it")
+        raise DataError(
+            f"{path}: format version {version!r}, this release reads {FORMAT['version']}; use the release that wrote it"
+        )
     try:
         return from_dict(ModelConfig, data, where=str(path))
     except ConfigError as error:

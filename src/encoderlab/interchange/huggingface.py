@@ -1,0 +1,335 @@
+"""Hugging Face folders: ``config.json``, ``model.safetensors`` (or shards, or a legacy ``.bin``), tokenizer files."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.interchange import configs, heads, names, tables
+from encoderlab.interchange import folder as folders
+from encoderlab.model import Model
+from encoderlab.models.base import ModelConfig
+from encoderlab.nn.heads import Classification
+from encoderlab.nn.spanconv import SpanDynamic
+
+log = logging.getLogger("encoderlab")
+
+LAYOUTS = {
+    "bert": tables.BERT,
+    "roberta": tables.ROBERTA,
+    "albert": tables.ALBERT,
+    "distilbert": tables.DISTILBERT,
+    "electra": tables.ELECTRA,
+    "convbert": tables.CONVBERT,
+    "deberta": tables.DEBERTA_V1,
+    "deberta-v2": tables.DEBERTA_V2,
+    "xlnet": tables.XLNET,
+}
+# Ids that config.json repeats where the model has no tokenizer of its own: pad, bos, eos.
+TOKEN_IDS = {"roberta": (1, 0, 2), "albert": (0, 2, 3), "xlnet": (5, 1, 2)}
+SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+
+
+def load(folder: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
+    """The model in a Hugging Face folder, with the heads that its weights have and the one that it was fine-tuned for.
+
+    Names with and without the family's prefix, ``module.``, ``gamma`` and ``beta``, and buffers of old files are
+    understood. Weights that the model has no use for are listed in a warning; so are missing ones of a head, which
+    start from random values. With ``allow_missing`` this goes for the encoder too.
+
+    Raises:
+        DataError: a file is missing or damaged, a weight is missing, has another shape or is not finite, or
+            ``config.json`` asks for something that is not implemented.
+    """
+    folder = Path(folder)
+    data = read_json(folder / "config.json")
+    source = str(folder / "config.json")
+    form, config = configs.read(data, source)
+    config = heads.read_task(data, form.model_type, config)
+    model = assemble(
+        config, read_tensors(folder), layout_of(config, form.model_type), folder, allow_missing=allow_missing
+    )
+    model.tokenizer = _tokenizer(folder)
+    if model.tokenizer is not None and model.tokenizer.vocab_size > model.config.encoder.vocab:
+        raise DataError(
+            f"{folder}: the tokenizer has {model.tokenizer.vocab_size} ids, the model {model.config.encoder.vocab}; "
+            "they belong to different models"
+        )
+    return model
+
+
+def layout_of(config: ModelConfig, model_type: str) -> names.Layout:
+    """The names of a model of this configuration, the head of fine-tuning included."""
+    if model_type == "transfo-xl":
+        assert config.encoder.adaptive is not None
+        return tables.transformer_xl(config.encoder.adaptive, config.encoder.vocab, original=False)
+    layout = LAYOUTS[model_type]
+    return replace(layout, rules=(*heads.task_rules(config, model_type), *layout.rules))
+
+
+def assemble(
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    layout: names.Layout,
+    source: Path,
+    *,
+    allow_missing: bool = False,
+) -> Model:
+    """The model of ``config`` out of foreign ``tensors``; pretraining heads that they lack are left out of it.
+
+    Raises:
+        DataError: weights are missing, have another shape or are not finite.
+    """
+    reading = names.read(layout, tensors, _shapes(config), config.encoder, source=str(source))
+    config = heads.without(config, reading.missing, _shapes(config))
+    config = _settle(config, reading, tensors, layout, source)
+    expected = _shapes(config)
+    state = {name: tensor for name, tensor in reading.weights.items() if name in expected}
+    missing = [name for name in expected if name not in state]
+    unused = reading.unexpected + sorted(reading.weights.keys() - state.keys())
+    if unused:
+        log.warning("%s: unexpected weights, not used: %s", source, ", ".join(unused))
+    if missing:
+        theirs = {rule.ours: " + ".join(rule.theirs) for rule in layout.bound(missing, config.encoder)}
+        listed = ", ".join(theirs.get(name, name) for name in missing)
+        if not allow_missing and any(name.startswith("encoder.") for name in missing):
+            raise DataError(f"{source}: weights are missing: {listed}; copy the file again, or allow missing weights")
+        log.warning("%s: missing weights, initialised at random: %s", source, listed)
+        fresh = dict(Model(config).initialize(0).named_parameters())
+        state |= {name: fresh[name].detach() for name in missing}
+    with torch.device("meta"):
+        model = Model(config)
+    folders.fill(model, state, source)
+    return model.eval()
+
+
+def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = False) -> list[str]:
+    """Write the model as a Hugging Face folder, whole or not at all; returns what a user should know about it.
+
+    Args:
+        both_heads: DeBERTa's masked-LM head under its original names too (``lm_predictions``), for readers of those;
+            ``transformers`` then reports them as unexpected.
+
+    Raises:
+        DataError: the architecture or a head has no counterpart in ``transformers``.
+        ConfigError: the folder is not empty.
+    """
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: exists and is not empty; choose another folder")
+    config = model.config
+    form = configs.format_of(config)
+    data = {**configs.write(config), **_more_fields(model, form)}
+    weights = folders.weights(model)
+    for name, tensor in weights.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise DataError(f"{name} holds values that are not finite; take an earlier checkpoint")
+    ties = form.model_type == "transfo-xl"  # its last readers expect both names
+    layout = layout_of(config, form.model_type)
+    tensors = names.write(layout, weights, config.encoder, dialects=both_heads, ties=ties)
+    tensors |= _additions(config, form.model_type)
+    notes = _notes(config)
+
+    def fill(aside: Path) -> None:
+        (aside / "config.json").write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        safetensors.torch.save_file(tensors, aside / SAFE, metadata={"format": "pt"})
+        if model.tokenizer is not None:
+            model.tokenizer.save(aside)
+        card = [
+            f"# {config.family}",
+            "",
+            "Written by encoderlab in the format of transformers.",
+            *(f"- {n}" for n in notes),
+        ]
+        (aside / "README.md").write_text("\n".join(card) + "\n", encoding="utf-8")
+
+    folders.write_whole(folder, fill)
+    return notes
+
+
+# Reading files
+# ----------------------------------------------------------------------------------------------------------
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        DataError: missing, unreadable, or not an object.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path.parent}: holds no {path.name}; give a model folder") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({str(error).splitlines()[0]}); restore it") from None
+    if not isinstance(data, dict):
+        raise DataError(f"{path}: holds {type(data).__name__}, expected an object of fields; restore it")
+    return data
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All weights of a folder: ``model.safetensors``, its shards, or the same as a legacy ``pytorch_model.bin``.
+
+    Raises:
+        DataError: a file is missing, damaged, or holds more than weights.
+    """
+    for whole, index in ((SAFE, SAFE_INDEX), (PICKLED, PICKLED_INDEX)):
+        if (folder / whole).exists():
+            return _read_file(folder / whole)
+        if (folder / index).exists():
+            return _read_shards(folder, folder / index)
+    raise DataError(f"{folder}: holds no {SAFE}, {SAFE_INDEX} or {PICKLED}; give a model folder")
+
+
+def read_pickled(path: Path) -> Any:
+    """The contents of a PyTorch file, read by a loader that builds tensors and plain containers only.
+
+    Raises:
+        DataError: missing or damaged, or it would have to run code to be read.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise DataError(f"{path}: does not exist") from None
+    except Exception as error:
+        if "Unsupported" in str(error) or "unsafe" in str(error).lower():
+            raise DataError(
+                f"{path}: holds more than weights and would run code when read; save its state dict as safetensors first"
+            ) from None
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise DataError(f"{path}: is damaged ({reason}); copy it again from its source") from None
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        return folders.read_weights(path)
+    data = read_pickled(path)
+    if not isinstance(data, dict) or not all(isinstance(value, Tensor) for value in data.values()):
+        raise DataError(f"{path}: holds no dictionary of weights; save the model's state dict as safetensors")
+    return data
+
+
+def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
+    where = read_json(index).get("weight_map")
+    if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
+        raise DataError(f"{index}: has no weight_map; restore it")
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(set(where.values())):
+        if Path(file).name != file:
+            raise DataError(f"{index}: names {file!r}, which is not a file of this folder; restore it")
+        tensors |= _read_file(folder / file)
+    lost = sorted(name for name in where if name not in tensors)
+    if lost:
+        raise DataError(f"{index}: {lost[0]} is not in {where[lost[0]]}; copy the folder again from its source")
+    return tensors
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    known = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "spm.model", "sentencepiece.bpe.model")
+    return Tokenizer.load(folder) if any((folder / name).exists() for name in known) else None
+
+
+# What single families need
+# ----------------------------------------------------------------------------------------------
+
+
+def _shapes(config: ModelConfig) -> dict[str, torch.Size]:
+    with torch.device("meta"):
+        return {name: parameter.shape for name, parameter in Model(config).named_parameters()}
+
+
+def _settle(
+    config: ModelConfig, reading: names.Reading, tensors: Mapping[str, Tensor], layout: names.Layout, source: Path
+) -> ModelConfig:
+    """Choices that depend on the weights themselves."""
+    encoder = config.encoder
+    types = reading.weights.get("encoder.embeddings.types")
+    if config.family == "roberta" and types is not None and len(types) == 1 and not bool(types.any()):
+        config = replace(config, encoder=replace(encoder, types=0))
+        del reading.weights["encoder.embeddings.types"]
+    if config.family == "albert" and encoder.word_width == encoder.width:
+        name = "encoder.embedding_hidden_mapping_in"
+        found = {key: value for key, value in tensors.items() if f"{name}." in key}
+        reading.unexpected = [key for key in reading.unexpected if f"{name}." not in key]
+        for key, value in found.items():
+            neutral = torch.eye(encoder.width) if key.endswith("weight") else torch.zeros(encoder.width)
+            if not torch.equal(value.float(), neutral):
+                raise DataError(f"{source}: {key} maps embeddings of the layers' own width, which is not implemented")
+    return config
+
+
+def _additions(config: ModelConfig, model_type: str) -> dict[str, Tensor]:
+    """Tensors that ``transformers`` has and we lack, at the values that change nothing."""
+    encoder = config.encoder
+    if model_type == "roberta" and not encoder.types:
+        return {"roberta.embeddings.token_type_embeddings.weight": torch.zeros(1, encoder.word_width)}
+    if model_type == "albert" and encoder.word_width == encoder.width:
+        name = "albert.encoder.embedding_hidden_mapping_in"
+        return {f"{name}.weight": torch.eye(encoder.width), f"{name}.bias": torch.zeros(encoder.width)}
+    if model_type == "transfo-xl":
+        steps = torch.arange(0, encoder.width, 2, dtype=torch.float32)
+        return {"transformer.pos_emb.inv_freq": 10000.0 ** (-steps / encoder.width)}
+    return {}
+
+
+def _more_fields(model: Model, form: configs.Format) -> dict[str, Any]:
+    """Class name, ids of special tokens, and what the head of fine-tuning needs."""
+    config = model.config
+    pad, bos, eos = TOKEN_IDS.get(form.model_type, (0, None, None))
+    if model.tokenizer is not None:
+        special = model.tokenizer.special
+        pad = special.pad
+        if form.model_type in TOKEN_IDS:
+            bos, eos = (special.cls, special.sep) if form.model_type != "xlnet" else (bos, eos)
+    position = config.encoder.position
+    if form.model_type == "roberta" and pad + 1 != getattr(position, "offset", pad + 1):
+        raise DataError(
+            f"the tokenizer pads with id {pad}, but positions start at {getattr(position, 'offset', 0)}; RoBERTa in "
+            "transformers counts them from the padding id + 1"
+        )
+    more: dict[str, Any] = {}
+    if config.task is not None:
+        ending, more = heads.write_task(config, form.model_type)
+    elif config.rtd is not None and form.model_type == "electra":
+        ending = "ForPreTraining"
+    elif config.lm is not None and config.encoder.causal and form.model_type != "transfo-xl":
+        ending = "ForCausalLM" if form.model_type in ("roberta", "electra") else "LMHeadModel"
+    elif config.lm is not None:
+        ending = {"xlnet": "LMHeadModel", "transfo-xl": "LMHeadModel"}.get(form.model_type, "ForMaskedLM")
+        ending = "ForPreTraining" if config.pair else ending
+    else:
+        ending = "Model"
+    ids = {"pad_token_id": pad, "bos_token_id": bos, "eos_token_id": eos}
+    return {"architectures": [form.stem + ending], "dtype": "float32", **ids, **more}
+
+
+def _notes(config: ModelConfig) -> list[str]:
+    notes = []
+    if config.mask_decoder:
+        notes.append(
+            "transformers has no enhanced mask decoder: the masked-LM head was trained behind it, so masks filled there "
+            "are nonsense; the encoder and fine-tuning are not affected"
+        )
+    conv = config.encoder.conv
+    if isinstance(conv, SpanDynamic) and conv.mask_padding:
+        notes.append("convolutions in transformers read padding, so outputs of padded rows differ from ours there")
+    if config.rtd is not None and config.family != "electra":
+        notes.append("transformers has no class for this family's detection head; its weights are kept in the file")
+    if isinstance(config.task, Classification) and config.family == "transformer_xl":
+        notes.append("transformers 5 no longer has Transformer-XL")
+    elif config.family == "transformer_xl":
+        notes.append("transformers 5 no longer has Transformer-XL; releases 4.0 to 4.35 read this folder")
+    return notes

@@ -1,0 +1,171 @@
+"""Equality with ``transformers`` 5: states, heads and gradients on tiny random weights, and folders in both directions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from encoderlab import load
+from encoderlab.interchange import huggingface
+from encoderlab.model import Model
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+transformers = pytest.importorskip("transformers", reason="parity needs the extra [hf]")
+
+VOCAB, WIDTH, HEADS, POSITIONS = 61, 32, 4, 48
+BERT = {
+    "vocab_size": VOCAB, "hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": HEADS,
+    "intermediate_size": 56, "max_position_embeddings": POSITIONS, "initializer_range": 0.3,
+}  # fmt: skip
+DEBERTA = BERT | {
+    "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False, "type_vocab_size": 0,
+}  # fmt: skip
+V2 = DEBERTA | {"position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True}
+XLNET = {"vocab_size": VOCAB, "d_model": WIDTH, "n_layer": 3, "n_head": HEADS, "d_inner": 56, "initializer_range": 0.3}
+DISTIL = {
+    "vocab_size": VOCAB, "dim": WIDTH, "n_layers": 3, "n_heads": HEADS, "hidden_dim": 56,
+    "max_position_embeddings": POSITIONS, "initializer_range": 0.3,
+}  # fmt: skip
+
+# name: class of the model with its pretraining heads, class of the configuration, its fields, whether it has segments
+CASES: dict[str, tuple[str, str, dict[str, Any], bool]] = {
+    "bert": ("BertForPreTraining", "BertConfig", BERT, True),
+    "roberta": ("RobertaForMaskedLM", "RobertaConfig", BERT | {"type_vocab_size": 1, "layer_norm_eps": 1e-5}, False),
+    "albert": ("AlbertForPreTraining", "AlbertConfig", BERT | {"embedding_size": 24}, True),
+    "albert-groups": (
+        "AlbertForMaskedLM",
+        "AlbertConfig",
+        BERT | {"embedding_size": 24, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2},
+        True,
+    ),
+    "distilbert": ("DistilBertForMaskedLM", "DistilBertConfig", DISTIL, False),
+    "electra": ("ElectraForPreTraining", "ElectraConfig", BERT | {"embedding_size": 24}, True),
+    "electra-generator": ("ElectraForMaskedLM", "ElectraConfig", BERT | {"embedding_size": 24}, True),
+    "convbert": ("ConvBertForMaskedLM", "ConvBertConfig", BERT | {"embedding_size": 24, "pad_token_id": 0}, True),
+    "convbert-groups": (
+        "ConvBertForMaskedLM",
+        "ConvBertConfig",
+        BERT | {"embedding_size": 32, "num_groups": 2, "conv_kernel_size": 5, "pad_token_id": 0},
+        True,
+    ),
+    "xlnet": ("XLNetLMHeadModel", "XLNetConfig", XLNET, True),
+    "deberta": ("DebertaForMaskedLM", "DebertaConfig", DEBERTA, False),
+    "deberta-biased": (
+        "DebertaForMaskedLM",
+        "DebertaConfig",
+        DEBERTA | {"position_biased_input": True, "type_vocab_size": 2, "pos_att_type": ["c2p"]},
+        True,
+    ),
+    "deberta-v2": ("DebertaV2ForMaskedLM", "DebertaV2Config", V2, False),
+    "deberta-v2-conv": (
+        "DebertaV2ForMaskedLM",
+        "DebertaV2Config",
+        V2 | {"conv_kernel_size": 3, "conv_act": "gelu"},
+        False,
+    ),
+    "deberta-v2-unshared": ("DebertaV2ForMaskedLM", "DebertaV2Config", V2 | {"share_att_key": False}, False),
+    "deberta-v2-linear": (
+        "DebertaV2ForMaskedLM",
+        "DebertaV2Config",
+        V2 | {"position_buckets": -1, "max_relative_positions": 6, "norm_rel_ebd": "none"},
+        False,
+    ),
+}
+LENGTHS = {"odd": [17, 9, 1], "even": [24, 24], "long": [43, 30]}
+
+
+def theirs_of(case: str, seed: int = 0) -> Any:
+    name, config, fields, _ = CASES[case]
+    torch.manual_seed(seed)
+    model = getattr(transformers, name)(getattr(transformers, config)(**fields)).eval()
+    with torch.no_grad():  # biases and gains are 0 and 1 at the start, which hides mistakes
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def batch_of(case: str, lengths: list[int], segments: bool) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(len(lengths) + max(lengths))
+    length = max(lengths)
+    ids = torch.randint(6, VOCAB, (len(lengths), length), generator=generator)
+    places = torch.arange(length)
+    left = case == "xlnet"
+    real = torch.stack([places >= length - n if left else places < n for n in lengths])
+    pad = {"roberta": 1, "xlnet": 5}.get(case, 0)
+    batch = {"ids": torch.where(real, ids, pad), "real": real}
+    if segments:
+        batch["segments"] = ((places[None] + torch.tensor(lengths)[:, None]) // 7 % 2) * real
+    return batch
+
+
+def our_outputs(model: Model, batch: dict[str, Tensor], *, padded: bool) -> dict[str, Any]:
+    doc = torch.where(batch["real"], 0, -1) if padded else None
+    states = model.encoder(batch["ids"], doc=doc, segments=batch.get("segments"))
+    rows, places = batch["real"].nonzero(as_tuple=True)
+    out: dict[str, Any] = {"states": states.layers}
+    if model.lm is not None:
+        out["logits"] = model.lm(states.last[rows, places], model.words)
+    if model.pooler is not None:
+        out["pooled"] = model.pooler(states.last[:, 0])
+        if model.pair is not None:
+            out["pair"] = model.pair(out["pooled"])
+    if model.rtd is not None:
+        out["rtd"] = model.rtd(states.last[rows, places])
+    return out
+
+
+def their_outputs(model: Any, batch: dict[str, Tensor], *, padded: bool) -> dict[str, Any]:
+    given: dict[str, Any] = {"input_ids": batch["ids"]}
+    if padded:
+        given["attention_mask"] = batch["real"].long()
+    if "segments" in batch:
+        given["token_type_ids"] = batch["segments"]
+    if model.config.model_type == "xlnet":
+        given["use_mems"] = False
+    result = model(**given, output_hidden_states=True)
+    out: dict[str, Any] = {"states": result.hidden_states}
+    logits = result.prediction_logits if "prediction_logits" in result else result.logits
+    logits = logits[batch["real"]]
+    out["rtd" if logits.ndim == 1 else "logits"] = logits
+    for name in ("seq_relationship_logits", "sop_logits"):
+        if name in result:
+            out["pair"] = result[name]
+            base = getattr(model, model.base_model_prefix)
+            out["pooled"] = base(**given).pooler_output
+    return out
+
+
+def assert_equal(ours: dict[str, Any], theirs: dict[str, Any], real: Tensor) -> None:
+    assert len(ours["states"]) == len(theirs["states"])
+    for index, (mine, other) in enumerate(zip(ours["states"], theirs["states"], strict=True)):
+        torch.testing.assert_close(mine[real], other[real], atol=1e-5, rtol=1e-5, msg=lambda m, i=index: f"{i}: {m}")
+    assert set(theirs) <= set(ours)
+    for name in set(theirs) - {"states"}:
+        torch.testing.assert_close(ours[name], theirs[name], atol=1e-5, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, Model]:
+    theirs = theirs_of(request.param)
+    folder = tmp_path_factory.mktemp(request.param)
+    theirs.save_pretrained(folder)
+    return request.param, theirs, load(folder)
+
+
+@pytest.mark.parametrize("segments", [True, False], ids=["segments", "plain"])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_states_and_heads(pair: tuple[str, Any, Model], lengths: list[int], segments: bool) -> None:
+    case, theirs, ours = pair
+    if segments and not CASES[case][3]:
+        pytest.skip("the family has no segments")
+    batch = batch_of(case, lengths, segments)
+    padded = not bool(batch["real"].all())
+    with torch.no_grad():
+        mine, other = our_outputs(ours, batch, padded=padded), their_outputs(theirs, batch, padded=padded)
+    assert_equal(mine, other, batch["real"])
