@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from encoderlab.nn import kernels
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
 from encoderlab.seeds import derive, generator
+from encoderlab.train import checkpoint
+from encoderlab.train.folder import METRICS, TIMING
 from encoderlab.train.loop import Data, Outcome, train
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Phase, Training
 
@@ -131,9 +134,40 @@ def toy_data(**changes: Any) -> Data:
 
 
 def run(out: Path, recipe: Training = RECIPE, **options: Any) -> Outcome:
-    """Train the toy in this process."""
+    """Train the toy in this process, on one thread as :func:`start` does, so that sums have the same order."""
+    torch.set_num_threads(1)
     data = options.pop("data", None) or toy_data()
     return train(Toy(), recipe, data, out, **options)
+
+
+def start(out: Path, changes: dict[str, Any] | None = None, *options: object, processes: int = 1) -> subprocess.Popen[str]:
+    """This script training in ``out``, alone or under torchrun."""
+    script = [__file__, str(out), json.dumps(changes or {}), *map(str, options)]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CI": "1"}
+    return subprocess.Popen(
+        [sys.executable, *torchrun, *script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def metrics(out: Path) -> list[dict[str, Any]]:
+    """The metrics of a run without what depends on the clock."""
+    lines = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in TIMING} for line in lines]
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Everything a checkpoint holds in tensors."""
+    return checkpoint.read_tensors(folder / checkpoint.WEIGHTS) | checkpoint.read_tensors(folder / checkpoint.OPTIMIZER)
+
+
+def assert_same_run(one: Path, other: Path, step: int) -> None:
+    """Bitwise equal weights, optimiser state and metrics."""
+    left, right = (tensors(out / "checkpoints" / checkpoint.name(step)) for out in (one, other))
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert torch.equal(tensor, right[name]), name
+    assert metrics(one) == metrics(other)
 
 
 def main() -> int:

@@ -1,0 +1,102 @@
+"""One batch of 32 rows, four micro-batches of 8 and two processes of 16 are the same run, whatever engine spreads the model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from toy import RECIPE, metrics, run, start, tensors
+
+from encoderlab.errors import ConfigError, EncoderlabError, Stopped
+from encoderlab.train import loop
+from encoderlab.train.distributed import World
+from encoderlab.train.recipe import Budget, Execution, Phase
+
+PHASES = (Phase(length=8, rows=32, share=0.5), Phase(length=12, rows=32, share=0.5))
+WIDE = replace(RECIPE, budget=Budget(amount=8), phases=PHASES, log_every=1)
+CHANGES = {"budget.amount": 8, "phases": [{"length": 8, "rows": 32, "share": 0.5}, {"length": 12, "rows": 32, "share": 0.5}], "log_every": 1}
+STEP = "step-000008"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("alone")
+    run(out, WIDE)
+    return out
+
+
+def assert_close(one: Path, other: Path) -> None:
+    """Equal within float tolerance: weights, the optimiser's moments (sums of gradients), memory and every metric."""
+    left, right = tensors(one / "checkpoints" / STEP), tensors(other / "checkpoints" / STEP)
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=2e-4, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}")
+    for ours, theirs in zip(metrics(one), metrics(other), strict=True):
+        assert ours.keys() == theirs.keys()
+        for key, value in ours.items():
+            assert theirs[key] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-4)), key
+
+
+def finish(out: Path, changes: dict[str, object], processes: int, *options: object) -> str:
+    process = start(out, CHANGES | changes, *options, processes=processes)
+    said, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return said
+
+
+@pytest.mark.parametrize("micro_rows", [8, 5, 1])
+def test_micro_batches(tmp_path: Path, alone: Path, micro_rows: int) -> None:
+    run(tmp_path, replace(WIDE, execution=Execution(micro_rows=micro_rows)))
+    assert_close(tmp_path, alone)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_in_micro_batches(tmp_path: Path, alone: Path, parallel: str) -> None:
+    process = start(tmp_path, CHANGES | {"execution.parallel": parallel, "execution.micro_rows": 5}, processes=2)
+    said, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert json.loads(said)["step"] == 8
+    assert_close(tmp_path, alone)
+
+
+def test_resumed_on_another_number_of_processes(tmp_path: Path, alone: Path) -> None:
+    with pytest.raises(Stopped):
+        run(tmp_path, WIDE, session=Budget(amount=3))
+    changes = CHANGES | {"execution.parallel": "fsdp", "checkpoints.steps": 2}
+    process = start(tmp_path, changes, "--die-at", 3, processes=2)
+    process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))[-1] == "step-000005"
+    run(tmp_path, WIDE)
+    assert_close(tmp_path, alone)
+
+
+def test_more_processes_than_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "join", lambda device: World(0, 7, torch.device("cpu")))
+    with pytest.raises(ConfigError, match="a batch of 6 rows is too small for 7 processes"):
+        run(tmp_path)
+
+
+def test_a_refusal_of_the_first_process_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise ConfigError("the folder is in use")
+
+    first, second = World(0, 2, torch.device("cpu")), World(1, 2, torch.device("cpu"))
+    sent: list[list[float]] = []
+    monkeypatch.setattr(World, "sum", lambda self, values: sent.append(list(values)) or [sum(v) for v in zip(*sent, strict=True)])
+    with pytest.raises(ConfigError, match="the folder is in use"):
+        first.agree(refuse)
+    with pytest.raises(EncoderlabError, match="process 0 could not go on") as error:
+        second.agree(refuse)
+    assert error.value.code == ConfigError.code
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("rows", [5, 6, 32])
+def test_shares_are_contiguous_and_whole(size: int, rows: int) -> None:
+    spans = [World(rank, size, torch.device("cpu")).share(rows) for rank in range(size)]
+    assert [row for start, stop in spans for row in range(start, stop)] == list(range(rows))
+    assert max(stop - start for start, stop in spans) - min(stop - start for start, stop in spans) <= 1

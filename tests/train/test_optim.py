@@ -1,0 +1,156 @@
+"""Optimisers against their formulas written out, parameter groups by kind of module, rates by layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from encoderlab.errors import ConfigError
+from encoderlab.nn.encoder import Encoder, EncoderConfig, Sharing
+from encoderlab.nn.positions import RelativeShift
+from encoderlab.train.optim import AdamW, BertAdam, Lamb, LayerDecay, Optim, Optimizer, global_norm, group_parameters
+
+STEPS, LR = 5, 0.01
+
+
+def written_out(optim: Optim, weight: Tensor, grads: list[Tensor], decay: float, whole: bool) -> Tensor:
+    """The published update in double precision; ``whole``: LAMB scales this tensor."""
+    (b1, b2), m, v = optim.betas, torch.zeros_like(weight), torch.zeros_like(weight)
+    for t, g in enumerate(grads, 1):
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+        if isinstance(optim, AdamW):
+            direction = (m / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + optim.eps)
+        else:
+            direction = m / (v.sqrt() + optim.eps)
+        direction = direction + decay * weight
+        ratio = weight.norm() / direction.norm() if isinstance(optim, Lamb) and whole and weight.any() else 1.0
+        weight = weight - LR * ratio * direction
+    return weight
+
+
+@pytest.mark.parametrize("optim", [AdamW(betas=(0.9, 0.98)), BertAdam(), Lamb(eps=1e-3), Lamb(weight_decay=0.1), AdamW(no_decay=())])
+def test_formula(optim: Optim) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(7, 5), nn.LayerNorm(5), nn.Embedding(3, 5))
+    nn.init.zeros_(module[2].weight)  # type: ignore[arg-type]  # LAMB: a norm of 0
+    names = dict(module.named_parameters())
+    start = {name: p.detach().double() for name, p in names.items()}
+    grads = [{name: torch.randn_like(p) for name, p in names.items()} for _ in range(STEPS)]
+    optimizer = Optimizer(group_parameters(module, optim), optim)
+    for i in range(STEPS):
+        for name, p in names.items():
+            p.grad = 8 * grads[i][name]
+        optimizer.step(LR, grad_scale=torch.tensor(8.0), skip=torch.tensor(0.0))
+    for name, p in names.items():
+        small = name.endswith("bias") or name.startswith("1.")
+        decay = optim.weight_decay if not small or not optim.no_decay else 0.0
+        expected = written_out(optim, start[name], [g[name].double() for g in grads], decay, not small)
+        torch.testing.assert_close(p.double(), expected, rtol=2e-5, atol=2e-6)
+
+
+def test_a_broken_gradient_changes_nothing() -> None:
+    for optim in (AdamW(), BertAdam(), Lamb()):
+        module = nn.Linear(3, 2)
+        optimizer = Optimizer(group_parameters(module, optim), optim)
+        before = [p.clone() for p in module.parameters()]
+        for p in module.parameters():
+            p.grad = torch.full_like(p, torch.nan)
+        optimizer.step(LR, grad_scale=torch.tensor(torch.nan), skip=torch.tensor(1.0))
+        assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+        assert all(not state.any() for states in optimizer.state.values() for state in states.values())
+
+
+def test_a_parameter_without_gradient_is_left_alone() -> None:
+    module = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])
+    optimizer = Optimizer(group_parameters(module, AdamW()), AdamW())
+    before = [p.clone() for p in module[1].parameters()]
+    module[0](torch.ones(1, 3)).sum().backward()
+    optimizer.step(LR)
+    assert all(torch.equal(a, b) for a, b in zip(before, module[1].parameters(), strict=True))
+
+
+def test_lamb_scales_queries_keys_and_values_each_by_their_own_ratio() -> None:
+    whole, parts = nn.Module(), nn.Module()
+    torch.manual_seed(0)
+    whole.qkv = nn.Parameter(torch.randn(6, 4) * torch.tensor([1.0, 1, 10, 10, 100, 100])[:, None])
+    parts.three = nn.ParameterList(whole.qkv.detach().clone().chunk(3))
+    grad = torch.randn(6, 4)
+    whole.qkv.grad = grad
+    for p, g in zip(parts.three, grad.clone().chunk(3), strict=True):
+        p.grad = g
+    for module in (whole, parts):
+        Optimizer(group_parameters(module, Lamb()), Lamb()).step(LR)
+    torch.testing.assert_close(whole.qkv, torch.cat(list(parts.three)))
+
+
+def small_encoder(**changes: Any) -> Encoder:
+    return Encoder(EncoderConfig(**{"vocab": 11, "layers": 3, "width": 8, "heads": 2, "ff_width": 12} | changes))
+
+
+def test_decay_is_decided_by_kind_of_module() -> None:
+    # Names such as r_w_bias deceive: XLNet's biases of the attention scores are decayed (spec 2.4), norms of any name are not.
+    encoder = small_encoder(position=RelativeShift(segments=True))
+    groups = group_parameters(encoder, BertAdam())
+    decayed = {name for group in groups if group.weight_decay for name in group.names}
+    everything = {name for group in groups for name in group.names}
+    assert everything == {name for name, _ in encoder.named_parameters()}
+    assert sum(len(group.names) for group in groups) == len(everything)
+    assert {name for name in everything - decayed} == {
+        name for name in everything if "norm" in name or name.endswith("bias")
+    }
+    assert {name for name in decayed if name.split(".")[-1] in ("u", "v", "s")}, "the biases of the scores"
+    assert "embeddings.words" in decayed
+    assert not [group for group in group_parameters(encoder, BertAdam(no_decay=())) if not group.weight_decay]
+
+
+def test_tied_and_frozen_parameters() -> None:
+    module = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False), nn.Linear(4, 4))
+    module[1].weight = module[0].weight  # type: ignore[assignment]
+    module[2].requires_grad_(False)
+    assert [group.names for group in group_parameters(module, AdamW())] == [("0.weight",)]
+
+
+@pytest.mark.parametrize(("offset", "exponents"), [(2, (5, 4, 2)), (1, (4, 3, 1))])
+def test_layer_wise_rates(offset: Any, exponents: tuple[int, int, int]) -> None:
+    module = nn.ModuleDict({"encoder": small_encoder(), "head": nn.Linear(8, 2)})
+    groups = group_parameters(module, AdamW(layer_decay=LayerDecay(decay=0.8, offset=offset)))
+    rates = {name: group.rate for group in groups for name in group.names}
+    assert rates["encoder.embeddings.words"] == rates["encoder.embeddings.norm.bias"] == pytest.approx(0.8 ** exponents[0])
+    assert rates["encoder.blocks.0.attention.qkv"] == pytest.approx(0.8 ** exponents[1])
+    assert rates["encoder.blocks.2.feed_forward.up.bias"] == pytest.approx(0.8 ** exponents[2])
+    assert rates["head.weight"] == rates["head.bias"] == 1.0
+    optimizer = Optimizer(groups, BertAdam())
+    before = {name: p.clone() for name, p in module.named_parameters()}
+    for p in optimizer.parameters:
+        p.grad = torch.ones_like(p)
+    optimizer.step(LR)
+    moved = {name: (before[name] - p).abs().max().item() for name, p in module.named_parameters()}
+    assert moved["encoder.blocks.0.attention.bias"] == pytest.approx(moved["head.bias"] * 0.8 ** exponents[1], rel=1e-3)
+
+
+def test_layer_wise_rates_that_cannot_be() -> None:
+    optim = AdamW(layer_decay=LayerDecay())
+    with pytest.raises(ConfigError, match="layers share them"):
+        group_parameters(small_encoder(sharing=Sharing()), optim)
+    with pytest.raises(ConfigError, match="this model has none"):
+        group_parameters(nn.Linear(2, 2), optim)
+    encoder = small_encoder()
+    encoder.extra = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match="'extra.weight' of the encoder belongs to no layer"):
+        group_parameters(encoder, optim)
+
+
+@pytest.mark.parametrize("wrong", [{"lr": 0.0}, {"betas": (0.9, 1.0)}])
+def test_impossible_settings(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="give"):
+        AdamW(**wrong)
+
+
+def test_global_norm() -> None:
+    module = nn.Linear(3, 2)
+    module(torch.randn(4, 3)).square().sum().backward()
+    expected = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]).norm()
+    torch.testing.assert_close(global_norm(list(module.parameters())), expected)

@@ -1,0 +1,117 @@
+"""A run that is killed, stopped or finds a damaged checkpoint ends with the same bits as one that was left alone."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from toy import RECIPE, Rows, assert_same_run, metrics, run, start, toy_data
+
+from encoderlab.errors import DataError, Stopped
+from encoderlab.train.recipe import Budget, Checkpoints
+
+
+@pytest.fixture(scope="session")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy run without interruption."""
+    out = tmp_path_factory.mktemp("whole")
+    run(out)
+    return out
+
+
+def test_killed_twice_and_resumed_is_bitwise_the_same(tmp_path: Path, whole_run: Path) -> None:
+    # Killed in the first phase; then in the second phase, beyond a checkpoint; dropout and memory are on.
+    for die_at in (8, 9):
+        process = start(tmp_path, None, "--die-at", die_at)
+        process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL
+    assert run(tmp_path).step == 24
+    assert_same_run(tmp_path, whole_run, 24)
+    sessions = json.loads((tmp_path / "provenance.json").read_text())["sessions"]
+    assert len(sessions) == 3
+
+
+@pytest.mark.parametrize("steps", [1, 7, 12, 13, 20, 23])
+def test_stopped_at_any_step_and_resumed_is_bitwise_the_same(tmp_path: Path, whole_run: Path, steps: int) -> None:
+    with pytest.raises(Stopped) as stopped:
+        run(tmp_path, session=Budget(amount=steps))
+    assert stopped.value.code == 75
+    run(tmp_path)
+    assert_same_run(tmp_path, whole_run, 24)
+
+
+def test_killed_before_the_first_checkpoint(tmp_path: Path, whole_run: Path) -> None:
+    class Cut(Rows):
+        def __next__(self):  # type: ignore[no-untyped-def]
+            if self.next_row == 8 * 4:
+                raise RuntimeError("power cut")
+            return super().__next__()
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path, data=toy_data(source=Cut))
+    assert len(metrics(tmp_path)) == 1
+    run(tmp_path)
+    assert_same_run(tmp_path, whole_run, 24)
+
+
+def test_how_it_is_computed_may_change_between_sessions(tmp_path: Path, whole_run: Path) -> None:
+    with pytest.raises(Stopped):
+        run(tmp_path, session=Budget(amount=11))
+    run(tmp_path, replace(RECIPE, checkpoints=Checkpoints(minutes=1.0, steps=None)))
+    assert_same_run(tmp_path, whole_run, 24)
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
+    first = run(tmp_path)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    again = run(tmp_path)
+    assert (again.step, again.tokens, again.metrics) == (first.step, first.tokens, first.metrics)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_write_a_checkpoint_and_give_their_exit_code(
+    tmp_path: Path, whole_run: Path, number: signal.Signals, code: int
+) -> None:
+    process = start(tmp_path, {"checkpoints.steps": None}, "--slow", 0.05)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "metrics.jsonl").exists() or not metrics(tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code, said
+    assert "run the same command again to resume" in said.splitlines()[-1]
+    assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 1
+    run(tmp_path)
+    assert_same_run(tmp_path, whole_run, 24)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    tmp_path: Path, whole_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Stopped):
+        run(tmp_path, session=Budget(amount=17))
+    weights = tmp_path / "checkpoints" / "step-000017" / "weights.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-100] ^= 1
+    weights.write_bytes(data)
+    capsys.readouterr()
+    run(tmp_path)
+    said = capsys.readouterr().err
+    assert str(weights) in said and "going on from step-000015" in said
+    assert (tmp_path / "checkpoints" / "damaged-step-000017").is_dir()
+    assert_same_run(tmp_path, whole_run, 24)
+
+
+def test_without_a_whole_checkpoint_nothing_is_begun_anew_silently(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        run(tmp_path, session=Budget(amount=3))
+    (tmp_path / "checkpoints" / "step-000003" / "state.json").unlink()
+    with pytest.raises(DataError, match=r"step-000003/state.json: missing.*delete .*checkpoints to begin again"):
+        run(tmp_path)
+    assert (tmp_path / "checkpoints" / "step-000003").is_dir()
