@@ -15,6 +15,7 @@ from encoderlab.batches.corrupt import (
     Tokens,
     Unit,
     WindowedNGrams,
+    WordRuns,
     Words,
 )
 from encoderlab.batches.pack import Row
@@ -135,13 +136,11 @@ def test_span_lengths_are_geometric() -> None:
     assert abs(np.concatenate(lengths).mean() - 3.8) < 0.4  # SpanBERT: mean 3.8
 
 
-def test_ngrams_do_not_run_over_separators() -> None:
-    for seed in range(50):
-        row = make_row(seed, length=12, word_share=1.1)
-        number = np.cumsum(row.special)
-        rule = Masking(unit=NGrams(longest=5), rate=0.4, mask=1.0, random=0.0, draw="unit")
-        hidden = corruptor(rule)(row, generator(seed))
-        assert len(hidden.positions) > 0 and len(set(number[hidden.positions])) >= 1
+def test_runs_end_before_separators() -> None:
+    """Positions 3 and 6 are special: runs of words that begin at 1, 2 end by 3, and so on."""
+    words = WordRuns(np.array([1, 2, 4, 5, 7]), np.array([True, True, True, False, True]))
+    assert words.bounds == [0, 1, 2, 4, 5]
+    assert words.reach == [2, 2, 3, 4]
 
 
 def test_windows() -> None:

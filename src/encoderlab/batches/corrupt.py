@@ -68,7 +68,7 @@ class WindowedNGrams:
 
 @dataclass(frozen=True, kw_only=True)
 class Spans:
-    """Runs of whole words, lengths geometric among 1 .. ``longest`` (Joshi et al. 2020, SpanBERT, section 3.1: mean 3.8)."""
+    """Runs of whole words, lengths geometric within 1 .. ``longest`` (SpanBERT, Joshi et al. 2020, section 3.1)."""
 
     kind: Literal["spans"] = "spans"
     success: float = 0.2
@@ -200,7 +200,7 @@ class Corruptor:
             # Spirakis 2006).
             arrival = rng.standard_exponential(len(candidates)) / self._weights[row.ids[candidates]]
             return candidates[np.argsort(arrival)[:count]], np.arange(count)
-        words = _Words(candidates, _opens(row)[candidates])
+        words = WordRuns(candidates, _opens(row)[candidates])
         if isinstance(unit, Words):
             runs = _take_runs(words, count, [1] * len(words), rng)
         elif isinstance(unit, NGrams):
@@ -210,7 +210,7 @@ class Corruptor:
             runs = _take_runs(words, count, lengths, rng)
         else:
             if unit.longest == 1:
-                words = _Words(candidates, np.ones(len(candidates), bool))
+                words = WordRuns(candidates, np.ones(len(candidates), bool))
             runs = _take_windows(words, count, unit.longest, int(1 / masking.rate), rng)
         starts, stops = np.array(words.bounds)[np.array(runs, np.int64).reshape(-1, 2)].T
         sizes = stops - starts
@@ -225,7 +225,7 @@ def _opens(row: Row) -> np.ndarray:
     return opens
 
 
-class _Words:
+class WordRuns:
     """Words as runs of candidates: word w holds the candidates ``bounds[w] : bounds[w + 1]``."""
 
     def __init__(self, candidates: np.ndarray, opens: np.ndarray) -> None:
@@ -245,7 +245,7 @@ class _Words:
 Runs = list[tuple[int, int]]  # of words: first, one past the last
 
 
-def _take_runs(words: _Words, count: int, lengths: list[int], rng: np.random.Generator) -> Runs:
+def _take_runs(words: WordRuns, count: int, lengths: list[int], rng: np.random.Generator) -> Runs:
     """Runs of ``lengths`` words from starts in random order, without overlap, of at most ``count`` tokens together."""
     bounds, reach = words.bounds, words.reach
     covered, runs = bytearray(len(words)), []
@@ -262,7 +262,7 @@ def _take_runs(words: _Words, count: int, lengths: list[int], rng: np.random.Gen
     return runs
 
 
-def _take_windows(words: _Words, count: int, longest: int, window: int, rng: np.random.Generator) -> Runs:
+def _take_windows(words: WordRuns, count: int, longest: int, window: int, rng: np.random.Generator) -> Runs:
     """One run in each window of n * ``window`` words, until ``count`` tokens are reached (the last word may exceed
     it)."""
     bounds, total, runs, offset = words.bounds, len(words), [], 0
