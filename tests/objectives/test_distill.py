@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.models.base import resized
+from encoderlab.objectives.distill import Distill, DistillSettings
+from tests.objectives.small import build, small
+
+ALONE = {"logits_weight": 0.0, "mlm_weight": 0.0, "cosine_weight": 0.0}
+
+
+def pair(layers: int = 1) -> tuple[Model, Model]:
+    teacher = Model(resized(small("bert-tiny"), layers=2)).initialize(1)
+    student = Model(resized(small("bert-tiny"), layers=layers)).initialize(2)
+    return student, teacher
+
+
+@pytest.mark.parametrize("at", ["real", "masked"])
+def test_a_copy_of_the_teacher_loses_nothing(at: str, rows, vocabulary) -> None:
+    student, teacher = pair(2)
+    settings = DistillSettings(at=at, student_from=(0, 1), match=((0, 0), (1, 1), (2, 2)), hidden_weight=1.0, attention_weight=1.0)
+    objective = Distill(student, teacher, settings, vocabulary).eval()
+    batch = objective.make_batch(rows, seed=1)
+    terms, _ = objective(batch)
+    assert {name: term.count for name, term in terms.items()} == objective.counts(batch)
+    for name in ("logits", "cosine", "hidden", "attention"):
+        assert abs(float(terms[name].sum)) < 1e-3, name
+    assert int(terms["logits"].hits) == terms["logits"].count
+
+
+@pytest.mark.parametrize("name", ["logits", "mlm", "cosine", "hidden", "attention"])
+def test_every_term_alone_teaches_the_student_only(name: str, rows, vocabulary) -> None:
+    student, teacher = pair()
+    settings = DistillSettings(**ALONE | {f"{name}_weight": 1.0}, match=((1, 2),))
+    objective = Distill(student, teacher, settings, vocabulary).train()
+    assert not objective.teacher.training
+    terms, _ = objective(objective.make_batch(rows, seed=1))
+    assert set(terms) == {name}
+    terms[name].sum.backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in student.parameters())
+    assert all(p.grad is None for p in teacher.parameters())
+    assert not [n for n, _ in objective.named_parameters() if "teacher" in n]
+
+
+def test_kl_is_its_definition(rows, vocabulary) -> None:
+    student, teacher = pair()
+    objective = Distill(student, teacher, DistillSettings(temperature=3.0), vocabulary).eval()
+    batch = objective.make_batch(rows, seed=1)
+    got = objective(batch)[0]["logits"].sum
+    real = batch.doc >= 0
+    logits = [m.lm(m.encoder(batch.ids, doc=batch.doc, segments=batch.segments).last[real], m.words) for m in (student, teacher)]
+    own, wanted = ((x / 3).softmax(-1) for x in logits)
+    torch.testing.assert_close(got, 9 * (wanted * (wanted / own).log()).sum(), atol=1e-3, rtol=1e-4)
+
+
+def test_wider_teachers_need_a_map(rows, vocabulary) -> None:
+    student = Model(resized(small("bert-tiny"), width=8, heads=4, embed_width=8)).initialize(1)
+    teacher = pair()[1]
+    with pytest.raises(ConfigError, match="cosine_weight"):
+        Distill(student, teacher, DistillSettings(), vocabulary)
+    settings = DistillSettings(cosine_weight=0.0, hidden_weight=1.0, match=((1, 1),))
+    objective = Distill(student, teacher, settings, vocabulary)
+    terms, _ = objective(objective.make_batch(rows, seed=1))
+    terms["hidden"].sum.backward()
+    assert objective.maps[0].weight.grad is not None
+
+
+def test_senseless_settings_are_refused(vocabulary) -> None:
+    student, teacher = pair()
+    with pytest.raises(ConfigError, match="one tokenizer"):
+        Distill(Model(small("bert-tiny", 41)), teacher, DistillSettings(), vocabulary)
+    with pytest.raises(ConfigError, match="must name 1 teacher layers"):
+        Distill(student, teacher, DistillSettings(student_from=(0, 5)), vocabulary)
+    with pytest.raises(ConfigError, match="pairs of layers"):
+        Distill(student, teacher, DistillSettings(hidden_weight=1.0), vocabulary)
