@@ -1,0 +1,101 @@
+"""``encoderlab describe``: an architecture or a saved model, as a tree with its cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from encoderlab.commands import terminal
+from encoderlab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from encoderlab.measure.describe import Node
+
+
+def describe(
+    name: str | None = None,
+    /,
+    *,
+    list_: Annotated[bool, Parameter(name="--list")] = False,
+    length: int = 128,
+    rows: int = 32,
+) -> dict[str, Any]:
+    """Show an architecture: shapes, parameters by part, operations per token, memory of training, and how it differs from BERT.
+
+    Example: encoderlab describe convbert-small --length 512
+
+    Args:
+        name: A published name (bert-base, electra-small-generator, ...) or a model folder.
+        list_: Print all names.
+        length: Tokens per row.
+        rows: Rows per batch, for the memory of training.
+    """
+    from encoderlab import models
+
+    if list_:
+        names = [*models.SIZES, *(f"{name}-generator" for name in models.GENERATORS)]
+        for family in models.FAMILIES.values():
+            terminal.say(f"{family.name}: " + ", ".join(family.sizes))
+        return {"names": names}
+    if name is None:
+        raise ConfigError("describe needs a name or a model folder; --list shows all names")
+    if length < 1 or rows < 1:
+        raise ConfigError(f"length {length} and rows {rows} must be positive")
+    from encoderlab.measure.describe import facts, tree
+
+    if Path(name).is_dir():
+        from encoderlab.interchange.load import load
+
+        config = load(name).config
+    else:
+        config = models.config(name)
+    found = facts(name, config, length=length, rows=rows)
+    _show(found, tree(config))
+    return found
+
+
+def _show(found: dict[str, Any], root: Node) -> None:
+    from rich.tree import Tree
+
+    picture = Tree(f"{found['name']}  {root.parameters:,} parameters")
+    _grow(picture, root)
+    terminal.console().print(picture)
+    parameters, flops, memory = found["parameters"], found["flops"], found["memory"]
+    heads = ", ".join(f"{part} {count:,}" for part, count in parameters["heads"].items())
+    terminal.table(
+        "Parameters",
+        ["part", "count"],
+        [
+            ("encoder", f"{parameters['encoder']:,}"),
+            ("  embeddings", f"{parameters['embeddings']:,}"),
+            ("  layers", f"{parameters['layers']:,}"),
+            ("with pretraining heads", f"{parameters['pretraining']:,}"),
+        ],
+        caption=f"heads: {heads}" if heads else None,
+    )
+    rows = [(part, f"{count / 1e6:.2f}", f"{3 * count / 1e6:.2f}") for part, count in flops["forward"].items()]
+    rows.append(("total", f"{flops['forward_total'] / 1e6:.2f}", f"{flops['training_total'] / 1e6:.2f}"))
+    other = flops["electra_convention"]
+    terminal.table(
+        f"Million operations per token, rows of {flops['length']}",
+        ["part", "forward", "training"],
+        rows,
+        caption=f"a multiply-add is 2, backward twice forward, LM head on {flops['predicted']:.0%} of tokens; "
+        f"ELECTRA's convention: {other['forward'] / 1e6:.2f} forward, {other['training'] / 1e6:.2f} training",
+    )
+    causes = ", ".join(f"{part} {memory[part] / 2**20:,.0f}" for part in ("weights", "gradients", "optimizer", "activations"))
+    terminal.say(
+        f"Memory of training {memory['rows']} rows of {memory['length']} tokens in single precision with Adam, estimated: "
+        f"{memory['total'] / 2**20:,.0f} MiB ({causes})"
+    )
+    terminal.say()
+    terminal.say(found["about"])
+
+
+def _grow(branch: Any, node: Node) -> None:
+    for child in node.children:
+        times = f" x {child.times}" if child.times > 1 else ""
+        line = f"{child.name}{times}  {child.parameters:,}" + (f"  {child.shapes}" if child.shapes else "")
+        _grow(branch.add(line), child)

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from encoderlab import models
+from encoderlab.cli import main
+from encoderlab.measure import describe, flops
+from encoderlab.model import Model
+from encoderlab.models.base import resized
+
+PUBLISHED = [  # bert_family.md, 3.7: name, length, rows, steps, operations
+    ("convbert-small", 128, 128, 1_000_000, 1.26e18),
+    ("convbert-medium-small", 128, 128, 1_000_000, 1.57e18),
+    ("convbert-base", 128, 256, 1_000_000, 1.89e19),
+    ("electra-base", 512, 256, 766_000, 6.42e19),
+    ("electra-small", 128, 128, 1_000_000, 1.29e18),
+]
+
+
+@pytest.mark.parametrize(("name", "length", "rows", "steps", "expected"), PUBLISHED)
+def test_the_electra_convention_gives_the_published_costs(name, length, rows, steps, expected) -> None:
+    pair = [models.config(name), models.config(f"{name}-generator")]
+    found = flops.electra_training(pair, length, rows, steps)
+    assert math.isclose(found, expected, rel_tol=4e-3)  # the tables give three digits
+
+
+@pytest.mark.parametrize("name", ["bert-mini", "albert-mini", "electra-mini", "deberta-mini", "xlnet-mini", "convbert-mini"])
+def test_our_convention_is_what_torch_counts(name: str) -> None:
+    """Against torch's own counter over the body, which sees matrix products and not the shifted sums of convolutions."""
+    config = resized(models.config(name), vocab=100)
+    model = Model(config).initialize(0).eval().double()  # the plain twins, whose products torch sees
+    rows, length = 4, 64
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.encoder(torch.randint(0, 100, (rows, length)), doc=None)
+    parts = flops.forward(replace(config, lm=None, rtd=None, mask_decoder=0, mask_vector=False), length)
+    if config.encoder.conv is not None:
+        parts["convolution"] -= config.encoder.layers * 2 * 9 * (256 + 128)
+    expected = sum(parts.values()) * rows * length
+    # Projections of the position table do not grow with the batch and are not counted here.
+    extra = 0.0
+    if name in ("deberta-mini", "xlnet-mini"):
+        extra = config.encoder.layers * 2 * 256 * 256 * (2 * length - 1) * (2 if name == "deberta-mini" else 1)
+    assert math.isclose(counter.get_total_flops(), expected + extra, rel_tol=1e-3)
+
+
+def test_describe_counts_every_parameter_once(capsys) -> None:
+    for name in ("albert-base", "deberta-v3-small", "transformer-xl-wt103-base", "xlnet-base"):
+        found = describe.facts(name, models.config(name), length=128, rows=8)
+        assert describe.tree(models.config(name)).parameters == found["parameters"]["pretraining"]
+    assert main(["describe", "bert-base", "--json"]) == 0
+    assert '"encoder": 108891648' in capsys.readouterr().out
+    assert main(["describe", "no-such-model"]) == 2
+    assert main(["describe", "--list"]) == 0
