@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
 from encoderlab import load
-from encoderlab.interchange import huggingface
+from encoderlab.interchange import huggingface, names
 from encoderlab.model import Model
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -169,3 +171,72 @@ def test_states_and_heads(pair: tuple[str, Any, Model], lengths: list[int], segm
     with torch.no_grad():
         mine, other = our_outputs(ours, batch, padded=padded), their_outputs(theirs, batch, padded=padded)
     assert_equal(mine, other, batch["real"])
+
+
+def test_gradients(pair: tuple[str, Any, Model]) -> None:
+    """Of one loss over every output, for every parameter, within 1e-4 of its largest entry; in float64, because gradients
+    that are zero in theory (key biases) are rounding noise in float32."""
+    case = pair[0]
+    theirs, ours = (copy.deepcopy(model).double() for model in pair[1:])
+    batch = batch_of(case, LENGTHS["odd"], CASES[case][3])
+    for outputs, model in ((our_outputs, ours), (their_outputs, theirs)):
+        out = outputs(model, batch, padded=True)
+        wanted = ["logits" if "logits" in out and "rtd" not in out else "rtd", *(["pair"] if "pair" in out else [])]
+        generator = torch.Generator().manual_seed(5)
+        loss = sum((out[name] * torch.randn(out[name].shape, generator=generator)).sum() for name in wanted)
+        (loss + out["states"][1][batch["real"]].pow(2).sum()).backward()
+    given = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in theirs.named_parameters()}
+    expected = {name: parameter.shape for name, parameter in ours.named_parameters()}
+    layout = huggingface.layout_of(ours.config, theirs.config.model_type)
+    read = names.read(layout, given, expected, ours.config.encoder, source=case)
+    assert not read.missing and not read.unexpected
+    largest = max(float(g.abs().max()) for g in read.weights.values())
+    for name, parameter in ours.named_parameters():
+        got = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        wanted = read.weights[name].double()
+        if name == "encoder.embeddings.words":  # transformers gives the padding row no gradient from the input
+            got, wanted = got[1:], wanted[1:]
+        allowed = 1e-4 * max(float(wanted.abs().max()), 1e-6 * largest)
+        difference = float((got - wanted).abs().max())
+        assert difference <= allowed, f"{name}: {difference:.2e}, allowed {allowed:.2e}"
+
+
+def test_folders_come_back_unchanged(pair: tuple[str, Any, Model], tmp_path: Path) -> None:
+    """Theirs, ours, theirs: the same tensors bit by bit, and a configuration that means the same."""
+    case, theirs, ours = pair
+    huggingface.save(ours, tmp_path / "out")
+    back = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
+    tied = getattr(theirs, "_tied_weights_keys", None) or {}
+    first = {name: tensor for name, tensor in theirs.state_dict().items() if name not in tied}
+    assert set(back) == set(first)
+    for name, tensor in first.items():
+        assert torch.equal(back[name], tensor), name
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "out").to_dict()
+    fields = CASES[case][2]
+    for name, value in theirs.config.to_dict().items():
+        if name.startswith("max_") and not getattr(theirs.config, "position_biased_input", True):
+            continue  # a table that this model does not have
+        if name in fields or name in ("model_type", "pad_token_id", "type_vocab_size", "layer_norm_eps", "dropout"):
+            assert config[name] == pytest.approx(value) or str(config[name]) == str(value), name
+
+
+def test_our_folders_load_in_transformers(pair: tuple[str, Any, Model], tmp_path: Path) -> None:
+    case, theirs, ours = pair
+    fresh = Model(ours.config).initialize(7).eval()
+    huggingface.save(fresh, tmp_path / "out")
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
+    kind = getattr(transformers, config.architectures[0])
+    model, report = kind.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"], report
+    for tied, source in (getattr(model, "_tied_weights_keys", None) or {}).items():
+        assert model.get_parameter(tied) is model.get_parameter(source)
+    batch = batch_of(case, LENGTHS["odd"], CASES[case][3])
+    with torch.no_grad():
+        mine, other = (
+            our_outputs(fresh, batch, padded=True),
+            their_outputs(model.eval(), batch, padded=True),
+        )
+    assert_equal(mine, other, batch["real"])
+    base, report = transformers.AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert all("pooler" in name for name in report["missing_keys"]) and (fresh.pooler is None or not report["missing_keys"])
+    assert not [name for name in report["unexpected_keys"] if name.startswith(base.base_model_prefix + ".")]
