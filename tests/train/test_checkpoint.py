@@ -95,7 +95,9 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))  # as a full disk, the system refuses to write on
     try:
-        with pytest.raises(DataError, match=r"step-000002: could not be written \(File too large.*step-000001 is intact") as error:
+        with pytest.raises(
+            DataError, match=r"step-000002: could not be written \(File too large.*step-000001 is intact"
+        ) as error:
             save(tmp_path, 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,4 +1,5 @@
-"""One batch of 32 rows, four micro-batches of 8 and two processes of 16 are the same run, whatever engine spreads the model."""
+"""One batch of 32 rows, four micro-batches of 8 and two processes of 16 are the same run, whatever engine spreads the
+model."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ from encoderlab.train.recipe import Budget, Execution, Phase
 
 PHASES = (Phase(length=8, rows=32, share=0.5), Phase(length=12, rows=32, share=0.5))
 WIDE = replace(RECIPE, budget=Budget(amount=8), phases=PHASES, log_every=1)
-CHANGES = {"budget.amount": 8, "phases": [{"length": 8, "rows": 32, "share": 0.5}, {"length": 12, "rows": 32, "share": 0.5}], "log_every": 1}
+CHANGES = {
+    "budget.amount": 8,
+    "phases": [{"length": 8, "rows": 32, "share": 0.5}, {"length": 12, "rows": 32, "share": 0.5}],
+    "log_every": 1,
+}
 STEP = "step-000008"
 
 
@@ -33,7 +38,9 @@ def assert_close(one: Path, other: Path) -> None:
     left, right = tensors(one / "checkpoints" / STEP), tensors(other / "checkpoints" / STEP)
     assert left.keys() == right.keys()
     for name in left:
-        torch.testing.assert_close(left[name], right[name], rtol=2e-4, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            left[name], right[name], rtol=2e-4, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
     for ours, theirs in zip(metrics(one), metrics(other), strict=True):
         assert ours.keys() == theirs.keys()
         for key, value in ours.items():
@@ -86,7 +93,9 @@ def test_a_refusal_of_the_first_process_ends_all(monkeypatch: pytest.MonkeyPatch
 
     first, second = World(0, 2, torch.device("cpu")), World(1, 2, torch.device("cpu"))
     sent: list[list[float]] = []
-    monkeypatch.setattr(World, "sum", lambda self, values: sent.append(list(values)) or [sum(v) for v in zip(*sent, strict=True)])
+    monkeypatch.setattr(
+        World, "sum", lambda self, values: sent.append(list(values)) or [sum(v) for v in zip(*sent, strict=True)]
+    )
     with pytest.raises(ConfigError, match="the folder is in use"):
         first.agree(refuse)
     with pytest.raises(EncoderlabError, match="process 0 could not go on") as error:

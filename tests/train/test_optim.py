@@ -31,7 +31,9 @@ def written_out(optim: Optim, weight: Tensor, grads: list[Tensor], decay: float,
     return weight
 
 
-@pytest.mark.parametrize("optim", [AdamW(betas=(0.9, 0.98)), BertAdam(), Lamb(eps=1e-3), Lamb(weight_decay=0.1), AdamW(no_decay=())])
+@pytest.mark.parametrize(
+    "optim", [AdamW(betas=(0.9, 0.98)), BertAdam(), Lamb(eps=1e-3), Lamb(weight_decay=0.1), AdamW(no_decay=())]
+)
 def test_formula(optim: Optim) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(7, 5), nn.LayerNorm(5), nn.Embedding(3, 5))
@@ -91,7 +93,8 @@ def small_encoder(**changes: Any) -> Encoder:
 
 
 def test_decay_is_decided_by_kind_of_module() -> None:
-    # Names such as r_w_bias deceive: XLNet's biases of the attention scores are decayed (spec 2.4), norms of any name are not.
+    # Names such as r_w_bias deceive: XLNet's biases of the attention scores are decayed (spec 2.4), norms of any name
+    # are not.
     encoder = small_encoder(position=RelativeShift(segments=True))
     groups = group_parameters(encoder, BertAdam())
     decayed = {name for group in groups if group.weight_decay for name in group.names}
@@ -118,7 +121,9 @@ def test_layer_wise_rates(offset: Any, exponents: tuple[int, int, int]) -> None:
     module = nn.ModuleDict({"encoder": small_encoder(), "head": nn.Linear(8, 2)})
     groups = group_parameters(module, AdamW(layer_decay=LayerDecay(decay=0.8, offset=offset)))
     rates = {name: group.rate for group in groups for name in group.names}
-    assert rates["encoder.embeddings.words"] == rates["encoder.embeddings.norm.bias"] == pytest.approx(0.8 ** exponents[0])
+    assert (
+        rates["encoder.embeddings.words"] == rates["encoder.embeddings.norm.bias"] == pytest.approx(0.8 ** exponents[0])
+    )
     assert rates["encoder.blocks.0.attention.qkv"] == pytest.approx(0.8 ** exponents[1])
     assert rates["encoder.blocks.2.feed_forward.up.bias"] == pytest.approx(0.8 ** exponents[2])
     assert rates["head.weight"] == rates["head.bias"] == 1.0

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from encoderlab.errors import EncoderlabError
 from encoderlab.nn import kernels
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
-from encoderlab.seeds import derive, generator
+from encoderlab.seeds import generator
 from encoderlab.train import checkpoint
 from encoderlab.train.folder import METRICS, TIMING
 from encoderlab.train.loop import Data, Outcome, train
@@ -37,7 +37,8 @@ VOCAB, WIDTH = 37, 16
 
 
 class Toy(Objective):
-    """Next-token prediction by a gated mixture of the last tokens and a memory, with dropout and a tied output table; a second term counts rows."""
+    """Next-token prediction by a gated mixture of the last tokens and a memory, with dropout and a tied output table; a
+    second term counts rows."""
 
     per_token = ("lm",)
 
@@ -84,7 +85,9 @@ class Rows:
     def __next__(self) -> Batch:
         first = self.next_row
         self.next_row += self.rows
-        return batch_of(first + self.rows * self.rank // self.world, first + self.rows * (self.rank + 1) // self.world, self.length)
+        return batch_of(
+            first + self.rows * self.rank // self.world, first + self.rows * (self.rank + 1) // self.world, self.length
+        )
 
     def state(self) -> dict[str, int]:
         return {"rows": self.next_row}
@@ -93,7 +96,8 @@ class Rows:
 
 
 def batch_of(start: int, stop: int, length: int) -> Batch:
-    """Rows ``start:stop`` of a text in which a token is three times the one before, most of the time; every third row is padded."""
+    """Rows ``start:stop`` of a text in which a token is three times the one before, most of the time; every third row
+    is padded."""
     ids = torch.zeros(stop - start, length + 1, dtype=torch.long)
     doc = torch.zeros(stop - start, length, dtype=torch.int32)
     for i, row in enumerate(range(start, stop)):
@@ -140,7 +144,9 @@ def run(out: Path, recipe: Training = RECIPE, **options: Any) -> Outcome:
     return train(Toy(), recipe, data, out, **options)
 
 
-def start(out: Path, changes: dict[str, Any] | None = None, *options: object, processes: int = 1) -> subprocess.Popen[str]:
+def start(
+    out: Path, changes: dict[str, Any] | None = None, *options: object, processes: int = 1
+) -> subprocess.Popen[str]:
     """This script training in ``out``, alone or under torchrun."""
     script = [__file__, str(out), json.dumps(changes or {}), *map(str, options)]
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []

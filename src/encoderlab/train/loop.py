@@ -299,9 +299,7 @@ class _Trainer:
         largest_share = -(-rows // self.world.size)
         micro = self.recipe.execution.micro_rows or largest_share
         pieces = min(-(-largest_share // micro), rows // self.world.size)  # the same for all processes
-        torch.manual_seed(
-            derive(self.recipe.seed, "step", self.progress.step, self.world.rank)
-        )  # for what takes no noise
+        seed_torch(derive(self.recipe.seed, "step", self.progress.step, self.world.rank), self.world.device)
         failure = None
         memories: list[Memory] = []
         try:
@@ -466,9 +464,7 @@ class _Trainer:
         wanted = self.recipe.evaluation.best
         if wanted is None:
             return
-        numbers = (
-            {"loss": line.get("loss")} | line.get("losses", {}) | line.get("accuracy", {}) | line.get("scores", {})
-        )
+        numbers = {"loss": line.get("loss")} | line.get("accuracy", {}) | line.get("scores", {})
         if wanted not in numbers or numbers[wanted] is None:
             raise ConfigError(f"evaluation.best {wanted!r} is no number of the validation{nearest(wanted, numbers)}")
         lower = wanted == "loss"
@@ -600,6 +596,16 @@ def load_weights(objective: Objective, folder: Path) -> None:
                 f"{folder}: {name} is {tuple(stored[name].shape)} there and {tuple(tensor.shape)} in this model"
             )
         assign(tensor, stored[name])
+
+
+def seed_torch(seed: int, device: torch.device) -> None:
+    """Seed torch's own generators, for what draws from them rather than from noise; resumes exactly, but knows no rows.
+
+    Not ``torch.manual_seed``, which formats a stack trace per call while CUDA sleeps.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def _join_memory(parts: list[Memory]) -> Memory:

@@ -58,8 +58,8 @@ class Ramp:
 class Evaluation:
     """Validation every ``every`` steps and at the end, on ``rows`` rows.
 
-    ``best`` names a number of the validation, such as ``f1`` or ``loss``; the weights with its best value are kept in
-    ``checkpoints/best``. A loss is best where it is lowest, anything else where it is highest.
+    ``best`` is ``loss``, or names an accuracy or score of the validation such as ``f1``; the weights where the loss was
+    lowest, or that number highest, are kept in ``checkpoints/best``.
     """
 
     every: int = 1000
@@ -138,7 +138,7 @@ class Training:
                 f"a warm-up of {warmup:g} steps does not fit a budget in {self.budget.unit}; "
                 "give it as a share, such as schedule.warmup=0.01"
             )
-        if warmup < 0 or warmup > self.budget.amount:
+        if warmup < 0 or warmup >= 1 and warmup > self.budget.amount:
             raise ConfigError(
                 f"a warm-up of {warmup:g} steps does not fit a budget of {self.budget.amount:g}; "
                 "give a share, such as schedule.warmup=0.01"

@@ -1,0 +1,92 @@
+"""The run folder: one holder, one recipe, one data set; provenance; metrics cut back to the checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from toy import RECIPE, run, toy_data
+
+from encoderlab.errors import ConfigError
+from encoderlab.train.folder import RunFolder, compare
+from encoderlab.train.optim import AdamW
+from encoderlab.train.recipe import Execution
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    held = RunFolder(tmp_path, {}, {})
+    script = f"import pathlib, encoderlab.train.folder as f; f.RunFolder(pathlib.Path({str(tmp_path)!r}), {{}}, {{}})"
+    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert f"is in use by process {os.getpid()}" in other.stderr
+    with pytest.raises(ConfigError, match="in use"):
+        RunFolder(tmp_path, {}, {})
+    held.close()
+    RunFolder(tmp_path, {}, {}).close()
+
+
+def test_another_recipe_is_refused_and_the_difference_named(tmp_path: Path) -> None:
+    run(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+    with pytest.raises(ConfigError, match=r"optim.lr was 0.0001, now 0.5; seed was 1, now 2\)") as error:
+        run(tmp_path, replace(RECIPE, seed=2, optim=AdamW(lr=0.5)))
+    assert error.value.code == 2
+    with pytest.raises(ConfigError, match='data corpus was "toy", now "other"'):
+        run(tmp_path, data=toy_data(hashes={"corpus": "other"}))
+    assert all(path.read_bytes() == content for path, content in before.items())
+    run(tmp_path, replace(RECIPE, execution=Execution(micro_rows=2)))
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(ConfigError, match="is not empty and holds no run .found 'thesis.tex'"):
+        run(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written() -> None:
+    for place in ("/proc/run", "/sys/run", "/dev/null/run"):
+        with pytest.raises(ConfigError, match=f"{place}: cannot be written .*choose another output folder") as error:
+            run(Path(place))
+        assert error.value.code == 2
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match="Permission denied"):
+        run(tmp_path / "run")
+
+
+def test_provenance(tmp_path: Path) -> None:
+    run(tmp_path)
+    (session,) = json.loads((tmp_path / "provenance.json").read_text())["sessions"]
+    assert session["data"] == {"corpus": "toy"}
+    assert {"encoderlab", "python", "torch", "numpy"} <= session["versions"].keys()
+    assert session["hardware"]["threads"] == 1
+    assert json.loads((tmp_path / "recipe.json").read_text())["optim"]["kind"] == "adamw"
+    assert "validation" in (tmp_path / "run.log").read_text()
+
+
+def test_metrics_end_where_the_checkpoint_ends(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, {}, {})
+    folder.open_metrics(0)
+    folder.write_metrics({"step": 1, "loss": float("nan"), "losses": {"a": float("inf"), "b": 0.1}})
+    size = folder.metrics_size()
+    folder.write_metrics({"step": 2})
+    folder.close()
+    folder = RunFolder(tmp_path, {}, {})
+    folder.open_metrics(size)
+    folder.write_metrics({"step": 3})
+    folder.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [{"step": 1, "loss": None, "losses": {"a": None, "b": 0.1}}, {"step": 3}]
+
+
+def test_compare() -> None:
+    before = {"a": {"b": 1, "c": [1, 2]}, "execution": {"compile": False}, "log_every": 1}
+    assert compare(before, {"a": {"b": 1, "c": [1, 2]}, "execution": {"compile": True}, "log_every": 5}) == []
+    assert compare(before, {"a": {"b": 2}, "d": None}) == ["a.b was 1, now 2", "a.c was [1, 2], now null"]

@@ -1,0 +1,278 @@
+"""What the loop does between batches: phases, budgets, ramps, precision, validation, trouble."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy import RECIPE, Rows, Toy, metrics, run, start, tensors, toy_data
+
+from encoderlab.errors import ConfigError, DataError, Diverged, OutOfMemory, Stopped
+from encoderlab.objectives.base import Term
+from encoderlab.train import checkpoint, loop
+from encoderlab.train.loop import train
+from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase, Ramp, Training
+from encoderlab.train.schedule import Bert, Constant
+
+SHORT = replace(RECIPE, budget=Budget(amount=6), log_every=1)
+
+
+def of(lines: list[dict[str, Any]], split: str, key: str) -> list[Any]:
+    return [line[key] for line in lines if line["split"] == split]
+
+
+def test_the_toy_is_learned(tmp_path: Path) -> None:
+    recipe = replace(
+        RECIPE,
+        budget=Budget(amount=150),
+        optim=replace(RECIPE.optim, lr=0.02),
+        phases=(Phase(length=16, rows=32),),
+        log_every=50,
+    )
+    run(tmp_path, recipe)
+    lines = metrics(tmp_path)
+    assert of(lines, "valid", "losses")[-1]["lm"] < 2.6 < math.log(37) < of(lines, "train", "losses")[0]["lm"] + 1
+    assert of(lines, "valid", "accuracy")[-1]["lm"] > 0.3
+    last = lines[-1]
+    assert last["bits_per_byte"]["lm"] == pytest.approx(last["losses"]["lm"] / math.log(2) / 4.0)
+    assert last["loss"] == pytest.approx(last["losses"]["lm"] + 0.5 * last["losses"]["sort"])
+
+
+def test_lines_of_metrics(tmp_path: Path) -> None:
+    outcome = run(tmp_path)
+    lines = metrics(tmp_path)
+    assert of(lines, "train", "step") == [3, 6, 9, 12, 15, 18, 21, 24]
+    assert of(lines, "valid", "step") == [10, 20, 24]
+    assert outcome.metrics["loss"] == lines[-1]["loss"]
+    assert of(lines, "train", "rows") == [8] * 4 + [6] * 4 and of(lines, "train", "length") == [8] * 4 + [12] * 4
+    assert sum(counts["sort"] for counts in of(lines, "train", "counts")) == 12 * 8 + 12 * 6
+    assert sum(counts["lm"] for counts in of(lines, "train", "counts")) == outcome.tokens == lines[-1]["tokens"]
+    assert of(lines, "valid", "counts")[-1]["sort"] == 19, "the last, smaller batch counts too"
+    assert all(0.1 < padding < 0.25 for padding in of(lines, "train", "padding"))
+    rates = of(lines, "train", "lr")
+    assert rates == [RECIPE.optim.lr * RECIPE.schedule.share(step - 1, 24) for step in (3, 6, 9, 12, 15, 18, 21, 24)]
+
+
+def test_a_phase_begins_with_a_source_of_its_own(tmp_path: Path) -> None:
+    opened = []
+
+    class Watched(Rows):
+        def __init__(self, phase: Phase, rows: int, state: dict[str, int] | None) -> None:
+            opened.append((phase.length, rows, state))
+            super().__init__(phase, rows, state)
+
+    recipe = replace(RECIPE, ramp=Ramp(rows=2, share=0.5))
+    run(tmp_path, recipe, data=toy_data(source=Watched))
+    # Doubling from 2 to 8 over the first half; a larger batch goes on where the smaller one ended.
+    assert opened == [(8, 2, None), (8, 4, {"rows": 12}), (12, 6, None)]
+
+
+def test_a_budget_of_tokens(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, budget=Budget(amount=500, unit="tokens"), schedule=Bert(warmup=0.1), log_every=1)
+    outcome = run(tmp_path, recipe)
+    lines = metrics(tmp_path)
+    tokens = of(lines, "train", "tokens")
+    assert tokens[-1] == outcome.tokens >= 500 > tokens[-2]
+    for before, lr in zip([0, *tokens], of(lines, "train", "lr"), strict=False):
+        assert lr == pytest.approx(RECIPE.optim.lr * (before / 50 if before < 50 else 1 - before / 500))
+    assert of(lines, "train", "length")[0] == 8 and of(lines, "train", "length")[-1] == 12
+
+
+def test_a_budget_of_hours(tmp_path: Path) -> None:
+    recipe = replace(
+        RECIPE, budget=Budget(amount=0.5 / 3600, unit="hours"), log_every=1, checkpoints=Checkpoints(minutes=0.1 / 60)
+    )
+    outcome = run(tmp_path, recipe)
+    assert 0.5 <= outcome.seconds < 10
+    rates = of(metrics(tmp_path), "train", "lr")
+    peak = rates.index(max(rates))
+    assert rates[:peak] == sorted(rates[:peak]) and rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert rates[-1] < rates[peak] / 2
+    assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 2
+
+
+def test_the_best_weights_are_kept(tmp_path: Path) -> None:
+    scores = iter([0.2, 0.9, 0.5, 0.1])
+
+    def score() -> Mapping[str, float]:
+        return {"f1": next(scores)}
+
+    recipe = replace(SHORT, evaluation=Evaluation(every=2, best="f1"), checkpoints=Checkpoints(steps=1, keep=9))
+    outcome = run(tmp_path, recipe, data=toy_data(score=score))
+    assert outcome.best is not None
+    assert checkpoint.read_json(outcome.best / checkpoint.STATE) == {"step": 4, "f1": 0.9}
+    best = checkpoint.read_tensors(outcome.best / checkpoint.WEIGHTS)
+    for name, tensor in checkpoint.read_tensors(tmp_path / "checkpoints/step-000004" / checkpoint.WEIGHTS).items():
+        assert torch.equal(best[name], tensor)
+    model = Toy()
+    loop.load_weights(model, outcome.best)
+    assert torch.equal(model.table.weight, best["table.weight"])
+    assert outcome.metrics["scores"] == {"f1": 0.5}
+
+
+def test_the_best_loss_is_the_lowest_and_survives_a_resume(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, evaluation=Evaluation(every=4, best="loss"), schedule=Constant())
+    with pytest.raises(Stopped):
+        run(tmp_path, recipe, session=Budget(amount=13))
+    outcome = run(tmp_path, recipe)
+    losses = dict(zip(of(metrics(tmp_path), "valid", "step"), of(metrics(tmp_path), "valid", "loss"), strict=True))
+    assert outcome.best is not None
+    step = checkpoint.read_json(outcome.best / checkpoint.STATE)["step"]
+    assert losses[step] == min(losses.values())
+
+
+def test_a_best_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'f2' is no number of the validation; choose from: f1, lm, loss"):
+        run(
+            tmp_path,
+            replace(SHORT, evaluation=Evaluation(every=2, best="f2")),
+            data=toy_data(score=lambda: {"f1": 0.0}),
+        )
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_trains_and_resumes_exactly(tmp_path: Path, precision: Any) -> None:
+    recipe = replace(RECIPE, precision=precision)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(whole, recipe)
+    with pytest.raises(Stopped):
+        run(parts, recipe, session=Budget(amount=7))
+    run(parts, recipe)
+    one, other = (tensors(out / "checkpoints/step-000024") for out in (whole, parts))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert one["table.weight"].dtype == torch.float32
+    run(tmp_path / "fp32")
+    for ours, theirs in zip(metrics(whole), metrics(tmp_path / "fp32"), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.02)
+
+
+class Bad(Toy):
+    """Gives a loss of ``value`` at step ``at``."""
+
+    def __init__(self, at: int, value: float) -> None:
+        super().__init__()
+        self.at, self.value, self.calls = at, value, 0
+
+    def forward(self, batch: Any, *, noise: Any = None, memory: Any = None) -> Any:
+        terms, memory = super().forward(batch, noise=noise, memory=memory)
+        if noise is not None:
+            self.calls += 1
+            if self.calls == self.at + 1:
+                terms["lm"] = Term(terms["lm"].sum * self.value, terms["lm"].count)
+        return terms, memory
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_checkpoint(tmp_path: Path, value: float) -> None:
+    with pytest.raises(Diverged, match=r"step 8: the gradient is not finite.*lower optim.lr.*step-000005") as error:
+        train(Bad(8, value), RECIPE, toy_data(), tmp_path)
+    assert error.value.code == 6 and "\n" not in str(error.value)
+    found, damaged = checkpoint.newest(tmp_path / "checkpoints")
+    assert found is not None and found.name == "step-000005" and not damaged
+    assert all(tensor.isfinite().all() for tensor in tensors(found).values())
+
+
+def test_fp16_skips_a_step_that_overflows(tmp_path: Path) -> None:
+    train(Bad(2, 1e38), replace(SHORT, precision="fp16"), toy_data(), tmp_path)
+    scales = of(metrics(tmp_path), "train", "loss_scale")
+    assert scales == [2.0**14] * 2 + [2.0**13] * 4
+    state = checkpoint.read_json(tmp_path / "checkpoints/step-000006/state.json")
+    assert state["progress"]["updates"] == 5, "the bias correction does not count the skipped step"
+
+
+class Greedy(Toy):
+    """Has room for ``rows`` rows of training."""
+
+    rows = 3
+
+    def forward(self, batch: Any, *, noise: Any = None, memory: Any = None) -> Any:
+        if len(batch) > self.rows and noise is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore lines")
+        return super().forward(batch, noise=noise, memory=memory)
+
+
+def test_out_of_memory_names_the_rows_that_fit_and_they_give_the_same_result(tmp_path: Path) -> None:
+    with pytest.raises(
+        OutOfMemory, match=r"rows of 8 tokens on cpu.*2 rows fit: --set execution.micro_rows=2"
+    ) as error:
+        train(Greedy(), RECIPE, toy_data(), tmp_path)
+    assert error.value.code == 5 and "\n" not in str(error.value)
+    train(Greedy(), replace(RECIPE, execution=Execution(micro_rows=2)), toy_data(), tmp_path)
+    run(tmp_path / "roomy")
+    assert metrics(tmp_path)[-1]["loss"] == pytest.approx(metrics(tmp_path / "roomy")[-1]["loss"], rel=1e-5)
+
+
+def test_out_of_memory_with_one_row(tmp_path: Path) -> None:
+    class Tight(Greedy):
+        rows = 0
+
+    with pytest.raises(OutOfMemory, match="not even one row fits: use shorter rows or a smaller model"):
+        train(Tight(), RECIPE, toy_data(), tmp_path)
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(tmp_path: Path) -> None:
+    class Buggy(Toy):
+        def forward(self, batch: Any, *, noise: Any = None, memory: Any = None) -> Any:
+            raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        train(Buggy(), RECIPE, toy_data(), tmp_path)
+
+
+def test_data_that_ends(tmp_path: Path) -> None:
+    class Finite(Rows):
+        def __next__(self) -> Any:
+            if self.next_row >= 16:
+                raise StopIteration
+            return super().__next__()
+
+    with pytest.raises(DataError, match="the data ended at step 2"):
+        run(tmp_path, data=toy_data(source=Finite))
+
+
+def test_the_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    outcome = run(tmp_path, SHORT)
+    other = Toy()
+    other.extra = torch.nn.Linear(2, 2)
+    with pytest.raises(DataError, match="extra.bias is in one of them only"):
+        loop.load_weights(other, outcome.checkpoint)
+
+
+def test_noise_belongs_to_the_step_and_the_row() -> None:
+    from toy import batch_of
+
+    from encoderlab.nn.noise import Noise
+
+    model, batch = Toy(), batch_of(0, 4, 8)
+    assert batch.rows is not None
+
+    def loss(step: int) -> float:
+        assert batch.rows is not None
+        return model(batch, noise=Noise(1, step, batch.rows))[0]["lm"].sum.item()
+
+    assert loss(3) == loss(3) != loss(4)
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    run(tmp_path, replace(SHORT, execution=Execution(tensorboard=True)))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/losses/lm")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_exit_code_of_a_process(tmp_path: Path) -> None:
+    process = start(tmp_path / "a", {"optim.lr": 1e30, "clip": None, "schedule": {"kind": "constant"}})
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 6 and said.splitlines()[-1].startswith("error: step ")
+
+
+def test_phase_default() -> None:
+    assert Training().stage(0) == (0, 256)
