@@ -32,6 +32,13 @@ class MemoryCorpus:
         sentences = whole.sentences[(whole.sentences >= start) & (whole.sentences < stop)] - start
         return Document(whole.ids[start:stop], sentences, whole.word_starts[start:stop])
 
+    def gather(self, documents: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        pieces = [
+            self.document(*piece) for piece in zip(documents.tolist(), starts.tolist(), stops.tolist(), strict=True)
+        ]
+        ids = np.concatenate([piece.ids for piece in pieces], dtype=np.int64)
+        return ids, np.concatenate([piece.word_starts for piece in pieces])
+
     def document_length(self, i: int) -> int:
         return len(self.documents[i])
 

@@ -14,7 +14,7 @@ from encoderlab.seeds import generator
 def rows() -> list[Row]:
     corpus = numbered_corpus([[3], [7], [5]])
     plan = SingleDocuments(length=16).plan(corpus, np.arange(3), generator(0), BERT)
-    return [plan.row(r, corpus, BERT, (0, 0, r), number=10 + r) for r in range(3)]
+    return plan.rows(np.arange(3), corpus, BERT, (0, 0), range(10, 13))
 
 
 def test_collate_pads_to_the_right(rows: list[Row]) -> None:

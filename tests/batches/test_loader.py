@@ -204,6 +204,11 @@ class SparseCorpus:
         ids = self.ids[i * self.length + start : i * self.length + stop]
         return Document(ids, sentences, np.ones(stop - start, bool))
 
+    def gather(self, documents: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        pieces = [self.document(*piece).ids for piece in zip(documents, starts, stops, strict=True)]
+        ids = np.concatenate(pieces, dtype=np.int64)
+        return ids, np.ones(len(ids), bool)
+
     def document_length(self, i: int) -> int:
         return self.length
 

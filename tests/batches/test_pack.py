@@ -42,7 +42,7 @@ WHOLE = [FullSentences, PackedDocuments, SingleDocuments]
 
 def rows_of(corpus: MemoryCorpus, form: RowFormat, framing: Framing = BERT, seed: int = 0) -> list[Row]:
     plan = form.plan(corpus, np.arange(corpus.num_documents), generator(seed), framing)
-    rows = [plan.row(r, corpus, framing, (0, 0, r)) for r in range(len(plan))]
+    rows = plan.rows(np.arange(len(plan)), corpus, framing, (0, 0))
     assert [len(row) for row in rows] == plan.lengths(framing).tolist()
     return rows
 

@@ -32,7 +32,7 @@ def planned(reference: tuple[MemoryCorpus, Framing, int], form: RowFormat, seed:
     for epoch in range(passes):
         documents = generator(seed, "documents", epoch).permutation(corpus.num_documents)
         plan = form.plan(corpus, documents, generator(seed, "plan", epoch), framing)
-        rows += [plan.row(r, corpus, framing, (epoch, 0, r)) for r in range(len(plan))]
+        rows += plan.rows(np.arange(len(plan)), corpus, framing, (epoch, 0))
     return rows
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from encoderlab.batches.pack import Row
+from encoderlab.batches.rows import Row
 
 IGNORE = -100  # a label that no loss counts, as in torch.nn.functional.cross_entropy
 

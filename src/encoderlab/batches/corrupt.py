@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from encoderlab.batches.pack import Row
+from encoderlab.batches.rows import Row
 from encoderlab.errors import ConfigError
 
 

@@ -9,6 +9,7 @@ a rank reads its slice of it only.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +20,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from encoderlab.batches.order import Permutation
-from encoderlab.batches.pack import Documents, Framing, Plan, Row, RowFormat, check_length
+from encoderlab.batches.pack import RowFormat, check_length
+from encoderlab.batches.rows import Documents, Framing, Plan, Row
 from encoderlab.batches.streams import StreamFormat, streams
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.seeds import generator
@@ -47,8 +49,8 @@ class Order(Protocol):
         """The next ``size`` rows from ``place`` on, as references, and the place after them; fewer where epoch
         ``until`` begins."""
 
-    def read(self, reference: Any, number: int) -> Row:
-        """The row of a reference; ``number`` counts the rows of the run."""
+    def read(self, references: list[Any], number: int) -> list[Row]:
+        """The rows of references; ``number`` is that of the first, counting the rows of the run."""
 
 
 class Shuffled:
@@ -102,10 +104,14 @@ class Shuffled:
             if full or left == 0 or place.epoch == until:
                 return taken, replace(place, rows=place.rows + len(taken), step=place.step + 1)
 
-    def read(self, reference: tuple[_Block, int], number: int) -> Row:
-        block, offset = reference
-        index = int(block.order[offset])
-        return block.plan.row(index, self.corpus, self.framing, (*block.key, index), number)
+    def read(self, references: list[tuple[_Block, int]], number: int) -> list[Row]:
+        rows: list[Row] = []
+        for _, group in itertools.groupby(references, key=lambda reference: reference[0].key):
+            members = list(group)
+            block, offsets = members[0][0], [offset for _, offset in members]
+            numbers = range(number + len(rows), number + len(rows) + len(members))
+            rows += block.plan.rows(block.order[offsets], self.corpus, self.framing, block.key, numbers)
+        return rows
 
     def _block(self, epoch: int, place: int) -> _Block:
         """A block; the one after it is planned meanwhile."""
@@ -169,8 +175,10 @@ class Streams:
         epoch = place.epoch + (following is None)
         return taken, replace(place, epoch=epoch, block=following or 0, rows=place.rows + size, step=place.step + 1)
 
-    def read(self, reference: tuple[Place, int, int], number: int) -> Row:
-        place, length, stream = reference
+    def read(self, references: list[tuple[Place, int, int]], number: int) -> list[Row]:
+        return [self._read(*reference, number + i) for i, reference in enumerate(references)]
+
+    def _read(self, place: Place, length: int, stream: int, number: int) -> Row:
         key = (place.epoch, place.block, stream)
         rng = generator(self.seed, "split", *key)
         row = self.form.row(self.line, self.streams[stream], place.block, length, self.framing, key, rng)
@@ -294,5 +302,5 @@ class Loader:
                     f"a batch of {total} rows cannot be shared by {self.world} processes; choose a larger batch"
                 )
             return [], after
-        span = range(total * self.rank // self.world, total * (self.rank + 1) // self.world)
-        return [self.order.read(references[i], place.rows + i) for i in span], after
+        start, stop = total * self.rank // self.world, total * (self.rank + 1) // self.world
+        return self.order.read(references[start:stop], place.rows + start), after

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from encoderlab.batches.pack import Row
+from encoderlab.batches.rows import Row
 from encoderlab.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from encoderlab.batches.pack import Documents, Framing, Row
+from encoderlab.batches.rows import Documents, Framing, Row
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.seeds import generator
 
