@@ -96,6 +96,26 @@ class Corpus:
         shard, place = self._locate(i)
         return shard.document(place, start, stop)
 
+    def gather(self, documents: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens ``starts[p]:stops[p]`` of document ``documents[p]``, one piece after the other: ids (n,) int64 and
+        word starts (n,) bool. Many pieces at once cost little more than their tokens, about 20 nanoseconds each."""
+        lengths = stops - starts
+        ends = np.cumsum(lengths)
+        size = int(ends[-1]) if len(ends) else 0
+        ids, words = np.empty(size, np.int64), np.empty(size, bool)
+        numbers = np.searchsorted(self._starts, documents, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            own = np.flatnonzero(numbers == number)
+            first = self._starts[number]
+            shard, _ = self._locate(first)
+            begin = shard.documents[documents[own] - first].astype(np.int64) + starts[own]
+            inside = np.arange(lengths[own].sum()) - np.repeat(np.cumsum(lengths[own]) - lengths[own], lengths[own])
+            source = np.repeat(begin, lengths[own]) + inside
+            target = np.repeat((ends - lengths)[own], lengths[own]) + inside
+            ids[target] = shard.ids[source]
+            words[target] = (shard.words[source >> 3] >> (source & 7).astype(np.uint8)) & 1
+        return ids, words
+
     def document_length(self, i: int) -> int:
         """Tokens of document ``i``, without touching them."""
         shard, place = self._locate(i)
