@@ -43,13 +43,13 @@ INERT = frozenset(
     "bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id padding_idx "
     "decoder_start_token_id "
     # Generation of text.
-    "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p "
-    "typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids "
+    "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k "
+    "top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids "
     "num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id prefix "
     "remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
     # Heads of fine-tuning, read where the folder has one; fields that no released code reads.
-    "classifier_dropout classifier_dropout_prob qa_dropout seq_classif_dropout cls_dropout summary_type summary_use_proj "
-    "summary_activation summary_last_dropout pooler_dropout pooler_hidden_act pooler_hidden_size start_n_top end_n_top "
+    "classifier_dropout classifier_dropout_prob qa_dropout seq_classif_dropout cls_dropout summary_type "
+    "summary_use_proj summary_activation summary_last_dropout pooler_dropout pooler_hidden_act pooler_hidden_size start_n_top end_n_top "
     "directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type "
     "net_structure_type gap_size num_memory_blocks down_scale_factor sinusoidal_pos_embds legacy".split()
 )
@@ -308,8 +308,8 @@ def _check_head_ratio(encoder: EncoderConfig, source: str) -> None:
     assert isinstance(encoder.conv, SpanDynamic)
     if encoder.conv.head_ratio != 2 or encoder.heads % 2:
         raise DataError(
-            f"{source}: with head_ratio {encoder.conv.head_ratio} and {encoder.heads} heads transformers has heads of another "
-            "width than ConvBERT; only head_ratio 2 and an even number of heads are the same in both"
+            f"{source}: with head_ratio {encoder.conv.head_ratio} and {encoder.heads} heads transformers has heads of "
+            "another width than ConvBERT; only head_ratio 2 and an even number of heads are the same in both"
         )
 
 
@@ -555,7 +555,7 @@ def _write_transformer_xl(config: ModelConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Format:
-    """A ``model_type`` of ``transformers``, the stem of its class names, and how its configuration is read and written."""
+    """A ``model_type`` of ``transformers``, the stem of its class names, and the two ways of its configuration."""
 
     model_type: str
     stem: str

@@ -121,8 +121,8 @@ def fill(model: Model, state: dict[str, Tensor], source: Path) -> None:
     missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     if missing or unexpected:
         raise DataError(
-            f"{source}: weights do not fit the configuration: missing {_some(missing)}, unexpected {_some(unexpected)}; "
-            "restore the folder's own config.json"
+            f"{source}: weights do not fit the configuration: missing {_some(missing)}, "
+            f"unexpected {_some(unexpected)}; restore the folder's own config.json"
         )
     for name, tensor in state.items():
         if tensor.shape != expected[name]:
@@ -178,4 +178,5 @@ def _some(names: list[str]) -> str:
 
 def _card(model: Model) -> str:
     count = sum(parameter.numel() for parameter in {id(p): p for p in model.parameters()}.values())
-    return f"# {model.config.family}\n\nA text encoder of family {model.config.family}, {count:,} parameters, made with encoderlab.\n"
+    family = model.config.family
+    return f"# {family}\n\nA text encoder of family {family}, {count:,} parameters, made with encoderlab.\n"

@@ -207,7 +207,7 @@ def read_pickled(path: Path) -> Any:
     except Exception as error:
         if "Unsupported" in str(error) or "unsafe" in str(error).lower():
             raise DataError(
-                f"{path}: holds more than weights and would run code when read; save its state dict as safetensors first"
+                f"{path}: holds more than weights and would run code when read; save its state dict as safetensors"
             ) from None
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DataError(f"{path}: is damaged ({reason}); copy it again from its source") from None
@@ -320,8 +320,8 @@ def _notes(config: ModelConfig) -> list[str]:
     notes = []
     if config.mask_decoder:
         notes.append(
-            "transformers has no enhanced mask decoder: the masked-LM head was trained behind it, so masks filled there "
-            "are nonsense; the encoder and fine-tuning are not affected"
+            "transformers has no enhanced mask decoder: the masked-LM head was trained behind it, so masks filled "
+            "there are nonsense; the encoder and fine-tuning are not affected"
         )
     conv = config.encoder.conv
     if isinstance(conv, SpanDynamic) and conv.mask_padding:

@@ -1,0 +1,63 @@
+"""Reads fairseq's ``model.pt`` and ``dict.txt``; nothing in them is executed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from encoderlab.errors import DataError
+from encoderlab.interchange.huggingface import read_pickled
+
+# Symbols that every fairseq dictionary starts with, before the lines of dict.txt.
+FIRST_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
+MASK = "<mask>"
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The weights and the model's arguments in a checkpoint, or in a folder with ``model.pt``.
+
+    The arguments lie in the file as ``argparse.Namespace`` (under ``args``, or ``cfg["model"]`` in newer files), which
+    the restricted loader may build: it holds plain attributes and runs no code. Anything else is refused.
+
+    Raises:
+        DataError: missing, damaged, not a fairseq checkpoint, or it would have to run code to be read.
+    """
+    path = path / "model.pt" if path.is_dir() else path
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        data = read_pickled(path)
+    weights = data.get("model") if isinstance(data, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise DataError(f"{path}: holds no 'model' with weights; give a fairseq checkpoint")
+    settings: Any = data.get("cfg")
+    settings = settings.get("model") if isinstance(settings, dict) else data.get("args")
+    if isinstance(settings, argparse.Namespace):
+        settings = vars(settings)
+    if not isinstance(settings, Mapping):
+        raise DataError(f"{path}: holds no arguments of the model ('cfg' or 'args'); its sizes are unknown")
+    return weights, dict(settings)
+
+
+def read_dictionary(path: Path) -> list[str]:
+    """The symbols of ``dict.txt`` by id, the special ones included; for RoBERTa they are ids of GPT-2's vocabulary.
+
+    Raises:
+        DataError: missing, or a line that is not ``SYMBOL COUNT``.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path}: cannot be read ({str(error).splitlines()[0]}); it belongs to the checkpoint"
+        ) from None
+    symbols = list(FIRST_SYMBOLS)
+    for number, line in enumerate(lines, start=1):
+        symbol, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
+        if not symbol or not count.isdigit():
+            raise DataError(f"{path}, line {number}: {line!r} is not SYMBOL COUNT; restore the file")
+        symbols.append(symbol)
+    return symbols if MASK in symbols else [*symbols, MASK]

@@ -1,0 +1,308 @@
+"""Checkpoints of the original code: TensorFlow (BERT, ALBERT, ELECTRA, ConvBERT, XLNet, Transformer-XL), fairseq
+RoBERTa, Microsoft's DeBERTa, and Transformer-XL's PyTorch code.
+
+Where ``transformers`` computes something else from the same weights, the original is followed: BERT's GELU is the tanh
+form, ConvBERT's heads are ``width / heads`` wide for every head ratio.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from encoderlab.errors import DataError
+from encoderlab.interchange import configs, fairseq, huggingface, names, tables
+from encoderlab.interchange.tensorflow import Checkpoint
+from encoderlab.model import Model
+from encoderlab.models.base import ModelConfig
+from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.heads import LM, RTD
+from encoderlab.nn.positions import Absolute
+from encoderlab.nn.spanconv import SpanDynamic
+
+log = logging.getLogger("encoderlab")
+Models = dict[str, Model]  # {"model": ...}, or "generator" and "discriminator" of a joint checkpoint
+
+
+# TensorFlow
+# -------------------------------------------------------------------------------------------------------------
+
+
+def read_tensorflow(path: Path) -> Models:
+    """The networks of a TensorFlow checkpoint; its family is told from the names of its variables.
+
+    The JSON configuration beside it (``bert_config.json``, ``albert_config.json``, ``xlnet_config.json``, ...) gives
+    what shapes do not tell; ELECTRA's and ConvBERT's releases have none, so everything is taken from the shapes there.
+
+    Raises:
+        DataError: not a checkpoint of a known family, damaged, or without the configuration that it needs.
+    """
+    checkpoint = Checkpoint(path)
+    folder = checkpoint.prefix.parent
+    skipped = [re.compile(pattern) for pattern in names.IGNORED]
+    wanted = [name for name in checkpoint if not any(pattern.search(name) for pattern in skipped)]
+    tensors = {name: torch.from_numpy(checkpoint.read(name)) for name in wanted}
+    source = checkpoint.index_path
+    if "electra/embeddings/word_embeddings" in tensors:
+        return _electra_tf(tensors, source)
+    tensors = {name.removeprefix("module/"): tensor for name, tensor in tensors.items()}  # TF-Hub's scope
+    if any(name.startswith("bert/encoder/transformer/group_") for name in tensors):
+        config = _albert_tf(_config_beside(folder, "albert_config.json"))
+        return {"model": huggingface.assemble(config, tensors, tables.ALBERT_TF, source)}
+    if "bert/embeddings/word_embeddings" in tensors:
+        config = _bert_tf(_config_beside(folder, "bert_config.json"))
+        return {"model": huggingface.assemble(config, tensors, tables.BERT_TF, source)}
+    if "model/transformer/word_embedding/lookup_table" in tensors:
+        config = _xlnet_tf(_config_beside(folder, "xlnet_config.json"), tensors)
+        return {"model": huggingface.assemble(config, tensors, tables.XLNET_TF, source)}
+    if any(name.startswith("transformer/adaptive_embed/") for name in tensors):
+        config = _transformer_xl_config(_config_beside(folder, "transformer_xl_config.json"), eps=1e-12)
+        assert config.encoder.adaptive is not None
+        layout = tables.transformer_xl_tf(config.encoder.adaptive, config.encoder.vocab)
+        return {"model": huggingface.assemble(config, tensors, layout, source)}
+    raise DataError(
+        f"{source}: its variables belong to no known family; BERT, ALBERT, ELECTRA, ConvBERT, XLNet and Transformer-XL "
+        "are read"
+    )
+
+
+def _config_beside(folder: Path, name: str) -> configs.Fields:
+    path = folder / name
+    if not path.exists():
+        found = sorted(folder.glob("*config*.json"))
+        if len(found) != 1:
+            raise DataError(
+                f"{folder}: holds no {name}; the checkpoint's sizes are unknown, copy its configuration there"
+            )
+        path = found[0]
+    return configs.Fields(huggingface.read_json(path), str(path))
+
+
+def _finished(fields: configs.Fields, config: ModelConfig) -> ModelConfig:
+    fields.finish()
+    return config
+
+
+def _tanh_form(config: ModelConfig) -> ModelConfig:
+    """BERT's and ALBERT's code computes GELU in the tanh form."""
+    if config.encoder.activation != "gelu":
+        return config
+    return replace(config, encoder=replace(config.encoder, activation="gelu_tanh"))
+
+
+def _bert_tf(fields: configs.Fields) -> ModelConfig:
+    return _finished(fields, _tanh_form(configs.FORMATS["bert"].read(fields)))
+
+
+def _albert_tf(fields: configs.Fields) -> ModelConfig:
+    return _finished(fields, _tanh_form(configs.FORMATS["albert"].read(fields)))
+
+
+def _xlnet_tf(fields: configs.Fields, tensors: Mapping[str, Tensor]) -> ModelConfig:
+    """XLNet's own names of fields; dropout was an option of the run, 0.1 in the published ones."""
+    fields.data = dict(fields.data)
+    fields.data.setdefault(
+        "vocab_size", fields.take("n_token", len(tensors["model/transformer/word_embedding/lookup_table"]))
+    )
+    if fields.data.get("ff_activation") == "gelu":
+        fields.data["ff_activation"] = "gelu_new"
+    return _finished(fields, configs.FORMATS["xlnet"].read(fields))
+
+
+def _electra_tf(tensors: Mapping[str, Tensor], source: Path) -> Models:
+    """Both networks of a joint checkpoint; one that holds the discriminator alone gives one. The number of heads,
+    which shapes do not tell, may be given in ``generator_config.json`` and ``discriminator_config.json``.
+    """
+    found: Models = {}
+    for name, scope in (("generator", "generator"), ("discriminator", "electra")):
+        if not any(key.startswith(f"{scope}/encoder/") for key in tensors):
+            continue
+        config = _electra_config(tensors, scope)
+        beside = source.parent / f"{name}_config.json"
+        if beside.exists():
+            fields = configs.Fields(huggingface.read_json(beside), str(beside))
+            changes = {
+                "heads": fields.count("num_attention_heads"),
+                "dropout": fields.number("hidden_dropout_prob", 0.1),
+            }
+            config = replace(config, encoder=replace(config.encoder, **changes))
+        grouped = config.encoder.ff_groups > 1
+        layout = (tables.electra_tf_grouped if grouped else tables.electra_tf)(generator=scope == "generator")
+        found[name] = huggingface.assemble(config, tensors, layout, source)
+    return found if "generator" in found else {"model": found["discriminator"]}
+
+
+def _electra_config(tensors: Mapping[str, Tensor], scope: str) -> ModelConfig:
+    """The sizes of one network from the shapes of its variables. ELECTRA's heads are 64 wide, or one where none would
+    fit; ConvBERT's are told by its convolution kernels.
+    """
+    layer = f"{scope}/encoder/layer_0/"
+    vocab, embed_width = tensors["electra/embeddings/word_embeddings"].shape
+    width, inner = tensors[layer + "attention/self/query/kernel"].shape
+    layers = 1 + max(int(match[1]) for name in tensors if (match := re.match(rf"{scope}/encoder/layer_(\d+)/", name)))
+    heads, conv, groups = max(1, width // 64), None, 1
+    depthwise = tensors.get(layer + "attention/self/conv_attn_key/depthwise_kernel")
+    if depthwise is not None:
+        kernel = depthwise.shape[0]
+        kept = tensors[layer + "attention/self/conv_attn_kernel/kernel"].shape[1] // kernel
+        heads = width * kept // inner
+        conv = SpanDynamic(head_ratio=max(2, heads // kept), kernel=kernel, mask_padding=False)
+    grouped = tensors.get(layer + "intermediate/g_dense/kernel")
+    if grouped is not None:
+        groups, ff_width = grouped.shape[0], grouped.shape[0] * grouped.shape[2]
+    else:
+        ff_width = tensors[layer + "intermediate/dense/kernel"].shape[1]
+    encoder = EncoderConfig(
+        vocab=vocab,
+        layers=layers,
+        width=width,
+        heads=heads,
+        ff_width=ff_width,
+        position=Absolute(length=len(tensors["electra/embeddings/position_embeddings"])),
+        types=len(tensors["electra/embeddings/token_type_embeddings"]),
+        embed_width=embed_width,
+        conv=conv,
+        ff_groups=groups,
+        truncated_init=True,
+        glorot_map=True,
+    )
+    family = "electra" if conv is None else "convbert"
+    if scope == "generator":
+        return ModelConfig(family=family, encoder=encoder, lm=LM())
+    return ModelConfig(family=family, encoder=encoder, rtd=RTD())
+
+
+def _transformer_xl_config(fields: configs.Fields, *, eps: float) -> ModelConfig:
+    """The arguments of the original training scripts, as a dictionary."""
+    fields.data = dict(fields.data)
+    fields.data.setdefault("vocab_size", fields.take("n_token", None))
+    fields.data.setdefault("untie_r", False)
+    fields.data.setdefault("clamp_len", -1)
+    fields.data.setdefault("cutoffs", [])
+    fields.data.setdefault("layer_norm_epsilon", eps)
+    fields.take("proj_same_dim", None)
+    return _finished(fields, configs.FORMATS["transfo-xl"].read(fields))
+
+
+# PyTorch
+# ----------------------------------------------------------------------------------------------------------------
+
+
+def read_transformer_xl(path: Path) -> Models:
+    """A state dictionary of Transformer-XL's PyTorch code (``model_state.pt``) with the script's arguments beside it as
+    ``transformer_xl_config.json``. The original saves whole pickled modules (``model.pt``), which are refused.
+    """
+    tensors = huggingface.read_pickled(path)
+    if not isinstance(tensors, dict):
+        raise DataError(f"{path}: holds no dictionary of weights; save model.state_dict()")
+    config = _transformer_xl_config(_config_beside(path.parent, "transformer_xl_config.json"), eps=1e-5)
+    return {"model": transformer_xl(config, tensors, path)}
+
+
+def transformer_xl(config: ModelConfig, tensors: Mapping[str, Tensor], source: Path) -> Model:
+    """Transformer-XL out of the tensors of its PyTorch code."""
+    assert config.encoder.adaptive is not None
+    layout = tables.transformer_xl(config.encoder.adaptive, config.encoder.vocab, original=True)
+    return huggingface.assemble(config, tensors, layout, source)
+
+
+def read_fairseq(path: Path) -> Models:
+    """RoBERTa from fairseq's ``model.pt``, in the names of any release; classification heads in it are not used.
+
+    Raises:
+        DataError: damaged, unsafe, or not RoBERTa.
+    """
+    weights, settings = fairseq.read(path)
+    layout = tables.ROBERTA_FAIRSEQ
+    source = path / "model.pt" if path.is_dir() else path
+    renamed = names.normalized(layout, weights, set())
+    words = renamed.get("encoder.sentence_encoder.embed_tokens.weight")
+    positions = renamed.get("encoder.sentence_encoder.embed_positions.weight")
+    if words is None or positions is None:
+        raise DataError(f"{source}: holds no RoBERTa encoder (arch {settings.get('arch')!r}); RoBERTa is read")
+    for name, expected in (("encoder_normalize_before", False), ("untie_weights_roberta", False)):
+        if settings.get(name, expected) != expected:
+            raise DataError(f"{source}: {name} {settings[name]!r} is not implemented")
+    dictionary = (path if path.is_dir() else path.parent) / "dict.txt"
+    if dictionary.exists() and len(fairseq.read_dictionary(dictionary)) > len(words):
+        raise DataError(
+            f"{dictionary}: has more symbols than the checkpoint's {len(words)}; it belongs to another model"
+        )
+    offset = fairseq.FIRST_SYMBOLS.index("<pad>") + 1
+    encoder = EncoderConfig(
+        vocab=len(words),
+        layers=int(settings["encoder_layers"]),
+        width=words.shape[1],
+        heads=int(settings["encoder_attention_heads"]),
+        ff_width=int(settings["encoder_ffn_embed_dim"]),
+        position=Absolute(length=len(positions) - offset, offset=offset),
+        types=0,
+        eps=1e-5,
+        activation=configs.ACTIVATIONS[settings.get("activation_fn", "gelu")],  # type: ignore[arg-type]
+        dropout=float(settings.get("dropout", 0.1)),
+        attention_dropout=float(settings.get("attention_dropout", 0.1)),
+    )
+    return {
+        "model": huggingface.assemble(ModelConfig(family="roberta", encoder=encoder, lm=LM()), weights, layout, source)
+    }
+
+
+def read_deberta(path: Path) -> Models:
+    """DeBERTa from Microsoft's own files: ``pytorch_model.bin`` (or another ``.bin`` or ``.pt``) beside
+    ``config.json`` or ``model_config.json``, in the released layout of version 1 or the code's. A joint file of
+    replaced token detection (``generator.``, ``discriminator.``) gives both networks; the discriminator's word table
+    is the generator's plus its difference.
+    """
+    file = _deberta_file(path)
+    tensors = huggingface.read_pickled(file)
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise DataError(f"{file}: holds no dictionary of weights; save the model's state dict")
+    for name in ("config.json", "model_config.json"):
+        if (file.parent / name).exists():
+            return deberta(huggingface.read_json(file.parent / name), tensors, file)
+    raise DataError(f"{file.parent}: holds no config.json or model_config.json; the checkpoint's sizes are unknown")
+
+
+def deberta(data: dict[str, Any], tensors: Mapping[str, Tensor], source: Path) -> Models:
+    """DeBERTa out of the tensors and the configuration of its own code."""
+    if any(name.startswith("discriminator.") for name in tensors):
+        tensors = materialized(tensors)
+        parts = {
+            part: {name.removeprefix(f"{part}."): t for name, t in tensors.items() if name.startswith(f"{part}.")}
+            for part in ("generator", "discriminator")
+        }
+        return {part: deberta(data.get(part, data), found, source)["model"] for part, found in parts.items()}
+    released = any(name.endswith("attention.self.in_proj.weight") for name in tensors)
+    data = {name: value for name, value in data.items() if name not in ("backbone", "embedding_sharing", "rtd_lambda")}
+    fields = configs.Fields(data, str(source))
+    config = configs.FORMATS["deberta" if released else "deberta-v2"].read(fields)
+    fields.finish()
+    layout = tables.DEBERTA_V1 if released else tables.DEBERTA_V2
+    layout = replace(layout, ignored=(*layout.ignored, r"embeddings\.position_embeddings\.weight$"))
+    return {"model": huggingface.assemble(config, tensors, layout, source)}
+
+
+def materialized(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gradient-disentangled tables (``_weight``, a difference to the generator's) as plain ones."""
+    result = dict(tensors)
+    for name in tensors:
+        if name.startswith("discriminator.") and name.endswith("._weight"):
+            plain = name.removesuffix("_weight") + "weight"
+            result[plain] = tensors["generator." + plain.removeprefix("discriminator.")] + result.pop(name)
+    return result
+
+
+def _deberta_file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    found = sorted([*path.glob("*.bin"), *path.glob("*.pt")])
+    if len(found) != 1:
+        raise DataError(f"{path}: holds {len(found)} .bin or .pt files; name the one to read")
+    return found[0]
