@@ -12,7 +12,16 @@ from torch import Tensor
 from encoderlab.nn.kernels import build, fast, plain
 from encoderlab.nn.kernels.plain import softmax_dropout
 
-__all__ = ["attend", "bias_gelu", "dropout", "dropout_add_norm", "softmax_dropout"]
+__all__ = [
+    "attend",
+    "attend_packed",
+    "bias_gelu",
+    "dropout",
+    "dropout_add_norm",
+    "feed_forward",
+    "linear_cross_entropy",
+    "softmax_dropout",
+]
 
 
 def _compiled(x: Tensor, *others: Tensor | None) -> bool:
@@ -89,3 +98,52 @@ def attend(
     if visible is not None:
         visible = fast.full_rows(visible, k.shape[2])
     return fast.Attend.apply(fast.dense(q), fast.dense(k), fast.dense(v), bias, visible, keys, scale, p, site)
+
+
+def attend_packed(
+    qkv: Tensor,
+    heads: int,
+    *,
+    visible: Tensor | None = None,
+    scale: float,
+    p: float = 0.0,
+    keys: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """Self-attention from the one product that made queries, keys and values: qkv (B, L, 3 A) -> (B, L, A).
+
+    Compiled: as :func:`attend`, and the gradient of qkv is written in place instead of concatenated.
+    """
+    keys = keys if p > 0.0 else None
+    if not _compiled(qkv):
+        return plain.attend_packed(qkv, heads, visible=visible, scale=scale, p=p, keys=keys, site=site)
+    if visible is not None:
+        visible = fast.full_rows(visible, qkv.shape[1])
+    parts = qkv.contiguous().unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    return fast.AttendPacked.apply(parts, visible, keys, scale, p, site).transpose(1, 2).flatten(2)
+
+
+def feed_forward(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, *, tanh: bool = False) -> Tensor:
+    """gelu(x up^T + up_bias) down^T: (..., D), (F, D), (F,), (D, F) -> (..., D).
+
+    The second bias is left to :func:`dropout_add_norm`. Compiled: keeps one tensor of width F for the backward pass
+    instead of two; the activations are computed again in the pass that makes their gradient.
+    """
+    if not _compiled(x, up, down):
+        return plain.feed_forward(x, up, up_bias, down, tanh=tanh)
+    return fast.FeedForward.apply(x.flatten(0, -2), up, up_bias, down, tanh).unflatten(0, x.shape[:-1])
+
+
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *, uniforms: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Cross entropy of softmax(x weight^T + bias): sum of the losses in nats, number of hits, samples.
+
+    x (S, D), weight (V, D), bias (V,), labels (S,) int64. ``uniforms`` (S,) float64 in [0, 1) draws one class per row
+    from the softmax by inversion of its cumulative distribution, without gradient: (S,) int64; otherwise None.
+    Compiled: logits exist for 128 MiB at a time, and the gradients are computed with them, once.
+    """
+    if not _compiled(x, weight):
+        return plain.linear_cross_entropy(x, weight, bias, labels, uniforms=uniforms)
+    loss, hits, sampled = fast.LinearCrossEntropy.apply(x.contiguous(), weight, bias, labels.contiguous(), uniforms)
+    return loss, hits, None if uniforms is None else sampled

@@ -234,6 +234,44 @@ class BiasGelu(Function):
         return dx, None if bias is None else dbias.to(bias.dtype), None
 
 
+@operation(
+    lambda grad, x, bias, tanh: (torch.empty_like(x), x.new_empty(x.shape[-1], dtype=torch.float32)), mutates=("grad",)
+)
+def gelu_backward_(grad: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
+    """The activations again and the gradient of the bias; the gradient of x replaces ``grad``."""
+    width = x.shape[-1]
+    out, dbias, partial = torch.empty_like(x), torch.empty(width), torch.empty(CHUNKS, width)
+    rows = x.numel() // width
+    call("gelu_backward", half(x), tanh, grad, x, bias, grad, out, partial, dbias, rows, width, threads(x))
+    return out, dbias
+
+
+class FeedForward(Function):
+    """gelu(x up^T + up_bias) down^T; x (T, D). Keeps x up^T only: the activations are computed again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, tanh: bool) -> Tensor:
+        inner = x @ up.T
+        ctx.save_for_backward(x, up, up_bias, down, inner)
+        ctx.tanh = tanh
+        return gelu(inner, up_bias.float(), tanh) @ down.T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, up, up_bias, down, inner = ctx.saved_tensors
+        dinner = grad @ down
+        activated, dbias = gelu_backward_(dinner, inner, up_bias.float(), ctx.tanh)
+        need_x, need_up, _, need_down, _ = ctx.needs_input_grad
+        return (
+            dinner @ up if need_x else None,
+            dinner.T @ x if need_up else None,
+            dbias.to(up_bias.dtype),
+            grad.T @ activated if need_down else None,
+            None,
+        )
+
+
 # ------------------------------------------------------------------------------------------------------------ attention
 
 
@@ -357,3 +395,118 @@ class Attend(Function):
         if bias is None:
             return dq, dk, dv, *[None] * 6
         return dq, dk, dv, dbias.sum_to_size(bias.shape), *[None] * 5
+
+
+@operation(lambda grad, qkv, *_: torch.empty_like(qkv))
+def attend_packed_backward(
+    grad: Tensor,
+    qkv: Tensor,
+    visible: Tensor | None,
+    keys: Tensor | None,
+    normalisers: Tensor,
+    scale: float,
+    p: float,
+    site: int,
+) -> Tensor:
+    """The gradient of qkv (3, B, H, L, K), in its own layout."""
+    dqkv = torch.empty_like(qkv)
+    q, k, v = qkv.unbind()
+    dq, dk, dv = dqkv.unbind()
+    at = attention_arguments(q, k, v, grad, None, visible, keys, scale, p, site)
+    to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site)
+    call("attend_backward", half(qkv), at, to, grad, q, k, v, None, visible, keys, normalisers, dq, dk, dv, None)
+    return dqkv
+
+
+class AttendPacked(Function):
+    """Self-attention of qkv (3, B, H, L, K), a view of what one product made; its gradient needs no concatenation."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, qkv: Tensor, visible: Tensor | None, keys: Tensor | None, scale: float, p: float, site: int
+    ) -> Tensor:
+        out, normalisers = attend(*qkv.unbind(), None, visible, keys, scale, p, site)
+        ctx.save_for_backward(qkv, visible, keys, normalisers)
+        ctx.rest = scale, p, site
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return attend_packed_backward(dense(grad), *ctx.saved_tensors, *ctx.rest), *[None] * 5
+
+
+# ---------------------------------------------------------------------------------------------- vocabulary and its loss
+
+LOGITS = 1 << 25  # elements of a chunk of logits; more rows per chunk make better products, fewer make less memory
+
+
+def _linear_cross_entropy_shapes(
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, uniforms: Tensor | None, gradients: bool
+) -> tuple[Tensor, ...]:
+    rows = len(x)
+    return (
+        x.new_empty((), dtype=torch.float32),
+        labels.new_empty(()),
+        labels.new_empty(0 if uniforms is None else rows),
+        torch.empty_like(x) if gradients else x.new_empty(0),
+        torch.empty_like(weight) if gradients else x.new_empty(0),
+        x.new_empty(len(weight) if gradients and bias is not None else 0, dtype=torch.float32),
+    )
+
+
+@operation(_linear_cross_entropy_shapes)
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, uniforms: Tensor | None, gradients: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Sum of the losses, number of hits, samples, and the gradients of the sum for x, weight and bias."""
+    rows, classes = len(x), len(weight)
+    losses, hits = torch.empty(rows), torch.empty(rows, dtype=torch.bool)
+    _, _, sampled, dx, dweight, dbias = _linear_cross_entropy_shapes(x, weight, bias, labels, uniforms, gradients)
+    stride = -classes % 16 + classes  # MKL is 1.5 times as fast where rows begin at multiples of 64 bytes
+    chunks = max(1, -(-rows * classes // LOGITS))
+    size = -(-rows // chunks)
+    memory = x.new_empty(size, stride)
+    partial = torch.empty(CHUNKS if gradients and bias is not None else 0, classes)
+    dbias_chunk = torch.zeros_like(dbias)
+    for start in range(0, rows, size):
+        part = slice(start, min(start + size, rows))
+        logits = memory[: part.stop - part.start, :classes]
+        torch.mm(x[part], weight.T, out=logits)
+        call(
+            "cross_entropy", half(x), logits, stride, bias, labels[part], losses[part], hits[part],
+            None if uniforms is None else uniforms[part], sampled[part], partial, dbias_chunk, len(logits), classes,
+            gradients, torch.get_num_threads(),
+        )  # fmt: skip
+        if gradients:
+            torch.mm(logits, weight, out=dx[part])
+            if start == 0:
+                torch.mm(logits.T, x[part], out=dweight)
+                dbias.copy_(dbias_chunk)
+            else:
+                dweight.addmm_(logits.T, x[part])
+                dbias += dbias_chunk
+    return losses.sum(), hits.sum(), sampled, dx, dweight, dbias
+
+
+class LinearCrossEntropy(Function):
+    """Gradients are computed in the forward pass, chunk by chunk, so the logits of all rows never exist at once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, uniforms: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        gradients = any(ctx.needs_input_grad[:3])
+        wide = None if bias is None else bias.float()
+        loss, hits, sampled, *grads = linear_cross_entropy(x, weight, wide, labels, uniforms, gradients)
+        ctx.save_for_backward(*grads)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.mark_non_differentiable(hits, sampled)
+        return loss, hits, sampled
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        dx, dweight, dbias = ctx.saved_tensors
+        scaled = None if ctx.bias_dtype is None else (dbias * grad).to(ctx.bias_dtype)
+        return dx * grad.to(dx.dtype), dweight * grad.to(dx.dtype), scaled, None, None

@@ -128,16 +128,15 @@ inline void clear_rest(Block& b, int64_t n) {
 
 // ---------------------------------------------------------------------------------------------- functions of one number
 
-inline floats exponential(floats x) {  // Cephes expf, 1 ulp; below -87 zero, above 88 as at 88
-  floats y = select(x > 88.0f, all(88.0f), x);
-  floats shifted = y * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23: the integer part lands in the low bits
+// of x <= 88: 2^n e^r with a minimax polynomial, relative error 1e-7; zero below -87
+inline floats exponential(floats x) {
+  floats shifted = x * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23: the integer part lands in the low bits
   floats n = shifted - 12582912.0f;
-  floats r = y - n * 0.693359375f + n * 2.12194440e-4f;
-  floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
+  floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  floats p = r * 1.3814539415761828e-3f + 8.36874544620514e-3f;
+  p = p * r + 4.166838899254799e-2f;
+  p = p * r + 1.666652113199234e-1f;
+  p = p * r + 4.999999403953552e-1f;
   p = p * (r * r) + r + 1.0f;
   floats scaled = p * bits<floats>((bits<ints>(shifted) - 0x4b400000 + 127) << 23);
   return select(x < -87.0f, floats{}, scaled);
@@ -170,7 +169,8 @@ struct Gelu {  // x Phi(x)
 
 struct GeluTanh {  // x / (1 + exp(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3): the tanh form written with a sigmoid
   static floats sigmoid(floats x) {
-    return 1.0f / (1.0f + exponential(x * (-1.5957691216057308f - 0.0713548162726009f * (x * x))));
+    floats y = x * (-1.5957691216057308f - 0.0713548162726009f * (x * x));
+    return 1.0f / (1.0f + exponential(select(y > 88.0f, all(88.0f), y)));
   }
   static floats value(floats x) { return x * sigmoid(x); }
   static void both(floats x, floats& value, floats& slope) {
@@ -426,11 +426,34 @@ void gelu_backward(const T* grad, const T* x, const float* bias, T* dx, T* out, 
 
 // ------------------------------------------------------------------------------------- cross entropy of rows, in place
 
-// logits (rows, classes), stride between rows: loss[row], hit[row]; with gradients, softmax - onehot replaces the logits
-// and dbias gets its sum over the rows. Logits get the bias first.
+// The class at which the running sum of z (classes) passes `point`; classes without mass are never chosen.
+inline int64_t invert(const float* z, int64_t classes, double point) {
+  int64_t block = 0;
+  bool found = false;
+  for (int64_t j = 0; j < classes && !found; j += BLOCK) {
+    Block b = load(z + j, classes - j);
+    for (int i = 1; i < VECTORS; i++) b.v[0] += b.v[i];
+    double mass = total(b.v[0]);
+    if (mass > 0.0) block = j;
+    found = mass > point;
+    if (!found) point -= mass;
+  }
+  int64_t chosen = block;  // where rounding leaves a rest, the last class of the block that has mass
+  for (int64_t j = block; j < std::min(block + BLOCK, classes); j++) {
+    if (z[j] > 0.0f) chosen = j;
+    if (found && z[j] > point) break;
+    point -= z[j];
+  }
+  return chosen;
+}
+
+// logits (rows, classes), stride between rows: loss[row], hit[row], and sampled[row], drawn from the softmax by inversion
+// at uniforms[row]. With gradients, softmax - onehot replaces the logits and dbias gets its sum over the rows. The bias is
+// added first.
 template <class T>
 void cross_entropy(T* logits, int64_t stride, const float* bias, const int64_t* labels, float* loss, uint8_t* hit,
-                   float* partial, float* dbias, int64_t rows, int64_t classes, bool gradients, int64_t threads) {
+                   const double* uniforms, int64_t* sampled, float* partial, float* dbias, int64_t rows,
+                   int64_t classes, bool gradients, int64_t threads) {
   sum_rows(rows, gradients && bias ? classes : 0, partial, dbias, threads, [&](int64_t row, float* mine) {
     T* x = logits + row * stride;
     float* z = scratch.get(round_up(classes, BLOCK));
@@ -455,11 +478,12 @@ void cross_entropy(T* logits, int64_t stride, const float* bias, const int64_t* 
         b.v[i] = exponential(b.v[i] - peak);
         sum += b.v[i];
       }
-      if (gradients) store(z + j, b, BLOCK);
+      store(z + j, b, BLOCK);
     }
     float normaliser = total(sum);
     loss[row] = std::log(normaliser) + peak - chosen;
     hit[row] = chosen == peak;
+    if (uniforms) sampled[row] = invert(z, classes, uniforms[row] * normaliser);
     if (!gradients) return;
     float scale = 1.0f / normaliser;
     z[labels[row]] -= normaliser;
@@ -492,20 +516,26 @@ void pack(const T* src, int64_t stride, int64_t depth, int64_t width, float* dst
     }
 }
 
-inline void transpose(floats* v) {  // W x W in registers, by log2(W) rounds of pairwise exchange
-  for (int s = 1; s < W; s *= 2) {
-    ints first, second;
-    for (int i = 0; i < W; i++) {
-      first[i] = i & s ? W + i - s : i;
-      second[i] = i & s ? W + i : i + s;
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, ints{__VA_ARGS__})
+#endif
+
+template <int S, int... I>
+inline void exchange(floats* v, std::integer_sequence<int, I...>) {
+  for (int i = 0; i < W; i++)
+    if (!(i & S)) {
+      floats a = v[i], b = v[i + S];
+      v[i] = SHUFFLE(a, b, (I & S ? W + I - S : I)...);
+      v[i + S] = SHUFFLE(a, b, (I & S ? W + I : I + S)...);
     }
-    for (int i = 0; i < W; i++)
-      if (!(i & s)) {
-        floats a = __builtin_shuffle(v[i], v[i + s], first);
-        v[i + s] = __builtin_shuffle(v[i], v[i + s], second);
-        v[i] = a;
-      }
-  }
+}
+
+template <int S = W / 2>
+inline void transpose(floats* v) {  // W x W in registers, by log2(W) rounds of pairwise exchange
+  exchange<S>(v, std::make_integer_sequence<int, W>());
+  if constexpr (S > 1) transpose<S / 2>(v);
 }
 
 // dst[panel][k][lane] = src[panel * PANEL + lane][k] for k < depth, rows beyond rows zero
@@ -527,23 +557,24 @@ void pack_transposed(const T* src, int64_t stride, int64_t rows, int64_t depth, 
             v[i] = load(rest);
           }
         }
-        transpose(v);
+        transpose<>(v);
         for (int i = 0; i < W && k + i < depth; i++) store(dst + (k + i) * PANEL + half, v[i]);
       }
 }
 
-template <int ROWS>
-inline void tile(const float* a, int64_t a_row, int64_t a_depth, const float* b, int64_t depth, float* c, int64_t c_row,
-                 bool add) {
+// c (ROWS, PANEL) = [c +] a (ROWS, depth) b (depth, PANEL); a's element (r, k) is a[r * stride + k], or a[k * stride + r]
+// where the product takes its transpose
+template <int ROWS, bool TRANSPOSED>
+inline void tile(const float* a, int64_t stride, const float* b, int64_t depth, float* c, int64_t c_row, bool add) {
   floats sum[ROWS][2];
   for (int r = 0; r < ROWS; r++) {
     sum[r][0] = add ? load(c + r * c_row) : floats{};
     sum[r][1] = add ? load(c + r * c_row + W) : floats{};
   }
-  for (int64_t k = 0; k < depth; k++, b += PANEL) {
+  for (int64_t k = 0; k < depth; k++, b += PANEL, a += TRANSPOSED ? stride : 1) {
     floats b0 = load(b), b1 = load(b + W);
     for (int r = 0; r < ROWS; r++) {
-      float x = a[r * a_row + k * a_depth];
+      float x = a[TRANSPOSED ? r : r * stride];
       sum[r][0] += x * b0;
       sum[r][1] += x * b1;
     }
@@ -554,25 +585,27 @@ inline void tile(const float* a, int64_t a_row, int64_t a_depth, const float* b,
   }
 }
 
-template <int ROWS>
-inline void tile_rest(int64_t rows, const float* a, int64_t a_row, int64_t a_depth, const float* b, int64_t depth,
-                      float* c, int64_t c_row, bool add) {
+template <int ROWS, bool TRANSPOSED>
+inline void tile_rest(int64_t rows, const float* a, int64_t stride, const float* b, int64_t depth, float* c,
+                      int64_t c_row, bool add) {
   if constexpr (ROWS > 0) {
     if (rows == ROWS)
-      tile<ROWS>(a, a_row, a_depth, b, depth, c, c_row, add);
+      tile<ROWS, TRANSPOSED>(a, stride, b, depth, c, c_row, add);
     else
-      tile_rest<ROWS - 1>(rows, a, a_row, a_depth, b, depth, c, c_row, add);
+      tile_rest<ROWS - 1, TRANSPOSED>(rows, a, stride, b, depth, c, c_row, add);
   }
 }
 
-// c (rows, panels * PANEL) = [c +] a (rows, depth) b; a has any two strides, b is packed, c is row-major
-void multiply(const float* a, int64_t a_row, int64_t a_depth, const float* b, float* c, int64_t c_row, int64_t rows,
-              int64_t depth, int64_t panels, bool add) {
-  for (int64_t p = 0; p < panels; p++, b += depth * PANEL) {
+// c (rows, panels * PANEL) = [c +] a (rows, depth) b (depth, packed panels); c is row-major
+template <bool TRANSPOSED = false>
+void multiply(const float* a, int64_t stride, const float* b, float* c, int64_t c_row, int64_t rows, int64_t depth,
+              int64_t panels, bool add = false) {
+  for (int64_t p = 0; p < panels; p++, b += depth * PANEL, c += PANEL) {
     int64_t r = 0;
     for (; r + TILE <= rows; r += TILE)
-      tile<TILE>(a + r * a_row, a_row, a_depth, b, depth, c + r * c_row + p * PANEL, c_row, add);
-    tile_rest<TILE - 1>(rows - r, a + r * a_row, a_row, a_depth, b, depth, c + r * c_row + p * PANEL, c_row, add);
+      tile<TILE, TRANSPOSED>(a + r * (TRANSPOSED ? 1 : stride), stride, b, depth, c + r * c_row, c_row, add);
+    tile_rest<TILE - 1, TRANSPOSED>(rows - r, a + r * (TRANSPOSED ? 1 : stride), stride, b, depth, c + r * c_row,
+                                    c_row, add);
   }
 }
 
@@ -684,15 +717,20 @@ inline bool holds_nan(const float* p, int64_t n) {
   return false;
 }
 
-inline int64_t block_rows(int64_t columns, int64_t budget) {  // so that a block of scores stays in the L2 cache
-  return std::max<int64_t>(TILE, std::min<int64_t>(budget / columns, 128) / TILE * TILE);
+constexpr int64_t MOST_ROWS = 144;
+
+// Rows of a block: equal blocks of whole tiles whose scores (`budget` floats) stay in the L2 cache.
+inline int64_t block_rows(int64_t queries, int64_t columns, int64_t budget) {
+  int64_t most = std::clamp<int64_t>(budget / columns, TILE, MOST_ROWS) / TILE * TILE;
+  int64_t blocks = (queries + most - 1) / most;
+  return round_up((queries + blocks - 1) / blocks, TILE);
 }
 
 template <class T>
 void attend(const Attention& at, const T* q, const T* k, const T* v, const T* bias,
             const uint8_t* visible, const int64_t* row_keys, T* out, float* normalisers) {
   const int64_t depth = at.width, wide = round_up(at.width, BLOCK), value_wide = round_up(at.value_width, BLOCK);
-  const int64_t columns = round_up(at.keys, BLOCK), block = block_rows(columns, 32768);
+  const int64_t columns = round_up(at.keys, BLOCK), block = block_rows(at.queries, columns, 32768);
   const int64_t pairs = at.batch * at.heads, blocks = (at.queries + block - 1) / block;
   const int64_t parts = pairs >= 4 * at.threads ? 1 : std::min<int64_t>(blocks, (4 * at.threads + pairs - 1) / pairs);
 #pragma omp parallel for schedule(dynamic) num_threads((int)at.threads)
@@ -710,14 +748,14 @@ void attend(const Attention& at, const T* q, const T* k, const T* v, const T* bi
                   (columns - round_up(at.keys, PANEL)) * depth * sizeof(float));
     const int64_t start = blocks * part / parts * block, end = blocks * (part + 1) / parts * block;
     int64_t packed_first = -1, packed_last = -1;
-    float inverse[128];
+    float inverse[MOST_ROWS];
     for (int64_t i0 = start; i0 < std::min(at.queries, end); i0 += block) {
       const int64_t rows = std::min(block, at.queries - i0);
       int64_t first, last;
       head.span(i0, i0 + rows, first, last);
       const int64_t seen = last - first, depth_seen = std::min(last, at.keys) - first;
       copy_rows(head.q + i0 * at.q[2], at.q[2], rows, depth, at.scale, queries, wide);
-      multiply(queries, wide, 1, keys_packed + first * depth, scores, columns, rows, depth, seen / PANEL, false);
+      multiply(queries, wide, keys_packed + first * depth, scores, columns, rows, depth, seen / PANEL);
       for (int64_t r = 0; r < rows; r++) {
         float* s = scores + r * columns;
         floats most = all(-INFINITY);
@@ -750,8 +788,8 @@ void attend(const Attention& at, const T* q, const T* k, const T* v, const T* bi
       if (first != packed_first || last != packed_last)
         pack(head.v + first * at.v[2], at.v[2], depth_seen, at.value_width, values_packed);
       packed_first = first, packed_last = last;
-      multiply(scores, columns, 1, values_packed, result, value_wide, rows, depth_seen,
-               round_up(at.value_width, PANEL) / PANEL, false);
+      multiply(scores, columns, values_packed, result, value_wide, rows, depth_seen,
+               round_up(at.value_width, PANEL) / PANEL);
       for (int64_t r = 0; r < rows; r++)
         write_rows(result + r * value_wide, value_wide, 1, at.value_width, inverse[r],
                    out + b * at.out[0] + h * at.out[1] + (i0 + r) * at.out[2], 0);
@@ -765,7 +803,7 @@ void attend_backward(const Attention& at, const Attention& to, const T* grad, co
                      const T* bias, const uint8_t* visible, const int64_t* row_keys, const float* normalisers, T* dq,
                      T* dk, T* dv, T* dbias) {
   const int64_t depth = at.width, wide = round_up(depth, BLOCK), value_wide = round_up(at.value_width, BLOCK);
-  const int64_t columns = round_up(at.keys, BLOCK), block = block_rows(columns, 16384);
+  const int64_t columns = round_up(at.keys, BLOCK), block = block_rows(at.queries, columns, 16384);
   const int64_t query_panels = round_up(depth, PANEL) / PANEL, value_panels = round_up(at.value_width, PANEL) / PANEL;
 #pragma omp parallel for schedule(dynamic) num_threads((int)at.threads)
   for (int64_t task = 0; task < at.batch * at.heads; task++) {
@@ -807,10 +845,9 @@ void attend_backward(const Attention& at, const Attention& to, const T* grad, co
       copy_rows(g, at.out[2], rows, at.value_width, 1.0f, grads, value_wide);
       pack(queries, wide, rows, depth, queries_packed);
       pack(g, at.out[2], rows, at.value_width, grads_packed);
-      multiply(queries, wide, 1, keys_transposed + first * depth, probabilities, columns, rows, depth, seen / PANEL,
-               false);
-      multiply(grads, value_wide, 1, values_transposed + first * at.value_width, dscores, columns, rows,
-               at.value_width, seen / PANEL, false);
+      multiply(queries, wide, keys_transposed + first * depth, probabilities, columns, rows, depth, seen / PANEL);
+      multiply(grads, value_wide, values_transposed + first * at.value_width, dscores, columns, rows, at.value_width,
+               seen / PANEL);
       for (int64_t r = 0; r < rows; r++) {
         float *p = probabilities + r * columns, *ds = dscores + r * columns;
         const float normaliser = normalisers[task * at.queries + i0 + r];
@@ -854,10 +891,10 @@ void attend_backward(const Attention& at, const Attention& to, const T* grad, co
       if (first != packed_first || last != packed_last)
         pack(head.k + first * at.k[2], at.k[2], depth_seen, depth, keys_packed);
       packed_first = first, packed_last = last;
-      multiply(dscores, columns, 1, keys_packed, dqueries, wide, rows, depth_seen, query_panels, false);
-      multiply(dscores, 1, columns, queries_packed, dkeys + first * wide, wide, depth_seen, rows, query_panels, true);
-      multiply(probabilities, 1, columns, grads_packed, dvalues + first * value_wide, value_wide, depth_seen, rows,
-               value_panels, true);
+      multiply(dscores, columns, keys_packed, dqueries, wide, rows, depth_seen, query_panels);
+      multiply<true>(dscores, columns, queries_packed, dkeys + first * wide, wide, depth_seen, rows, query_panels, true);
+      multiply<true>(probabilities, columns, grads_packed, dvalues + first * value_wide, value_wide, depth_seen, rows,
+                     value_panels, true);
       write_rows(dqueries, wide, rows, depth, at.scale, dq + b * to.q[0] + h * to.q[1] + i0 * to.q[2], to.q[2]);
     }
     write_rows(dkeys, wide, at.keys, depth, 1.0f, dk + b * to.k[0] + h * to.k[1], to.k[2]);
@@ -938,11 +975,13 @@ EXPORT encoderlab_gelu_backward(int64_t half, int64_t tanh, const void* grad, co
 }
 
 EXPORT encoderlab_cross_entropy(int64_t half, void* logits, int64_t stride, const float* bias, const int64_t* labels,
-                                float* loss, uint8_t* hit, float* partial, float* dbias, int64_t rows, int64_t classes,
+                                float* loss, uint8_t* hit, const double* uniforms, int64_t* sampled,
+                                float* partial, float* dbias, int64_t rows, int64_t classes,
                                 int64_t gradients, int64_t threads) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
-    cross_entropy((T*)logits, stride, bias, labels, loss, hit, partial, dbias, rows, classes, gradients, threads);
+    cross_entropy((T*)logits, stride, bias, labels, loss, hit, uniforms, sampled, partial, dbias, rows,
+                  classes, gradients, threads);
   });
 }
 

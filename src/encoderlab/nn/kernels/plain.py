@@ -87,3 +87,43 @@ def attend(
     if scores.dtype == torch.float16:  # an overflowed product would turn the whole row into NaN
         scores = scores.clamp(-65504.0, 65504.0)
     return torch.matmul(softmax_dropout(scores, visible, p, keys, site), v)
+
+
+def attend_packed(
+    qkv: Tensor,
+    heads: int,
+    *,
+    visible: Tensor | None = None,
+    scale: float,
+    p: float = 0.0,
+    keys: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """Self-attention from the one product that made queries, keys and values: qkv (B, L, 3 A) -> (B, L, A)."""
+    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
+    return attend(q, k, v, visible=visible, scale=scale, p=p, keys=keys, site=site).transpose(1, 2).flatten(2)
+
+
+def feed_forward(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, *, tanh: bool = False) -> Tensor:
+    """gelu(x up^T + up_bias) down^T: (..., D), (F, D), (F,), (D, F) -> (..., D), no second bias."""
+    return F.linear(bias_gelu(F.linear(x, up), up_bias, tanh=tanh), down)
+
+
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *, uniforms: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Cross entropy of softmax(x weight^T + bias): sum of the losses in nats, number of hits, samples.
+
+    x (S, D), weight (V, D), bias (V,), labels (S,) int64. ``uniforms`` (S,) float64 in [0, 1) draws one class per row
+    from the softmax by inversion of its cumulative distribution, without gradient: (S,) int64; otherwise None.
+    """
+    logits = F.linear(x, weight, None if bias is None else bias.to(x.dtype))
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    loss = F.cross_entropy(logits, labels, reduction="sum")
+    hits = (logits.argmax(-1) == labels).sum()
+    if uniforms is None:
+        return loss, hits, None
+    with torch.no_grad():
+        mass = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
+        sampled = torch.searchsorted(mass, (uniforms * mass[:, -1])[:, None], right=True).squeeze(1)
+        return loss, hits, sampled.clamp(max=len(weight) - 1)
