@@ -141,7 +141,8 @@ def _show(recipe: Recipe, corpus: Path | None) -> dict[str, Any]:
     """The resolved recipe and what it amounts to; nothing is written."""
     from encoderlab.config import to_dict
     from encoderlab.corpus.tokenizer import Tokenizer
-    from encoderlab.model import count_parameters
+    from encoderlab.measure.estimate import estimate
+    from encoderlab.measure.runs import duration
     from encoderlab.train.pretraining import check, fit
 
     check(recipe)
@@ -149,13 +150,18 @@ def _show(recipe: Recipe, corpus: Path | None) -> dict[str, Any]:
         from encoderlab.corpus.shards import Corpus
 
         recipe = fit(recipe, Tokenizer.load(Corpus(corpus).tokenizer_path))
-    plain = to_dict(recipe)
+    plain, found = to_dict(recipe), estimate(recipe)
     say(json.dumps(plain, indent=1, ensure_ascii=False))
-    networks = {"model": recipe.model} | ({} if recipe.generator is None else {"generator": recipe.generator})
-    counts = {network: count_parameters(config) for network, config in networks.items()}
-    rows = [[f"parameters of the {network}", f"{count['total']:,}"] for network, count in counts.items()]
+    rows = [[f"parameters of the {network}", f"{count:,}"] for network, count in found.parameters.items()]
+    rows.append(["FLOPs per token", f"{found.flops_per_token:.3g}"])
+    if found.tokens is not None and found.flops is not None:
+        rows += [["tokens, if rows are full", f"{found.tokens:.3g}"], ["FLOPs", f"{found.flops:.3g}"]]
+    rows.append(["memory for a batch", f"{found.memory / 1e9:.1f} GB"])
+    if found.seconds is not None:
+        machine = f"at half of the {found.rate / 1e9:.0f} GFLOP/s measured here"
+        rows.append(["time", f"{duration(found.seconds)} {machine}" if found.flops else duration(found.seconds)])
     table("", ["quantity", "value"], rows)
-    return {"recipe": plain, "parameters": counts}
+    return {"recipe": plain, "estimate": to_dict(found)}
 
 
 def _list() -> dict[str, Any]:

@@ -67,7 +67,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
     from rich.table import Table
 
     rows = [list(row) for row in rows]
-    picture = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    picture = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     picture.caption, picture.caption_justify = caption, "left"
     for place, name in enumerate(columns):
         first = str(rows[0][place]).lstrip("-+.") if rows else ""

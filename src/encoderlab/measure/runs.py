@@ -101,7 +101,7 @@ def metrics(records: Sequence[RunRecord], references: Sequence[tuple[str, float]
     ]
     if f"bits_per_byte.{main}" in keys:
         chosen.append(Metric(key=f"bits_per_byte.{main}", label="Bits per byte"))
-    chosen += [Metric(key=key, label=_words(key).capitalize()) for key in keys if key.startswith("scores.")]
+    chosen += [Metric(key=key, label=_words(key)) for key in keys if key.startswith("scores.")]
     return chosen
 
 
@@ -240,13 +240,15 @@ def quantity(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``45 s``, ``4 min 5 s``, ``2 h 10 min``."""
+    """``45 s``, ``4 min 5 s``, ``2 h 10 min``, ``3.5 days``."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours / 24:,.1f} days"
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
@@ -255,9 +257,9 @@ def _side_by_side(records: Sequence[RunRecord]) -> dict[str, str]:
 
 
 def _words(key: str) -> str:
-    """``losses.next_sentence`` as ``next sentence``; short names are abbreviations and stay in capitals."""
+    """``losses.next_sentence`` as ``Next sentence``; short names are abbreviations and stay in capitals."""
     name = key.split(".", 1)[1]
-    return name.upper() if len(name) <= 3 else name.replace("_", " ")
+    return name.upper() if len(name) <= 3 else name.replace("_", " ").capitalize()
 
 
 def _flat(line: Mapping[str, Any]) -> dict[str, Any]:
