@@ -238,5 +238,7 @@ def test_our_folders_load_in_transformers(pair: tuple[str, Any, Model], tmp_path
         )
     assert_equal(mine, other, batch["real"])
     base, report = transformers.AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert all("pooler" in name for name in report["missing_keys"]) and (fresh.pooler is None or not report["missing_keys"])
+    assert all("pooler" in name for name in report["missing_keys"]) and (
+        fresh.pooler is None or not report["missing_keys"]
+    )
     assert not [name for name in report["unexpected_keys"] if name.startswith(base.base_model_prefix + ".")]

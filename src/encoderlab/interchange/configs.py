@@ -49,7 +49,8 @@ INERT = frozenset(
     "remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
     # Heads of fine-tuning, read where the folder has one; fields that no released code reads.
     "classifier_dropout classifier_dropout_prob qa_dropout seq_classif_dropout cls_dropout summary_type "
-    "summary_use_proj summary_activation summary_last_dropout pooler_dropout pooler_hidden_act pooler_hidden_size start_n_top end_n_top "
+    "summary_use_proj summary_activation summary_last_dropout pooler_dropout pooler_hidden_act pooler_hidden_size "
+    "start_n_top end_n_top "
     "directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type "
     "net_structure_type gap_size num_memory_blocks down_scale_factor sinusoidal_pos_embds legacy".split()
 )

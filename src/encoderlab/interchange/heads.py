@@ -128,8 +128,8 @@ def write_task(config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any
         summary = "pooler" if dense is None else "dense"
         if head.summary != summary or (dense is not None and head.activation != activation):
             raise DataError(
-                f"a classifier with summary {head.summary!r} and {head.activation!r} has no counterpart for {model_type} "
-                f"in transformers; fine-tune with summary {summary!r} and activation {activation!r}"
+                f"a classifier with summary {head.summary!r} and {head.activation!r} has no counterpart for "
+                f"{model_type} in transformers; fine-tune with summary {summary!r} and activation {activation!r}"
             )
         fields[DROPOUTS[model_type][0]] = head.dropout
         if head.labels == 1 and labels != ("choice",):

@@ -63,7 +63,7 @@ def read_tensorflow(path: Path) -> Models:
         config = _xlnet_tf(_config_beside(folder, "xlnet_config.json"), tensors)
         return {"model": huggingface.assemble(config, tensors, tables.XLNET_TF, source)}
     if any(name.startswith("transformer/adaptive_embed/") for name in tensors):
-        config = _transformer_xl_config(_config_beside(folder, "transformer_xl_config.json"), eps=1e-12)
+        config = transformer_xl_config(_config_beside(folder, "transformer_xl_config.json"), eps=1e-12)
         assert config.encoder.adaptive is not None
         layout = tables.transformer_xl_tf(config.encoder.adaptive, config.encoder.vocab)
         return {"model": huggingface.assemble(config, tensors, layout, source)}
@@ -179,7 +179,7 @@ def _electra_config(tensors: Mapping[str, Tensor], scope: str) -> ModelConfig:
     return ModelConfig(family=family, encoder=encoder, rtd=RTD())
 
 
-def _transformer_xl_config(fields: configs.Fields, *, eps: float) -> ModelConfig:
+def transformer_xl_config(fields: configs.Fields, *, eps: float) -> ModelConfig:
     """The arguments of the original training scripts, as a dictionary."""
     fields.data = dict(fields.data)
     fields.data.setdefault("vocab_size", fields.take("n_token", None))
@@ -202,7 +202,7 @@ def read_transformer_xl(path: Path) -> Models:
     tensors = huggingface.read_pickled(path)
     if not isinstance(tensors, dict):
         raise DataError(f"{path}: holds no dictionary of weights; save model.state_dict()")
-    config = _transformer_xl_config(_config_beside(path.parent, "transformer_xl_config.json"), eps=1e-5)
+    config = transformer_xl_config(_config_beside(path.parent, "transformer_xl_config.json"), eps=1e-5)
     return {"model": transformer_xl(config, tensors, path)}
 
 
