@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoderlab.interchange import configs, fairseq, huggingface, names, originals, tables
+from encoderlab.interchange import configs, fairseq, names, originals, tables
 from encoderlab.model import Model
 from encoderlab.nn import spanconv
 from encoderlab.nn.encoder import States, update_memory
@@ -76,7 +76,7 @@ def real_places(mask: Tensor) -> Tensor:
     return torch.where(mask.bool(), 0, -1)
 
 
-# BERT, ALBERT -----------------------------------------------------------------------------------------------------------
+# BERT, ALBERT
 
 
 @case("bert_pretraining", "albert_pretraining")
@@ -107,7 +107,7 @@ def test_bert_and_albert(golden: Golden) -> None:
     golden.same_gradients(gradients(model, tables.BERT_TF if golden.case == "bert_pretraining" else tables.ALBERT_TF))
 
 
-# ELECTRA, ConvBERT ------------------------------------------------------------------------------------------------------
+# ELECTRA, ConvBERT
 
 
 @case("electra_small_step", "convbert_ratio2_k9_groups1_step", "convbert_ratio2_k9_groups2_onehead_generator_step")
@@ -158,7 +158,7 @@ def check_layers(golden: Golden, states: States, prefix: str, real: Tensor) -> N
         golden.close(layer, f"{prefix}layer.{i}", real)
 
 
-# RoBERTa ----------------------------------------------------------------------------------------------------------------
+# RoBERTa
 
 
 @case("roberta_fairseq", "roberta_fairseq_old_layout")
@@ -179,14 +179,10 @@ def test_roberta(golden: Golden) -> None:
     golden.close(loss, "loss_sum", atol=1e-4)
     what = golden.about["gradients_of"]
     (loss / len(rows) if "mean" in what else loss).backward()
-    old = "old" in golden.case
-    found = gradients(model, tables.ROBERTA_FAIRSEQ, dialects=True, ties=True)
-    found = {name.replace("encoder.", "decoder.", 1) if old else name: grad for name, grad in found.items()}
-    found = {name.replace("layernorm_embedding", "emb_layer_norm") if old else name: g for name, g in found.items()}
-    golden.same_gradients(found)
+    golden.same_gradients(gradients(model, tables.ROBERTA_FAIRSEQ, dialects=True, ties=True))
 
 
-# DeBERTa ----------------------------------------------------------------------------------------------------------------
+# DeBERTa
 
 
 @case("deberta_v1_mlm", "deberta_v1_released_layout_mlm", "deberta_v2_conv_mlm", "deberta_v3_mlm_log_buckets")
@@ -267,7 +263,7 @@ def test_deberta_step_with_disentangled_embeddings(golden: Golden) -> None:
         golden.same_gradients(found, kind)
 
 
-# Transformer-XL ---------------------------------------------------------------------------------------------------------
+# Transformer-XL
 
 
 @case("transformer_xl_div1", "transformer_xl_div2_adaptive_same_length", "transformer_xl_tf_untied_uv")
@@ -292,7 +288,6 @@ def test_transformer_xl(golden: Golden) -> None:
         ids, targets = tokens[:, start : start + length], tokens[:, start + 1 : start + length + 1]
         states = model.encoder(ids, memory=memory, window=window)
         for i, layer in enumerate(states.layers[1:]):
-            # The last layer's output is recorded before the final dropout, which is off here.
             golden.close(layer.transpose(0, 1), f"segment{segment}.layer.{i}")
         memory = update_memory(memory, states, config["mem_len"])
         assert memory is not None
@@ -317,7 +312,7 @@ def test_transformer_xl(golden: Golden) -> None:
     golden.same_gradients(gradients(model, layout))
 
 
-# XLNet ------------------------------------------------------------------------------------------------------------------
+# XLNet
 
 
 @case("xlnet_finetune_forward")
@@ -352,15 +347,17 @@ def test_xlnet_two_streams(golden: Golden) -> None:
             golden.close(layer.transpose(0, 1), f"segment{segment}.h.layer.{i}")
         told = given["target_mask"].T.bool()
         at = given["target_mapping"].permute(2, 0, 1).argmax(-1)  # (B, T)
-        predicted = model.encoder.query_stream(
-            states,
-            model.mask_vector.expand(*at.shape, -1),
-            at,
-            layers=range(model.encoder.depth),
-            visible=seen.gather(1, at[:, :, None].expand(-1, -1, ids.shape[1])),
-            segments=segments,
-            memory=memory,
-        )
+        for depth in range(1, model.encoder.depth + 1):
+            predicted = model.encoder.query_stream(
+                states,
+                model.mask_vector.expand(*at.shape, -1),
+                at,
+                layers=range(depth),
+                visible=seen.gather(1, at[:, :, None].expand(-1, -1, ids.shape[1])),
+                segments=segments,
+                memory=memory,
+            )
+            golden.close(predicted.transpose(0, 1), f"segment{segment}.g.layer.{depth - 1}", told.T)
         golden.close(predicted.transpose(0, 1), f"segment{segment}.output", told.T)
         losses = F.cross_entropy(model.lm(predicted[told], model.words), given["target"].T[told], reduction="none")
         theirs = golden[f"output/segment{segment}.lm_nll"].T[told]
@@ -374,3 +371,47 @@ def test_xlnet_two_streams(golden: Golden) -> None:
     golden.close(total, "loss_sum", atol=2e-5)
     total.backward()
     golden.same_gradients(gradients(model, tables.XLNET_TF))
+
+
+# Light and dynamic convolution
+
+
+@case("fairseq_light_dynamic_conv")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "light_k5_same_softmax",
+        "light_k7_causal_plain",
+        "dynamic_k5_same_softmax",
+        "dynamic_k3_causal_renorm",
+        "dynamic_k5_in_proj",
+    ],
+)
+def test_light_and_dynamic_convolution(golden: Golden, name: str) -> None:
+    """Our taps are centred, so a causal kernel of k taps is a centred one of 2 k - 1 with zeros on the right."""
+    about = golden.about["cases"][name]
+    heads, kernel, left = about["num_heads"], about["kernel_size"], about["padding_l"]
+    weights = {n: t.clone().requires_grad_() for n, t in golden.under(f"weight/{name}/").items()}
+    given = golden[f"input/{name}/x"].clone().requires_grad_()
+    x = given.transpose(0, 1)  # (B, L, C)
+    batch, length, _ = x.shape
+    if about["kind"] == "light":
+        logits = weights["weight"].squeeze(1).expand(batch, length, heads, kernel)
+    else:
+        logits = F.linear(x, weights["weight_linear.weight"], weights.get("weight_linear.bias"))
+        if about.get("in_proj"):
+            x, logits = logits.split([x.shape[2], heads * kernel], dim=2)
+        logits = logits.unflatten(2, (heads, kernel))
+    if about.get("renorm_padding"):
+        reads = torch.arange(length)[:, None] + torch.arange(kernel) - left
+        logits = logits.masked_fill(((reads < 0) | (reads >= length))[None, :, None], float("-inf"))
+    taps = logits.softmax(-1) if about["weight_softmax"] else logits
+    taps = F.pad(taps, (0, 2 * left + 1 - kernel))
+    out = spanconv.dynamic(x.unflatten(2, (heads, -1)), taps).flatten(2)
+    bias = weights.get("bias" if about["kind"] == "light" else "conv_bias")
+    out = (out if bias is None else out + bias).transpose(0, 1)
+    golden.close(out, f"{name}/expanded", atol=1e-5)
+    (out * golden[f"input/{name}/grad_out"]).sum().backward()
+    for parameter, theirs in golden.under(f"grad/{name}/").items():
+        mine = given.grad if parameter == "x" else weights[parameter].grad
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)

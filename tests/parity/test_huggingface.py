@@ -1,4 +1,4 @@
-"""Equality with ``transformers`` 5: states, heads and gradients on tiny random weights, and folders in both directions."""
+"""Equality with ``transformers`` 5: states, heads and gradients on tiny random weights, and folders both ways."""
 
 from __future__ import annotations
 
@@ -174,8 +174,9 @@ def test_states_and_heads(pair: tuple[str, Any, Model], lengths: list[int], segm
 
 
 def test_gradients(pair: tuple[str, Any, Model]) -> None:
-    """Of one loss over every output, for every parameter, within 1e-4 of its largest entry; in float64, because gradients
-    that are zero in theory (key biases) are rounding noise in float32."""
+    """Of one loss over every output, for every parameter, within 1e-4 of its largest entry; in float64, because
+    gradients that are zero in theory (key biases) are rounding noise in float32.
+    """
     case = pair[0]
     theirs, ours = (copy.deepcopy(model).double() for model in pair[1:])
     batch = batch_of(case, LENGTHS["odd"], CASES[case][3])

@@ -128,11 +128,8 @@ def _electra_tf(tensors: Mapping[str, Tensor], source: Path) -> Models:
         beside = source.parent / f"{name}_config.json"
         if beside.exists():
             fields = configs.Fields(huggingface.read_json(beside), str(beside))
-            changes = {
-                "heads": fields.count("num_attention_heads"),
-                "dropout": fields.number("hidden_dropout_prob", 0.1),
-            }
-            config = replace(config, encoder=replace(config.encoder, **changes))
+            heads, dropout = fields.count("num_attention_heads"), fields.number("hidden_dropout_prob", 0.1)
+            config = replace(config, encoder=replace(config.encoder, heads=heads, dropout=dropout))
         grouped = config.encoder.ff_groups > 1
         layout = (tables.electra_tf_grouped if grouped else tables.electra_tf)(generator=scope == "generator")
         found[name] = huggingface.assemble(config, tensors, layout, source)
