@@ -80,12 +80,13 @@ class Board:
 
 def facts(line: Mapping[str, Any]) -> str:
     """``step 1200  loss 2.31  mlm 2.10 (45.3%)  lr 1.0e-04  8.1k tokens/s  62% of peak``."""
-    words = [f"step {line['step']}", f"loss {line['loss']:.3f}"]
-    accuracy = line.get("accuracy", {})
-    for name, loss in line["losses"].items():
+    words = [f"step {line['step']}"] + ([f"loss {line['loss']:.3f}"] if "loss" in line else [])
+    accuracy, losses = line.get("accuracy", {}), line.get("losses", {})
+    for name, loss in losses.items():
         share = f" ({accuracy[name]:.1%})" if name in accuracy else ""
-        if len(line["losses"]) > 1 or share:
+        if len(losses) > 1 or share:
             words.append(f"{name} {loss:.3f}{share}")
+    words += [f"{name} {value:.4f}" for name, value in list(line.get("scores", {}).items())[:3]]
     if "lr" in line:
         words.append(f"lr {line['lr']:.1e}")
     if "tokens_per_second" in line:
