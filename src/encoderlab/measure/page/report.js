@@ -7,7 +7,7 @@ const systemDark = matchMedia("(prefers-color-scheme: dark)");
 const applyTheme = (dark) => { root.dataset.theme = dark ? "dark" : "light"; };
 systemDark.addEventListener("change", (event) => applyTheme(event.matches));
 document.querySelector(".theme").addEventListener("click", () => applyTheme(root.dataset.theme !== "dark"));
-addEventListener("beforeprint", () => { root.dataset.screen = root.dataset.theme; applyTheme(false); });
+addEventListener("beforeprint", () => { for (const more of document.querySelectorAll("details")) more.open = true; root.dataset.screen = root.dataset.theme; applyTheme(false); });
 addEventListener("afterprint", () => applyTheme(root.dataset.screen === "dark"));
 
 /* ---------- numbers ---------- */
