@@ -1,0 +1,309 @@
+"""From pieces to the corpus: drop duplicates and documents of unwanted length, split, write the final shards.
+
+All of it needs the whole corpus but none of its text: only digests and lengths of lines are looked at, piece by piece.
+
+*Duplicates.* Two lines, or documents, are taken for equal if their 64-bit digests are equal; among a billion different
+ones about 0.03 pairs are expected to collide. The first occurrence stays. Memory is bounded: digests are spread over
+files of about 4 million each by their value, and each file is sorted by itself; disk: 16 bytes a line.
+
+*Split.* A document belongs to the validation split if a hash of its lines falls below the given fraction, whatever its
+place in the input; equal documents are in the same split. If none falls below, the one with the smallest hash is
+taken.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from encoderlab.corpus.pieces import Piece
+from encoderlab.corpus.shards import (
+    SPLITS,
+    ShardWriter,
+    id_type,
+    map_tensors,
+    replace_file,
+    shard_record,
+    write_tensors,
+)
+
+SHARD_TOKENS = 1 << 26  # tokens after which a shard ends
+BUCKET = 1 << 22  # digests sorted at a time
+DROPPED, TRAIN, VALIDATION = range(3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which documents stay, and where they go.
+
+    Args:
+        min_chars, max_chars: documents with fewer or more characters are dropped.
+        drop_documents: drop a document whose lines are those of an earlier one.
+        drop_lines: drop a line that occurred before anywhere in the corpus.
+        validation: the fraction of documents held out.
+    """
+
+    min_chars: int = 1
+    max_chars: int | None = None
+    drop_documents: bool = True
+    drop_lines: bool = False
+    validation: float = 0.01
+
+
+@dataclass(frozen=True)
+class ShardWork:
+    """One shard to write: the documents of ``split`` in some consecutive pieces."""
+
+    path: Path
+    split: int
+    pieces: tuple[tuple[Path, Path], ...]  # the piece and what :func:`plan` decided about it
+    documents: int
+    tokens: int
+    vocab_size: int
+
+
+def plan(
+    pieces: Sequence[Path], selection: Selection, scratch: Path, out: Path, vocab_size: int
+) -> tuple[list[ShardWork], dict[str, int]]:
+    """Decide about every line and document; returns the shards to write and counts of what was read and dropped.
+
+    Decisions are files in ``scratch``; the same pieces give the same decisions.
+    """
+    scratch.mkdir(exist_ok=True)
+    counts: Counter[str] = Counter()
+    repeated = np.zeros(0, bool)
+    if selection.drop_lines:
+        total = sum(len(Piece(path).line_digests) for path in pieces)
+        repeated = find_repeated((Piece(path).line_digests for path in pieces), total, scratch / "lines")
+    first = 0
+    digest_files = []
+    for path in pieces:
+        piece = Piece(path)
+        kept = np.ones(len(piece.line_tokens), bool)
+        if selection.drop_lines:
+            kept = ~repeated[first : first + len(kept)]
+            first += len(kept)
+        codes, digests = _judge(piece, kept, selection, counts)
+        digest_files.append(scratch / f"{path.stem}.digests")
+        write_tensors(digest_files[-1], {"codes": codes, "digests": digests, "lines": kept.view(np.uint8)})
+    if selection.drop_documents:
+        total = sum(len(_candidates(path)) for path in digest_files)
+        repeated = find_repeated((_candidates(path) for path in digest_files), total, scratch / "documents")
+    first = 0
+    limit = int(selection.validation * 2**64)
+    smallest = (2**64, -1, -1)
+    for number, path in enumerate(digest_files):
+        tensors = map_tensors(path)
+        codes, hashes = tensors["codes"].copy(), _mix(tensors["digests"] ^ np.uint64(_SPLIT))
+        open_places = np.flatnonzero(codes)
+        if selection.drop_documents:
+            again = repeated[first : first + len(open_places)]
+            first += len(open_places)
+            counts["duplicate_documents"] += int(again.sum())
+            codes[open_places[again]] = DROPPED
+            open_places = open_places[~again]
+        if len(open_places):
+            place = open_places[np.argmin(hashes[open_places])]
+            smallest = min(smallest, (int(hashes[place]), number, int(place)))
+        held_out = hashes[open_places] < limit if limit < 2**64 else np.ones(len(open_places), bool)
+        codes[open_places[held_out]] = VALIDATION
+        write_tensors(path.with_suffix(".plan"), {"codes": codes, "lines": tensors["lines"]})
+    plans = [path.with_suffix(".plan") for path in digest_files]
+    _hold_out_one(plans, smallest, selection)
+    return _shards(pieces, plans, counts, out, vocab_size), dict(counts)
+
+
+def _candidates(path: Path) -> np.ndarray:
+    tensors = map_tensors(path)
+    return tensors["digests"][tensors["codes"] != DROPPED]
+
+
+def _judge(
+    piece: Piece, kept: np.ndarray, selection: Selection, counts: Counter[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """For the documents of a piece whether they stay, (d,) uint8, and their digests, (d,) uint64."""
+    edges = np.concatenate([[0], np.cumsum(piece.document_lines)])
+    chars, tokens, lines = (_sums(values * kept, edges) for values in (piece.line_chars, piece.line_tokens, kept))
+    places = np.cumsum(kept) - np.repeat((np.cumsum(kept) - kept)[edges[:-1]], piece.document_lines)
+    digests = _mix(_sums(_mix(piece.line_digests + places.astype(np.uint64) * np.uint64(_GOLDEN)) * kept, edges))
+    short = (chars < selection.min_chars) & (lines > 0)
+    long = chars > (selection.max_chars or np.iinfo(np.int64).max)
+    blank = (tokens == 0) & (lines > 0) & ~short
+    counts["documents"] += len(lines)
+    counts["duplicate_lines"] += int((~kept).sum())
+    counts["emptied_documents"] += int((lines == 0).sum())
+    counts["short_documents"] += int(short.sum())
+    counts["long_documents"] += int(long.sum())
+    counts["documents_without_tokens"] += int((blank & ~long).sum())
+    stays = ~(short | long | (tokens == 0))
+    return stays.astype(np.uint8) * np.uint8(TRAIN), digests
+
+
+def _sums(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Sums of ``values[edges[i]:edges[i + 1]]``, modulo 2**64 for uint64."""
+    kind = np.int64 if values.dtype == bool else values.dtype
+    totals = np.concatenate([np.zeros(1, kind), np.cumsum(values, dtype=kind)])
+    return totals[edges[1:]] - totals[edges[:-1]]
+
+
+_GOLDEN, _SPLIT = 0x9E3779B97F4A7C15, 0x5EED0F5A11D0C5
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """The finalizer of splitmix64: a bijection of 64-bit numbers that looks random."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _hold_out_one(plans: Sequence[Path], smallest: tuple[int, int, int], selection: Selection) -> None:
+    """Validation gets the document with the smallest hash where the fraction gave it none."""
+    if not selection.validation or smallest[1] < 0 or smallest[0] < int(selection.validation * 2**64):
+        return
+    kept = 0
+    for path in plans:
+        kept += int(np.count_nonzero(map_tensors(path)["codes"]))
+        if kept > 1:
+            break
+    else:
+        return
+    path = plans[smallest[1]]
+    tensors = map_tensors(path)
+    codes = tensors["codes"].copy()
+    codes[smallest[2]] = VALIDATION
+    write_tensors(path, {"codes": codes, "lines": tensors["lines"]})
+
+
+def _shards(
+    pieces: Sequence[Path], plans: Sequence[Path], counts: Counter[str], out: Path, vocab_size: int
+) -> list[ShardWork]:
+    work: list[ShardWork] = []
+    open_pieces: dict[int, list[tuple[Path, Path]]] = {TRAIN: [], VALIDATION: []}
+    totals = {TRAIN: [0, 0], VALIDATION: [0, 0]}
+    numbers = {TRAIN: 0, VALIDATION: 0}
+
+    def close(split: int) -> None:
+        name = SPLITS[split - TRAIN]
+        path = out / name / f"shard-{numbers[split]:05d}.safetensors"
+        documents, tokens = totals[split]
+        work.append(ShardWork(path, split, tuple(open_pieces[split]), documents, tokens, vocab_size))
+        open_pieces[split], totals[split], numbers[split] = [], [0, 0], numbers[split] + 1
+
+    for path, plan_path in zip(pieces, plans, strict=True):
+        piece, decided = Piece(path), map_tensors(plan_path)
+        counts.update(piece.counts)
+        tokens = _sums(piece.line_tokens * decided["lines"], np.concatenate([[0], np.cumsum(piece.document_lines)]))
+        for split in open_pieces:
+            chosen = decided["codes"] == split
+            if chosen.any():
+                open_pieces[split].append((path, plan_path))
+                totals[split][0] += int(chosen.sum())
+                totals[split][1] += int(tokens[chosen].sum())
+                if totals[split][1] >= SHARD_TOKENS:
+                    close(split)
+    for split, left in open_pieces.items():
+        if left:
+            close(split)
+    return work
+
+
+def write_shard(work: ShardWork, out: Path, scratch: Path) -> None:
+    """Write one final shard, and beside the plans its record for the manifest and, for training, its counts of ids."""
+    record_path = scratch / f"{work.path.parent.name}-{work.path.stem}.json"
+    work.path.parent.mkdir(exist_ok=True)
+    counts = np.zeros(work.vocab_size, np.int64)
+    with ShardWriter(work.path, work.documents, work.tokens, id_type(work.vocab_size)) as shard:
+        for path, plan_path in work.pieces:
+            piece, decided = Piece(path), map_tensors(plan_path)
+            chosen = decided["codes"] == work.split
+            lines = decided["lines"].view(bool) & np.repeat(chosen, piece.document_lines)
+            edges = np.concatenate([[0], np.cumsum(piece.document_lines)])
+            tokens = np.repeat(lines, piece.line_tokens)
+            ids = piece.ids[tokens]
+            shard.add(
+                ids,
+                _sums(piece.line_tokens * lines, edges)[chosen],
+                _sums(piece.line_bytes * lines, edges)[chosen],
+                piece.sentences[tokens],
+                piece.words[tokens],
+            )
+            if work.split == TRAIN:
+                counts += np.bincount(ids, minlength=work.vocab_size)
+    if work.split == TRAIN:
+        write_tensors(record_path.with_suffix(".counts"), {"counts": counts.view(np.uint64)})
+    with replace_file(record_path) as file:
+        file.write(json.dumps(shard_record(out, work.path)).encode())
+
+
+def shard_is_written(work: ShardWork, scratch: Path) -> bool:
+    """Whether an earlier build that was interrupted completed this shard."""
+    record_path = scratch / f"{work.path.parent.name}-{work.path.stem}.json"
+    if not record_path.exists() or not work.path.exists():
+        return False
+    return json.loads(record_path.read_bytes())["size"] == work.path.stat().st_size
+
+
+def collect(
+    work: Sequence[ShardWork], scratch: Path, vocab_size: int
+) -> tuple[dict[str, list[dict[str, Any]]], np.ndarray]:
+    """The records of all shards by split, and how often each id occurs in the training split, (V,) int64."""
+    records: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
+    counts = np.zeros(vocab_size, np.int64)
+    for item in work:
+        record_path = scratch / f"{item.path.parent.name}-{item.path.stem}.json"
+        records[item.path.parent.name].append(json.loads(record_path.read_bytes()))
+        if item.split == TRAIN:
+            counts += map_tensors(record_path.with_suffix(".counts"))["counts"].view(np.int64)
+    return records, counts
+
+
+def find_repeated(columns: Iterable[np.ndarray], total: int, scratch: Path) -> np.ndarray:
+    """For each of ``total`` numbers in ``columns``, one after the other, whether it occurred before: (total,) bool.
+
+    Cost: 16 bytes of disk a number while it runs and 1 after it (the result is a mapped file); memory for a few times
+    ``BUCKET`` numbers.
+    """
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    buckets = max(1, -(-total // BUCKET))
+    flags = np.memmap(scratch / "repeated", bool, "w+", shape=(max(total, 1),))
+    held: list[np.ndarray] = []
+    size = first = 0
+    for column in columns:
+        held.append(np.stack([column, np.arange(first, first + len(column), dtype=np.uint64)], axis=1))
+        size, first = size + len(column), first + len(column)
+        if size >= BUCKET and buckets > 1:
+            _spread(np.concatenate(held), buckets, scratch)
+            held, size = [], 0
+    if buckets == 1:
+        _mark_repeated(np.concatenate(held) if held else np.zeros((0, 2), np.uint64), flags)
+        return flags[:total]
+    _spread(np.concatenate(held), buckets, scratch)
+    for bucket in range(buckets):
+        path = scratch / f"{bucket}.bucket"
+        _mark_repeated(np.fromfile(path, np.uint64).reshape(-1, 2), flags)
+        path.unlink()
+    return flags[:total]
+
+
+def _spread(entries: np.ndarray, buckets: int, scratch: Path) -> None:
+    owners = entries[:, 0] % np.uint64(buckets)
+    order = np.argsort(owners, kind="stable")
+    edges = np.searchsorted(owners[order], np.arange(buckets + 1, dtype=np.uint64))
+    for bucket in range(buckets):
+        with open(scratch / f"{bucket}.bucket", "ab") as file:
+            file.write(np.ascontiguousarray(entries[order[edges[bucket] : edges[bucket + 1]]]).data)
+
+
+def _mark_repeated(entries: np.ndarray, flags: np.ndarray) -> None:
+    """``entries`` (n, 2): a number and its place, in the order of places."""
+    entries = entries[np.argsort(entries[:, 0], kind="stable")]
+    again = np.flatnonzero(entries[1:, 0] == entries[:-1, 0]) + 1
+    flags[entries[again, 1].astype(np.int64)] = True

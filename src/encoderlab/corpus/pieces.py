@@ -1,0 +1,212 @@
+"""A piece: the tokens of a few megabytes of input, the unit of work of building a corpus.
+
+A piece is a file that appears complete or not at all, so that a build that was killed continues with the next one. It
+keeps what later steps need to drop duplicates and to split the corpus without the text: for each line (a paragraph) its
+tokens, characters, UTF-8 bytes and a 64-bit digest, for each document its lines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from encoderlab.corpus.documents import Block, Reading, Source, parse_block, read_blocks
+from encoderlab.corpus.sentences import sentence_starts
+from encoderlab.corpus.shards import id_type, map_tensors, read_bits, write_tensors
+from encoderlab.corpus.tokenizer import Tokenizer
+
+CJK = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2EBEF), (0x2F800, 0x2FA1F))
+PIECE = 4 << 20  # bytes of input, about
+BATCH = 1 << 20  # characters that are tokenized at once
+COUNTS = ("invalid_utf8", "control_characters", "cut_lines", "cut_documents", "skipped_records")
+
+
+# The characters at which the words of a text start, for languages without spaces.
+Segmenter = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the sources a piece ends, so that reading can go on there."""
+
+    source: int = 0
+    position: int = 0
+    line: int = 1
+
+
+@dataclass(frozen=True)
+class Work:
+    """The input of one piece."""
+
+    number: int
+    blocks: tuple[Block, ...]
+    end: Place
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(block.data) for block in self.blocks)
+
+
+def read_work(sources: Sequence[Source], start: Place = Place(), number: int = 0) -> Iterator[Work]:
+    """The input cut into pieces, from the end of piece ``number - 1`` on."""
+    blocks: list[Block] = []
+    size = 0
+    end = start
+    for index in range(start.source, len(sources)):
+        here = start if index == start.source else Place(index)
+        for block in read_blocks(sources[index], start=here.position, line=here.line):
+            blocks.append(block)
+            size += len(block.data)
+            end = Place(index, block.end, block.line + block.data.count(b"\n"))
+            if size >= PIECE:
+                yield Work(number, tuple(blocks), end)
+                number, blocks, size = number + 1, [], 0
+    if blocks:
+        yield Work(number, tuple(blocks), end)
+
+
+def write_piece(path: Path, work: Work, tokenizer: Tokenizer, reading: Reading, segmenter: Segmenter | None) -> None:
+    """Parse, tokenize and mark the input of a piece, and write it to ``path``."""
+    counts: Counter[str] = Counter()
+    documents: list[list[str]] = []
+    for block in work.blocks:
+        found, more = parse_block(block, reading)
+        documents += found
+        counts += more
+    lines = [line for document in documents for line in document]
+    encoded = [line.encode() for line in lines]
+    digests = b"".join([hashlib.blake2b(data, digest_size=8).digest() for data in encoded])
+    kind = id_type(tokenizer.vocab_size)
+    parts = [encode_lines(batch, tokenizer, segmenter) for batch in _batches(lines)]
+    empty = Encoded(np.zeros(0, kind), np.zeros(0, bool), np.zeros(0, bool), np.zeros(0, np.int64))
+    ids, words, sentences, sizes = (np.concatenate(arrays) for arrays in zip(empty, *parts, strict=True))
+    write_tensors(
+        path,
+        {
+            "ids": ids.astype(kind),
+            "words": np.packbits(words, bitorder="little"),
+            "sentences": np.packbits(sentences, bitorder="little"),
+            "line_tokens": sizes.astype(np.uint32),
+            "line_chars": np.array([len(line) for line in lines], np.uint32),
+            "line_bytes": np.array([len(data) for data in encoded], np.uint32),
+            "line_digests": np.frombuffer(digests, np.uint64),
+            "document_lines": np.array([len(document) for document in documents], np.uint32),
+            "counts": np.array([counts[name] for name in COUNTS], np.uint64),
+            "end": np.array([work.end.source, work.end.position, work.end.line], np.uint64),
+        },
+    )
+
+
+class Encoded(NamedTuple):
+    """Tokens of several lines, one after the other."""
+
+    ids: np.ndarray  # (n,)
+    words: np.ndarray  # (n,) bool: a word starts here
+    sentences: np.ndarray  # (n,) bool: a sentence starts here
+    sizes: np.ndarray  # (lines,) int64: tokens of each line
+
+
+def encode_lines(lines: Sequence[str], tokenizer: Tokenizer, segmenter: Segmenter | None = None) -> Encoded:
+    """Tokens of ``lines`` with the starts of words and sentences, which are found in the text and carried over to the
+    tokens by their characters. With a segmenter a Chinese character starts a word where the segmenter says so."""
+    tokens = _joined(tokenizer.encode_corpus(lines))
+    sizes = np.diff(tokens.bounds)
+    # A key that orders characters over all lines; the keys of the tokens do not decrease.
+    token_keys = (np.repeat(np.arange(len(lines)), sizes) << 32) + tokens.starts
+    starts = [sentence_starts(line) for line in lines]
+    owners = np.repeat(np.arange(len(lines)), [len(item) for item in starts])
+    sentence_keys = (owners << 32) + np.fromiter((start for item in starts for start in item), np.int64, len(owners))
+    found = np.searchsorted(token_keys, sentence_keys)
+    sentences = np.zeros(len(tokens.ids), bool)
+    sentences[found[found < tokens.bounds[owners + 1]]] = True
+    words = tokens.word_starts
+    if segmenter is not None:
+        words = _segmented(lines, tokens.starts, sizes, words, segmenter)
+    return Encoded(tokens.ids, words, sentences, sizes)
+
+
+class Joined(NamedTuple):
+    ids: np.ndarray
+    starts: np.ndarray
+    bounds: np.ndarray
+    word_starts: np.ndarray
+
+
+def _joined(tokens):
+    if hasattr(tokens, "bounds"):
+        return tokens
+    for item in tokens:
+        item.word_starts[:1] = True
+    bounds = np.concatenate([[0], np.cumsum([len(item.ids) for item in tokens])])
+    return Joined(*(np.concatenate([getattr(item, name) for item in tokens]) for name in ("ids", "starts")), bounds,
+                  np.concatenate([item.word_starts for item in tokens]))
+
+
+def _segmented(
+    lines: Sequence[str], starts: np.ndarray, sizes: np.ndarray, words: np.ndarray, segmenter: Segmenter
+) -> np.ndarray:
+    lengths = np.array([len(line) for line in lines])
+    firsts = np.cumsum(lengths) - lengths
+    marks = np.zeros(int(lengths.sum()) + 1, bool)
+    for line, first in zip(lines, firsts, strict=True):
+        marks[first + np.asarray(segmenter(line), np.int64)] = True
+    codes = np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)
+    characters = np.minimum(np.repeat(firsts, sizes) + starts, max(len(codes) - 1, 0))
+    return np.where(is_cjk_code(codes[characters]), marks[characters], words)
+
+
+def is_cjk_code(codes: np.ndarray) -> np.ndarray:
+    """:func:`encoderlab.corpus.words.is_cjk` of code points."""
+    inside = np.zeros(len(codes), bool)
+    for first, last in CJK:
+        inside |= (codes >= first) & (codes <= last)
+    return inside
+
+
+def _batches(lines: list[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for line in lines:
+        batch.append(line)
+        size += len(line)
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+class Piece:
+    """A piece read back. Arrays are views of the file.
+
+    Raises:
+        DataError: the file is missing, truncated or no piece.
+    """
+
+    def __init__(self, path: Path) -> None:
+        tensors = map_tensors(path)
+        self.ids = tensors["ids"]
+        self._words, self._sentences = tensors["words"], tensors["sentences"]
+        self.line_tokens = tensors["line_tokens"].astype(np.int64)
+        self.line_chars = tensors["line_chars"].astype(np.int64)
+        self.line_bytes = tensors["line_bytes"].astype(np.int64)
+        self.line_digests = tensors["line_digests"]
+        self.document_lines = tensors["document_lines"].astype(np.int64)
+        self.counts = Counter(dict(zip(COUNTS, tensors["counts"].tolist(), strict=True)))
+        self.end = Place(*tensors["end"].tolist())
+
+    @property
+    def words(self) -> np.ndarray:
+        """(n,) bool."""
+        return read_bits(self._words, 0, len(self.ids)).view(bool)
+
+    @property
+    def sentences(self) -> np.ndarray:
+        """(n,) bool."""
+        return read_bits(self._sentences, 0, len(self.ids)).view(bool)

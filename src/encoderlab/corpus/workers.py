@@ -1,0 +1,83 @@
+"""A few worker processes for work that is cut into independent units."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from encoderlab.errors import OutOfMemory
+
+
+class Workers:
+    """Runs functions in ``number`` processes; with one, in this process.
+
+    At most two units more than there are workers are submitted at a time, so that the one who reads does not run ahead.
+    The workers are spawned, as threads of libraries do not survive a fork; a script that uses more than one therefore
+    needs the usual ``if __name__ == "__main__":``. They end with this process, however it ends.
+
+    Raises:
+        OutOfMemory: a worker was killed, which only the system does.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._pending: set[Future] = set()
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> None:
+        """Run ``function(*args)`` now or soon; an error of an earlier unit is raised here."""
+        if self._number == 1:
+            function(*args)
+            return
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self._number, mp_context=context, initializer=_start)
+        while len(self._pending) >= self._number + 2:
+            self._collect()
+        try:
+            self._pending.add(self._pool.submit(function, *args))
+        except BrokenProcessPool:
+            raise self._killed() from None
+
+    def finish(self) -> None:
+        """Wait until everything is done."""
+        while self._pending:
+            self._collect()
+
+    def _collect(self) -> None:
+        done, self._pending = wait(self._pending, return_when=FIRST_COMPLETED)
+        for future in done:
+            try:
+                future.result()
+            except BrokenProcessPool:
+                raise self._killed() from None
+
+    def _killed(self) -> OutOfMemory:
+        fewer = max(1, self._number // 2)
+        return OutOfMemory(f"a worker was killed, probably for lack of memory; continue with fewer: --workers {fewer}")
+
+    def __exit__(self, *error: Any) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start() -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; this process is told by its parent
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
