@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from encoderlab.corpus.layouts import FAMILIES
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.corpus.vocabularies import byte_bpe
 from encoderlab.errors import DataError
 from encoderlab.interchange.huggingface import read_pickled
 
@@ -61,3 +65,35 @@ def read_dictionary(path: Path) -> list[str]:
             raise DataError(f"{path}, line {number}: {line!r} is not SYMBOL COUNT; restore the file")
         symbols.append(symbol)
     return symbols if MASK in symbols else [*symbols, MASK]
+
+
+def tokenizer(dictionary: Path, gpt2: Path) -> Tokenizer:
+    """RoBERTa's tokenizer: GPT-2's byte-level BPE with ids in the order of ``dict.txt``.
+
+    Args:
+        dictionary: ``dict.txt``, whose symbols are ids of GPT-2's vocabulary.
+        gpt2: a folder with GPT-2's ``vocab.json`` and ``merges.txt`` (or ``encoder.json`` and ``vocab.bpe``).
+
+    Raises:
+        DataError: a file is missing, or the dictionary belongs to another vocabulary.
+    """
+    vocabulary = json.loads(_first(gpt2, "vocab.json", "encoder.json"))
+    lines = _first(gpt2, "merges.txt", "vocab.bpe").splitlines()
+    merges = [(first, second) for first, _, second in (line.partition(" ") for line in lines) if second]
+    tokens = {str(index): token for token, index in vocabulary.items()}
+    symbols = read_dictionary(dictionary)
+    strange = [symbol for symbol in symbols if symbol.isdigit() and symbol not in tokens]
+    if strange:
+        raise DataError(f"{dictionary}: {strange[0]!r} is no id of the vocabulary in {gpt2}; give GPT-2's")
+    ids = {tokens.get(symbol, symbol): index for index, symbol in enumerate(symbols)}
+    known = [
+        pair for pair in merges if not pair[0].startswith("#version") and all(p in ids for p in (*pair, "".join(pair)))
+    ]
+    return Tokenizer(byte_bpe(ids, known), FAMILIES["roberta"].layout)
+
+
+def _first(folder: Path, *choices: str) -> str:
+    for name in choices:
+        if (folder / name).exists():
+            return (folder / name).read_text(encoding="utf-8")
+    raise DataError(f"{folder}: holds no {' or '.join(choices)}; give a folder with GPT-2's vocabulary")

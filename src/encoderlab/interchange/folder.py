@@ -34,8 +34,8 @@ def weights(model: Model) -> dict[str, Tensor]:
             seen.add(id(parameter))
             state[name] = parameter.detach()
     embeddings = model.encoder.embeddings
-    if embeddings.base and embeddings.words is not None:
-        state["encoder.embeddings.words"] = (embeddings.words + embeddings.base[0]).detach()
+    if embeddings.base_words is not None and embeddings.words is not None:
+        state["encoder.embeddings.words"] = (embeddings.words + embeddings.base_words).detach()
     return {name: tensor.cpu().contiguous() for name, tensor in state.items()}
 
 

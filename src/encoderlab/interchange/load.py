@@ -1,26 +1,33 @@
-"""Reading a model from any folder that this project understands."""
+"""Reading models from every folder and checkpoint that this project understands."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
+import torch
+
+from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import DataError
+from encoderlab.interchange import fairseq, huggingface, originals
 from encoderlab.interchange import folder as ours
 from encoderlab.model import Model
 
-
-def load_pair(path: str | os.PathLike[str]) -> tuple[Model, Model | None]:
-    """The model in ``path`` and, where two networks were trained together, its generator."""
-    folder = Path(path)
-    for candidate in (folder, folder / "model"):
-        if ours.is_ours(candidate / "discriminator"):
-            return ours.load(candidate / "discriminator"), ours.load(candidate / "generator")
-    return load(folder), None
+Source = Literal["encoderlab", "hf", "pair", "tensorflow", "fairseq", "deberta", "transformer-xl"]
+TOKENIZERS = {
+    "albert": "albert",
+    "xlnet": "xlnet",
+    "roberta": "roberta",
+}  # families whose vocabulary does not say whose
 
 
-def load(path: str | os.PathLike[str]) -> Model:
-    """The model in ``path``: a folder of ours, a run folder (its ``model/``), or a Hugging Face folder.
+def load(path: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
+    """The model in ``path``: a folder of ours, a run folder (its ``model/``), or a Hugging Face folder; of two
+    networks that were trained together, the discriminator.
+
+    ``allow_missing``: encoder weights that a Hugging Face folder lacks start from random values instead of being an
+    error.
 
     Raises:
         DataError: the folder is missing, broken, or of a kind that is not supported.
@@ -31,6 +38,125 @@ def load(path: str | os.PathLike[str]) -> Model:
     for candidate in (folder, folder / "model", folder / "discriminator", folder / "model" / "discriminator"):
         if ours.is_ours(candidate):
             return ours.load(candidate)
-    from encoderlab.interchange import huggingface
+    for candidate in (folder, folder / "discriminator"):
+        if (candidate / "config.json").exists():
+            return huggingface.load(candidate, allow_missing=allow_missing)
+    kind = kind_of(folder)
+    if kind is not None:
+        raise DataError(f"{folder}: holds a checkpoint of the kind {kind!r}; run: encoderlab convert {folder} OUT")
+    raise DataError(f"{folder}: holds no config.json; give a model folder, or a run folder with model/")
 
-    return huggingface.load(folder)
+
+def load_pair(path: str | os.PathLike[str]) -> tuple[Model, Model | None]:
+    """The model in ``path`` and, where two networks were trained together, its generator."""
+    folder = Path(path)
+    for candidate in (folder, folder / "model"):
+        if is_pair(candidate):
+            found = read_pair(candidate)
+            return found["discriminator"], found["generator"]
+    return load(folder), None
+
+
+def is_pair(folder: Path) -> bool:
+    """Whether the folder holds ``generator/`` and ``discriminator/``."""
+    return all((folder / part / "config.json").exists() for part in ("generator", "discriminator"))
+
+
+def read_pair(folder: Path, *, allow_missing: bool = False) -> originals.Models:
+    """Generator and discriminator from the two folders that :func:`is_pair` sees, ours or Hugging Face's. ELECTRA's and
+    ConvBERT's share one embedding block again.
+
+    Raises:
+        DataError: the embeddings of the two differ, as they do after training one alone.
+    """
+    models = {part: load(folder / part, allow_missing=allow_missing) for part in ("generator", "discriminator")}
+    generator, discriminator = models["generator"], models["discriminator"]
+    if generator.config.family in ("electra", "convbert"):
+        one, two = generator.encoder.embeddings, discriminator.encoder.embeddings
+        names = [name for name, _ in one.named_parameters() if not name.startswith("map.")]
+        differ = [n for n in names if not _equal(one.get_parameter(n), two, n)]
+        if differ:
+            raise DataError(
+                f"{folder}: generator and discriminator have other embeddings ({', '.join(differ)}); they were not "
+                "trained together, or one was trained on alone; load them one by one"
+            )
+        one.words, one.positions, one.types, one.norm = two.words, two.positions, two.types, two.norm
+    return models
+
+
+def _equal(tensor: torch.Tensor, other: torch.nn.Module, name: str) -> bool:
+    parameter = dict(other.named_parameters()).get(name)
+    return parameter is not None and torch.equal(tensor, parameter)
+
+
+def kind_of(path: Path) -> Source | None:
+    """What kind of model lies in a folder, or behind the prefix of a TensorFlow checkpoint; None if none is known."""
+    folder = path if path.is_dir() else path.parent
+    if path.is_dir() and (ours.is_ours(path) or ours.is_ours(path / "model")):
+        return "encoderlab"
+    if path.is_dir() and any(is_pair(candidate) for candidate in (path, path / "model")):
+        return "pair"
+    if (path.is_dir() and any(path.glob("*.index"))) or path.with_name(path.name + ".index").exists():
+        return "tensorflow"
+    if path.suffix == ".index":
+        return "tensorflow"
+    if (folder / "transformer_xl_config.json").exists():
+        return "transformer-xl"
+    if (folder / "dict.txt").exists() and (path.suffix == ".pt" or (folder / "model.pt").exists()):
+        return "fairseq"
+    if (
+        path.is_dir()
+        and (path / "config.json").exists()
+        and "model_type" in huggingface.read_json(path / "config.json")
+    ):
+        return "hf"
+    if any((folder / name).exists() for name in ("config.json", "model_config.json")):
+        return "deberta"
+    return None
+
+
+def read(path: Path, *, kind: Source | None = None, allow_missing: bool = False) -> originals.Models:
+    """The model or the two networks in a folder or checkpoint of any :data:`Source`: ``{"model": ...}``, or
+    ``generator`` and ``discriminator``.
+
+    Raises:
+        DataError: nothing there that is known, or it is damaged.
+    """
+    if not path.exists() and kind_of(path) != "tensorflow":
+        raise DataError(f"{path}: no such file or folder; give a model folder or a checkpoint")
+    kind = kind or kind_of(path)
+    if kind == "pair":
+        return read_pair(path if is_pair(path) else path / "model", allow_missing=allow_missing)
+    if kind in ("encoderlab", "hf"):
+        return {"model": load(path, allow_missing=allow_missing)}
+    if kind is None:
+        raise DataError(
+            f"{path}: holds no model that is known; folders of encoderlab and Hugging Face, TensorFlow checkpoints, "
+            "fairseq's model.pt with dict.txt, and DeBERTa's .bin with config.json are read"
+        )
+    readers = {
+        "tensorflow": originals.read_tensorflow,
+        "fairseq": originals.read_fairseq,
+        "deberta": originals.read_deberta,
+        "transformer-xl": originals.read_transformer_xl,
+    }
+    models = readers[kind](path)
+    family = next(iter(models.values())).config.family
+    found = find_tokenizer(path if path.is_dir() else path.parent, family)
+    for model in models.values():
+        model.tokenizer = found
+    return models
+
+
+def find_tokenizer(path: Path, family: str) -> Tokenizer | None:
+    """The tokenizer in a file, or in a folder if it has one; fairseq's is GPT-2's vocabulary beside ``dict.txt``."""
+    if path.is_file():
+        return Tokenizer.load(path, family=TOKENIZERS.get(family))
+    if (path / "dict.txt").exists():
+        has_vocabulary = (path / "encoder.json").exists() or (path / "vocab.json").exists()
+        return fairseq.tokenizer(path / "dict.txt", path) if has_vocabulary else None
+    files = [path / "tokenizer.json", path / "vocab.txt", path / "vocab.json", *sorted(path.glob("*.model"))]
+    file = next((file for file in files if file.exists()), None)
+    if file is None:
+        return None
+    return Tokenizer.load(file if file.suffix == ".model" else path, family=TOKENIZERS.get(family))

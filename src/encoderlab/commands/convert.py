@@ -1,0 +1,86 @@
+"""``encoderlab convert``: a model from one format to another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from encoderlab.commands import terminal
+from encoderlab.errors import ConfigError, DataError
+
+
+def convert(
+    model: Path,
+    out: Path,
+    /,
+    *,
+    to: Literal["encoderlab", "hf"] = "encoderlab",
+    source: Annotated[
+        Literal["encoderlab", "hf", "pair", "tensorflow", "fairseq", "deberta", "transformer-xl"] | None,
+        Parameter(name="--from"),
+    ] = None,
+    tokenizer: Path | None = None,
+    both_heads: bool = False,
+    allow_missing: bool = False,
+) -> dict[str, Any]:
+    """Convert a model folder or checkpoint to or from another library's format.
+
+    Reads folders of encoderlab and of Hugging Face, TensorFlow checkpoints of BERT,
+    ALBERT, ELECTRA, ConvBERT, XLNet and Transformer-XL, fairseq's RoBERTa and
+    Microsoft's DeBERTa. Two networks that were trained together become two folders,
+    OUT/generator and OUT/discriminator.
+
+    Example:
+        encoderlab convert runs/wiki wiki-hf --to hf
+
+    Parameters
+    ----------
+    model
+        Model folder, run folder, or checkpoint.
+    out
+        New folder.
+    to
+        Format to write: encoderlab, or hf (Hugging Face).
+    source
+        Format to read; found out by itself if not given.
+    tokenizer
+        Tokenizer file or folder, where the model has none beside it.
+    both_heads
+        Write DeBERTa's masked-LM head under its original names too.
+    allow_missing
+        Start encoder weights that are missing from random values.
+    """
+    from encoderlab.interchange import folder, huggingface
+    from encoderlab.interchange.load import find_tokenizer, read
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: exists and is not empty; choose another folder")
+    models = read(model, kind=source, allow_missing=allow_missing)
+    if tokenizer is not None:
+        found = find_tokenizer(tokenizer, next(iter(models.values())).config.family)
+        if found is None:
+            raise ConfigError(f"{tokenizer}: holds no tokenizer; give vocab.txt, a .model, or a tokenizer folder")
+        for network in models.values():
+            network.tokenizer = found
+    notes: list[str] = []
+    written = {}
+    for part, network in models.items():
+        place = out if len(models) == 1 else out / part
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if to == "hf":
+            try:
+                notes += huggingface.save(network, place, both_heads=both_heads)
+            except DataError as error:
+                alone = "" if len(models) == 1 else "; to convert the other network alone, give its own folder"
+                raise DataError(f"{part}: {error}{alone}") from None
+        else:
+            folder.save(network, place)
+        written[part] = str(place)
+        terminal.say(f"{network.config.family} {part} written to {place}")
+        if network.tokenizer is None:
+            notes.append(f"{place} has no tokenizer; give one with --tokenizer")
+    for text in dict.fromkeys(notes):
+        terminal.note(f"note: {text}")
+    return {"to": to, "written": written, "notes": list(dict.fromkeys(notes))}
