@@ -132,7 +132,7 @@ def test_killed_while_saving(tmp_path: Path) -> None:
             import sys
             from pathlib import Path
             sys.path.insert(0, sys.argv[2])
-            from test_checkpoint import save
+            from tests.train.test_checkpoint import save
             step = 0
             while True:
                 step += 1
@@ -142,7 +142,7 @@ def test_killed_while_saving(tmp_path: Path) -> None:
         )
     )
     folder = tmp_path / "checkpoints"
-    command = [sys.executable, str(script), str(folder), str(Path(__file__).parent)]
+    command = [sys.executable, str(script), str(folder), str(Path(__file__).parents[2])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()

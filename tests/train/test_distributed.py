@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import RECIPE, metrics, run, start, tensors
 
 from encoderlab.errors import ConfigError, EncoderlabError, Stopped
 from encoderlab.train import loop
 from encoderlab.train.distributed import World
 from encoderlab.train.recipe import Budget, Execution, Phase
+from tests.train.toy import RECIPE, metrics, run, start, tensors
 
 PHASES = (Phase(length=8, rows=32, share=0.5), Phase(length=12, rows=32, share=0.5))
 WIDE = replace(RECIPE, budget=Budget(amount=8), phases=PHASES, log_every=1)

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from toy import RECIPE, run, toy_data
 
 from encoderlab.errors import ConfigError
 from encoderlab.train.folder import RunFolder, compare
 from encoderlab.train.optim import AdamW
 from encoderlab.train.recipe import Execution
+from tests.train.toy import RECIPE, run, toy_data
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from toy import RECIPE, Rows, Toy, metrics, run, start, tensors, toy_data
 
 from encoderlab.errors import ConfigError, DataError, Diverged, OutOfMemory, Stopped
 from encoderlab.objectives.base import Term
@@ -18,6 +17,7 @@ from encoderlab.train import checkpoint, loop
 from encoderlab.train.loop import train
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase, Ramp, Training
 from encoderlab.train.schedule import Bert, Constant
+from tests.train.toy import RECIPE, Rows, Toy, metrics, run, start, tensors, toy_data
 
 SHORT = replace(RECIPE, budget=Budget(amount=6), log_every=1)
 
@@ -244,9 +244,8 @@ def test_the_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_noise_belongs_to_the_step_and_the_row() -> None:
-    from toy import batch_of
-
     from encoderlab.nn.noise import Noise
+    from tests.train.toy import batch_of
 
     model, batch = Toy(), batch_of(0, 4, 8)
     assert batch.rows is not None

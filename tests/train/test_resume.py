@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from toy import RECIPE, Rows, assert_same_run, metrics, run, start, toy_data
 
 from encoderlab.errors import DataError, Stopped
 from encoderlab.train.recipe import Budget, Checkpoints
+from tests.train.toy import RECIPE, Rows, assert_same_run, metrics, run, start, toy_data
 
 
 @pytest.fixture(scope="session")

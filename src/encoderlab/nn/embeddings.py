@@ -82,7 +82,7 @@ class Embeddings(nn.Module):
     ) -> None:
         super().__init__()
         self.dropout, self.norm_place, self.width = dropout, norm, width
-        self.base: tuple[nn.Parameter, ...] = ()  # a foreign word table, read without gradient, to which ``words`` is a difference
+        self.base: tuple[Embeddings, ...] = ()  # whose word table is read without gradient; ``words`` is a difference to it
         self.words: nn.Parameter | None = None
         self.clusters: AdaptiveTable | None = None
         if adaptive is None:
@@ -126,4 +126,9 @@ class Embeddings(nn.Module):
             return self.clusters(ids) * self.width**0.5
         assert self.words is not None
         x = F.embedding(ids, self.words)
-        return x + F.embedding(ids, self.base[0].detach()) if self.base else x
+        return x if self.base_words is None else x + F.embedding(ids, self.base_words)
+
+    @property
+    def base_words(self) -> Tensor | None:
+        """The word table of ``base``, without gradient; asked anew each time, because a sharded module replaces its parameters."""
+        return self.base[0].words.detach() if self.base and self.base[0].words is not None else None

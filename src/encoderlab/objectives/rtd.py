@@ -156,7 +156,7 @@ def share_embeddings(generator: Model, discriminator: Model, sharing: Sharing) -
     source, target = generator.encoder.embeddings, discriminator.encoder.embeddings
     if sharing == "disentangled":
         assert source.words is not None and target.words is not None
-        target.base = (source.words,)
+        target.base = (source,)
         nn.init.zeros_(target.words)
         return
     source.words, source.positions, source.types = target.words, target.positions, target.types

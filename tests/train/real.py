@@ -1,0 +1,123 @@
+"""The project's own objectives at toy size over a corpus in memory, as the loop trains them.
+
+Run as a script, under torchrun, it trains all of them with DDP and with FSDP2, each in ``OUT/OBJECTIVE-ENGINE``:
+    torchrun --nproc-per-node=2 -m tests.train.real OUT
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from encoderlab import recipes
+from encoderlab.batches.loader import Loader
+from encoderlab.batches.pack import Framing
+from encoderlab.batches.permutation import Targets
+from encoderlab.batches.streams import ContiguousStreams, StreamFormat, XLNetStreams
+from encoderlab.corpus.shards import Document
+from encoderlab.objectives.base import Objective
+from encoderlab.objectives.causal import Causal, CausalSettings
+from encoderlab.objectives.distill import Distill, DistillSettings
+from encoderlab.objectives.mlm import MLM
+from encoderlab.objectives.permutation import Permutation, PermutationSettings
+from encoderlab.objectives.rtd import RTD
+from encoderlab.objectives.vocabulary import Vocabulary
+from encoderlab.train.loop import Data, train
+from encoderlab.train.pretraining import LoaderSource, Recipe
+from encoderlab.train.recipe import Budget, Checkpoints, Execution, Phase
+from encoderlab.train.schedule import Constant
+from tests.batches.memory_corpus import MemoryCorpus
+from tests.objectives.small import build, small
+
+VOCAB, STEPS = 40, 5
+VOCABULARY = Vocabulary(size=VOCAB, pad=0, mask=4, special=(0, 1, 2, 3, 4), counts=np.arange(VOCAB))
+
+
+def corpus() -> MemoryCorpus:
+    """Sixty documents of sentences over ids 5 to 39."""
+    rng = np.random.default_rng(0)
+    documents = []
+    for _ in range(60):
+        sizes = rng.integers(3, 9, rng.integers(2, 6))
+        ids = rng.integers(5, VOCAB, sizes.sum()).astype(np.uint16)
+        documents.append(Document(ids, np.cumsum(sizes) - sizes, rng.random(len(ids)) < 0.7))
+    return MemoryCorpus(documents, VOCAB)
+
+
+def _mlm(recipe: Recipe) -> Objective:
+    return MLM(build(recipe.name), recipe.objective, VOCABULARY)  # type: ignore[arg-type]
+
+
+def _rtd(recipe: Recipe) -> Objective:
+    generator = build(f"{recipe.name}-generator", 1)
+    return RTD(generator, build(recipe.name), recipe.objective, VOCABULARY)  # type: ignore[arg-type]
+
+
+def _permutation(recipe: Recipe) -> Objective:
+    settings = PermutationSettings(targets=Targets(count=6, longest=3, context=2), memory=6, reuse=8)
+    return Permutation(build(recipe.name), settings, VOCABULARY)
+
+
+def _causal(recipe: Recipe) -> Objective:
+    return Causal(build(recipe.name), CausalSettings(memory=12, evaluation_memory=24), VOCABULARY)
+
+
+def _distill(recipe: Recipe) -> Objective:
+    return Distill(build(recipe.name), build("bert-tiny", 1), DistillSettings(student_from=(1,)), VOCABULARY)
+
+
+CASES: dict[str, tuple[str, Callable[[Recipe], Objective], dict[str, Any]]] = {
+    "mlm": ("bert-tiny", _mlm, {}),
+    "rtd": ("electra-tiny", _rtd, {}),
+    "rtd-gdes": ("deberta-v3-tiny", _rtd, {}),
+    "permutation": ("xlnet-tiny", _permutation, {"rows": XLNetStreams(reuse=8, separator=False)}),
+    "causal": ("transformer-xl-tiny", _causal, {"rows": ContiguousStreams(separator=False)}),
+    "distill": ("distilbert-tiny", _distill, {}),
+}
+
+
+def run(
+    case: str, out: Path, *, parallel: Literal["ddp", "fsdp"] = "ddp", micro_rows: int | None = None, **options: Any
+) -> None:
+    """Train one objective for a few steps of 8 rows, dropout on."""
+    torch.set_num_threads(1)
+    name, make, changes = CASES[case]
+    recipe = recipes.recipe(name)
+    recipe = replace(
+        recipe,
+        model=small(name),
+        budget=Budget(amount=STEPS),
+        phases=(Phase(length=24, rows=8),),
+        schedule=Constant(),
+        optim=replace(recipe.optim, lr=1e-3, eps=1e-4),  # so that gradients of rounding size (key biases) stay small
+        checkpoints=Checkpoints(minutes=None, steps=3),
+        execution=Execution(parallel=parallel, micro_rows=micro_rows),
+        log_every=1,
+        **changes,
+    )
+    objective = make(recipe)
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    text, framing = corpus(), Framing(kind="xlnet" if case == "permutation" else "bert", cls=2, sep=3, eod=3)
+
+    def source(phase: Phase, rows: int, state: dict[str, int] | None) -> LoaderSource:
+        shared: dict[str, Any] = {"framing": framing, "seed": 3, "batch_rows": rows, "rank": rank, "world": world}
+        form = replace(recipe.rows, length=phase.length)
+        return LoaderSource(
+            Loader(text, form, state=state, transform=lambda r: objective.make_batch(r, seed=3), **shared)
+        )
+
+    assert isinstance(recipe.rows, StreamFormat) == (case in ("permutation", "causal"))
+    train(objective, recipe, Data(source=source), out, **options)
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        for engine in ("ddp", "fsdp"):
+            run(case, Path(sys.argv[1]) / f"{case}-{engine}", parallel=engine, micro_rows=3)  # type: ignore[arg-type]

@@ -1,0 +1,85 @@
+"""The exactness of the loop with every objective of the project: dropout, sampling, orders and memory included."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from encoderlab.errors import Stopped
+from encoderlab.train.recipe import Budget
+from tests.train.real import CASES, STEPS, run
+from tests.train.toy import assert_same_run, metrics, tensors
+
+LAST = f"step-{STEPS:06d}"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every objective in one process, one batch at a time."""
+    out = tmp_path_factory.mktemp("alone")
+    for case in CASES:
+        run(case, out / case)
+    return out
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every objective in two processes under torchrun, in micro-batches, with DDP and with FSDP2."""
+    out = tmp_path_factory.mktemp("two")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CI": "1"}
+    command = [*launch, "-m", "tests.train.real", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr[-5000:]
+    return out
+
+
+def assert_close(one: Path, other: Path) -> None:
+    """Equal within float tolerance, the moments (sums of gradients) included."""
+    left, right = tensors(one / "checkpoints" / LAST), tensors(other / "checkpoints" / LAST)
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(
+            left[name], right[name], rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    for ours, theirs in zip(metrics(one), metrics(other), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+        assert ours["counts"] == theirs["counts"] and ours["tokens"] == theirs["tokens"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resumed_to_the_bit(tmp_path: Path, alone: Path, case: str) -> None:
+    with pytest.raises(Stopped):
+        run(case, tmp_path, session=Budget(amount=4))
+    run(case, tmp_path)
+    assert_same_run(tmp_path, alone / case, STEPS)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_micro_batches(tmp_path: Path, alone: Path, case: str) -> None:
+    run(case, tmp_path, micro_rows=3)
+    assert_close(tmp_path, alone / case)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes(alone: Path, two_processes: Path, case: str, engine: str) -> None:
+    assert_close(two_processes / f"{case}-{engine}", alone / case)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_begun_with_two_processes_and_ended_with_one(
+    tmp_path: Path, alone: Path, two_processes: Path, case: str
+) -> None:
+    out = shutil.copytree(two_processes / f"{case}-ddp", tmp_path / "run", symlinks=True)
+    shutil.rmtree(out / "checkpoints" / LAST)
+    stored = tensors(out / "checkpoints" / "step-000003")
+    assert any(name.startswith("memory/") for name in stored) == (case in ("permutation", "causal"))
+    run(case, out)
+    assert_close(out, alone / case)
