@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -59,6 +61,44 @@ def complain(message: str) -> None:
     from rich.text import Text
 
     console(stderr=True).print(Text("error: ", style="bold red") + Text(message))
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A function ``(what, done, total or None)`` that shows how far a job is: a bar on a terminal, else a line now and
+    then.
+    """
+    if not live():
+        yield _Lines(title)
+        return
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[count]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console(stderr=True), refresh_per_second=4) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(f"{title}: {what}", total=total, count="")
+            count = f"{done:,}" if total is None else f"{done:,} of {total:,}"
+            bar.update(tasks[what], completed=done, total=total, count=count)
+
+        yield show
+
+
+class _Lines:
+    """Progress as plain lines: the first report of each stage, its end, and one every few seconds between."""
+
+    def __init__(self, title: str, *, seconds: float = 10.0) -> None:
+        self.title, self.seconds = title, seconds
+        self.what, self.last = "", 0.0
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        if what == self.what and done != total and now - self.last < self.seconds:
+            return
+        self.what, self.last = what, now
+        note(f"{self.title}: {what} {done:,}" + ("" if total is None else f" of {total:,}"))
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str | None = None) -> None:
