@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from memory_corpus import CLS, MASK, ORDINARY, SEP, SPECIAL
 
 from encoderlab.batches.corrupt import (
+    Corrupted,
     Corruptor,
     Masking,
     NGrams,
@@ -21,7 +24,6 @@ from encoderlab.batches.corrupt import (
 from encoderlab.batches.pack import Row
 from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError
-from encoderlab.seeds import generator
 
 VOCAB = 500
 UNITS: list[Unit] = [
@@ -50,8 +52,9 @@ def make_row(seed: int, length: int = 128, word_share: float = 0.7) -> Row:
     return Row(ids, np.zeros(length, np.int32), segments, word_starts, special, {}, (0, 0, seed))
 
 
-def corruptor(masking: Masking) -> Corruptor:
-    return Corruptor(masking, vocab_size=VOCAB, mask_id=MASK, special_ids=SPECIAL, counts=np.arange(VOCAB))
+def corruptor(masking: Masking) -> Callable[[Row, int], Corrupted]:
+    rule = Corruptor(masking, vocab_size=VOCAB, mask_id=MASK, special_ids=SPECIAL, counts=np.arange(VOCAB))
+    return lambda row, seed: rule([row], seed)[0]
 
 
 def words_of(row: Row) -> np.ndarray:
@@ -66,7 +69,7 @@ def words_of(row: Row) -> np.ndarray:
 @given(seed=st.integers(0, 2**40), length=st.integers(6, 200), rate=st.floats(0.05, 0.6))
 def test_only_chosen_tokens_change_and_no_special_one(unit: Unit, seed: int, length: int, rate: float) -> None:
     row = make_row(seed, length)
-    hidden = corruptor(Masking(unit=unit, rate=rate))(row, generator(seed))
+    hidden = corruptor(Masking(unit=unit, rate=rate))(row, seed)
     assert (np.diff(hidden.positions) >= (0 if unit == Tokens(replacement=True) else 1)).all()
     assert not row.special[hidden.positions].any()
     assert np.array_equal(hidden.targets, row.ids[hidden.positions])
@@ -84,7 +87,7 @@ def test_counts_are_exact(unit: Unit, seed: int, length: int, rate: float) -> No
     row = make_row(seed, length)
     expected = max(1, round(rate * length))
     for most in (None, 5):
-        hidden = corruptor(Masking(unit=unit, rate=rate, most=most))(row, generator(seed))
+        hidden = corruptor(Masking(unit=unit, rate=rate, most=most))(row, seed)
         assert len(hidden.positions) == min(expected, length - 3, most or 999)
 
 
@@ -94,7 +97,7 @@ def test_counts_are_exact(unit: Unit, seed: int, length: int, rate: float) -> No
 def test_words_stay_whole(unit: Unit, seed: int) -> None:
     row = make_row(seed)
     words = words_of(row)
-    hidden = corruptor(Masking(unit=unit))(row, generator(seed))
+    hidden = corruptor(Masking(unit=unit))(row, seed)
     chosen = np.zeros(len(row), bool)
     chosen[hidden.positions] = True
     assert len(hidden.positions) <= 19
@@ -107,7 +110,7 @@ def test_words_stay_whole(unit: Unit, seed: int) -> None:
 def test_count_is_reached_with_single_token_words(seed: int) -> None:
     row = make_row(seed, word_share=1.1)
     for unit in (Words(), NGrams(), Spans()):
-        assert len(corruptor(Masking(unit=unit))(row, generator(seed)).positions) == 19
+        assert len(corruptor(Masking(unit=unit))(row, seed).positions) == 19
 
 
 def run_lengths(hidden_positions: np.ndarray) -> np.ndarray:
@@ -120,7 +123,7 @@ def test_ngram_lengths_follow_one_over_n() -> None:
     counts = np.zeros(8)
     for seed in range(300):
         row = make_row(seed, length=2000, word_share=1.1)
-        positions = corruptor(Masking(unit=NGrams(longest=3), rate=0.02))(row, generator(seed)).positions
+        positions = corruptor(Masking(unit=NGrams(longest=3), rate=0.02))(row, seed).positions
         counts += np.bincount(np.minimum(run_lengths(positions), 7), minlength=8)
     share = counts[1:4] / counts.sum()
     expected = np.array([1, 1 / 2, 1 / 3]) / (1 + 1 / 2 + 1 / 3)
@@ -131,16 +134,17 @@ def test_span_lengths_are_geometric() -> None:
     lengths = []
     for seed in range(200):
         row = make_row(seed, length=3000, word_share=1.1)
-        positions = corruptor(Masking(unit=Spans(), rate=0.03))(row, generator(seed)).positions
+        positions = corruptor(Masking(unit=Spans(), rate=0.03))(row, seed).positions
         lengths.append(run_lengths(positions))
     assert abs(np.concatenate(lengths).mean() - 3.8) < 0.4  # SpanBERT: mean 3.8
 
 
 def test_runs_end_before_separators() -> None:
     """Positions 3 and 6 are special: runs of words that begin at 1, 2 end by 3, and so on."""
-    words = WordRuns(np.array([1, 2, 4, 5, 7]), np.array([True, True, True, False, True]))
-    assert words.bounds == [0, 1, 2, 4, 5]
-    assert words.reach == [2, 2, 3, 4]
+    candidates, opens = np.array([1, 2, 4, 5, 7, 8]), np.array([True, True, True, False, True, True])
+    words = WordRuns(candidates, opens, np.array([0, 0, 0, 0, 0, 1]))
+    assert words.first.tolist() == [0, 1, 2, 4, 5] and words.size.tolist() == [1, 1, 2, 1, 1]
+    assert words.reach.tolist() == [2, 2, 3, 4, 5]
 
 
 def test_windows() -> None:
@@ -149,7 +153,7 @@ def test_windows() -> None:
     chosen = np.zeros((400, 512))
     for seed in range(400):
         row = make_row(seed, length=512, word_share=1.1)
-        chosen[seed, corruptor(Masking(unit=WindowedNGrams()))(row, generator(seed)).positions] = 1
+        chosen[seed, corruptor(Masking(unit=WindowedNGrams()))(row, seed).positions] = 1
     assert abs(chosen[:, 1:300].mean() - 1 / 6) < 0.005
     assert chosen[:, 490:510].mean() < 0.1
     assert abs(chosen.sum(1).mean() - 77) < 1
@@ -163,7 +167,7 @@ def test_rare_tokens_are_masked_more_often() -> None:
     row = make_row(0, length=200)
     row = Row(ids, row.doc, row.segments, np.ones(200, bool), np.zeros(200, bool), {}, (0,))
     rule = corruptor(Masking(unit=RareTokens(), rate=0.01))
-    drawn = np.concatenate([rule(row, generator(seed)).targets for seed in range(2000)])
+    drawn = np.concatenate([rule(row, seed).targets for seed in range(2000)])
     assert abs((drawn == 10).mean() - 6.96 / 7.96) < 0.02
 
 
@@ -172,7 +176,7 @@ def shares(masking: Masking, rows: int = 300) -> tuple[float, float, float]:
     rule = corruptor(masking)
     for seed in range(rows):
         row = make_row(seed)
-        hidden = rule(row, generator(7, seed))
+        hidden = rule(row, 7)
         shown = hidden.ids[hidden.positions]
         masked += (shown == MASK).sum()
         random += ((shown != MASK) & (shown != hidden.targets)).sum()
@@ -199,7 +203,7 @@ def test_what_is_drawn_together(draw: str) -> None:
     mixed_words, mixed_runs = 0, 0
     for seed in range(60):
         row = make_row(seed, word_share=0.4)
-        hidden = rule(row, generator(seed))
+        hidden = rule(row, seed)
         masked = hidden.ids == MASK
         words = words_of(row)
         mixed_words += sum(len(set(masked[words == word])) > 1 for word in np.unique(words[hidden.positions]))
@@ -212,19 +216,19 @@ def test_what_is_drawn_together(draw: str) -> None:
 def test_stochastic_count_has_the_rate_as_its_mean() -> None:
     row = make_row(0, length=50)
     rule = corruptor(Masking(count="stochastic", rate=0.15))
-    counts = np.array([len(rule(row, generator(seed)).positions) for seed in range(1000)])
+    counts = np.array([len(rule(row, seed).positions) for seed in range(1000)])
     assert set(counts) == {7, 8} and abs(counts.mean() - 7.5) < 0.06
 
 
 def test_specials_where_the_original_did() -> None:
     rule = corruptor(Masking(specials=True, rate=0.5))
-    assert any(row.special[rule(row, generator(s)).positions].any() for s in range(20) for row in [make_row(s)])
+    assert any(row.special[rule(row, s).positions].any() for s in range(20) for row in [make_row(s)])
 
 
 def test_random_tokens() -> None:
     row = make_row(0, length=400)
     every = Masking(rate=0.5, mask=0.0, random=1.0, random_from="all")
-    drawn = np.concatenate([corruptor(every)(row, generator(seed)).ids for seed in range(300)])
+    drawn = np.concatenate([corruptor(every)(row, seed).ids for seed in range(300)])
     assert set(SPECIAL) <= set(drawn.tolist())
     assert drawn.max() < VOCAB
 
@@ -232,7 +236,7 @@ def test_random_tokens() -> None:
 @unit_names
 def test_same_generator_same_masks(unit: Unit) -> None:
     rule, row = corruptor(Masking(unit=unit)), make_row(3)
-    one, two, other = (rule(row, generator(seed, *row.key)) for seed in (1, 1, 2))
+    one, two, other = (rule(row, seed) for seed in (1, 1, 2))
     assert np.array_equal(one.ids, two.ids) and np.array_equal(one.positions, two.positions)
     assert not np.array_equal(one.positions, other.positions)
 
@@ -250,3 +254,23 @@ def test_bad_rules_are_refused() -> None:
         Masking(mask=0.9, random=0.2)
     with pytest.raises(ConfigError, match="token counts"):
         Corruptor(Masking(unit=RareTokens()), vocab_size=10, mask_id=4)
+
+
+@unit_names
+def test_rows_do_not_depend_on_their_neighbours(unit: Unit) -> None:
+    rule = Corruptor(Masking(unit=unit), vocab_size=VOCAB, mask_id=MASK, counts=np.arange(VOCAB))
+    rows = [make_row(seed, 20 + seed) for seed in range(40)]
+    together, halves = rule(rows, 3), rule(rows[20:], 3) + rule(rows[:20], 3)
+    for one, two in zip(together, halves[20:] + halves[:20], strict=True):
+        assert np.array_equal(one.ids, two.ids) and np.array_equal(one.positions, two.positions)
+
+
+@unit_names
+def test_rows_without_text(unit: Unit) -> None:
+    row = make_row(0)
+    empty = Row(
+        *(getattr(row, name)[:3] for name in ("ids", "doc", "segments", "word_starts")), np.ones(3, bool), {}, (0,)
+    )
+    rule = Corruptor(Masking(unit=unit), vocab_size=VOCAB, mask_id=MASK, counts=np.arange(VOCAB))
+    assert [len(hidden.positions) > 0 for hidden in rule([empty, row, empty], 0)] == [False, True, False]
+    assert len(rule([empty], 0)[0].positions) == 0

@@ -88,8 +88,7 @@ def masked(
     corruptor = Corruptor(masking, vocab_size=corpus.vocab_size, mask_id=mask)
     shown, kept, changed, pieces, runs, relative, distinct = 0, 0, 0, 0, np.zeros(20), [], 0
     draws = []
-    for row in rows:
-        hidden = corruptor(row, generator(seed, "mask", *row.key))
+    for row, hidden in zip(rows, corruptor(rows, seed), strict=True):
         places = np.unique(hidden.positions)
         draws.append(len(hidden.positions))
         distinct += len(places)

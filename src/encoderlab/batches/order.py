@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from encoderlab.seeds import derive
+from encoderlab.seeds import derive, mix
 
 ROUNDS = 8
 
@@ -49,14 +49,7 @@ class Permutation:
         high, low = values >> self._low_bits, values & self._low
         for number, key in enumerate(self._keys):
             if number % 2:
-                high = high ^ (_mix(low ^ key) & self._high)
+                high = high ^ (mix(low ^ key) & self._high)
             else:
-                low = low ^ (_mix(high ^ key) & self._low)
+                low = low ^ (mix(high ^ key) & self._low)
         return high << self._low_bits | low
-
-
-def _mix(values: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): every input bit reaches every output bit."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))

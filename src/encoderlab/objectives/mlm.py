@@ -18,7 +18,6 @@ from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
 from encoderlab.objectives.vocabulary import Vocabulary
-from encoderlab.seeds import generator
 
 PAIR_LABELS = ("next_sentence", "sentence_order")
 
@@ -46,7 +45,7 @@ class Masker:
         )
 
     def __call__(self, rows: list[Row], seed: int) -> tuple[Batch, list[Corrupted]]:
-        hidden = [self.corruptor(row, generator(seed, "mask", *row.key)) for row in rows]
+        hidden = self.corruptor(rows, seed)
         batch = collate(rows, pad=self.pad, ids=[c.ids for c in hidden])
         batch.labels["positions"] = stack([c.positions for c in hidden], -1)
         batch.labels["targets"] = stack([c.targets for c in hidden], IGNORE)
