@@ -70,14 +70,17 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """A context, a question (may be empty) and options; ``answers`` are the indices of the right ones, None in a test
-    file."""
+    """A context, a question (each may be empty) and options; ``answers`` are the indices of the right ones.
+
+    ``answers`` is None in a test file. ``gap`` marks the place in context or question that the options are for.
+    """
 
     id: str
     context: str
     question: str
     options: tuple[str, ...]
     answers: tuple[int, ...] | None = None
+    gap: str = ""
     row: int = 0
 
 

@@ -33,9 +33,7 @@ def score(
     ``null_odds`` and ``threshold``: see :func:`encoderlab.tasks.answers.squad`.
     """
     if len(examples) != len(predictions):
-        raise DataError(
-            f"{len(predictions)} predictions for {len(examples)} examples; give those of the same file"
-        )
+        raise DataError(f"{len(predictions)} predictions for {len(examples)} examples; give those of the same file")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", metrics.MetricWarning)
         if task.form == "span":

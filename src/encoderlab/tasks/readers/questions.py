@@ -212,7 +212,8 @@ class Cloze:
             yield Choice(
                 id=id_of(record, "id", number),
                 context=text,
-                question=self.gap,
+                question="",
+                gap=self.gap,
                 options=tuple(record.fields["candidates"]),
                 answers=None if answer is None else (int(answer),),
                 row=record.row,
@@ -272,6 +273,7 @@ class EntityCloze:
                     question=query["query"],
                     options=options,
                     answers=places if answers is not None else None,
+                    gap="@placeholder",
                     row=record.row,
                 )
 

@@ -1,0 +1,143 @@
+"""Classification and regression of one or two texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from encoderlab.batches.batch import IGNORE
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.model import Model
+from encoderlab.models.base import Family
+from encoderlab.nn.encoder import States
+from encoderlab.nn.heads import ClassificationHead, TaskHead
+from encoderlab.nn.noise import Noise
+from encoderlab.objectives.base import Term
+from encoderlab.tasks.base import Example, Task, Text
+from encoderlab.tasks.form import Form, FormSettings, Predictions, log_softmax, summaries, summary_places
+from encoderlab.tasks.rows import Encoded, Item, TaskBatch, to_numpy
+
+
+class Classify(Form):
+    """A label: cross-entropy over the classes. A number: squared error of one output."""
+
+    def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
+        super().__init__(task, tokenizer, settings)
+        self.numbers = task.form == "regression"
+        self.index = {label: i for i, label in enumerate(task.labels or ())}
+        self.offset, self.factor = 0.0, 1.0  # prediction = offset + factor * output
+        if self.numbers and settings.targets == "unit" and task.range is not None:
+            self.offset, self.factor = task.range[0], task.range[1] - task.range[0]
+
+    def head(self, family: Family, model: Model) -> TaskHead:
+        labels = 1 if self.numbers else len(self.index)
+        if labels < 1:
+            raise ConfigError(
+                f"task {self.task.name!r} has no labels yet; take them from its training data (with_labels)"
+            )
+        return replace(family.classification, labels=labels)
+
+    def head_labels(self) -> tuple[str, ...]:
+        return ("number",) if self.numbers else tuple(self.index)
+
+    def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
+        if train and self.numbers and self.settings.targets == "unit" and self.task.range is None:
+            self._scale([float(e.label) for e in examples if isinstance(e, Text) and e.label is not None])
+        first = self.tokenizer.encode_batch([e.text for e in examples if isinstance(e, Text)])
+        pairs = [e.pair for e in examples if isinstance(e, Text) and e.pair is not None]
+        if pairs and len(pairs) < len(examples):
+            raise DataError(
+                f"{len(examples) - len(pairs)} of {len(examples)} examples have no second text; give all or none"
+            )
+        second = self.tokenizer.encode_batch(pairs) if pairs else [None] * len(examples)
+        items = []
+        for number, (example, a, b) in enumerate(zip(examples, first, second, strict=True)):
+            assert isinstance(example, Text)
+            if train and example.label is None:
+                continue
+            label = self._target(example)
+            items.append(Item(number, (self._frame(a, b, label),)))
+            if train and self.settings.swap and b is not None:
+                items.append(Item(number, (self._frame(b, a, label),)))
+        return items
+
+    def _frame(self, a: Any, b: Any, label: float | int) -> Encoded:
+        longest = self.settings.max_length
+        ids, segments = self.tokenizer.frame(a.ids, None if b is None else b.ids, max_length=longest)
+        kept = self.tokenizer.spans(len(a), None if b is None else len(b), max_length=longest)
+        self.cut += kept.a + kept.b < len(a) + (0 if b is None else len(b))
+        return Encoded(ids.astype(np.int32), segments, {"target": label})
+
+    def _target(self, example: Text) -> float | int:
+        if self.numbers:
+            return float("nan") if example.label is None else (float(example.label) - self.offset) / self.factor
+        return IGNORE if example.label is None else self.index.get(str(example.label), IGNORE)
+
+    def _scale(self, numbers: Sequence[float]) -> None:
+        """Numbers without a known range are learned with mean 0 and deviation 1."""
+        self.offset, self.factor = float(np.mean(numbers)), float(np.std(numbers)) or 1.0
+
+    def counts(self, batch: TaskBatch) -> dict[str, int]:
+        target = batch.labels["target"]
+        known = target.isfinite() & (batch.labels["length"] > 0) if self.numbers else target != IGNORE
+        return {self.task.form: int(known.sum())}
+
+    def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
+        scores, target = self._scores(model, states, batch, noise)
+        known = target.isfinite() if self.numbers else target != IGNORE
+        scores, target = scores[known], target[known]
+        if self.numbers:
+            loss = ((scores[:, 0].float() - target) ** 2).sum()
+            return {self.task.form: Term(loss, len(target))}
+        loss = F.cross_entropy(scores.float(), target, reduction="sum")
+        return {self.task.form: Term(loss, len(target), hits=(scores.argmax(-1) == target).sum())}
+
+    def _scores(
+        self, model: Model, states: States, batch: TaskBatch, noise: Noise | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores (n, labels) and targets (n,) of the sequences in the order of rows."""
+        assert isinstance(model.task, ClassificationHead)
+        rows, slots, places = summary_places(batch, model, self.tokenizer)
+        x, keys = summaries(model, states, rows, places, noise)
+        return model.task(x, keys), batch.labels["target"][rows, slots]
+
+    def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
+        scores = to_numpy(self._scores(model, states, batch, None)[0])
+        rows, slots = batch.sequences()
+        order = np.argsort(batch.labels["item"][rows, slots].cpu().numpy(), kind="stable")
+        return list(scores[order])
+
+    def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:
+        values: list[Any] = []
+        details: list[dict[str, Any]] = []
+        for scores in outputs:
+            if self.numbers:
+                values.append(self.offset + self.factor * float(scores[0]))
+                details.append({"score": values[-1]})
+            else:
+                probability = np.exp(log_softmax(scores))
+                best = int(probability.argmax())
+                values.append(tuple(self.index)[best])
+                details.append({"score": float(probability[best]), "probabilities": probability})
+        return Predictions(values=values, details=details)
+
+    def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
+        if self.numbers:
+            return [np.mean(item, axis=0) for item in zip(*outputs, strict=True)]
+        return super().average(outputs)
+
+    def finish(self, model: Model) -> None:
+        """Fold the scale of the numbers into the output map, so that the saved model needs to know of none."""
+        if not self.numbers:
+            return
+        assert isinstance(model.task, ClassificationHead)
+        with torch.no_grad():
+            model.task.out.weight.mul_(self.factor)
+            model.task.out.bias.mul_(self.factor).add_(self.offset)
+        self.offset, self.factor = 0.0, 1.0

@@ -1,0 +1,372 @@
+"""One fine-tuning run: a model, a task, a seed, in a run folder that holds the scored result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from encoderlab.config import from_dict, to_dict
+from encoderlab.errors import ConfigError, DataError, nearest
+from encoderlab.files import write_text
+from encoderlab.interchange import folder as folders
+from encoderlab.model import Model
+from encoderlab.models.base import resized
+from encoderlab.nn.heads import TaskHead
+from encoderlab.tasks.base import Choice, Example, Split, Task
+from encoderlab.tasks.form import FormSettings, Predictions
+from encoderlab.tasks.objective import TaskObjective, form_of, with_head
+from encoderlab.tasks.predict import Predictor, record
+from encoderlab.tasks.rows import Item, ItemSource, Packing
+from encoderlab.tasks.scores import score
+from encoderlab.tasks.span import SpanQA
+from encoderlab.train import checkpoint
+from encoderlab.train.distributed import join
+from encoderlab.train.folder import hardware
+from encoderlab.train.loop import Data, load_weights, train
+from encoderlab.train.optim import AdamW
+from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Phase, Training
+from encoderlab.train.schedule import Polynomial
+
+TASK_FILE, SCORE_FILE = "task.json", "score.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Training):
+    """Everything that determines a fine-tuning run, but for model and data.
+
+    ``budget``, ``phases`` and ``evaluation`` are set from ``epochs``, ``batch`` (examples per step) and the size of the
+    data, unless ``steps`` gives a length. ``row_length``: of packed rows; None is the longest sequence, but not less
+    than 128 or the model's limit. ``dropout``: of the encoder, None keeps the model's. ``head``: None is the family's.
+    ``select``: the weights of the epoch that validates best, or the last ones.
+    """
+
+    name: str = "finetune"
+    form: FormSettings = FormSettings()
+    epochs: float = 3.0
+    steps: int | None = None
+    batch: int = 32
+    packing: Packing = "packed"
+    row_length: int | None = None
+    dropout: float | None = None
+    head: TaskHead | None = None
+    head_dropout: float | None = None
+    select: Literal["best_epoch", "last"] = "best_epoch"
+    optim: AdamW = AdamW(lr=5e-5, eps=1e-6, weight_decay=0.01)
+    schedule: Polynomial = Polynomial(warmup=0.1)
+    checkpoints: Checkpoints = Checkpoints(minutes=10.0, keep=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A finished run: scores by split and by name, and the predictions behind them (None if read from the folder)."""
+
+    folder: Path
+    record: Mapping[str, Any]
+    model: Path
+    predictions: Mapping[str, Predictions] | None = None
+
+    @property
+    def scores(self) -> Mapping[str, Mapping[str, float]]:
+        return self.record["scores"]
+
+
+def finetune(
+    model: Model,
+    task: Task,
+    splits: Mapping[str, Split],
+    recipe: Recipe,
+    out: Path,
+    *,
+    about: Mapping[str, Any] | None = None,
+    session: Budget | None = None,
+) -> Result:
+    """Fine-tune ``model`` on ``splits["train"]``, choose weights on ``splits["dev"]``, predict every other split.
+
+    The run resumes after an interruption; a finished one is read, not run again. ``about`` is written into the score
+    beside the recipe (the hash of the initial model, intermediate tasks, ...).
+
+    Raises:
+        ConfigError, DataError, Stopped, Diverged, OutOfMemory: as the training loop.
+    """
+    finished = read_result(out, recipe, splits)
+    if finished is not None:
+        return finished
+    task = completed(task, splits["train"].examples)
+    start = prepared(model, recipe)
+    form = form_of(task, start, recipe.form)
+    head = recipe.head
+    if recipe.head_dropout is not None and head is None:
+        from encoderlab.models import FAMILIES
+
+        head = replace(form.head(FAMILIES[start.config.family], start), dropout=recipe.head_dropout)
+    start, said = with_head(start, form, seed=recipe.seed, head=head)
+    items = form.items(splits["train"].examples, train=True)
+    recipe = resolved(recipe, task, len(items), items)
+    cut = form.cut
+    objective = TaskObjective(start, form)
+    outcome = train(objective, recipe, _data(objective, task, splits, recipe, items), out, session=session)
+    if outcome.best is not None:
+        load_weights(objective, outcome.best)
+    world = join(recipe.execution.device)
+    predictions, scores, notes = _evaluate(objective, task, splits)
+    form.finish(objective.model)
+    written = {
+        "task": task.name,
+        "metric": task.metric,
+        "scores": scores,
+        "notes": sorted(set(notes)),
+        "head": said,
+        "seed": recipe.seed,
+        "epochs": _epochs(recipe, len(items)),
+        "best_step": _best_step(outcome.best),
+        "steps": outcome.step,
+        "examples": {name: len(split) for name, split in splits.items()},
+        "cut": cut,
+        "data": {name: split.sha256 for name, split in splits.items()},
+        "selection": recipe.select + (" on dev" if recipe.select == "best_epoch" else " step"),
+        "seconds": outcome.seconds,
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "hardware": hardware(),
+        "recipe": to_dict(recipe),
+        **(about or {}),
+    }
+    if world.main:
+        _write(objective.model, task, form.settings, splits, predictions, written, out)
+    return Result(folder=out, record=written, model=out / "model", predictions=predictions)
+
+
+def completed(task: Task, examples: Sequence[Example]) -> Task:
+    """``task`` with what only its training data says: labels, and whether questions may have no answer."""
+    from encoderlab.tasks.base import Question
+    from encoderlab.tasks.infer import with_labels
+
+    if task.form == "span" and task.labels is None:
+        if any(isinstance(example, Question) and example.answers == () for example in examples):
+            return replace(task, labels=("answer", "no_answer"))
+        return task
+    split = Split(name="train", examples=tuple(examples), files=(task.name,), sha256="")
+    return with_labels(task, split)
+
+
+def prepared(model: Model, recipe: Recipe) -> Model:
+    """``model`` with the dropout that the recipe wants, in memory of its own: training leaves the given one as it
+    is.
+    """
+    config = model.config
+    if recipe.dropout is not None:
+        config = resized(config, dropout=recipe.dropout, attention_dropout=recipe.dropout)
+    copy = Model(config, model.tokenizer)
+    copy.load_state_dict(model.state_dict())
+    return copy
+
+
+def resolved(recipe: Recipe, task: Task, examples: int, items: Sequence[Item]) -> Recipe:
+    """The recipe with the budget and the evaluations that its epochs mean for so many training items."""
+    if examples == 0:
+        raise DataError(f"task {task.name!r}: no training example can be learned from; check labels and answers")
+    per_epoch = math.ceil(examples / recipe.batch)
+    steps = recipe.steps or max(1, round(recipe.epochs * per_epoch))
+    longest = max(len(sequence) for item in items for sequence in item.sequences)
+    return replace(
+        recipe,
+        budget=Budget(amount=steps, unit="steps"),
+        phases=(Phase(length=longest, rows=recipe.batch),),
+        evaluation=Evaluation(every=min(per_epoch, steps), best=task.metric if recipe.select == "best_epoch" else None),
+    )
+
+
+def row_length(recipe: Recipe, model: Model, longest: int) -> int:
+    """Tokens of a packed row."""
+    if recipe.row_length is not None and recipe.row_length < longest:
+        raise ConfigError(f"row_length {recipe.row_length} is shorter than the longest sequence, {longest}; raise it")
+    wanted = recipe.row_length or max(longest, min(128, model.config.encoder.max_length or 128))
+    return min(wanted, model.config.encoder.max_length or wanted)
+
+
+def _data(
+    objective: TaskObjective, task: Task, splits: Mapping[str, Split], recipe: Recipe, items: Sequence[Item]
+) -> Data:
+    model, world = objective.model, join(recipe.execution.device)
+    assert model.tokenizer is not None
+    pad = model.tokenizer.special.pad
+    predictor = Predictor(objective)
+    dev = splits.get("dev")
+
+    def source(phase: Phase, rows: int, state: dict[str, int] | None) -> ItemSource:
+        room = recipe.form.max_length if recipe.packing == "fixed" else row_length(recipe, model, phase.length)
+        return ItemSource(
+            items, batch=rows, room=room, pad=pad, mode=recipe.packing, seed=recipe.seed, world=world, state=state
+        )
+
+    def validate() -> dict[str, float]:
+        assert dev is not None
+        return _score(task, dev, predictor.predict(dev.examples))[0]
+
+    if dev is None and recipe.select == "best_epoch":
+        raise ConfigError(f"task {task.name!r} has no dev data to choose an epoch by; set select=last or give some")
+    hashes = {name: split.sha256 for name, split in splits.items()}
+    return Data(source=source, score=validate if dev is not None else None, hashes=hashes)
+
+
+def _score(task: Task, split: Split, found: Predictions) -> tuple[dict[str, float], tuple[str, ...]]:
+    return score(task, split.examples, found.values, null_odds=None, threshold=found.threshold)
+
+
+def _evaluate(
+    objective: TaskObjective, task: Task, splits: Mapping[str, Split]
+) -> tuple[dict[str, Predictions], dict[str, dict[str, float]], list[str]]:
+    """Predictions and scores of every split but the training one; the threshold of "no answer" comes from dev alone."""
+    predictor, form = Predictor(objective), objective.form
+    predictions: dict[str, Predictions] = {}
+    scores: dict[str, dict[str, float]] = {}
+    notes: list[str] = []
+    for name in sorted(splits, key=lambda name: name != "dev"):
+        if name == "train":
+            continue
+        split = splits[name]
+        found = predictor.predict(split.examples)
+        if name == "dev" and isinstance(form, SpanQA) and form.nullable:
+            form.threshold = choose_threshold(task, split, found)
+            notes.append(f"no answer is given where the null score is above {form.threshold:.4f}, chosen on dev")
+            found = predictor.predict(split.examples)
+        predictions[name] = found
+        if labelled(split.examples):
+            scores[name], said = _score(task, split, found)
+            notes += [f"{name}: {text}" for text in said]
+    return predictions, scores, notes
+
+
+def choose_threshold(task: Task, split: Split, found: Predictions) -> float:
+    """The threshold on the null odds with the best F1 of ``split`` (the official search)."""
+    texts = [next((span["text"] for span in spans if span["text"]), "") for spans in (found.nbest or {}).values()]
+    scores, _ = score(task, split.examples, texts, null_odds=found.null_odds)
+    return scores["best_f1_threshold"]
+
+
+def labelled(examples: Sequence[Example]) -> bool:
+    """Whether every example has its reference."""
+    from encoderlab.tasks.base import _unlabelled
+
+    return not any(_unlabelled(example) for example in examples) and not any(
+        isinstance(example, Choice) and not example.answers for example in examples
+    )
+
+
+def _epochs(recipe: Recipe, items: int) -> float:
+    return round(recipe.budget.amount * recipe.batch / items, 2)
+
+
+def _best_step(folder: Path | None) -> int | None:
+    return None if folder is None else int(checkpoint.read_json(folder / checkpoint.STATE)["step"])
+
+
+def _write(
+    model: Model,
+    task: Task,
+    settings: FormSettings,
+    splits: Mapping[str, Split],
+    predictions: Mapping[str, Predictions],
+    written: Mapping[str, Any],
+    out: Path,
+) -> None:
+    """The model folder with its task, predictions as JSON lines, and last the score, which marks the run as
+    finished.
+    """
+    folders.save(model, out / "model")
+    write_task(task, settings, out / "model", predictions)
+    for name, found in predictions.items():
+        lines = [
+            json.dumps(record(example, value, detail), ensure_ascii=False)
+            for example, value, detail in zip(splits[name].examples, found.values, found.details, strict=True)
+        ]
+        write_text(out / f"predictions-{name}.jsonl", "\n".join(lines) + "\n")
+    write_text(out / SCORE_FILE, json.dumps(written, indent=1, ensure_ascii=False) + "\n")
+    _drop_checkpoints(out)
+
+
+def _drop_checkpoints(out: Path) -> None:
+    """The result is written; the optimiser state behind it is three times as large and of no further use."""
+    import shutil
+
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+
+
+def write_task(
+    task: Task, settings: FormSettings, folder: Path, predictions: Mapping[str, Predictions] | None = None
+) -> None:
+    """Keep in a model folder what its head was trained for."""
+    thresholds = [found.threshold for found in (predictions or {}).values()]
+    data = {
+        "name": task.name,
+        "form": task.form,
+        "labels": task.labels,
+        "metrics": task.metrics,
+        "settings": to_dict(settings),
+        "threshold": thresholds[0] if thresholds else 0.0,
+    }
+    write_text(folder / TASK_FILE, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_task(folder: Path) -> dict[str, Any] | None:
+    """What :func:`write_task` kept, with ``settings`` as :class:`FormSettings`; None for a folder without it."""
+    for place in (folder, folder / "model"):
+        if (place / TASK_FILE).exists():
+            data = json.loads((place / TASK_FILE).read_text(encoding="utf-8"))
+            data["settings"] = from_dict(FormSettings, data["settings"], where=str(place / TASK_FILE))
+            return data
+    return None
+
+
+def read_result(out: Path, recipe: Recipe, splits: Mapping[str, Split]) -> Result | None:
+    """The finished run in ``out``, None if there is none.
+
+    Raises:
+        ConfigError: it was run with another recipe or other data.
+    """
+    path = out / SCORE_FILE
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    wanted = to_dict(recipe)
+    given = ("budget", "phases", "evaluation", "execution", "checkpoints", "log_every")
+    for key, value in wanted.items():
+        if key not in given and found["recipe"].get(key) != json.loads(json.dumps(value)):
+            raise ConfigError(
+                f"{out}: holds a finished run with {key} {found['recipe'].get(key)}, now {value}; choose another folder"
+            )
+    for name, split in splits.items():
+        if found["data"].get(name) != split.sha256:
+            raise ConfigError(f"{out}: holds a finished run on other {name} data; choose another folder")
+    return Result(folder=out, record=found, model=out / "model")
+
+
+def model_hash(model: Model) -> str:
+    """SHA-256 of the weights by name: which model a run began with."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(dtype=_bytes()).numpy().data)
+    return digest.hexdigest()
+
+
+def _bytes() -> Any:
+    import torch
+
+    return torch.uint8
+
+
+def split_of(splits: Mapping[str, Split], name: str) -> Split:
+    """The split of that name.
+
+    Raises:
+        DataError: there is none; the nearest name is given.
+    """
+    if name not in splits:
+        raise DataError(f"no split {name!r}{nearest(name, splits)}")
+    return splits[name]

@@ -1,0 +1,145 @@
+"""What the forms of tasks share: a form encodes examples, reads the head's scores, counts losses, decodes predictions.
+
+The five forms are ``classify`` (classification, regression), ``tokens`` (tagging), ``span`` and ``choice``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.models.base import Family
+from encoderlab.nn.encoder import States
+from encoderlab.nn.heads import TaskHead
+from encoderlab.nn.noise import Noise
+from encoderlab.objectives.base import Term
+from encoderlab.tasks.base import Example, Task
+from encoderlab.tasks.rows import Item, TaskBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormSettings:
+    """How examples become sequences, and how answers are read.
+
+    Args:
+        max_length: tokens of a sequence, special ones included; longer texts are cut.
+        swap: also train on the two texts in the other order (ELECTRA's MRPC and STS-B).
+        context: ``document`` shows a sentence to be tagged within its document, as far as it fits (BERT's CoNLL-2003).
+        targets: of a regression: ``unit`` trains on numbers scaled to 0..1 (ELECTRA), ``raw`` on those of the file
+            (BERT). The saved model predicts numbers of the file either way.
+        stride, query_length, answer_length, n_best, beam: of a span task, see :mod:`encoderlab.tasks.span`.
+        impossible_weight: of the loss of answerability.
+    """
+
+    max_length: int = 128
+    swap: bool = False
+    context: Literal["sentence", "document"] = "sentence"
+    targets: Literal["unit", "raw"] = "unit"
+    stride: int = 128
+    query_length: int = 64
+    answer_length: int = 30
+    n_best: int = 20
+    beam: int = 20
+    impossible_weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("max_length", "stride", "query_length", "answer_length", "n_best", "beam"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} {getattr(self, name)} is not positive; give at least 1")
+
+
+class Form:
+    """One form of task with a tokenizer. ``cut`` counts the examples that were too long for a sequence."""
+
+    def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
+        self.task, self.tokenizer, self.settings = task, tokenizer, settings
+        self.cut = 0
+
+    def head(self, family: Family, model: Model) -> TaskHead:
+        """The head that the family's papers put on this form."""
+        raise NotImplementedError
+
+    def head_labels(self) -> tuple[str, ...]:
+        """The names that the model folder keeps."""
+        return self.task.labels or ()
+
+    def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
+        """Encoded examples; for training only what can be learned from, with its labels."""
+        raise NotImplementedError
+
+    def counts(self, batch: TaskBatch) -> dict[str, int]:
+        """The count of each term, from labels alone."""
+        raise NotImplementedError
+
+    def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
+        """The losses of a labelled batch."""
+        raise NotImplementedError
+
+    def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
+        """The head's scores of every item of the batch, as arrays that :meth:`decode` takes."""
+        raise NotImplementedError
+
+    def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:
+        """Predictions in the order of ``examples``."""
+        raise NotImplementedError
+
+    def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
+        """The outputs of an ensemble, one list per member, as those of one model: the mean of probabilities."""
+        return [
+            np.log(np.mean([np.exp(log_softmax(member)) for member in item], axis=0))
+            for item in zip(*outputs, strict=True)
+        ]
+
+    def finish(self, model: Model) -> None:
+        """Change the trained head where the saved model is to answer in other units."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """``values`` as :func:`encoderlab.tasks.scores.score` takes them; ``details`` hold what else is known of each."""
+
+    values: list[Any]
+    details: list[dict[str, Any]]
+    null_odds: dict[str, float] | None = None
+    nbest: dict[str, list[dict[str, Any]]] | None = None
+    threshold: float = 0.0
+
+
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    """Over the last axis, in double precision."""
+    scores = np.asarray(scores, dtype=np.float64)
+    scores = scores - scores.max(-1, keepdims=True)
+    return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+
+
+def summary_places(batch: TaskBatch, model: Model, tokenizer: Tokenizer) -> tuple[Tensor, Tensor, Tensor]:
+    """Row and slot of every sequence, and the place of its summary token: the first, for XLNet and left-to-right models
+    the last; (n,) each.
+    """
+    rows, slots = batch.sequences()
+    begin = batch.labels["begin"][rows, slots]
+    if tokenizer.framing == "xlnet" or model.config.encoder.causal:
+        begin = begin + batch.labels["length"][rows, slots] - 1
+    return rows, slots, begin
+
+
+def summaries(
+    model: Model, states: States, rows: Tensor, places: Tensor, noise: Noise | None
+) -> tuple[Tensor, Tensor | None]:
+    """The vector (n, D) that a classification head takes for each sequence, and the keys of its dropout."""
+    from encoderlab.nn.heads import Classification
+
+    keys = None if noise is None else noise.at(rows, places)
+    x = states.last[rows, places]
+    task = model.config.task
+    if isinstance(task, Classification) and task.summary == "pooler":
+        assert model.pooler is not None
+        x = model.pooler(x, keys)
+    return x, keys

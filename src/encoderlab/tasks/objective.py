@@ -1,0 +1,89 @@
+"""A task as an objective: the one training loop fine-tunes with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from encoderlab.batches.batch import Batch
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.models import FAMILIES
+from encoderlab.nn.encoder import States
+from encoderlab.nn.heads import Classification, TaskHead
+from encoderlab.nn.noise import Noise
+from encoderlab.objectives.base import Memory, Objective, Term
+from encoderlab.tasks.base import Task
+from encoderlab.tasks.choice import MultipleChoice
+from encoderlab.tasks.classify import Classify
+from encoderlab.tasks.form import Form, FormSettings
+from encoderlab.tasks.rows import TaskBatch
+from encoderlab.tasks.span import SpanQA
+from encoderlab.tasks.tokens import Tagging
+
+FORMS: dict[str, type[Form]] = {
+    "classification": Classify,
+    "regression": Classify,
+    "tagging": Tagging,
+    "span": SpanQA,
+    "choice": MultipleChoice,
+}
+
+
+class TaskObjective(Objective):
+    """The losses of a labelled task under a model with a task head."""
+
+    def __init__(self, model: Model, form: Form) -> None:
+        super().__init__()
+        self.model, self.form = model, form
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        assert isinstance(batch, TaskBatch)
+        return self.form.counts(batch)
+
+    def forward(
+        self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
+    ) -> tuple[dict[str, Term], Memory]:
+        assert isinstance(batch, TaskBatch)
+        return self.form.terms(self.model, self.states(batch, noise), batch, noise), None
+
+    def states(self, batch: Batch, noise: Noise | None = None) -> States:
+        return self.model.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise)
+
+    def models(self) -> dict[str, Any]:
+        return {"model": self.model}
+
+
+def form_of(task: Task, model: Model, settings: FormSettings) -> Form:
+    """The form of ``task`` with the model's tokenizer.
+
+    Raises:
+        ConfigError: the model has no tokenizer, or its rows cannot be as long as the settings want.
+    """
+    if model.tokenizer is None:
+        raise ConfigError(
+            "the model has no tokenizer; load it from a folder with tokenizer.json, or set model.tokenizer"
+        )
+    limit = model.config.encoder.max_length
+    if limit is not None and settings.max_length > limit:
+        raise ConfigError(
+            f"max_length {settings.max_length} exceeds the model's {limit} positions; set it to {limit} or less"
+        )
+    return FORMS[task.form](task, model.tokenizer, settings)
+
+
+def with_head(model: Model, form: Form, *, seed: int, head: TaskHead | None = None) -> tuple[Model, str]:
+    """``model`` with the head of ``form``, and what happened to it: a head that fits in kind and labels is kept, any
+    other is replaced by a new one, initialised from ``seed``, and named.
+    """
+    wanted = head or form.head(FAMILIES[model.config.family], model)
+    if isinstance(wanted, Classification) and wanted.summary == "pooler" and model.config.pooler is None:
+        wanted = replace(wanted, summary="dense")  # a model that was pretrained without a pooler learns one here
+    if isinstance(wanted, type(model.config.task)) and model.config.labels == form.head_labels():
+        return model, "the model's task head is kept: it has the labels of this task"
+    had = (
+        ""
+        if model.config.task is None
+        else f" (the model's head for {len(model.config.labels)} other labels is dropped)"
+    )
+    return model.with_task(wanted, form.head_labels(), seed), f"the task head is new{had}"

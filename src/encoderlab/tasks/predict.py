@@ -1,0 +1,196 @@
+"""Predictions of a fine-tuned model: for a list of examples, for an ensemble, for a file of any size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.model import Model
+from encoderlab.nn.heads import ClassificationHead, SpanHead, TaggingHead
+from encoderlab.tasks.base import Example, Form, Question, Remarks, Task, Text
+from encoderlab.tasks.form import FormSettings, Predictions
+from encoderlab.tasks.objective import TaskObjective, form_of
+from encoderlab.tasks.rows import Item, TaskBatch, sorted_batches
+from encoderlab.tasks.span import SpanQA, average_answers
+
+BATCH_TOKENS = 4096  # of one forward pass; see inference.BATCH_TOKENS
+CHUNK = 20_000  # examples that are encoded and sorted together; bounds the memory of a file of any size
+
+
+class Predictor:
+    """A model with a task head, applied to examples.
+
+    Args:
+        tokens: of one forward pass.
+    """
+
+    def __init__(self, objective: TaskObjective, *, tokens: int = BATCH_TOKENS) -> None:
+        self.objective, self.form, self.tokens = objective, objective.form, tokens
+
+    @classmethod
+    def of(cls, model: Model, task: Task, settings: FormSettings | None = None) -> Predictor:
+        """A predictor for ``task``, whose form the model's head must have."""
+        check_head(model, task)
+        return cls(TaskObjective(model, form_of(task, model, settings or default_settings(model, task))))
+
+    def predict(self, examples: Sequence[Example]) -> Predictions:
+        """Predictions in the order of ``examples``; labels of the examples are not looked at."""
+        items = self.form.items(examples)
+        return self.form.decode(items, self.outputs(items), examples)
+
+    @torch.no_grad()
+    def outputs(self, items: Sequence[Item]) -> list[Any]:
+        """The head's scores of every item. Items of similar length share a batch, so little padding is computed."""
+        model = self.objective.model
+        training, device = model.training, next(model.parameters()).device
+        model.eval()
+        found: list[Any] = [None] * len(items)
+        assert model.tokenizer is not None
+        for numbers, batch in sorted_batches(items, pad=model.tokenizer.special.pad, tokens=self.tokens):
+            moved = batch.to(device)
+            assert isinstance(moved, TaskBatch)
+            for number, output in zip(
+                numbers, self.form.outputs(model, self.objective.states(moved), moved), strict=True
+            ):
+                found[number] = output
+        model.train(training)
+        return found
+
+
+def predict_ensemble(
+    members: Sequence[Predictor], examples: Sequence[Example]
+) -> tuple[Predictions, list[Predictions]]:
+    """The ensemble's predictions and those of each member.
+
+    Probabilities are averaged (numbers for a regression, n-best lists for answers). Members may differ in everything
+    but the labels, and for tagging in nothing that changes the words of a sequence.
+    """
+    if not members:
+        raise ConfigError("0 models in the ensemble; give at least one")
+    own, outputs, items = [], [], []
+    for member in members:
+        encoded = member.form.items(examples)
+        items.append(encoded)
+        outputs.append(member.outputs(encoded))
+        own.append(member.form.decode(encoded, outputs[-1], examples))
+    if isinstance(members[0].form, SpanQA):
+        return average_answers(own, members[0].form.threshold), own
+    labels = {member.form.head_labels() for member in members}
+    if len(labels) > 1:
+        raise ConfigError(f"the models of the ensemble have different labels ({' / '.join(map(str, labels))[:200]})")
+    if len({tuple(len(item.sequences[0].marks.get("word", ())) for item in encoded) for encoded in items}) > 1:
+        raise ConfigError(
+            "the models of the ensemble cut sentences differently; give models with one tokenizer and max_length"
+        )
+    return members[0].form.decode(items[0], members[0].form.average(outputs), examples), own
+
+
+def task_of_model(model: Model) -> Task:
+    """A task of the form that the model's head has, for files without a task of their own.
+
+    Raises:
+        ConfigError: the model has no task head.
+    """
+    from encoderlab.tasks.readers import Columns, Conll, Options, Squad, WordLists
+
+    labels, head = model.config.labels, model.task
+    if isinstance(head, SpanHead):
+        return Task(name="span", form="span", layouts=(Squad(),), metrics=("f1", "exact"), labels=labels or None)
+    if isinstance(head, TaggingHead):
+        layouts = (WordLists(), WordLists(words="words", tags="tags"), Conll())
+        return Task(
+            name="tagging", form="tagging", layouts=layouts, metrics=("f1", "precision", "recall"), labels=labels
+        )
+    if not isinstance(head, ClassificationHead):
+        raise ConfigError("the model has no task head; fine-tune it first (encoderlab finetune)")
+    if labels == ("choice",):
+        options = Options(context="context", question="question", options=("options",), answer="answer")
+        return Task(name="choice", form="choice", layouts=(options,), metrics=("accuracy",))
+    pairs = (("sentence1", "sentence2"), ("text_a", "text_b"), ("text", None), ("sentence", None))
+    columns = tuple(Columns(text=text, pair=pair) for text, pair in pairs)
+    form: Form = "regression" if head.config.labels == 1 else "classification"
+    metrics = ("spearman", "pearson") if form == "regression" else ("accuracy", "macro_f1")
+    return Task(name=form, form=form, layouts=columns, metrics=metrics, labels=None if form == "regression" else labels)
+
+
+def check_head(model: Model, task: Task) -> None:
+    """Refuse a model whose head cannot answer ``task``.
+
+    Raises:
+        ConfigError: it has none, one of another form, or one with other labels.
+    """
+    own = task_of_model(model)
+    if own.form != task.form:
+        raise ConfigError(
+            f"the model's head is for {own.form}, task {task.name!r} is {task.form}; give a model fine-tuned for it"
+        )
+    if task.form in ("classification", "tagging") and set(task.labels or ()) - set(own.labels or ()):
+        strange = ", ".join(sorted(set(task.labels or ()) - set(own.labels or ())))
+        raise ConfigError(
+            f"the model knows the labels {', '.join(own.labels or ())[:200]}, task {task.name!r} has {strange[:200]} "
+            f"besides; give a model fine-tuned for it"
+        )
+
+
+def default_settings(model: Model, task: Task) -> FormSettings:
+    """Settings for a model that brings none: sequences as long as it can read, up to 512 (384 for answers)."""
+    longest = 384 if task.form == "span" else 512
+    return FormSettings(max_length=min(longest, model.config.encoder.max_length or longest), targets="raw")
+
+
+def predict_file(
+    predictor: Predictor, path: Path, out: Path, *, task: Task, remarks: Remarks, chunk: int = CHUNK
+) -> Iterator[int]:
+    """Predict every example of ``path`` into ``out``, one JSON object per line, and yield how many are done after each
+    chunk.
+
+    Memory is bounded by ``chunk``. What ``out`` already holds is kept and gone on from: its last line may be cut by a
+    crash and is then written again.
+    """
+    done = _complete_lines(out)
+    examples = task.stream(path, remarks)
+    skipped = sum(1 for _ in islice(examples, done))
+    if skipped < done:
+        raise DataError(
+            f"{out}: holds {done:,} predictions, {path} only {skipped:,} examples; choose another output file"
+        )
+    with open(out, "a", encoding="utf-8") as file:
+        while part := list(islice(examples, chunk)):
+            found = predictor.predict(part)
+            for example, value, detail in zip(part, found.values, found.details, strict=True):
+                file.write(json.dumps(record(example, value, detail), ensure_ascii=False) + "\n")
+            file.flush()
+            done += len(part)
+            yield done
+
+
+def record(example: Example, value: Any, detail: dict[str, Any]) -> dict[str, Any]:
+    """One prediction as plain data: its id, what was predicted, how sure the model is."""
+    name = {Text: "label", Question: "answer"}.get(type(example), "prediction")
+    plain: dict[str, Any] = {"id": example.id, name: list(value) if isinstance(value, tuple) else value}
+    for key, item in detail.items():
+        if isinstance(item, float):
+            plain[key] = round(item, 6)
+        elif isinstance(item, (np.ndarray, list)):
+            plain[key] = [round(float(x), 6) for x in item]
+    return plain
+
+
+def _complete_lines(path: Path) -> int:
+    """Lines of a file, after a last line without its end was cut off."""
+    if not path.exists():
+        return 0
+    count, good = 0, 0
+    with open(path, "rb+") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                count, good = count + 1, good + len(line)
+        file.truncate(good)
+    return count

@@ -1,0 +1,244 @@
+"""Encoded examples as batches: several short ones side by side in a row for training, sorted by length for prediction.
+
+An :class:`Item` is what is learned or predicted at once: one sequence of tokens, or one per option of a choice.
+Sequences in one row are told apart by ``doc``, so packing changes neither attention nor positions, only the padding:
+none to speak of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from encoderlab.batches.batch import IGNORE, Batch
+from encoderlab.batches.order import Permutation
+from encoderlab.errors import DataError
+from encoderlab.train.distributed import World
+
+Packing = Literal["packed", "dynamic", "fixed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Tokens with special ones, (n,), and what is to be known of them: numbers by name, and arrays (n,) by name."""
+
+    ids: np.ndarray
+    segments: np.ndarray
+    labels: dict[str, float] = field(default_factory=dict)
+    marks: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Sequences that belong together, of the example with this number."""
+
+    example: int
+    sequences: tuple[Encoded, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sequences))
+
+
+@dataclass(frozen=True)
+class TaskBatch(Batch):
+    """A batch of packed sequences. It is cut between ``parts`` only, groups of rows whose sequences are scored
+    together.
+
+    ``labels`` has, for each of the S places for a sequence in a row, (B, S): ``begin`` and ``length`` of the sequence
+    (0 where there is none), ``item`` and ``option`` (which sequence it is), and the labels of the sequences; and for
+    each token, (B, L), their marks.
+    """
+
+    parts: tuple[int, ...] = (0,)  # first row of each part, and the number of rows
+
+    def __len__(self) -> int:
+        return len(self.parts) - 1
+
+    def slice(self, start: int, stop: int) -> TaskBatch:
+        first, last = self.parts[start], self.parts[stop]
+        rows = self._map(lambda tensor: tensor[first:last])
+        return dataclasses.replace(rows, parts=tuple(row - first for row in self.parts[start : stop + 1]))
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> TaskBatch:
+        return TaskBatch(
+            ids=function(self.ids),
+            doc=function(self.doc),
+            segments=None if self.segments is None else function(self.segments),
+            labels={name: function(tensor) for name, tensor in self.labels.items()},
+            rows=None if self.rows is None else function(self.rows),
+            parts=self.parts,
+        )
+
+    def sequences(self) -> tuple[Tensor, Tensor]:
+        """Row and place of every sequence, (n,) each, in the order of rows."""
+        rows, slots = (self.labels["length"] > 0).nonzero(as_tuple=True)
+        return rows, slots
+
+
+def pack(
+    items: Sequence[Item], *, pad: int, room: int, mode: Packing = "packed", number: int = 0, parts: int = 1
+) -> TaskBatch:
+    """``items`` as one batch.
+
+    Args:
+        room: length of a row. ``packed``: rows are filled up to it, longest item first and each where it fits best
+            (Krell et al., 2021); an item with more tokens has rows of its own. ``dynamic``: a sequence per row, padded
+            to the longest. ``fixed``: padded to ``room``.
+        number: of the first item within the run; a row's number, which keys dropout, is that of its first item.
+        parts: at least so many parts, so that every process has one.
+    """
+    bins = _bins([len(item) for item in items], room) if mode == "packed" else [[i] for i in range(len(items))]
+    if len(bins) < parts:
+        bins = [[i] for i in range(len(items))]
+    rows: list[list[tuple[int, int]]] = []  # (item, option) side by side
+    starts = [0]
+    for members in bins:
+        pairs = [(i, option) for i in members for option in range(len(items[i].sequences))]
+        if mode == "packed" and sum(len(items[i]) for i in members) <= room:
+            rows.append(pairs)
+        else:
+            lengths = [len(items[i].sequences[option]) for i, option in pairs]
+            own = _bins(lengths, room) if mode == "packed" else [[k] for k in range(len(pairs))]
+            rows += [[pairs[k] for k in row] for row in own]
+        starts.append(len(rows))
+    return _tensors(items, rows, tuple(starts), pad, room if mode == "fixed" else 0, number)
+
+
+def _bins(lengths: Sequence[int], room: int) -> list[list[int]]:
+    """Which lengths share a row, best fit and longest first; one that is longer than ``room`` is alone."""
+    bins: list[list[int]] = []
+    left: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        fitting = [(space, k) for k, space in enumerate(left) if space >= lengths[i]]
+        if fitting:
+            k = min(fitting)[1]
+            bins[k].append(i)
+            left[k] -= lengths[i]
+        else:
+            bins.append([i])
+            left.append(room - lengths[i])
+    return bins
+
+
+def _tensors(
+    items: Sequence[Item],
+    rows: Sequence[Sequence[tuple[int, int]]],
+    parts: tuple[int, ...],
+    pad: int,
+    least: int,
+    number: int,
+) -> TaskBatch:
+    longest = max(sum(len(items[i].sequences[option]) for i, option in row) for row in rows)
+    length = max(least, -(-longest // 8) * 8)
+    slots = max(map(len, rows))
+    first = items[rows[0][0][0]].sequences[0]
+    ids = np.full((len(rows), length), pad, np.int64)
+    doc = np.full((len(rows), length), -1, np.int32)
+    segments = np.zeros((len(rows), length), np.int64)
+    labels: dict[str, np.ndarray] = {
+        name: np.zeros((len(rows), slots), np.int64) for name in ("begin", "length", "item", "option")
+    }
+    for name, value in first.labels.items():
+        labels[name] = np.full((len(rows), slots), IGNORE, np.float32 if isinstance(value, float) else np.int64)
+    for name, mark in first.marks.items():
+        labels[name] = np.full((len(rows), length), False if mark.dtype == bool else IGNORE, mark.dtype)
+    for r, row in enumerate(rows):
+        begin = 0
+        for slot, (i, option) in enumerate(row):
+            sequence = items[i].sequences[option]
+            end = begin + len(sequence)
+            ids[r, begin:end], segments[r, begin:end], doc[r, begin:end] = sequence.ids, sequence.segments, slot
+            labels["begin"][r, slot], labels["length"][r, slot] = begin, len(sequence)
+            labels["item"][r, slot], labels["option"][r, slot] = i, option
+            for name, value in sequence.labels.items():
+                labels[name][r, slot] = value
+            for name, mark in sequence.marks.items():
+                labels[name][r, begin:end] = mark
+            begin = end
+    return TaskBatch(
+        ids=torch.from_numpy(ids),
+        doc=torch.from_numpy(doc),
+        segments=torch.from_numpy(segments),
+        labels={name: torch.from_numpy(value) for name, value in labels.items()},
+        rows=torch.tensor([number + min(i for i, _ in row) for row in rows]),
+        parts=parts,
+    )
+
+
+class ItemSource:
+    """Batches of items for the training loop, epoch after epoch in a new order; its state is three integers.
+
+    The order of an epoch belongs to (seed, epoch); the last batch of an epoch is smaller. Every process packs the same
+    global batch and takes its share of the parts.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[Item],
+        *,
+        batch: int,
+        room: int,
+        pad: int,
+        mode: Packing,
+        seed: int,
+        world: World,
+        state: dict[str, int] | None = None,
+    ) -> None:
+        if not items:
+            raise DataError("0 examples to train on; give a training file with at least one usable example")
+        self.items, self.batch, self.room, self.pad, self.mode = items, batch, room, pad, mode
+        self.seed, self.world = seed, world
+        self.place = state or {"epoch": 0, "offset": 0, "seen": 0}
+        self._order: tuple[int, Permutation] | None = None
+
+    def __next__(self) -> TaskBatch:
+        epoch, offset, seen = self.place["epoch"], self.place["offset"], self.place["seen"]
+        if self._order is None or self._order[0] != epoch:
+            self._order = (epoch, Permutation(len(self.items), self.seed, "examples", epoch))
+        stop = min(offset + self.batch, len(self.items))
+        chosen = [self.items[i] for i in self._order[1](np.arange(offset, stop))]
+        size = self.world.size
+        packed = pack(chosen, pad=self.pad, room=self.room, mode=self.mode, number=seen, parts=size)
+        if len(packed) < size:  # a remainder too small to share is repeated, one item for each process
+            packed = pack((chosen * size)[:size], pad=self.pad, room=self.room, mode="dynamic", number=seen, parts=size)
+        done = stop == len(self.items)
+        self.place = {"epoch": epoch + done, "offset": 0 if done else stop, "seen": seen + stop - offset}
+        return packed.slice(*self.world.share(len(packed)))
+
+    def state(self) -> dict[str, int]:
+        return dict(self.place)
+
+    def close(self) -> None:
+        pass
+
+
+def sorted_batches(items: Sequence[Item], *, pad: int, tokens: int = 4096) -> Iterator[tuple[list[int], TaskBatch]]:
+    """Items in batches of at most ``tokens`` tokens and similar length, longest first, with their numbers."""
+    order = sorted(range(len(items)), key=lambda i: -_longest(items[i]))
+    start = 0
+    while start < len(order):
+        widest = _longest(items[order[start]])
+        stop, rows = start, 0
+        while stop < len(order) and (stop == start or (rows + len(items[order[stop]].sequences)) * widest <= tokens):
+            rows += len(items[order[stop]].sequences)
+            stop += 1
+        numbers = order[start:stop]
+        yield numbers, pack([items[i] for i in numbers], pad=pad, room=widest, mode="dynamic")
+        start = stop
+
+
+def _longest(item: Item) -> int:
+    return max(map(len, item.sequences))
+
+
+def to_numpy(tensor: Tensor) -> Any:
+    return tensor.detach().float().cpu().numpy()

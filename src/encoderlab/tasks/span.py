@@ -1,0 +1,337 @@
+"""Questions answered by a span of a passage: windows, three heads, n-best decoding, the null score (SQuAD 1.1 and 2.0).
+
+Differs from the reference code in how spans are found: token offsets into the passage say exactly which tokens an
+answer covers and which text a span of tokens is, so neither the search for the best sub-span nor the re-alignment of
+decoded text is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from encoderlab.corpus.tokenizer import Encoding, Tokenizer
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.models.base import Family
+from encoderlab.nn.encoder import States
+from encoderlab.nn.heads import SpanHead, TaskHead
+from encoderlab.nn.noise import Noise
+from encoderlab.objectives.base import Term
+from encoderlab.tasks.base import Answer, Example, Question, Task
+from encoderlab.tasks.form import Form, FormSettings, Predictions, log_softmax
+from encoderlab.tasks.rows import Encoded, Item, TaskBatch, to_numpy
+
+
+@dataclass(frozen=True, slots=True)
+class Window(Encoded):
+    """A sequence with a part of the passage: ``start`` is the place of its first token in the sequence, ``offsets`` (k,
+    2) the characters of its tokens in the passage, ``central`` (k,) whether no other window gives a token more context.
+    """
+
+    start: int = 0
+    offsets: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    central: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What a head says of a window: its best starts (s,), their best ends (s, e), scores of both, and the null score.
+
+    ``absolute``: the null score is by itself the odds of "no answer" (heads with answerability), rather than the score
+    of a span that stands for it.
+    """
+
+    starts: np.ndarray
+    start_scores: np.ndarray
+    ends: np.ndarray
+    end_scores: np.ndarray
+    null: float
+    absolute: bool
+
+
+class SpanQA(Form):
+    """Start and end of an answer among the tokens of a window.
+
+    A passage that does not fit is read in windows that begin every ``stride`` tokens; a window without the answer is to
+    answer with its summary token. Predictions are the best of ``beam`` starts and as many ends over all windows, none
+    longer than ``answer_length`` tokens. If training holds questions without an answer, "" is predicted where the null
+    score exceeds the best span's by more than a threshold, which is chosen on the development set.
+    """
+
+    def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
+        super().__init__(task, tokenizer, settings)
+        self.nullable = task.labels == ("answer", "no_answer")
+        self.threshold = 0.0
+        self.not_found = 0
+
+    def head(self, family: Family, model: Model) -> TaskHead:
+        return family.span
+
+    def head_labels(self) -> tuple[str, ...]:
+        return ("answer", "no_answer") if self.nullable else ()
+
+    # Windows
+
+    def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
+        questions = [example for example in examples if isinstance(example, Question)]
+        passages = list(dict.fromkeys(question.passage for question in questions))
+        encoded = dict(zip(passages, self.tokenizer.encode_batch(passages), strict=True))
+        asked = self.tokenizer.encode_batch([question.question.strip() for question in questions])
+        items = []
+        for number, (question, query) in enumerate(zip(questions, asked, strict=True)):
+            passage = encoded[question.passage]
+            span: tuple[int, int] | None = None
+            if train:
+                if question.answers is None:
+                    continue
+                if question.answers:
+                    span = _tokens_of(question.answers[0], passage)
+                    if span is None:  # stands nowhere in the passage, so there is nothing to learn
+                        self.not_found += 1
+                        continue
+            for window, first in self._windows(query, passage):
+                target = self._target(window, first, span)
+                items.append(Item(number, (replace(window, labels=target),)))
+        return items
+
+    def _windows(self, query: Encoding, passage: Encoding) -> Iterator[tuple[Window, int]]:
+        """The windows of a passage, each with the number of its first token in the passage."""
+        special = 4 if self.tokenizer.framing == "roberta" else 3
+        asked = query.ids[: self.settings.query_length]
+        room = self.settings.max_length - len(asked) - special
+        if room < 2:
+            raise ConfigError(
+                f"max_length {self.settings.max_length} leaves no place for the passage behind a question of "
+                f"{len(asked)} tokens; raise it or lower query_length"
+            )
+        firsts = [0]
+        while firsts[-1] + room < len(passage):
+            firsts.append(firsts[-1] + min(room, self.settings.stride))
+        self.cut += len(firsts) > 1
+        places = np.arange(len(passage))
+        context = []  # of every token in every window: the smaller distance to its borders, and a little for length
+        for first in firsts:
+            last = min(first + room, len(passage)) - 1
+            inside = (places >= first) & (places <= last)
+            least = np.minimum(places - first, last - places) + 0.01 * (last - first + 1)
+            context.append(np.where(inside, least, -1.0))
+        best = np.argmax(np.stack(context), axis=0) if len(passage) else places
+        for number, first in enumerate(firsts):
+            part = slice(first, min(first + room, len(passage)))
+            yield self._window(asked, passage, part, best[part] == number), first
+
+    def _window(self, asked: np.ndarray, passage: Encoding, part: slice, central: np.ndarray) -> Window:
+        xlnet = self.tokenizer.framing == "xlnet"  # passage first, as its release has it
+        texts = (passage.ids[part], asked) if xlnet else (asked, passage.ids[part])
+        ids, segments = self.tokenizer.frame(*texts, max_length=self.settings.max_length)
+        spans = self.tokenizer.spans(len(texts[0]), len(texts[1]), max_length=self.settings.max_length)
+        start, size = (spans.a_start, spans.a) if xlnet else (spans.b_start, spans.b)
+        allowed = np.zeros(len(ids), bool)
+        allowed[start : start + size] = True
+        allowed[-1 if xlnet else 0] = True
+        if not xlnet:
+            allowed[start + size] = True  # ELECTRA's code allows the separator behind the passage
+        return Window(
+            ids=ids.astype(np.int32),
+            segments=segments,
+            marks={"allowed": allowed},
+            start=start,
+            offsets=passage.offsets[part],
+            central=central,
+        )
+
+    def _target(self, window: Window, first: int, span: tuple[int, int] | None) -> dict[str, float]:
+        """Start and end within the sequence; both are its summary token if the window does not hold the whole
+        answer.
+        """
+        if span is not None and first <= span[0] and span[1] < first + len(window.offsets):
+            start = window.start - first
+            return {"start": start + span[0], "end": start + span[1], "impossible": 0}
+        summary = len(window) - 1 if self.tokenizer.framing == "xlnet" else 0
+        return {"start": summary, "end": summary, "impossible": 1}
+
+    # Losses
+
+    def counts(self, batch: TaskBatch) -> dict[str, int]:
+        windows = int((batch.labels["length"] > 0).sum())
+        return {"span": windows} | ({"answerable": windows} if self.nullable else {})
+
+    def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
+        """Half of the cross-entropy of start and of end, given the right start; plus that of answerability where a head
+        has it.
+        """
+        head, x, allowed, (rows, slots) = self._unpacked(model, states, batch)
+        start, end, impossible = (batch.labels[name][rows, slots] for name in ("start", "end", "impossible"))
+        starts = head.start_logits(x, allowed).float()
+        ends = head.end_logits(x, allowed, start[:, None])[:, 0].float()
+        starts, ends = (torch.where(self._real(batch, rows, slots, x), scores, -torch.inf) for scores in (starts, ends))
+        loss = F.cross_entropy(starts, start, reduction="sum") + F.cross_entropy(ends, end, reduction="sum")
+        right = (starts.argmax(-1) == start) & (ends.argmax(-1) == end)
+        terms = {"span": Term(loss / 2, len(x), hits=right.sum())}
+        if not self.nullable:
+            return terms
+        if head.config.form == "independent":  # the null answer is the summary token; nothing else to learn
+            return terms | {"answerable": Term(loss.new_zeros(()), len(x), weight=0.0)}
+        keys = None if noise is None else noise.at(rows, batch.labels["begin"][rows, slots])
+        logits = self._answer_logits(head, x, starts, batch, rows, slots, keys)
+        loss = F.binary_cross_entropy_with_logits(logits.float(), impossible.float(), reduction="sum")
+        hits = ((logits > 0) == (impossible > 0)).sum()
+        return terms | {"answerable": Term(loss, len(x), self.settings.impossible_weight, hits)}
+
+    def _unpacked(
+        self, model: Model, states: States, batch: TaskBatch
+    ) -> tuple[SpanHead, Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """The head, the states of the windows (n, w, D), the allowed places (n, w), and the rows and slots of the
+        windows.
+        """
+        assert isinstance(model.task, SpanHead)
+        rows, slots = batch.sequences()
+        begin, length = (batch.labels[name][rows, slots] for name in ("begin", "length"))
+        places = torch.arange(int(length.max()), device=rows.device)
+        inside = places < length[:, None]
+        at = torch.where(inside, begin[:, None] + places, 0)
+        x = states.last[rows[:, None], at]
+        return model.task, x, batch.labels["allowed"][rows[:, None], at] & inside, (rows, slots)
+
+    @staticmethod
+    def _real(batch: TaskBatch, rows: Tensor, slots: Tensor, x: Tensor) -> Tensor:
+        return torch.arange(x.shape[1], device=x.device) < batch.labels["length"][rows, slots][:, None]
+
+    def _answer_logits(
+        self,
+        head: SpanHead,
+        x: Tensor,
+        starts: Tensor,
+        batch: TaskBatch,
+        rows: Tensor,
+        slots: Tensor,
+        keys: Tensor | None,
+    ) -> Tensor:
+        place = batch.labels["length"][rows, slots] - 1 if self.tokenizer.framing == "xlnet" else torch.zeros_like(rows)
+        summary = x[torch.arange(len(x), device=x.device), place]
+        return head.answer_logits(x, summary, starts.to(x.dtype), keys)
+
+    # Answers
+
+    def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
+        head, x, allowed, (rows, slots) = self._unpacked(model, states, batch)
+        real = self._real(batch, rows, slots, x)
+        independent = head.config.form == "independent"
+        starts = torch.where(real, head.start_logits(x, allowed).float(), -torch.inf)
+        passage = torch.where(allowed, starts, -torch.inf)
+        best = min(self.settings.beam, x.shape[1])
+        scores, places = (passage if independent else passage - starts.logsumexp(-1, keepdim=True)).topk(best)
+        ends = torch.where(real[:, None], head.end_logits(x, allowed, places).float(), -torch.inf)
+        shown = torch.where(allowed[:, None], ends, -torch.inf)
+        end_scores, end_places = (shown if independent else shown - ends.logsumexp(-1, keepdim=True)).topk(best)
+        if independent:
+            summary = (
+                batch.labels["length"][rows, slots] - 1 if self.tokenizer.framing == "xlnet" else torch.zeros_like(rows)
+            )
+            which = torch.arange(len(x), device=x.device)
+            null = starts[which, summary] + ends[which, 0, summary]
+        else:
+            null = self._answer_logits(head, x, starts, batch, rows, slots, None).float()
+        arrays = [to_numpy(tensor) for tensor in (scores, end_scores, null)]
+        found = [
+            Candidates(s, arrays[0][i], e, arrays[1][i], float(arrays[2][i]), not independent)
+            for i, (s, e) in enumerate(zip(places.cpu().numpy(), end_places.cpu().numpy(), strict=True))
+        ]
+        order = np.argsort(batch.labels["item"][rows, slots].cpu().numpy())
+        return [found[i] for i in order]
+
+    def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:
+        windows: list[list[tuple[Window, Candidates]]] = [[] for _ in examples]
+        for item, output in zip(items, outputs, strict=True):
+            window = item.sequences[0]
+            assert isinstance(window, Window)
+            windows[item.example].append((window, output))
+        absolute = bool(outputs) and outputs[0].absolute
+        values, details, odds, nbest = [], [], {}, {}
+        for example, found in zip(examples, windows, strict=True):
+            assert isinstance(example, Question)
+            spans = self._best_spans(example, found)
+            null = min((candidates.null for _, candidates in found), default=0.0)
+            best = spans[0]["score"] if spans else 0.0
+            odds[example.id] = null if absolute else null - best
+            if self.nullable or not spans:
+                spans.append({"text": "", "score": best + null if absolute else null})
+            probability = np.exp(log_softmax(np.array([span["score"] for span in spans])))
+            for span, share in zip(spans, probability, strict=True):
+                span["probability"] = float(share)
+            empty = self.nullable and odds[example.id] > self.threshold
+            values.append("" if empty else spans[0]["text"])
+            details.append({"score": float(probability[-1 if empty else 0])})
+            nbest[example.id] = spans
+        return Predictions(
+            values=values,
+            details=details,
+            null_odds=odds if self.nullable else None,
+            nbest=nbest,
+            threshold=self.threshold,
+        )
+
+    def _best_spans(self, question: Question, found: Sequence[tuple[Window, Candidates]]) -> list[dict[str, Any]]:
+        """The n best distinct texts of all windows, with characters and scores."""
+        spans = []
+        for window, candidates in found:
+            starts, ends = candidates.starts - window.start, candidates.ends - window.start
+            size = len(window.offsets)
+            legal = (starts >= 0) & (starts < size)
+            legal &= window.central[np.where(legal, starts, 0)] if size else False
+            length = ends - starts[:, None] + 1
+            fits = legal[:, None] & (ends < size) & (length >= 1) & (length <= self.settings.answer_length)
+            for i, j in zip(*np.nonzero(fits), strict=True):
+                score = float(candidates.start_scores[i] + candidates.end_scores[i, j])
+                spans.append((score, int(window.offsets[starts[i]][0]), int(window.offsets[ends[i, j]][1])))
+        best: list[dict[str, Any]] = []
+        seen = set()
+        for score, begin, end in sorted(spans, key=lambda span: (-span[0], span[1:])):
+            text = question.passage[begin:end].strip()
+            if text and text not in seen:
+                seen.add(text)
+                best.append({"text": text, "score": score, "start": begin, "end": end})
+            if len(best) == self.settings.n_best:
+                break
+        return best
+
+    def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
+        raise ConfigError("models with an answer head are averaged over their n-best lists; see average_answers")
+
+
+def average_answers(members: Sequence[Predictions], threshold: float = 0.0) -> Predictions:
+    """An ensemble's answers: the mean of the members' probabilities of each text, and of their null odds."""
+    values, details, nbest, odds = [], [], {}, {}
+    for key in members[0].nbest or {}:
+        total: dict[str, float] = {}
+        for member in members:
+            for span in (member.nbest or {})[key]:
+                total[span["text"]] = total.get(span["text"], 0.0) + span["probability"] / len(members)
+        ranked = sorted(total.items(), key=lambda pair: -pair[1])
+        nbest[key] = [{"text": text, "score": float(np.log(p + 1e-30)), "probability": p} for text, p in ranked]
+        best = next(((text, p) for text, p in ranked if text), ("", 0.0))
+        if members[0].null_odds is not None:
+            odds[key] = float(np.mean([(member.null_odds or {})[key] for member in members]))
+            if odds[key] > threshold:
+                best = ("", total.get("", 0.0))
+        values.append(best[0])
+        details.append({"score": best[1]})
+    null_odds = odds if members[0].null_odds is not None else None
+    return Predictions(values=values, details=details, nbest=nbest, null_odds=null_odds, threshold=threshold)
+
+
+def _tokens_of(answer: Answer, passage: Encoding) -> tuple[int, int] | None:
+    """First and last token that hold characters of the answer: the smallest cover. None if it stands nowhere."""
+    text = answer.text.strip()
+    if answer.start < 0 or not text:
+        return None
+    begin = answer.start + len(answer.text) - len(answer.text.lstrip())
+    covers = np.flatnonzero((passage.offsets[:, 1] > begin) & (passage.offsets[:, 0] < begin + len(text)))
+    return (int(covers[0]), int(covers[-1])) if len(covers) else None

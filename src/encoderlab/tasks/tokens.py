@@ -1,0 +1,162 @@
+"""Tagging: a label for every word, read from its first sub-token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from encoderlab.batches.batch import IGNORE
+from encoderlab.corpus.tokenizer import Encoding, Tokenizer
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.models.base import Family
+from encoderlab.nn.encoder import States
+from encoderlab.nn.heads import TaggingHead, TaskHead
+from encoderlab.nn.noise import Noise
+from encoderlab.objectives.base import Term
+from encoderlab.tasks.base import Example, Task, Words
+from encoderlab.tasks.form import Form, FormSettings, Predictions, log_softmax
+from encoderlab.tasks.rows import Encoded, Item, TaskBatch, to_numpy
+
+
+class Tagging(Form):
+    """Cross-entropy over the tags of first sub-tokens, no CRF (Devlin et al., 2019, section 5.3).
+
+    A sentence longer than a sequence is cut in several, so every word has a prediction. The words are joined by spaces
+    and each belongs to the first token that holds a character of it, which is right for every tokenizer; a word without
+    one (a control character, say) is tagged with the first label.
+    """
+
+    def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
+        super().__init__(task, tokenizer, settings)
+        self.index = {tag: i for i, tag in enumerate(task.labels or ())}
+
+    def head(self, family: Family, model: Model) -> TaskHead:
+        if not self.index:
+            raise ConfigError(
+                f"task {self.task.name!r} has no tags yet; take them from its training data (with_labels)"
+            )
+        return replace(family.tagging, labels=len(self.index))
+
+    def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
+        sentences = [example for example in examples if isinstance(example, Words)]
+        texts = [" ".join(sentence.words) for sentence in sentences]
+        encodings = self.tokenizer.encode_batch(texts)
+        room = self.settings.max_length - 2
+        if room < 1:
+            raise ConfigError(f"max_length {self.settings.max_length} leaves no place for a word; choose at least 3")
+        items = []
+        for number, (sentence, encoding) in enumerate(zip(sentences, encodings, strict=True)):
+            if train and sentence.tags is None:
+                continue
+            words = first_tokens(sentence.words, encoding)
+            tags = self._tags(sentence, words)
+            left, right = self._context(sentences, encodings, number, room - len(encoding))
+            for start in range(0, max(len(encoding), 1), room):
+                stop = min(start + room, len(encoding))
+                pieces = [left, encoding.ids[start:stop], right]
+                marks = [np.full(len(left), -1), words[start:stop], np.full(len(right), -1)]
+                targets = [np.full(len(left), IGNORE), tags[start:stop], np.full(len(right), IGNORE)]
+                items.append(self._item(number, *(np.concatenate(parts) for parts in (pieces, marks, targets))))
+            self.cut += len(encoding) > room
+        return items
+
+    def _tags(self, sentence: Words, words: np.ndarray) -> np.ndarray:
+        """The tag of each token: of the word that it is the first of, else none."""
+        tags = np.full(len(words), IGNORE, np.int64)
+        if sentence.tags is not None:
+            places = np.flatnonzero(words >= 0)
+            tags[places] = [self.index.get(sentence.tags[word], IGNORE) for word in words[places]]
+        return tags
+
+    def _context(
+        self, sentences: Sequence[Words], encodings: Sequence[Encoding], number: int, room: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of the same document before and behind a sentence, as many as fit; half of them each where
+        possible.
+        """
+        none = np.zeros(0, np.int64)
+        if self.settings.context == "sentence" or room < 1:
+            return none, none
+
+        def gather(step: int) -> np.ndarray:
+            parts: list[np.ndarray] = []
+            size, i = 0, number + step
+            while 0 <= i < len(sentences) and sentences[i].document == sentences[number].document and size < room:
+                parts.append(encodings[i].ids)
+                size, i = size + len(encodings[i]), i + step
+            return np.concatenate(parts[::step] or [none])
+
+        before, behind = gather(-1), gather(1)
+        half = room // 2
+        share = min(len(before), max(half, room - len(behind)))
+        return before[len(before) - share :], behind[: room - share]
+
+    def _item(self, number: int, ids: np.ndarray, words: np.ndarray, tags: np.ndarray) -> Item:
+        framed, segments = self.tokenizer.frame(ids, max_length=self.settings.max_length)
+        start = self.tokenizer.spans(len(ids), max_length=self.settings.max_length).a_start
+        marks = {}
+        for name, values, fill in (("word", words, -1), ("target", tags, IGNORE)):
+            marks[name] = np.full(len(framed), fill, np.int32)
+            marks[name][start : start + len(ids)] = values
+        return Item(number, (Encoded(framed.astype(np.int32), segments, marks=marks),))
+
+    def counts(self, batch: TaskBatch) -> dict[str, int]:
+        return {"tagging": int((batch.labels["target"] >= 0).sum())}
+
+    def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
+        rows, places = (batch.labels["target"] >= 0).nonzero(as_tuple=True)
+        scores = self._scores(model, states, rows, places, noise)
+        target = batch.labels["target"][rows, places].long()
+        loss = F.cross_entropy(scores.float(), target, reduction="sum")
+        return {"tagging": Term(loss, len(target), hits=(scores.argmax(-1) == target).sum())}
+
+    @staticmethod
+    def _scores(model: Model, states: States, rows: Tensor, places: Tensor, noise: Noise | None) -> Tensor:
+        assert isinstance(model.task, TaggingHead)
+        return model.task(states.last[rows, places], None if noise is None else noise.at(rows, places))
+
+    def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
+        rows, places = (batch.labels["word"] >= 0).nonzero(as_tuple=True)
+        scores = to_numpy(self._scores(model, states, rows, places, None))
+        # One sequence per row in prediction: the item of a row is that of its only slot.
+        items = batch.labels["item"][:, 0][rows].cpu().numpy()
+        return [scores[items == i] for i in range(len(batch))]
+
+    def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:
+        names = tuple(self.index)
+        values: list[list[str]] = [[names[0]] * len(e.words) for e in examples if isinstance(e, Words)]
+        details: list[dict[str, Any]] = [{"scores": [0.0] * len(value)} for value in values]
+        for item, scores in zip(items, outputs, strict=True):
+            words = item.sequences[0].marks["word"]
+            probability = np.exp(log_softmax(scores)) if len(scores) else scores
+            for word, row in zip(words[words >= 0], probability, strict=True):
+                best = int(row.argmax())
+                values[item.example][word] = names[best]
+                details[item.example]["scores"][word] = float(row[best])
+        return Predictions(values=[tuple(value) for value in values], details=details)
+
+    def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
+        return [
+            np.log(np.mean([np.exp(log_softmax(member)) for member in item], axis=0)) if len(item[0]) else item[0]
+            for item in zip(*outputs, strict=True)
+        ]
+
+
+def first_tokens(words: Sequence[str], encoding: Encoding) -> np.ndarray:
+    """For each token of the words joined by spaces the number of the word it is the first of, else -1: (n,) int64."""
+    lengths = np.fromiter(map(len, words), np.int64, len(words))
+    starts = np.cumsum(lengths + 1) - lengths - 1
+    found = np.full(len(encoding), -1, np.int64)
+    seen = -1
+    for token, (begin, end) in enumerate(encoding.offsets):
+        # A token may begin with the space before its word (byte-level BPE, Unigram): its last character decides.
+        word = int(np.searchsorted(starts, end - 1, side="right")) - 1
+        if end > begin and word > seen and starts[word] < end <= starts[word] + lengths[word]:
+            found[token] = seen = word
+    return found

@@ -1,0 +1,56 @@
+"""A tiny model with a vocabulary of its own, for tests that train."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import tokenizers
+from tokenizers import normalizers, pre_tokenizers
+from tokenizers.models import WordPiece
+
+from encoderlab import models
+from encoderlab.corpus import layouts
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.model import Model
+from encoderlab.models.base import resized
+
+WORDS = (
+    "red blue green one two three four the a is not cat dog mat sat on in under who what where when oslo rome "
+    "paris lima sue ann bob runs eats sleeps big small good bad fine awful very and or it he she film . , ? of to"
+).split()
+
+
+def tokenizer(family: str = "bert") -> Tokenizer:
+    layout = layouts.FAMILIES[family].layout
+    letters = [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
+    tokens = [*dict.fromkeys(layout.roles().values()), *WORDS, *"abcdefghijklmnopqrstuvwxyz", *letters]
+    tokens = list(dict.fromkeys(tokens))
+    unk = layout.roles()["unk"]
+    backend = tokenizers.Tokenizer(WordPiece({token: i for i, token in enumerate(tokens)}, unk_token=unk))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return Tokenizer(backend, layout)
+
+
+def model(size: str = "bert-tiny", *, dropout: float = 0.0, width: int = 32, positions: int = 0) -> Model:
+    """The architecture of ``size`` with two layers of ``width``, on the tiny vocabulary."""
+    config = models.config(size)
+    text = tokenizer("xlnet" if config.family == "xlnet" else "bert")
+    heads = 2
+    config = resized(
+        config,
+        vocab=text.vocab_size,
+        layers=2,
+        width=width,
+        heads=heads,
+        ff_width=2 * width,
+        head_width=None,
+        embed_width=None if config.encoder.embed_width is None else width,
+        dropout=dropout,
+        attention_dropout=dropout,
+        ff_dropout=dropout if config.encoder.ff_dropout else 0.0,
+        output_dropout=0.0,
+    )
+    if positions:
+        config = resized(config, position=replace(config.encoder.position, length=positions))
+    return Model(config, text).initialize(1)
