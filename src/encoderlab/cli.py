@@ -101,7 +101,7 @@ def make_app(tokens: Sequence[str] = ()) -> App:
 
 
 class _Help:
-    """cyclopts' help, without the defaults that say nothing: that a flag is off, that an option is not given."""
+    """cyclopts' help with text that flows to the width of the window, and without defaults that say nothing."""
 
     def __call__(self, console: Any, options: Any, panel: Any) -> None:
         from cyclopts.help.formatters import DefaultFormatter
@@ -109,12 +109,30 @@ class _Help:
         for entry in panel.entries:
             if entry.default in ("False", "None"):
                 entry.default = None
+            _flow(entry.description)
         DefaultFormatter()(console, options, panel)
 
     def render_usage(self, console: Any, options: Any, usage: Any) -> None:
         from cyclopts.help.formatters import DefaultFormatter
 
         DefaultFormatter().render_usage(console, options, usage)
+
+    def render_description(self, console: Any, options: Any, description: Any) -> None:
+        _flow(description)
+        console.print(description)
+
+
+def _flow(description: Any) -> None:
+    """Join the lines of each paragraph; examples and indented lines stay as they are. Backticks are for docstrings."""
+    text: Any = getattr(description, "primary_renderable", None)
+    if not hasattr(text, "plain"):
+        return
+    paragraphs = []
+    for paragraph in text.plain.split("\n\n"):
+        lines = paragraph.split("\n")
+        kept = lines[0].startswith("Example") or any(line.startswith(" ") for line in lines)
+        paragraphs.append(paragraph if kept else " ".join(lines).rstrip())
+    text.plain = "\n\n".join(paragraphs).replace("``", "").replace("`", "")
 
 
 def main(tokens: Sequence[str] | None = None) -> int:
