@@ -221,7 +221,9 @@ def write(
         ]
         for names in forms:
             parts = rule.change.write(weights[rule.ours], config, len(names))
-            tensors |= {name: part.contiguous() for name, part in zip(names, parts, strict=True)}
+            # A tensor under two names is written twice: a file of weights has no tensors that share memory.
+            copies = [part.clone() if names is not rule.theirs else part for part in parts]
+            tensors |= {name: part.contiguous() for name, part in zip(names, copies, strict=True)}
     lost = sorted(set(weights) - covered)
     if lost:
         raise DataError(f"the format has no place for {', '.join(lost[:6])}{', ...' if len(lost) > 6 else ''}")

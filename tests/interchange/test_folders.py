@@ -1,0 +1,334 @@
+"""Hugging Face folders: what is tolerated, what is listed, what is refused, and that every refusal is one line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from tests.interchange.tiny_models import CONFIGS, make, same_weights
+from torch import Tensor
+
+from encoderlab import load
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.interchange import huggingface
+from encoderlab.model import Model
+from encoderlab.models.base import resized
+from encoderlab.nn.heads import Classification, Span, Tagging
+from encoderlab.nn.spanconv import SpanDynamic
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> tuple[Model, Path]:
+    model = make(CONFIGS["bert"])
+    huggingface.save(model, tmp_path / "bert")
+    return model, tmp_path / "bert"
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+    safetensors.torch.save_file(change(safetensors.torch.load_file(folder / WEIGHTS)), folder / WEIGHTS)
+
+
+def configure(folder: Path, **fields: Any) -> None:
+    data = json.loads((folder / "config.json").read_text()) | fields
+    (folder / "config.json").write_text(json.dumps(data))
+
+
+def refused(folder: Path, *words: str) -> None:
+    with pytest.raises(DataError) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+# Round trips
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_round_trip(case: str, tmp_path: Path) -> None:
+    model = make(CONFIGS[case])
+    huggingface.save(model, tmp_path / "out")
+    back = load(tmp_path / "out")
+    assert same_weights(model, back)
+    assert replace(back.config, encoder=model.config.encoder) == model.config
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_shared_storage_of_tied_tensors_is_restored(bert: tuple[Model, Path]) -> None:
+    model, folder = bert
+    assert "cls.predictions.decoder.weight" not in safetensors.torch.load_file(folder / WEIGHTS)
+    rewrite(folder, lambda t: t | {"cls.predictions.decoder.weight": t["bert.embeddings.word_embeddings.weight"].clone()})
+    back = load(folder)
+    assert same_weights(model, back) and back.words is back.encoder.embeddings.words
+    rewrite(folder, lambda t: t | {"cls.predictions.decoder.weight": t["cls.predictions.decoder.weight"] + 1})
+    refused(folder, "cls.predictions.decoder.weight", "not tied")
+
+
+# Names that vary
+
+
+VARIATIONS: dict[str, Callable[[str], str]] = {
+    "without prefix": lambda name: name.removeprefix("bert."),
+    "data parallel": lambda name: f"module.{name}",
+    "compiled": lambda name: f"_orig_mod.{name}",
+    "gamma and beta": lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+        "LayerNorm.bias", "LayerNorm.beta"
+    ),
+}
+
+
+@pytest.mark.parametrize("variation", VARIATIONS)
+def test_names_of_old_files(bert: tuple[Model, Path], variation: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, folder = bert
+    rewrite(folder, lambda tensors: {VARIATIONS[variation](name): tensor for name, tensor in tensors.items()})
+    assert same_weights(model, load(folder))
+    assert not caplog.records
+
+
+def test_buffers_are_dropped_silently(bert: tuple[Model, Path], caplog: pytest.LogCaptureFixture) -> None:
+    model, folder = bert
+    rewrite(folder, lambda tensors: tensors | {"bert.embeddings.position_ids": torch.arange(16)[None]})
+    assert same_weights(model, load(folder))
+    assert not caplog.records
+
+
+def test_unexpected_weights_are_listed(bert: tuple[Model, Path], caplog: pytest.LogCaptureFixture) -> None:
+    model, folder = bert
+    rewrite(folder, lambda tensors: tensors | {"classifier.weight": torch.zeros(2, 3)})
+    with caplog.at_level(logging.WARNING, logger="encoderlab"):
+        assert same_weights(model, load(folder))
+    assert "unexpected" in caplog.text and "classifier.weight" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("prefix", "absent"),
+    [("cls.seq_relationship", {"pair": False}), ("cls.predictions", {"lm": None}), ("bert.pooler", {"pooler": None})],
+)
+def test_heads_that_are_not_there(bert: tuple[Model, Path], prefix: str, absent: dict[str, Any]) -> None:
+    model, folder = bert
+    rewrite(folder, lambda t: {n: v for n, v in t.items() if not n.startswith((prefix, "cls.seq_relationship"))})
+    assert load(folder).config == replace(model.config, **absent | {"pair": False})
+
+
+def test_missing_weights(bert: tuple[Model, Path], caplog: pytest.LogCaptureFixture) -> None:
+    model, folder = bert
+    rewrite(folder, lambda t: {n: v for n, v in t.items() if "layer.1.output.dense.weight" not in n})
+    refused(folder, "bert.encoder.layer.1.output.dense.weight", "missing")
+    with caplog.at_level(logging.WARNING, logger="encoderlab"):
+        back = load(folder, allow_missing=True)
+    assert "at random" in caplog.text
+    name = "encoder.blocks.1.feed_forward.down.weight"
+    differ = [n for n, p in model.named_parameters() if not torch.equal(p, back.get_parameter(n))]
+    assert differ == [name]
+
+
+def test_a_missing_weight_of_a_head_is_listed(bert: tuple[Model, Path], caplog: pytest.LogCaptureFixture) -> None:
+    _, folder = bert
+    rewrite(folder, lambda t: {n: v for n, v in t.items() if n != "cls.predictions.bias"})
+    with caplog.at_level(logging.WARNING, logger="encoderlab"):
+        assert load(folder).lm is not None
+    assert "cls.predictions.bias" in caplog.text
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_both_dialects_of_deberta(both: bool, tmp_path: Path) -> None:
+    model = make(CONFIGS["deberta-v2"])
+    notes = huggingface.save(model, tmp_path / "out", both_heads=both)
+    assert any("mask decoder" in note for note in notes)
+    assert "mask decoder" in (tmp_path / "out" / "README.md").read_text()
+    names = set(safetensors.torch.load_file(tmp_path / "out" / WEIGHTS))
+    assert "cls.predictions.transform.dense.weight" in names
+    assert ("lm_predictions.lm_head.dense.weight" in names) == both
+    if both:  # files of the original have its own names only
+        rewrite(tmp_path / "out", lambda t: {n: v for n, v in t.items() if not n.startswith("cls.")})
+        assert same_weights(model, load(tmp_path / "out"))
+
+
+# Shards and legacy files
+
+
+def test_shards(bert: tuple[Model, Path]) -> None:
+    model, folder = bert
+    tensors = safetensors.torch.load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    where = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(tensors)}
+    for file in set(where.values()):
+        safetensors.torch.save_file({n: tensors[n] for n in tensors if where[n] == file}, folder / file)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    assert same_weights(model, load(folder))
+    index.write_text(json.dumps({"weight_map": where | {"lost": "model-00001-of-00002.safetensors"}}))
+    refused(folder, "lost")
+    index.write_text(json.dumps({"weight_map": where | {"away": "../secret.safetensors"}}))
+    refused(folder, "not a file of this folder")
+    index.write_text(json.dumps({"weight_map": where}))
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    refused(folder, "model-00002-of-00002.safetensors")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_legacy_bin(bert: tuple[Model, Path], zipped: bool) -> None:
+    model, folder = bert
+    tensors = safetensors.torch.load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    assert same_weights(model, load(folder))
+    (folder / "pytorch_model.bin").write_bytes((folder / "pytorch_model.bin").read_bytes()[:-5000])
+    refused(folder, "pytorch_model.bin")
+
+
+class Trap:
+    """What reading with pickle would run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return subprocess.run, ([sys.executable, "-c", f"open({str(self.path)!r}, 'w')"],)
+
+
+@pytest.mark.parametrize("how", ["torch", "pickle"])
+def test_code_in_a_bin_is_refused_and_not_run(bert: tuple[Model, Path], how: str) -> None:
+    _, folder = bert
+    (folder / WEIGHTS).unlink()
+    file = folder / "pytorch_model.bin"
+    content = {"bert.pooler.dense.bias": torch.zeros(3), "extra": Trap(folder / "ran")}
+    torch.save(content, file) if how == "torch" else file.write_bytes(pickle.dumps(content))
+    refused(folder, "pytorch_model.bin")
+    assert not (folder / "ran").exists()
+
+
+# Damage
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, 5000, -1])
+def test_a_truncated_file(bert: tuple[Model, Path], keep: int) -> None:
+    _, folder = bert
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:keep])
+    refused(folder, WEIGHTS, "damaged")
+
+
+def test_a_weight_that_is_not_finite(bert: tuple[Model, Path]) -> None:
+    _, folder = bert
+    rewrite(folder, lambda t: t | {"bert.pooler.dense.bias": torch.full((128,), float("nan"))})
+    refused(folder, "not finite")
+
+
+def test_shapes_that_disagree_with_the_configuration(bert: tuple[Model, Path]) -> None:
+    _, folder = bert
+    configure(folder, intermediate_size=500)
+    refused(folder, "intermediate.dense.weight", "(512, 128)", "(500, 128)")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"model_type": "gpt2"}', '{"model_type": "bert"}'])
+def test_a_broken_configuration(bert: tuple[Model, Path], text: str) -> None:
+    _, folder = bert
+    (folder / "config.json").write_text(text)
+    refused(folder, "config.json" if text != "{}" else "model_type")
+
+
+def test_missing_files(tmp_path: Path, bert: tuple[Model, Path]) -> None:
+    refused(tmp_path / "nowhere", "no such folder")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", "config.json")
+    (bert[1] / WEIGHTS).unlink()
+    refused(bert[1], WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("position_embedding_type", "relative_key"),
+        ("add_cross_attention", True),
+        ("is_encoder_decoder", True),
+        ("hidden_act", "mish"),
+        ("tie_word_embeddings", False),
+        ("pruned_heads", {"0": [1]}),
+        ("mixture_of_depths", 4),
+        ("hidden_size", "wide"),
+    ],
+)
+def test_fields_that_are_not_implemented_are_refused_by_name(bert: tuple[Model, Path], field: str, value: Any) -> None:
+    configure(bert[1], **{field: value})
+    refused(bert[1], field)
+
+
+def test_inert_fields_are_ignored(bert: tuple[Model, Path]) -> None:
+    configure(bert[1], _name_or_path="x", use_cache=True, pooler_type="first", some_switch=False, num_beams=4)
+    assert same_weights(bert[0], load(bert[1]))
+
+
+# What single families need
+
+
+def test_a_segment_row_of_roberta_is_kept_unless_it_is_zero(tmp_path: Path) -> None:
+    model = make(CONFIGS["roberta"])
+    huggingface.save(model, tmp_path / "out")
+    assert load(tmp_path / "out").config.encoder.types == 0
+    name = "roberta.embeddings.token_type_embeddings.weight"
+    rewrite(tmp_path / "out", lambda tensors: tensors | {name: torch.ones(1, 128)})
+    back = load(tmp_path / "out")
+    ids = torch.randint(5, 50, (2, 9))
+    assert back.config.encoder.types == 1
+    assert not torch.allclose(back.encoder(ids).last, model.encoder(ids).last)
+
+
+def test_the_map_of_albert_at_equal_widths(tmp_path: Path) -> None:
+    model = make(resized(CONFIGS["albert"], embed_width=128))
+    huggingface.save(model, tmp_path / "out")
+    name = "albert.encoder.embedding_hidden_mapping_in.weight"
+    assert torch.equal(safetensors.torch.load_file(tmp_path / "out" / WEIGHTS)[name], torch.eye(128))
+    assert same_weights(model, load(tmp_path / "out"))
+    rewrite(tmp_path / "out", lambda tensors: tensors | {name: torch.eye(128) * 2})
+    refused(tmp_path / "out", "embedding_hidden_mapping_in.weight")
+
+
+def test_convbert_in_transformers(tmp_path: Path) -> None:
+    masked = resized(CONFIGS["convbert"], conv=SpanDynamic(mask_padding=True))
+    notes = huggingface.save(make(masked), tmp_path / "masked")
+    assert any("padding" in note for note in notes)
+    for changes in ({"heads": 1}, {"conv": SpanDynamic(head_ratio=4)}, {"conv": SpanDynamic(share_value=True)}):
+        with pytest.raises(DataError):
+            huggingface.save(make(resized(CONFIGS["convbert"], **changes)), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("case", "head"),
+    [
+        ("electra", Classification(labels=2, summary="raw")),
+        ("deberta-v2", Tagging(labels=2, dense=True)),
+        ("electra", Span(form="conditional")),
+        ("albert", Span(form="beam")),
+    ],
+)
+def test_task_heads_that_transformers_lacks(case: str, head: Any, tmp_path: Path) -> None:
+    config = replace(CONFIGS[case], task=head, labels=("a", "b"), lm=None, pair=False, rtd=None, mask_decoder=0)
+    with pytest.raises(DataError, match="no counterpart"):
+        huggingface.save(make(config), tmp_path / "out")
+
+
+def test_an_existing_folder_is_not_overwritten(bert: tuple[Model, Path]) -> None:
+    with pytest.raises(ConfigError, match="not empty"):
+        huggingface.save(*bert)
+
+
+def test_weights_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
+    model = make(CONFIGS["bert"])
+    with torch.no_grad():
+        model.words[3, 4] = float("inf")
+    with pytest.raises(DataError, match="not finite"):
+        huggingface.save(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,94 @@
+"""Every table of names, both ways: bit by bit, nothing missing, nothing left over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.interchange.tiny_models import CONFIGS, make
+
+from encoderlab.errors import DataError
+from encoderlab.interchange import configs, folder, heads, huggingface, names, tables
+from encoderlab.models.base import ModelConfig, resized
+from encoderlab.nn.heads import Classification, Span, Tagging
+
+
+def layouts(case: str, config: ModelConfig) -> dict[str, names.Layout]:
+    """Every layout that can hold the model."""
+    form = configs.format_of(config).model_type
+    found = {"hf": huggingface.layout_of(config, form)}
+    adaptive, generator = config.encoder.adaptive, config.rtd is None
+    if adaptive is not None:
+        found["pytorch"] = tables.transformer_xl(adaptive, config.encoder.vocab, original=True)
+        found["tensorflow"] = tables.transformer_xl_tf(adaptive, config.encoder.vocab)
+    elif config.family in ("electra", "convbert"):
+        grouped = config.encoder.ff_groups > 1
+        found["tensorflow"] = (tables.electra_tf_grouped if grouped else tables.electra_tf)(generator=generator)
+    found |= {
+        "bert": {"tensorflow": tables.BERT_TF},
+        "albert": {"tensorflow": tables.ALBERT_TF},
+        "xlnet": {"tensorflow": tables.XLNET_TF},
+        "roberta": {"fairseq": tables.ROBERTA_FAIRSEQ},
+    }.get(config.family, {})
+    return found
+
+
+CASES = [(case, kind) for case, config in CONFIGS.items() for kind in layouts(case, config)]
+
+
+@pytest.mark.parametrize(("case", "kind"), CASES, ids=lambda value: value)
+@pytest.mark.parametrize("everything", [False, True])
+def test_round_trip(case: str, kind: str, everything: bool) -> None:
+    config = CONFIGS[case]
+    layout, weights = layouts(case, config)[kind], folder.weights(make(config))
+    tensors = names.write(layout, weights, config.encoder, dialects=everything, ties=everything)
+    expected = {name: tensor.shape for name, tensor in weights.items()}
+    back = names.read(layout, tensors, expected, config.encoder, source=case)
+    assert not back.missing and not back.unexpected
+    assert all(torch.equal(back.weights[name], tensor) for name, tensor in weights.items())
+    again = names.write(layout, back.weights, config.encoder, dialects=everything, ties=everything)
+    assert again.keys() == tensors.keys() and all(torch.equal(again[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("head", [Classification(labels=3), Tagging(labels=3), Span()], ids=lambda h: type(h).__name__)
+@pytest.mark.parametrize("case", ["bert", "roberta", "albert", "distilbert", "electra", "convbert", "deberta", "xlnet"])
+def test_round_trip_of_task_heads(case: str, head: Classification | Tagging | Span) -> None:
+    config = CONFIGS[case]
+    form = configs.format_of(config).model_type
+    if isinstance(head, Classification):
+        dense, _, activation = heads.CLASSIFIERS[form]
+        head = replace(head, summary="pooler" if dense is None else "dense", activation=activation)
+    if isinstance(head, Span) and form == "xlnet":
+        head = Span(form="beam")
+    config = replace(config, task=head, lm=None, pair=False, rtd=None, mask_decoder=0, mask_vector=False)
+    weights = folder.weights(make(config))
+    layout = huggingface.layout_of(config, form)
+    tensors = names.write(layout, weights, config.encoder)
+    expected = {name: tensor.shape for name, tensor in weights.items()}
+    back = names.read(layout, tensors, expected, config.encoder, source=case)
+    assert not back.missing and not back.unexpected
+    assert all(torch.equal(back.weights[name], tensor) for name, tensor in weights.items())
+
+
+def test_what_has_no_place_is_refused() -> None:
+    config = CONFIGS["distilbert"]
+    with pytest.raises(DataError, match="no place for nonsense"):
+        names.write(tables.DISTILBERT, {"nonsense": torch.zeros(1)}, config.encoder)
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_configurations_come_back(case: str) -> None:
+    config = CONFIGS[case]
+    _, back = configs.read(configs.write(config), case)
+    for name in ("vocab", "layers", "width", "heads", "ff_width", "position", "conv", "activation", "eps", "dropout"):
+        assert getattr(back.encoder, name) == getattr(config.encoder, name), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"norm": "pre"}, "norm"), ({"ff_groups": 2}, "ff_groups"), ({"attention_biases": "none"}, "attention_biases")],
+)
+def test_parts_that_transformers_lacks_are_refused_by_name(changes: dict, named: str) -> None:
+    with pytest.raises(DataError, match=named):
+        configs.write(resized(CONFIGS["bert"], **changes))
