@@ -1,0 +1,213 @@
+"""One training step each: ours, and ``transformers`` in its best settings (sdpa where it has it, fused AdamW, masked labels)."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from encoderlab.batches.batch import Batch
+from encoderlab.batches.pack import Row
+from encoderlab.errors import MissingDependency
+from encoderlab.interchange import huggingface
+from encoderlab.measure.bench.families import Case
+from encoderlab.model import Model
+from encoderlab.nn.noise import Noise
+from encoderlab.objectives.base import Objective
+from encoderlab.objectives.distill import Distill, DistillSettings
+from encoderlab.objectives.mlm import MLM, MLMSettings
+from encoderlab.objectives.permutation import Permutation, PermutationSettings
+from encoderlab.objectives.rtd import RTD, RTDSettings, uniform
+from encoderlab.objectives.vocabulary import Vocabulary
+
+LR, SEED = 1e-4, 0
+
+
+class Contender(Protocol):
+    """Trains one step and returns the loss."""
+
+    parameters: list[nn.Parameter]
+
+    def loss(self, batch: Batch, step: int) -> Tensor: ...
+
+
+def objective_of(case: Case, vocabulary: Vocabulary) -> Objective:
+    """The case's networks, equal for everybody, under our objective."""
+    model = Model(case.model).initialize(SEED)
+    settings = case.objective
+    second = Model(case.second).initialize(SEED + 1) if case.second is not None else None
+    if isinstance(settings, RTDSettings):
+        assert second is not None
+        return RTD(second, model, settings, vocabulary)
+    if isinstance(settings, DistillSettings):
+        assert second is not None
+        return Distill(model, second, settings, vocabulary)
+    if isinstance(settings, PermutationSettings):
+        return Permutation(model, settings, vocabulary)
+    assert isinstance(settings, MLMSettings)
+    return MLM(model, settings, vocabulary)
+
+
+class Ours:
+    """A step as our loop runs it."""
+
+    def __init__(self, case: Case, vocabulary: Vocabulary, *, compile: bool = False) -> None:
+        self.objective = objective_of(case, vocabulary).train()
+        self.parameters = [p for p in self.objective.parameters() if p.requires_grad]
+        if compile:
+            self.objective.compile()
+
+    def batches(self, rows: list[list[Row]]) -> list[Batch]:
+        return [self.objective.make_batch(part, seed=SEED) for part in rows]
+
+    def loss(self, batch: Batch, step: int) -> Tensor:
+        assert batch.rows is not None
+        terms, _ = self.objective(batch, noise=Noise(SEED, step, batch.rows))
+        return sum((t.sum * (t.weight / t.count) for t in terms.values()), torch.zeros(()))
+
+
+class Theirs:
+    """The same step with ``transformers``, from the same weights, which travel through a folder."""
+
+    def __init__(self, case: Case, vocabulary: Vocabulary, *, compile: bool = False) -> None:
+        try:
+            import transformers
+        except ImportError:
+            raise MissingDependency("transformers", "hf", "comparing with transformers") from None
+        transformers.logging.set_verbosity_error()
+        self.case, self.library = case, transformers
+        objective = objective_of(case, vocabulary)
+        networks: dict[str, nn.Module] = {}
+        for name, model in self._ours(objective).items():
+            networks[name] = self._load(model)
+        self._join(networks, objective)
+        self.networks = nn.ModuleDict(networks).train()
+        if "teacher" in networks:
+            networks["teacher"].eval().requires_grad_(False)
+        self.parameters = [p for p in self.networks.parameters() if p.requires_grad]
+        if compile:
+            for network in networks.values():
+                network.compile()
+
+    def loss(self, batch: Batch, step: int) -> Tensor:
+        settings = self.case.objective
+        if isinstance(settings, RTDSettings):
+            return self._detection(batch, step, settings)
+        if isinstance(settings, DistillSettings):
+            return self._distillation(batch, settings)
+        if isinstance(settings, PermutationSettings):
+            return self._permutation(batch)
+        inputs = self._inputs(batch) | {"labels": self._labels(batch)}
+        if self.case.model.pair and "next_sentence" in batch.labels:
+            inputs["next_sentence_label"] = batch.labels["next_sentence"]
+        return self.networks["model"](**inputs).loss
+
+    @staticmethod
+    def _ours(objective: Objective) -> dict[str, Model]:
+        if isinstance(objective, Distill):
+            return {"model": objective.student, "teacher": objective.teacher}
+        return objective.models()
+
+    def _load(self, model: Model) -> nn.Module:
+        kind = {"bert": "AutoModelForPreTraining"}.get(model.config.family, "AutoModelForMaskedLM")
+        if model.rtd is not None:
+            kind = "AutoModelForPreTraining" if model.config.family == "electra" else "AutoModel"
+        if model.mask_vector is not None:
+            kind = "XLNetLMHeadModel"
+        if kind == "AutoModelForPreTraining" and model.config.family == "bert" and not model.config.pair:
+            kind = "AutoModelForMaskedLM"
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place) / "model"
+            huggingface.save(model, folder)
+            loader = getattr(self.library, kind)
+            attention = "sdpa" if model.config.family in SDPA else "eager"
+            network: nn.Module = loader.from_pretrained(folder, attn_implementation=attention)
+        return network
+
+    def _join(self, networks: dict[str, nn.Module], objective: Objective) -> None:
+        """Tie the embeddings of generator and discriminator, and give the discriminator its head where the library has none."""
+        if not isinstance(objective, RTD):
+            return
+        generator, discriminator = networks["generator"], networks["discriminator"]
+        body = getattr(discriminator, "base_model", discriminator)
+        other = generator.base_model
+        if objective.settings.sharing == "block":
+            other.embeddings = body.embeddings
+        else:
+            other.embeddings.word_embeddings = body.embeddings.word_embeddings
+        output: Any = generator.get_output_embeddings()
+        if hasattr(output, "weight") and output.weight.shape == body.embeddings.word_embeddings.weight.shape:
+            output.weight = body.embeddings.word_embeddings.weight
+        if self.case.model.family != "electra":
+            assert objective.discriminator.rtd is not None
+            networks["head"] = objective.discriminator.rtd
+
+    def _inputs(self, batch: Batch) -> dict[str, Tensor]:
+        inputs = {"input_ids": batch.ids, "attention_mask": (batch.doc >= 0).long()}
+        if self.case.model.encoder.types and batch.segments is not None:
+            inputs["token_type_ids"] = batch.segments
+        return inputs
+
+    @staticmethod
+    def _labels(batch: Batch) -> Tensor:
+        labels = torch.full_like(batch.ids, -100)
+        rows, slots = (batch.labels["positions"] >= 0).nonzero(as_tuple=True)
+        labels[rows, batch.labels["positions"][rows, slots]] = batch.labels["targets"][rows, slots]
+        return labels
+
+    def _detection(self, batch: Batch, step: int, settings: RTDSettings) -> Tensor:
+        labels = self._labels(batch)
+        generated = self.networks["generator"](**self._inputs(batch), labels=labels)
+        masked = labels >= 0
+        with torch.no_grad():
+            rows, places = masked.nonzero(as_tuple=True)
+            assert batch.rows is not None
+            mass = generated.logits[masked].float().softmax(-1).cumsum(-1, dtype=torch.float64)
+            point = uniform(Noise(SEED, step, batch.rows).layer(1 << 20)[rows], places) * mass[:, -1]
+            samples = torch.searchsorted(mass, point[:, None], right=True).squeeze(1).clamp(max=mass.shape[1] - 1)
+            corrupted = batch.labels["original"].clone()
+            corrupted[masked] = samples
+            replaced = (corrupted != batch.labels["original"]).long()
+        inputs = self._inputs(batch) | {"input_ids": corrupted}
+        if self.case.model.family == "electra":
+            detected = self.networks["discriminator"](**inputs, labels=replaced).loss
+        else:
+            states = self.networks["discriminator"](**inputs).last_hidden_state
+            first = states[:, :1].expand_as(states)
+            logits = self.networks["head"](states, first)
+            real = batch.doc >= 0
+            detected = F.binary_cross_entropy_with_logits(logits[real].float(), replaced[real].float())
+        return settings.generator_weight * generated.loss + settings.discriminator_weight * detected
+
+    def _distillation(self, batch: Batch, settings: DistillSettings) -> Tensor:
+        inputs, labels = self._inputs(batch), self._labels(batch)
+        masked = labels >= 0
+        student = self.networks["model"](**inputs, labels=labels, output_hidden_states=True)
+        with torch.no_grad():
+            teacher = self.networks["teacher"](**inputs, output_hidden_states=True)
+        t = settings.temperature
+        wanted = (teacher.logits[masked].float() / t).log_softmax(-1)
+        soft = F.kl_div((student.logits[masked].float() / t).log_softmax(-1), wanted, log_target=True, reduction="batchmean") * t * t
+        real = batch.doc >= 0
+        close = F.cosine_similarity(student.hidden_states[-1][real], teacher.hidden_states[-1][real], dim=-1)
+        return settings.logits_weight * soft + settings.mlm_weight * student.loss + settings.cosine_weight * (1 - close).mean()
+
+    def _permutation(self, batch: Batch) -> Tensor:
+        labels = batch.labels
+        positions = labels["positions"]
+        itself = torch.eye(batch.ids.shape[1])
+        hidden = (labels["query_rank"][:, :, None] <= labels["key_rank"][:, None, :]).float()
+        mapping = itself[positions.clamp(min=0)] * (positions >= 0)[..., None]
+        out = self.networks["model"](
+            input_ids=batch.ids, token_type_ids=batch.segments, perm_mask=hidden, target_mapping=mapping, use_mems=False
+        )
+        chosen = positions >= 0
+        return F.cross_entropy(out.logits[chosen].float(), labels["targets"][chosen])
+
+
+SDPA = ("bert", "roberta", "albert", "distilbert", "electra")  # the families whose attention transformers can fuse
+CONTENDERS: dict[str, type[Ours] | type[Theirs]] = {"ours": Ours, "transformers": Theirs}

@@ -1,0 +1,153 @@
+"""``encoderlab bench train``: training speed, alone or against ``transformers``, A B A B."""
+
+from __future__ import annotations
+
+import statistics
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from encoderlab.batches.loader import Format, Loader
+from encoderlab.batches.pack import Chunks, PackedDocuments, Row, SegmentPairs
+from encoderlab.corpus.shards import Corpus
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import EncoderlabError
+from encoderlab.measure import flops
+from encoderlab.measure.bench.families import Case
+from encoderlab.measure.bench.workers import Worker
+from encoderlab.objectives.rtd import RTDSettings
+from encoderlab.objectives.vocabulary import Vocabulary
+from encoderlab.train.pretraining import row_framing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How a benchmark runs: ``turns`` of ``steps`` steps for each contender, after one step that is not counted."""
+
+    rows: int = 32
+    length: int = 128
+    turns: int = 5
+    steps: int = 2
+    threads: int = 2
+    precision: str = "fp32"
+    compile: bool = False
+    mixed: bool = False
+
+
+def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict[str, Any]:
+    """Time the contenders in turns on the same batches.
+
+    Returns tokens per second, their ratio with its spread, the share of the matrix-product peak, peak memory, the shares of
+    a step's time by part, and the difference of the losses after 20 steps from equal weights without dropout.
+    """
+    names = ["ours"] + ([against] if against else [])
+    vocabulary, rows = real_rows(case, corpus, setting)
+    with ExitStack() as stack:
+        workers = {name: _start(stack, name, case, vocabulary, rows, setting) for name in names}
+        speed: dict[str, list[float]] = {name: [] for name in names}
+        failed: dict[str, str] = {}
+        peaks = []
+        for turn in range(setting.turns + 1):
+            for name in [n for n in names if n not in failed]:
+                try:
+                    seconds, tokens, _ = workers[name].call("steps", setting.steps if turn else 1)
+                except EncoderlabError as error:
+                    failed[name] = str(error)
+                    continue
+                if turn:
+                    speed[name].append(tokens / seconds)
+            peaks.append(workers["ours"].call("peak"))
+        if "ours" in failed:
+            raise EncoderlabError(failed["ours"])
+        result: dict[str, Any] = {
+            "case": case.name,
+            "precision": setting.precision,
+            "compile": setting.compile,
+            "rows": setting.rows,
+            "length": setting.length,
+            "threads": setting.threads,
+            "tokens_per_second": {name: statistics.median(values) for name, values in speed.items() if values},
+            "memory": {name: worker.call("memory") for name, worker in workers.items() if name not in failed},
+            "parts": {name: worker.call("profile") for name, worker in workers.items() if name not in failed},
+            "peak": statistics.median(peaks),
+        }
+    share = padded_share(rows)
+    work = training_operations(case, setting.length)
+    result["padding"] = share
+    result["peak_share"] = result["tokens_per_second"]["ours"] * work / result["peak"]
+    if against and against not in failed:
+        ratios = [ours / theirs for ours, theirs in zip(speed["ours"], speed[against], strict=True)]
+        result["ratio"] = {setting.precision: statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+        result["memory_ratio"] = result["memory"]["ours"] / max(result["memory"][against], 1)
+        result["loss_difference"] = loss_difference(case, vocabulary, rows, setting, against)
+    elif against:
+        result["failed"] = failed
+    return result
+
+
+def loss_difference(case: Case, vocabulary: Vocabulary, rows: list[list[Row]], setting: Setting, against: str) -> float:
+    """Largest difference of the two losses over 20 steps in single precision without dropout, relative to the loss."""
+    few = [part[: min(8, len(part))] for part in rows]
+    plain = Setting(threads=setting.threads)
+    with ExitStack() as stack:
+        one, two = (
+            _start(stack, name, case.with_dropout(0.0), vocabulary, few, plain).call("steps", 20)[2] for name in ("ours", against)
+        )
+    return max(abs(a - b) / abs(b) for a, b in zip(one, two, strict=True))
+
+
+def training_operations(case: Case, length: int) -> float:
+    """Operations per token that a step of the case needs, both networks; a teacher runs forward only."""
+    total = flops.training(case.model, length)
+    if case.second is not None:
+        second = flops.forward(case.second, length)
+        total += sum(second.values()) * (3 if isinstance(case.objective, RTDSettings) else 1)
+    return total
+
+
+def real_rows(case: Case, path: Path, setting: Setting) -> tuple[Vocabulary, list[list[Row]]]:
+    """Batches of rows from a corpus, in the ids of its tokenizer; the model's vocabulary may be larger, as its family's is."""
+    corpus = Corpus(path)
+    tokenizer = Tokenizer.load(corpus.tokenizer_path)
+    special = tokenizer.special
+    vocabulary = Vocabulary(
+        size=case.model.encoder.vocab,
+        pad=special.pad,
+        mask=special.mask,
+        special=tuple(special.all_special),
+        counts=np.ones(case.model.encoder.vocab),
+    )
+    form: Format
+    if setting.mixed:
+        form = PackedDocuments(length=setting.length)
+    elif case.model.pair:
+        form = SegmentPairs(length=setting.length, short_share=0.0)
+    else:
+        form = Chunks(length=setting.length)
+    loader = Loader(corpus, form, framing=row_framing(tokenizer), seed=0, batch_rows=setting.rows)
+    batches = []
+    for rows in loader:
+        batches.append(rows)
+        if len(batches) == 4:
+            break
+    return vocabulary, batches
+
+
+def padded_share(rows: list[list[Row]]) -> float:
+    """Share of the batches' positions that is padding."""
+    tokens = sum(len(row) for part in rows for row in part)
+    places = sum(len(part) * max(len(row) for row in part) for part in rows)
+    return 1 - tokens / places
+
+
+def _start(
+    stack: ExitStack, name: str, case: Case, vocabulary: Vocabulary, rows: list[list[Row]], setting: Setting
+) -> Worker:
+    worker = Worker(
+        name, case, vocabulary, rows, threads=setting.threads, precision=setting.precision, compile=setting.compile and name != "ours"
+    )
+    stack.callback(worker.close)
+    return worker

@@ -1,0 +1,155 @@
+"""Contenders in processes of their own, which work only when told to: memory is counted apart, and time is shared fairly."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import sys
+import time
+from contextlib import nullcontext
+from multiprocessing.connection import Connection
+from typing import Any
+
+from encoderlab.batches.pack import Row
+from encoderlab.errors import EncoderlabError
+from encoderlab.measure.bench.families import Case
+from encoderlab.objectives.vocabulary import Vocabulary
+
+
+class Worker:
+    """A process that holds one contender; every call waits for its answer.
+
+    Raises:
+        EncoderlabError: what the process raised, by its message.
+    """
+
+    def __init__(
+        self,
+        contender: str,
+        case: Case,
+        vocabulary: Vocabulary,
+        rows: list[list[Row]],
+        *,
+        threads: int,
+        precision: str,
+        compile: bool,
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, other = context.Pipe()
+        arguments = (other, contender, case, vocabulary, rows, threads, precision, compile)
+        self.process = context.Process(target=_serve, args=arguments, daemon=True)
+        self.process.start()
+
+    def call(self, verb: str, *arguments: Any) -> Any:
+        """Ask for ``verb`` and wait."""
+        self.pipe.send((verb, arguments))
+        try:
+            answer = self.pipe.recv()
+        except EOFError:
+            raise EncoderlabError(f"a benchmark process ended with code {self.process.exitcode}; is there enough memory?") from None
+        if isinstance(answer, EncoderlabError):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        if self.process.is_alive():
+            self.pipe.send(("stop", ()))
+        self.process.join(10)
+
+
+def _serve(
+    pipe: Connection,
+    contender: str,
+    case: Case,
+    vocabulary: Vocabulary,
+    rows: list[list[Row]],
+    threads: int,
+    precision: str,
+    compile: bool,
+) -> None:
+    import torch
+
+    from encoderlab.measure.bench.contenders import CONTENDERS, LR, Ours
+
+    torch.set_num_threads(threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    before = _peak_memory()
+    state: dict[str, Any] = {"step": 0}
+    try:
+        player = CONTENDERS[contender](case, vocabulary, compile=compile)
+        maker = player if isinstance(player, Ours) else Ours(case, vocabulary)
+        batches = [batch.to(device) for batch in maker.batches(rows)]
+        if maker is not player:
+            del maker
+        network = player.objective if isinstance(player, Ours) else player.networks
+        network.to(device)
+        optimizer = torch.optim.AdamW(player.parameters, lr=LR, fused=True)
+    except EncoderlabError as error:
+        pipe.recv()
+        pipe.send(error)
+        return
+
+    def steps(count: int) -> tuple[float, float, list[float]]:
+        """Seconds, real tokens and losses of ``count`` steps."""
+        losses, tokens = [], 0
+        started = time.perf_counter()
+        for _ in range(count):
+            batch = batches[state["step"] % len(batches)]
+            autocast = torch.autocast(device, torch.bfloat16) if precision == "bf16" else nullcontext()
+            with autocast:
+                loss = player.loss(batch, state["step"])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+            tokens += batch.num_tokens
+            state["step"] += 1
+        values = [float(loss) for loss in losses]
+        return time.perf_counter() - started, float(tokens), values
+
+    def peak() -> float:
+        """Operations per second of matrix products at the model's own projection and feed-forward shapes."""
+        encoder = case.model.encoder
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        x = torch.randn(rows_tokens(rows), encoder.width, device=device, dtype=dtype)
+        w = torch.randn(encoder.width, encoder.ff_width, device=device, dtype=dtype)
+        best = 0.0
+        for _ in range(5):
+            started = time.perf_counter()
+            for _ in range(4):
+                x @ w
+            if device == "cuda":
+                torch.cuda.synchronize()
+            best = max(best, 8.0 * x.shape[0] * w.numel() / (time.perf_counter() - started))
+        return best
+
+    def profile() -> dict[str, float]:
+        from encoderlab.measure.bench.parts import time_by_part
+
+        return time_by_part(lambda: steps(1), case)
+
+    verbs = {
+        "steps": steps,
+        "peak": peak,
+        "profile": profile,
+        "memory": lambda: torch.cuda.max_memory_allocated() if device == "cuda" else _peak_memory() - before,
+    }
+    while (message := pipe.recv())[0] != "stop":
+        verb, arguments = message
+        try:
+            pipe.send(verbs[verb](*arguments))
+        except EncoderlabError as error:
+            pipe.send(error)
+        except Exception as error:
+            pipe.send(EncoderlabError(f"{contender} failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}"))
+
+
+def rows_tokens(rows: list[list[Row]]) -> int:
+    """Positions of a batch, padding included."""
+    return max(len(part) * max(len(row) for row in part) for part in rows)
+
+
+def _peak_memory() -> int:
+    """Bytes of the largest resident size so far; macOS gives bytes, Linux kilobytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
