@@ -1,0 +1,424 @@
+"""What is likely wrong with a run, from its metrics, its recipe and its corpus: one sentence each, with what to change.
+
+A diagnosis is a function of :class:`Evidence` that returns a :class:`Finding` or nothing. The loop asks while it trains (from metrics
+alone), ``encoderlab doctor RUN`` afterwards, then with the corpus and the checkpoint too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from encoderlab.corpus.shards import Corpus
+from encoderlab.errors import DataError
+
+Line = Mapping[str, Any]
+SETTLED = 300  # steps after which a loss that has not moved means something
+DUPLICATE_SAMPLE = 20_000  # documents that are looked at for duplicates
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``name`` of the diagnosis, how sure and serious it is, what was seen, and what to change."""
+
+    name: str
+    level: Literal["warning", "error"]
+    seen: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.seen}; {self.remedy}"
+
+
+@dataclass(frozen=True)
+class CorpusFacts:
+    """What a corpus says of a run: sizes, entropy of its token frequencies in nats, and shares."""
+
+    vocab_size: int
+    entropy: float
+    bytes_per_token: float
+    unknown_share: float
+    duplicate_share: float
+
+    @classmethod
+    def of(cls, corpus: Corpus, unknown: int | None = None) -> CorpusFacts:
+        """Read from a corpus; duplicates among the first 20,000 documents."""
+        counts = corpus.counts().astype(np.float64)
+        shares = counts[counts > 0] / counts.sum()
+        number = min(corpus.num_documents, DUPLICATE_SAMPLE)
+        seen = {corpus.document(i).ids.tobytes() for i in range(number)}
+        return cls(
+            vocab_size=corpus.vocab_size,
+            entropy=float(-(shares * np.log(shares)).sum()),
+            bytes_per_token=corpus.num_bytes / max(corpus.num_tokens, 1),
+            unknown_share=0.0 if unknown is None else float(counts[unknown] / counts.sum()),
+            duplicate_share=1 - len(seen) / max(number, 1),
+        )
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything the diagnoses look at; what is not known is None."""
+
+    train: Sequence[Line]
+    valid: Sequence[Line]
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    corpus: CorpusFacts | None = None
+    frozen: Sequence[str] = ()  # parameters that still have their initial values
+    reference: Mapping[str, Any] | None = None
+
+    @property
+    def term(self) -> str | None:
+        """The name of the loss that predicts tokens."""
+        names = self.train[-1]["losses"] if self.train else {}
+        return next((name for name in ("mlm", "plm", "lm") if name in names), None)
+
+    def losses(self, name: str, split: Sequence[Line] | None = None) -> list[tuple[int, float]]:
+        """(step, loss) of a term."""
+        lines = self.train if split is None else split
+        return [(line["step"], line["losses"][name]) for line in lines if line["losses"].get(name) is not None]
+
+    @property
+    def vocabulary(self) -> int | None:
+        """V, from the recipe or the corpus."""
+        model = self.recipe.get("model") or {}
+        encoder = model.get("encoder") or {}
+        return encoder.get("vocab") or (self.corpus.vocab_size if self.corpus else None)
+
+
+def diagnose(evidence: Evidence) -> list[Finding]:
+    """All findings, errors first."""
+    found = [finding for check in CHECKS if (finding := check(evidence)) is not None]
+    return sorted(found, key=lambda finding: finding.level != "error")
+
+
+def examine(run: Path, corpus: Path | None = None) -> list[Finding]:
+    """Findings about a run folder.
+
+    Raises:
+        DataError: the folder holds no run, or no metrics yet.
+    """
+    evidence = read(run, corpus)
+    if not evidence.train:
+        raise DataError(f"{run}: metrics.jsonl has no line of training yet; wait for the first log_every steps")
+    return diagnose(evidence)
+
+
+def read(run: Path, corpus: Path | None = None) -> Evidence:
+    """The evidence in a run folder, with that of its corpus where the folder is given."""
+    path = run / "metrics.jsonl"
+    if not path.exists():
+        raise DataError(f"{run}: holds no metrics.jsonl; give a run folder")
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    recipe = json.loads((run / "recipe.json").read_text(encoding="utf-8")) if (run / "recipe.json").exists() else {}
+    facts = None
+    if corpus is not None:
+        from encoderlab.corpus.tokenizer import Tokenizer
+
+        text = Corpus(corpus)
+        facts = CorpusFacts.of(text, Tokenizer.load(text.tokenizer_path).special.unk)
+    return Evidence(
+        train=[line for line in lines if line["split"] == "train"],
+        valid=[line for line in lines if line["split"] == "valid" and "losses" in line],
+        recipe=recipe,
+        corpus=facts,
+        frozen=unmoved(run, recipe),
+        reference=reference(recipe.get("name", "")),
+    )
+
+
+def reference(name: str) -> Mapping[str, Any] | None:
+    """The recorded curve of a recipe: ``{"valid": [[step, tokens, loss], ...], ...}``."""
+    place = resources.files("encoderlab") / "recipes" / "reference" / f"{name}.json"
+    return json.loads(place.read_text(encoding="utf-8")) if place.is_file() else None
+
+
+def unmoved(run: Path, recipe: Mapping[str, Any]) -> list[str]:
+    """Matrices of the newest checkpoint that equal their initial values, which the seed and their names give again."""
+    weights = sorted((run / "checkpoints").glob("step-*/model.safetensors"))
+    if not weights or "model" not in recipe or recipe.get("init_from"):
+        return []
+    import torch
+    from safetensors.torch import load_file
+
+    from encoderlab.config import from_dict
+    from encoderlab.model import Model
+    from encoderlab.models.base import ModelConfig
+
+    state = load_file(weights[-1])
+    found = []
+    for prefix, key, seed in (("model.", "model", 0), ("discriminator.", "model", 0), ("generator.", "generator", 1)):
+        if recipe.get(key) is None or not any(name.startswith(prefix) for name in state):
+            continue
+        fresh = Model(from_dict(ModelConfig, recipe[key])).initialize(recipe["seed"] + seed)
+        for name, parameter in fresh.named_parameters():
+            now = state.get(prefix + name)
+            if now is not None and parameter.ndim > 1 and now.shape == parameter.shape and torch.equal(now, parameter):
+                found.append(prefix + name)
+    return found
+
+
+# Diagnoses -----------------------------------------------------------------------------------------------------------
+
+
+def not_finite(e: Evidence) -> Finding | None:
+    for line in e.train:
+        if line.get("loss") is None or not math.isfinite(line["loss"]):
+            return Finding(
+                "not finite", "error", f"the loss is no number at step {line['step']}", "lower optim.lr or lengthen schedule.warmup"
+            )
+    return None
+
+
+def rate_too_high(e: Evidence) -> Finding | None:
+    """The loss ends well above its lowest point, above ln V, or stands where it was after the first steps while gradients are large."""
+    if e.term is None or len(e.train) < 6:
+        return None
+    values = [loss for _, loss in e.losses(e.term)]
+    end, lowest = float(np.mean(values[-3:])), min(values)
+    limit = math.log(e.vocabulary) if e.vocabulary else math.inf
+    if end > limit + 0.5 or end > lowest * 1.15 + 0.2:
+        rate = e.train[-1].get("lr", 0)
+        return Finding(
+            "learning rate too high",
+            "error",
+            f"the loss rose to {end:.2f} after {lowest:.2f} (ln V is {limit:.2f}) with rates up to {max(x.get('lr', 0) for x in e.train):.2g}",
+            f"divide optim.lr by 10 (it is {rate:.2g} now) or lengthen schedule.warmup",
+        )
+    return None
+
+
+def spikes(e: Evidence) -> Finding | None:
+    if e.term is None or len(e.train) < 10:
+        return None
+    norms = [line["grad_norm"] for line in e.train if line.get("grad_norm") is not None]
+    middle = float(np.median(norms)) if norms else 0.0
+    high = [line for line in e.train if (line.get("grad_norm_max") or 0) > 20 * middle]
+    if middle and len(high) >= 2 and high[-1]["step"] > SETTLED:
+        return Finding(
+            "spikes",
+            "warning",
+            f"the gradient norm jumps to {high[-1]['grad_norm_max']:.1f} at step {high[-1]['step']}, {20}x its median {middle:.2f}",
+            "lower optim.lr, clip harder, or look at the batch of that step",
+        )
+    return None
+
+
+def no_warmup(e: Evidence) -> Finding | None:
+    schedule = e.recipe.get("schedule") or {}
+    if "warmup" in schedule and not schedule["warmup"] and (e.recipe.get("clip") or 1) >= 1:
+        return Finding(
+            "no warm-up",
+            "warning",
+            "the learning rate starts at its peak, which post-LayerNorm encoders seldom survive",
+            "set schedule.warmup to 0.01 of the budget or more",
+        )
+    return None
+
+
+def not_learning(e: Evidence) -> Finding | None:
+    if e.term is None or e.vocabulary is None or e.train[-1]["step"] < SETTLED:
+        return None
+    last = e.losses(e.term)[-1][1]
+    if last > 0.95 * math.log(e.vocabulary):
+        return Finding(
+            "not learning",
+            "error",
+            f"the {e.term} loss is {last:.2f} after {e.train[-1]['step']} steps, still near ln V = {math.log(e.vocabulary):.2f}",
+            "raise optim.lr, and check that the labels belong to the inputs",
+        )
+    return None
+
+
+def stuck_at_frequencies(e: Evidence) -> Finding | None:
+    if e.term is None or e.corpus is None or e.train[-1]["step"] < 2 * SETTLED:
+        return None
+    recent = [loss for _, loss in e.losses(e.term)[-5:]]
+    level = float(np.mean(recent))
+    if abs(level - e.corpus.entropy) < 0.03 * e.corpus.entropy:
+        return Finding(
+            "stuck at frequencies",
+            "warning",
+            f"the {e.term} loss {level:.2f} is the entropy {e.corpus.entropy:.2f} of single tokens: the model guesses frequent ones and "
+            "reads no context yet",
+            "train longer, warm up longer, or use larger batches; every encoder passes here, deep ones for thousands of steps",
+        )
+    return None
+
+
+def frozen(e: Evidence) -> Finding | None:
+    if not e.frozen:
+        return None
+    shown = ", ".join(e.frozen[:3]) + (f" and {len(e.frozen) - 3} more" if len(e.frozen) > 3 else "")
+    return Finding(
+        "frozen weights", "error", f"{shown} still have their initial values", "let them require gradients, and give them to the optimiser"
+    )
+
+
+def masked_share(e: Evidence) -> Finding | None:
+    if e.term not in ("mlm", "plm"):
+        return None
+    spans = [(line["counts"][e.term], line["tokens"]) for line in e.train if e.term in line.get("counts", {})]
+    predicted, tokens = sum(count for count, _ in spans), spans[-1][1] if spans else 0
+    share = predicted / max(tokens, 1)
+    if share < 0.05:
+        return Finding(
+            "few targets", "warning", f"only {share:.1%} of the tokens are predicted", "raise the masking rate; 0.15 to 0.4 is usual"
+        )
+    if share > 0.6:
+        return Finding(
+            "little context", "warning", f"{share:.0%} of the tokens are hidden", "lower the masking rate; 0.15 to 0.4 is usual"
+        )
+    return None
+
+
+def duplicates(e: Evidence) -> Finding | None:
+    if e.corpus is not None and e.corpus.duplicate_share > 0.1:
+        return Finding(
+            "duplicates",
+            "error",
+            f"{e.corpus.duplicate_share:.0%} of the corpus's documents are exact copies of others",
+            "build the corpus again with duplicates removed",
+        )
+    return None
+
+
+def tokenizer_splits(e: Evidence) -> Finding | None:
+    if e.corpus is None:
+        return None
+    if e.corpus.unknown_share > 0.02:
+        return Finding(
+            "wrong tokenizer",
+            "error",
+            f"{e.corpus.unknown_share:.1%} of the tokens are unknown to the tokenizer",
+            "train one on this text, or use one of its language",
+        )
+    if e.corpus.bytes_per_token < 1.8:
+        return Finding(
+            "wrong tokenizer",
+            "error",
+            f"a token holds {e.corpus.bytes_per_token:.2f} bytes of text on average: words fall into single letters",
+            "train a tokenizer on this text, or use one of its language",
+        )
+    return None
+
+
+def leak(e: Evidence) -> Finding | None:
+    if e.term is None:
+        return None
+    early = [line for line in e.train if line["step"] <= 5 * SETTLED and (line.get("accuracy") or {}).get(e.term, 0) > 0.95]
+    if early:
+        return Finding(
+            "targets leak",
+            "error",
+            f"{early[0]['accuracy'][e.term]:.0%} of the hidden tokens are guessed at step {early[0]['step']}, which no encoder can",
+            "check that inputs hide the targets, and that the text is not a few documents repeated",
+        )
+    return None
+
+
+def detector_below_majority(e: Evidence) -> Finding | None:
+    """A discriminator that calls every token original is right as often as tokens are."""
+    lines = [line for line in e.train if "rtd" in line.get("accuracy", {}) and "replaced" in line["accuracy"]]
+    if not lines or lines[-1]["step"] < 2 * SETTLED:
+        return None
+    last = lines[-1]
+    replaced = last["accuracy"]["replaced"] * last["counts"]["replaced"] / last["counts"]["rtd"]
+    if last["accuracy"]["rtd"] <= 1 - replaced + 1e-3:
+        return Finding(
+            "discriminator at majority",
+            "warning",
+            f"it is right on {last['accuracy']['rtd']:.1%} of tokens, as if it called all {1 - replaced:.1%} originals original",
+            "train longer, raise discriminator_weight, or use a smaller generator",
+        )
+    return None
+
+
+def generator_too_good(e: Evidence) -> Finding | None:
+    lines = [line for line in e.train if "replaced" in line.get("accuracy", {})]
+    if lines and lines[-1]["step"] > SETTLED and lines[-1]["accuracy"]["replaced"] < 0.2:
+        return Finding(
+            "few replacements",
+            "warning",
+            f"the generator restores {1 - lines[-1]['accuracy']['replaced']:.0%} of the masked tokens, so there is little to find",
+            "use a smaller generator or a higher temperature",
+        )
+    return None
+
+
+def labels_say_nothing(e: Evidence) -> Finding | None:
+    """A sentence-pair loss that stays at ln 2, or a task that is learned by heart and not understood."""
+    for name in ("next_sentence", "sentence_order"):
+        values = e.losses(name) if e.train and name in e.train[-1]["losses"] else []
+        if len(values) > 10 and values[-1][0] > 10 * SETTLED and abs(np.mean([v for _, v in values[-5:]]) - math.log(2)) < 0.005:
+            return Finding(
+                "labels say nothing", "warning", f"the {name} loss stays at ln 2", "check that pairs and labels belong together"
+            )
+    name = next((n for n in ("classification", "regression", "tagging") if e.train and n in e.train[-1]["losses"]), None)
+    if name and e.valid and len(e.train) >= 4:
+        first, last = e.losses(name)[0][1], e.losses(name)[-1][1]
+        held_out = e.losses(name, e.valid)
+        if held_out and last < 0.5 * first and held_out[-1][1] > 1.1 * held_out[0][1] and held_out[-1][1] > 2 * last:
+            return Finding(
+                "labels say nothing",
+                "error",
+                f"the training loss fell from {first:.2f} to {last:.2f} and the validation loss rose from {held_out[0][1]:.2f} to "
+                f"{held_out[-1][1]:.2f}: examples are learned by heart",
+                "check that labels belong to their texts; with few examples, train for fewer epochs",
+            )
+    return None
+
+
+def behind_reference(e: Evidence) -> Finding | None:
+    if e.reference is None or e.term is None or not e.valid:
+        return None
+    steps, _, losses = zip(*e.reference["valid"], strict=True)
+    last = e.valid[-1]
+    if last["step"] > steps[-1] or last["step"] < steps[0]:
+        return None
+    expected = float(np.interp(last["step"], steps, losses))
+    if last["losses"].get(e.term, 0.0) > expected * 1.1:
+        return Finding(
+            "behind the reference curve",
+            "warning",
+            f"validation loss {last['losses'][e.term]:.2f} at step {last['step']}, the recorded run had {expected:.2f}",
+            "compare your settings with the recipe's; other text and other vocabularies shift the curve",
+        )
+    return None
+
+
+def padding(e: Evidence) -> Finding | None:
+    shares = [line["padding"] for line in e.train if "padding" in line]
+    if shares and float(np.mean(shares)) > 0.4:
+        return Finding(
+            "padding",
+            "warning",
+            f"{float(np.mean(shares)):.0%} of what is computed is padding",
+            "pack documents (rows.kind=packed_documents), or shorten the rows",
+        )
+    return None
+
+
+def starved(e: Evidence) -> Finding | None:
+    waits = [line["waiting"] for line in e.train[1:] if "waiting" in line]
+    if len(waits) >= 3 and float(np.median(waits)) > 0.1:
+        return Finding(
+            "loader too slow",
+            "warning",
+            f"training waits for data {float(np.median(waits)):.0%} of the time",
+            "put the corpus on a faster disk, or give the loader a core",
+        )
+    return None
+
+
+CHECKS: tuple[Callable[[Evidence], Finding | None], ...] = (
+    not_finite, rate_too_high, not_learning, frozen, leak, duplicates, tokenizer_splits, labels_say_nothing, masked_share,
+    stuck_at_frequencies, detector_below_majority, generator_too_good, no_warmup, spikes, behind_reference, padding, starved,
+)  # fmt: skip
