@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from encoderlab.nn.kernels import build, fast, plain
+from encoderlab.nn.kernels.memory import keep_memory
 from encoderlab.nn.kernels.plain import softmax_dropout
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "dropout",
     "dropout_add_norm",
     "feed_forward",
+    "keep_memory",
     "linear_cross_entropy",
     "softmax_dropout",
 ]
@@ -36,10 +38,16 @@ def _compiled(x: Tensor, *others: Tensor | None) -> bool:
     )
 
 
+def _check_keys(keys: Tensor | None, rows: int) -> None:
+    if keys is not None and len(keys) != rows:
+        raise ValueError(f"dropout got {len(keys)} keys for {rows} rows; give one key per row of the batch")
+
+
 def dropout(x: Tensor, p: float, keys: Tensor | None, site: int) -> Tensor:
     """x (B, ..., D) with every element zeroed at rate p, the others times 1 / (1 - p)."""
     if keys is None or p == 0.0:
         return x
+    _check_keys(keys, len(x))
     if not _compiled(x):
         return plain.dropout(x, p, keys, site)
     return fast.Dropout.apply(x.contiguous(), keys, site, p)
@@ -59,6 +67,7 @@ def dropout_add_norm(
 ) -> Tensor:
     """LayerNorm(residual + dropout(x + x_bias)) over the last axis; x, residual (B, ..., D), the others (D,)."""
     keys = keys if p > 0.0 else None
+    _check_keys(keys, len(x))
     if not _compiled(x, residual):
         return plain.dropout_add_norm(x, residual, weight, bias, eps, p, keys, site, x_bias=x_bias)
     residual = None if residual is None else residual.contiguous()
@@ -91,6 +100,7 @@ def attend(
     the cache and are computed again in the backward pass; keys that no query of a block sees cost nothing.
     """
     keys = keys if p > 0.0 else None
+    _check_keys(keys, len(q))
     if not _compiled(q, k, v):
         return plain.attend(q, k, v, bias=bias, visible=visible, scale=scale, p=p, keys=keys, site=site)
     if bias is not None:
@@ -115,6 +125,7 @@ def attend_packed(
     Compiled: as :func:`attend`, and the gradient of qkv is written in place instead of concatenated.
     """
     keys = keys if p > 0.0 else None
+    _check_keys(keys, len(qkv))
     if not _compiled(qkv):
         return plain.attend_packed(qkv, heads, visible=visible, scale=scale, p=p, keys=keys, site=site)
     if visible is not None:

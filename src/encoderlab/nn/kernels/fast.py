@@ -461,6 +461,8 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Sum of the losses, number of hits, samples, and the gradients of the sum for x, weight and bias."""
     rows, classes = len(x), len(weight)
+    if rows and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise IndexError(f"labels {int(labels.min())} to {int(labels.max())} do not fit {classes} classes")
     losses, hits = torch.empty(rows), torch.empty(rows, dtype=torch.bool)
     _, _, sampled, dx, dweight, dbias = _linear_cross_entropy_shapes(x, weight, bias, labels, uniforms, gradients)
     stride = -classes % 16 + classes  # MKL is 1.5 times as fast where rows begin at multiples of 64 bytes

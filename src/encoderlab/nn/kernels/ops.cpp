@@ -170,7 +170,7 @@ struct Gelu {  // x Phi(x)
 struct GeluTanh {  // x / (1 + exp(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3): the tanh form written with a sigmoid
   static floats sigmoid(floats x) {
     floats y = x * (-1.5957691216057308f - 0.0713548162726009f * (x * x));
-    return 1.0f / (1.0f + exponential(select(y > 88.0f, all(88.0f), y)));
+    return select(y > 88.0f, floats{}, 1.0f / (1.0f + exponential(select(y > 88.0f, floats{}, y))));
   }
   static floats value(floats x) { return x * sigmoid(x); }
   static void both(floats x, floats& value, floats& slope) {

@@ -82,10 +82,10 @@ def attend(
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible | ~visible.any(-1, keepdim=True), scale=scale)
         return out.masked_fill(~visible.any(-1, keepdim=True), 0.0)
     scores = torch.matmul(q * scale, k.transpose(-1, -2))
-    if bias is not None:
-        scores = scores + bias
     if scores.dtype == torch.float16:  # an overflowed product would turn the whole row into NaN
         scores = scores.clamp(-65504.0, 65504.0)
+    if bias is not None:
+        scores = scores + bias
     return torch.matmul(softmax_dropout(scores, visible, p, keys, site), v)
 
 

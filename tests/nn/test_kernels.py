@@ -1,0 +1,392 @@
+"""The compiled kernels against their plain twins, values and gradients; the twins against torch and by gradcheck."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from encoderlab.nn import kernels, noise
+from encoderlab.nn.kernels import build, plain
+from encoderlab.nn.noise import Noise
+
+compiled = pytest.mark.skipif(not build.available(), reason="no C++ compiler")
+KEYS = Noise(0, 1, torch.arange(4)).keys
+FLOAT = {torch.float32: 3e-6, torch.bfloat16: 2e-2}  # tolerances, of the largest value
+
+
+def agree(
+    fast: Callable[..., Tensor], slow: Callable[..., Tensor], inputs: list[Tensor | None], dtype=torch.float32
+) -> None:
+    """Values and gradients of ``fast`` in ``dtype`` are those of ``slow`` in double precision on the same numbers."""
+
+    def run(function: Callable[..., Tensor], kind: torch.dtype) -> list[Tensor]:
+        leaves = [None if x is None else x.detach().to(dtype).to(kind).requires_grad_() for x in inputs]
+        out = function(*leaves)
+        generator = torch.Generator().manual_seed(7)
+        out.backward(torch.randn(out.shape, generator=generator).to(dtype).to(kind))
+        return [out.detach(), *(x.grad for x in leaves if x is not None)]
+
+    for index, (got, want) in enumerate(zip(run(fast, dtype), run(slow, torch.float64), strict=True)):
+        assert got.dtype == dtype
+        error = (got.double() - want).abs().max() / want.abs().max().clamp_min(1e-3)
+        assert error < FLOAT[dtype], (index, float(error))
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ---------------------------------------------------------------------------------------------------------- plain twins
+
+
+def test_plain_dropout_scales_what_it_keeps():
+    x = normal(4, 9, 40)
+    kept = noise.kept(KEYS, 2, (4, 9, 40), 0.3)
+    assert torch.equal(plain.dropout(x, 0.3, KEYS, 2), torch.where(kept, x * (1 / 0.7), 0.0))
+    assert plain.dropout(x, 0.3, None, 2) is x
+    assert plain.dropout(x, 0.0, KEYS, 2) is x
+
+
+def test_plain_attention_is_torch_s():
+    q, k, v = normal(2, 3, 7, 8), normal(2, 3, 9, 8, seed=1), normal(2, 3, 9, 6, seed=2)
+    visible = normal(2, 1, 7, 9, seed=3) > -1
+    bias = normal(2, 3, 7, 9, seed=4)
+    mask = bias.masked_fill(~visible, float("-inf"))
+    want = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3)
+    torch.testing.assert_close(plain.attend(q, k, v, bias=bias, visible=visible, scale=0.3), want)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_plain_twins_pass_gradcheck(p):
+    def leaf(*shape: int, seed: int = 0) -> Tensor:
+        return normal(*shape, seed=seed).double().requires_grad_()
+
+    keys = KEYS[:2]
+    visible = normal(2, 1, 3, 5, seed=9) > -0.5
+    visible[0, 0, 1] = False
+    check = torch.autograd.gradcheck
+    assert check(lambda x: plain.dropout(x, p, keys, 0), leaf(2, 3, 4))
+    assert check(
+        lambda x, r, w, b, c: plain.dropout_add_norm(x, r, w, b, 1e-5, p, keys, 0, x_bias=c),
+        (leaf(2, 3, 4), leaf(2, 3, 4, seed=1), leaf(4, seed=2), leaf(4, seed=3), leaf(4, seed=4)),
+    )
+    assert check(lambda x, b: plain.bias_gelu(x, b), (leaf(2, 3, 4), leaf(4)))
+    assert check(lambda x, b: plain.bias_gelu(x, b, tanh=True), (leaf(2, 3, 4), leaf(4)))
+    assert check(
+        lambda q, k, v, b: plain.attend(q, k, v, bias=b, visible=visible, scale=0.5, p=p, keys=keys, site=0),
+        (leaf(2, 2, 3, 4), leaf(2, 2, 5, 4, seed=1), leaf(2, 2, 5, 3, seed=2), leaf(1, 2, 3, 5, seed=3)),
+    )
+    assert check(lambda x, w, b: plain.linear_cross_entropy(x, w, b, torch.tensor([1, 0, 6]))[0],
+                 (leaf(3, 4), leaf(7, 4, seed=1), leaf(7, seed=2)))  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------- compiled against plain
+
+
+@compiled
+@pytest.mark.parametrize("dtype", FLOAT)
+@pytest.mark.parametrize("width", [1, 7, 31, 32, 33, 64, 100, 256])
+def test_dropout(width, dtype):
+    x = normal(4, 3, 2, width)
+    agree(lambda x: kernels.dropout(x, 0.3, KEYS, 5), lambda x: plain.dropout(x, 0.3, KEYS, 5), [x], dtype)
+    kept = kernels.dropout(torch.ones(4, 6, width), 0.3, KEYS, 5) != 0
+    assert torch.equal(kept, noise.kept(KEYS, 5, (4, 6, width), 0.3))
+
+
+@compiled
+def test_dropout_takes_one_key_for_every_first_index_only():
+    with pytest.raises(ValueError, match="4 keys for 3 rows"):
+        kernels.dropout(torch.ones(3, 5), 0.1, KEYS, 0)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", FLOAT)
+@pytest.mark.parametrize("width", [7, 32, 100, 256])
+@pytest.mark.parametrize("p", [0.0, 0.2])
+@pytest.mark.parametrize("parts", ["all", "no x_bias", "no residual", "norm"])
+def test_dropout_add_norm(width, p, parts, dtype):
+    x, residual = normal(4, 5, width), normal(4, 5, width, seed=1)
+    weight, bias, x_bias = (normal(width, seed=s) for s in (2, 3, 4))
+    inputs = [
+        x,
+        residual if parts in ("all", "no x_bias") else None,
+        weight,
+        bias,
+        x_bias if parts in ("all", "no residual") else None,
+    ]
+
+    def call(module):
+        return lambda x, r, w, b, c: module.dropout_add_norm(x, r, w, b, 1e-5, p, KEYS, 3, x_bias=c)
+
+    agree(call(kernels), call(plain), inputs, dtype)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", FLOAT)
+@pytest.mark.parametrize("tanh", [False, True])
+@pytest.mark.parametrize("width", [5, 64, 100])
+def test_bias_gelu(width, tanh, dtype):
+    def call(module):
+        return lambda x, b: module.bias_gelu(x, b, tanh=tanh)
+
+    agree(call(kernels), call(plain), [3 * normal(2, 9, width), normal(width, seed=1)], dtype)
+    agree(call(kernels), call(plain), [3 * normal(2, 9, width), None], dtype)
+
+
+@compiled
+@pytest.mark.parametrize("tanh", [False, True])
+def test_gelu_everywhere(tanh):
+    """Over the whole range of numbers, against double precision."""
+    x = torch.cat([torch.linspace(-12, 12, 40001), torch.tensor([-1e4, 1e4, -88.0, 88.0, 1e-30, -3e38, 3e38])])
+    agree(lambda x: kernels.bias_gelu(x, None, tanh=tanh), lambda x: plain.bias_gelu(x, None, tanh=tanh), [x[:40001]])
+    got = kernels.bias_gelu(x, None, tanh=tanh)
+    assert torch.equal(got[-7:] > 0, x[-7:] > 0)
+    torch.testing.assert_close(got, plain.bias_gelu(x.double(), None, tanh=tanh).float(), atol=1e-6, rtol=1e-6)
+    assert torch.isnan(kernels.bias_gelu(torch.full((64,), float("nan")), None, tanh=tanh)).all()
+
+
+@compiled
+@pytest.mark.parametrize("dtype", FLOAT)
+@pytest.mark.parametrize("tanh", [False, True])
+def test_feed_forward(tanh, dtype):
+    def call(module):
+        return lambda *a: module.feed_forward(*a, tanh=tanh)
+
+    inputs = [normal(2, 9, 16), normal(40, 16, seed=1) / 4, normal(40, seed=2), normal(16, 40, seed=3) / 6]
+    agree(call(kernels), call(plain), inputs, dtype)
+
+
+SHAPES = [(16, 16, 8, 8), (128, 128, 64, 64), (7, 9, 5, 6), (50, 70, 33, 20), (1, 300, 64, 64), (300, 257, 16, 24)]
+
+
+def masks(L: int, M: int) -> dict[str, Tensor | None]:
+    pairs = normal(4, 1, L, M, seed=5) > -0.8
+    pairs[0, 0, 0] = False  # a query that sees nothing
+    pairs[1, :, :, : M // 2] = False  # keys that no query sees
+    pairs[2] = False  # a row that sees nothing
+    documents = torch.arange(M)[None, :] // max(M // 3, 1)
+    packed = (documents[:, :, None] == documents[:, None, :])[:, :L].expand(4, -1, -1)[:, None] if L <= M else pairs
+    return {
+        "none": None,
+        "pairs": pairs,
+        "keys": pairs[:, :, -1:],
+        "packed": packed,
+        "per head": (normal(4, 2, L, M, seed=6) > 0),
+        "queries": pairs[:, :, :, :1],
+    }
+
+
+@compiled
+@pytest.mark.parametrize("mask", ["none", "pairs", "keys", "packed", "per head", "queries"])
+@pytest.mark.parametrize("p", [0.0, 0.2])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attend(shape, p, mask):
+    L, M, K, V = shape
+    visible = masks(L, M)[mask]
+
+    def call(module):
+        def attend(q, k, v, bias):
+            return module.attend(q, k, v, bias=bias, visible=visible, scale=K**-0.5, p=p, keys=KEYS, site=1)
+
+        return attend
+
+    q, k, v = normal(4, 2, L, K), normal(4, 2, M, K, seed=1), normal(4, 2, M, V, seed=2)
+    for bias in (None, normal(4, 2, L, M, seed=3), normal(1, 2, L, M, seed=3), normal(4, 1, 1, M, seed=3)):
+        agree(call(kernels), call(plain), [q, k, v, bias])
+    agree(call(kernels), call(plain), [q, k, v, normal(1, 2, L, M, seed=3)], torch.bfloat16)
+
+
+@compiled
+def test_attend_takes_strided_heads_and_returns_mergeable_ones():
+    qkv = normal(4, 40, 3 * 2 * 16).requires_grad_()
+    q, k, v = (part.unflatten(-1, (2, 16)).transpose(1, 2) for part in qkv.chunk(3, -1))
+    out = kernels.attend(q, k, v, scale=0.25)
+    merged = out.transpose(1, 2).flatten(2)
+    assert merged.data_ptr() == out.data_ptr()
+    torch.testing.assert_close(out, plain.attend(q, k, v, scale=0.25))
+
+
+@compiled
+def test_attend_reads_a_skewed_bias_without_a_copy():
+    table = normal(4, 2, 6, 11)
+    skewed = table.as_strided((4, 2, 6, 6), (132, 66, 10, 1), 5)
+    q, k, v = (normal(4, 2, 6, 8, seed=s) for s in range(3))
+    want = plain.attend(q, k, v, bias=skewed.clone(), scale=0.3)
+    torch.testing.assert_close(kernels.attend(q, k, v, bias=skewed, scale=0.3), want)
+
+
+@compiled
+@pytest.mark.parametrize("mask", ["none", "pairs", "packed"])
+@pytest.mark.parametrize("dtype", FLOAT)
+def test_attend_packed(mask, dtype):
+    visible = masks(40, 40)[mask]
+
+    def call(module):
+        return lambda qkv: module.attend_packed(qkv, 3, visible=visible, scale=0.25, p=0.2, keys=KEYS, site=1)
+
+    agree(call(kernels), call(plain), [normal(4, 40, 3 * 3 * 16)], dtype)
+
+
+@pytest.mark.parametrize("module", [plain, pytest.param(kernels, marks=compiled)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_attend_is_finite_at_extremes(module, dtype):
+    """Rows that see nothing give zeros and no gradient; huge scores and biases of minus infinity give no NaN."""
+    visible = torch.ones(2, 1, 8, 8, dtype=torch.bool)
+    visible[0] = False
+    q, k, v = (200 * normal(2, 2, 8, 16, seed=s) for s in range(3))
+    q, k, v = (x.to(dtype).requires_grad_() for x in (q, k, v))
+    bias = torch.zeros(2, 2, 8, 8)
+    bias[1, :, :, 3] = float("-inf")
+    bias[1, :, :, 4] = torch.finfo(dtype).min
+    out = module.attend(q, k, v, bias=bias.to(dtype), visible=visible, scale=1.0, p=0.1, keys=KEYS[:2], site=0)
+    assert (out[0] == 0).all() and out.isfinite().all()
+    out.float().sum().backward()
+    for x in (q, k, v):
+        assert x.grad.isfinite().all() and (x.grad[0] == 0).all()
+
+
+@compiled
+def test_nan_is_not_hidden():
+    nan = torch.full((2, 2, 8, 16), float("nan"))
+    assert kernels.attend(nan, nan, nan, scale=1.0).isnan().all()
+    ones = torch.ones(16)
+    assert kernels.dropout_add_norm(nan[0], None, ones, ones, 1e-5, 0.0, None, 0).isnan().all()
+    labels = torch.zeros(8, dtype=torch.long)
+    assert kernels.linear_cross_entropy(nan[0, 0], torch.ones(40, 16), None, labels)[0].isnan()
+
+
+@compiled
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("classes", [5, 32, 1001])
+def test_linear_cross_entropy(classes, with_bias, monkeypatch):
+    monkeypatch.setattr(kernels.fast, "LOGITS", 20 * classes)  # chunks of at most 20 rows
+    x, weight = normal(67, 16), normal(classes, 16, seed=1) / 2
+    bias = normal(classes, seed=2) if with_bias else None
+    labels = torch.randint(classes, (67,), generator=torch.Generator().manual_seed(3))
+    uniforms = torch.rand(67, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    agree(
+        lambda x, w, b: 3 * kernels.linear_cross_entropy(x, w, b, labels)[0],
+        lambda x, w, b: 3 * plain.linear_cross_entropy(x, w, b, labels)[0],
+        [x, weight, bias],
+    )
+    _, hits, sampled = kernels.linear_cross_entropy(x, weight, bias, labels, uniforms=uniforms)
+    _, expected, drawn = plain.linear_cross_entropy(x, weight, bias, labels, uniforms=uniforms)
+    assert hits == expected
+    assert (sampled != drawn).sum() <= 1  # a number may fall on the edge between two classes
+
+
+@pytest.mark.parametrize("module", [plain, pytest.param(kernels, marks=compiled)])
+def test_samples_follow_the_softmax(module):
+    logits = torch.tensor([0.0, 1.0, -50.0, 2.0, float("-inf"), 0.5])
+    rows = 20000
+    uniforms = (torch.arange(rows, dtype=torch.float64) + 0.5) / rows
+    weight = torch.zeros(6, 3)
+    labels = torch.zeros(rows, dtype=torch.long)
+    _, _, sampled = module.linear_cross_entropy(torch.ones(rows, 3), weight, logits, labels, uniforms=uniforms)
+    shares = torch.bincount(sampled, minlength=6) / rows
+    torch.testing.assert_close(shares, logits.softmax(0), atol=1e-4, rtol=0)
+
+
+@compiled
+def test_labels_outside_the_vocabulary_are_an_error():
+    with pytest.raises(IndexError, match="label"):
+        kernels.linear_cross_entropy(normal(2, 4), normal(5, 4), None, torch.tensor([1, 5]))
+
+
+@compiled
+def test_results_do_not_depend_on_the_number_of_threads():
+    x, residual, w = normal(4, 70, 256), normal(4, 70, 256, seed=1), normal(256, seed=2)
+    q, k, v = (normal(4, 8, 70, 32, seed=s) for s in range(3))
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            leaves = [t.clone().requires_grad_() for t in (x, residual, w, q, k, v)]
+            a, b, c, *heads = leaves
+            out = kernels.dropout_add_norm(a, b, c, w, 1e-5, 0.1, KEYS, 0, x_bias=w)
+            attended = kernels.attend(*heads, scale=0.2, p=0.1, keys=KEYS, site=1)
+            (out.pow(2).sum() + attended.pow(2).sum()).backward()
+            results.append([out, attended, *(t.grad for t in leaves)])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+@compiled
+def test_batch_split_gives_equal_rows():
+    x = normal(4, 9, 64)
+    w = normal(64, seed=1)
+    whole = kernels.dropout_add_norm(x, x, w, w, 1e-5, 0.1, KEYS, 0)
+    rows = [(x[i : i + 1], KEYS[i : i + 1]) for i in range(4)]
+    parts = [kernels.dropout_add_norm(one, one, w, w, 1e-5, 0.1, key, 0) for one, key in rows]
+    assert torch.equal(whole, torch.cat(parts))
+
+
+# ---------------------------------------------------------------------------------------------- compiling and switching
+
+
+@compiled
+def test_compiles_without_graph_breaks():
+    weight, shift, up_bias = normal(32, seed=1), normal(32, seed=6), normal(64, seed=7)
+    up, down = normal(64, 32, seed=2) / 6, normal(32, 64, seed=3) / 8
+    qkv_weight = normal(96, 32, seed=4) / 6
+
+    def layer(x: Tensor, keys: Tensor, bias: Tensor) -> Tensor:
+        qkv = x @ qkv_weight.T
+        q, k, v = (part.unflatten(-1, (2, 16)).transpose(1, 2) for part in qkv.chunk(3, -1))
+        a = kernels.attend(q, k, v, bias=bias, scale=0.25, p=0.1, keys=keys, site=0).transpose(1, 2).flatten(2)
+        a = a + kernels.attend_packed(qkv, 2, scale=0.25, p=0.1, keys=keys, site=5)
+        x = kernels.dropout_add_norm(a, x, weight, shift, 1e-5, 0.1, keys, 1)
+        x = x + kernels.feed_forward(x, up, up_bias, down)
+        return kernels.dropout(kernels.bias_gelu(x, weight), 0.1, keys, 2)
+
+    x, bias = normal(4, 12, 32), normal(1, 2, 12, 12, seed=5)
+    results = []
+    for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        leaves = [x.clone().requires_grad_(), bias.clone().requires_grad_()]
+        out = function(leaves[0], KEYS, leaves[1])
+        out.pow(2).sum().backward()
+        results.append([out, *(leaf.grad for leaf in leaves)])
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_double_precision_runs_the_plain_twins():
+    x = normal(4, 3, 8).double()
+    assert torch.equal(kernels.dropout(x, 0.1, KEYS, 0), plain.dropout(x, 0.1, KEYS, 0))
+    assert kernels.bias_gelu(x, None).dtype == torch.float64
+
+
+def test_kernels_can_be_switched_off(monkeypatch):
+    monkeypatch.setenv("ENCODERLAB_KERNELS", "off")
+    assert build.load.__wrapped__() is None
+
+
+def test_library_is_compiled_once_for_many_processes(tmp_path, monkeypatch):
+    calls = tmp_path / "calls"
+    compiler = tmp_path / "g++"
+    compiler.write_text(f"#!/bin/sh\necho call >> {calls}\nsleep 0.3\nfor last; do :; done\ntouch $last\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path))
+    with ThreadPoolExecutor(4) as pool:
+        made = {future.result() for future in [pool.submit(build.compile_library, str(compiler)) for _ in range(4)]}
+    assert len(made) == 1 and made.pop().exists()
+    assert calls.read_text() == "call\n"
+
+
+def test_a_compiler_that_fails_leaves_the_plain_twins_and_one_line(tmp_path, monkeypatch, caplog):
+    broken = tmp_path / "g++"
+    broken.write_text("#!/bin/sh\necho 'ops.cpp:1: error: no' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        assert build.load.__wrapped__() is None
+    assert len(caplog.records) == 1 and "error: no" in caplog.records[0].getMessage()
