@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_corpus import BERT, XLNET, MemoryCorpus, numbered_corpus, random_corpus
 
-from encoderlab.batches.loader import Format, Loader
+from encoderlab.batches.loader import Format, Loader, Shuffled, filling
 from encoderlab.batches.pack import FullSentences, PackedDocuments, Row, SegmentPairs, SingleDocuments
 from encoderlab.batches.streams import ContiguousStreams, XLNetStreams
 from encoderlab.corpus.shards import Document
@@ -143,6 +143,28 @@ def test_groups_save_padding(corpus: MemoryCorpus) -> None:
     everything = [row for batch in make(corpus, SingleDocuments(length=128), epochs=1, group=8) for row in batch]
     plain = [row for batch in make(corpus, SingleDocuments(length=128), epochs=1) for row in batch]
     assert sorted(row.key for row in everything) == sorted(row.key for row in plain)
+
+
+def test_filling(corpus: MemoryCorpus) -> None:
+    def of(form: Any, **options: Any) -> Any:
+        return filling(Shuffled(corpus, form, BERT, 0, **options), 8)
+
+    single, packed = of(SingleDocuments(length=128)), of(PackedDocuments(length=128))
+    assert packed.padding < 0.05 < single.padding
+    assert of(SingleDocuments(length=128), group=8).padding_in_batches < 0.5 * single.padding_in_batches
+    assert 0 < single.padding_in_batches <= single.padding < 1
+    lengths = [len(row) for batch in make(corpus, SingleDocuments(length=128), epochs=1) for row in batch]
+    assert single.rows == len(lengths)
+    assert single.padding == pytest.approx(1 - np.mean(lengths) / 128)
+    assert single.special == pytest.approx(2 / np.mean(lengths))
+
+
+def test_rows_of_another_length_from_the_same_place(corpus: MemoryCorpus) -> None:
+    """A second phase with longer rows has fewer of them in a block: it goes on with the next block."""
+    loader = make(corpus, SegmentPairs(length=24))
+    take(loader, 9)
+    rows = take(make(corpus, SegmentPairs(length=120), state=loader.state()), 3)
+    assert rows[0][0].number == 72 and rows[0][0].key[:2] != (0, loader.state()["block"])
 
 
 def test_validation_is_fixed_and_ends(corpus: MemoryCorpus) -> None:

@@ -71,10 +71,11 @@ def collate(
     """Rows as one batch, with the labels of the rows as (B,) int64.
 
     Args:
-        rows: at least one row. pad: id of the padding token. ids: what to show instead of the rows' own ids, one
-        array per row (after corruption, say). length: pad to this length; by default to the longest row, rounded up
-        to ``multiple`` (8 keeps tensor cores busy; one
-            fixed length keeps a compiled model from compiling again).
+        rows: at least one row.
+        pad: id of the padding token.
+        ids: what to show instead of the rows' own ids, one array per row (after corruption, say).
+        length: pad to this length; by default to the longest row, rounded up to ``multiple`` (8 keeps tensor cores
+            busy; one fixed length keeps a compiled model from compiling again).
         side: where the padding goes; ``"left"`` is XLNet's.
     """
     longest = max(len(row) for row in rows)

@@ -81,30 +81,31 @@ class Shuffled:
         self.duplicates, self.group, self.in_tokens = duplicates, group, in_tokens
         self.num_blocks = max(1, min(round(corpus.num_tokens / block_tokens), corpus.num_documents))
         self._planner = ThreadPoolExecutor(1, "plan")
-        self._planned: dict[tuple[int, int], Future[_Block]] = {}
+        self._planned: dict[tuple[int, int], Future[Block]] = {}
 
     def take(self, place: Place, size: int, until: int | None = None) -> tuple[list[Any], Place]:
-        taken: list[tuple[_Block, int]] = []
+        taken: list[tuple[Block, int]] = []
         left, empty = size, 0
         while True:
-            block = self._block(place.epoch, place.block)
+            block = self.block(place.epoch, place.block)
             empty = 0 if len(block.order) else empty + 1
             if empty > self.num_blocks:
                 raise DataError(
                     f"no row of {self.form.kind} can be made of this corpus; choose shorter rows or add text"
                 )
+            offset = min(place.offset, len(block.order))  # rows of another length may have been more
             cost = block.costs if self.in_tokens else None
-            count, used, full = _fitting(cost, place.offset, len(block.order), left, not taken)
-            taken += [(block, place.offset + i) for i in range(count)]
+            count, used, full = _fitting(cost, offset, len(block.order), left, not taken)
+            taken += [(block, offset + i) for i in range(count)]
             left -= used
-            place = replace(place, offset=place.offset + count)
+            place = replace(place, offset=offset + count)
             if place.offset == len(block.order):
                 last = place.block + 1 == self.num_blocks
                 place = replace(place, epoch=place.epoch + last, block=0 if last else place.block + 1, offset=0)
             if full or left == 0 or place.epoch == until:
                 return taken, replace(place, rows=place.rows + len(taken), step=place.step + 1)
 
-    def read(self, references: list[tuple[_Block, int]], number: int) -> list[Row]:
+    def read(self, references: list[tuple[Block, int]], number: int) -> list[Row]:
         rows: list[Row] = []
         for _, group in itertools.groupby(references, key=lambda reference: reference[0].key):
             members = list(group)
@@ -113,7 +114,7 @@ class Shuffled:
             rows += block.plan.rows(block.order[offsets], self.corpus, self.framing, block.key, numbers)
         return rows
 
-    def _block(self, epoch: int, place: int) -> _Block:
+    def block(self, epoch: int, place: int) -> Block:
         """A block; the one after it is planned meanwhile."""
         following = (epoch, place + 1) if place + 1 < self.num_blocks else (epoch + 1, 0)
         for wanted in ((epoch, place), following):
@@ -123,7 +124,7 @@ class Shuffled:
             del self._planned[old]
         return self._planned[epoch, place].result()
 
-    def _plan(self, epoch: int, place: int) -> _Block:
+    def _plan(self, epoch: int, place: int) -> Block:
         cycle = epoch % self.duplicates if self.duplicates else epoch
         number = Permutation(self.num_blocks, self.seed, "blocks", epoch)[place]
         total = self.corpus.num_documents
@@ -137,11 +138,13 @@ class Shuffled:
             order = order[np.argsort(lengths[order], kind="stable")]
             groups = [order[i : i + self.group] for i in range(0, len(order), self.group)]
             order = np.concatenate([groups[i] for i in rng.permutation(len(groups))] or [order])
-        return _Block(plan, order, np.cumsum(lengths[order]), (cycle, number))
+        return Block(plan, order, np.cumsum(lengths[order]), (cycle, number))
 
 
 @dataclass(frozen=True)
-class _Block:
+class Block:
+    """A planned block of an epoch."""
+
     plan: Plan
     order: np.ndarray  # (R,) rows of the plan in the order of use
     costs: np.ndarray  # (R,) tokens of the rows up to and including this one
@@ -189,16 +192,18 @@ class Loader:
     """Iterates over the batches of a run for one rank, each a list of rows or what ``transform`` makes of it.
 
     Args:
-        corpus: where the text is. form: how rows are made of it. framing: the special tokens around texts. seed: of
-        the run; the order of rows and their making depend on nothing else. batch_rows: rows of the global batch, or a
-        function of the step that gives it (a ramp). For streams it is constant. batch_tokens: instead, tokens of the
-        global batch: it holds as many rows as fit. rank, world: this process and the number of processes; rank r has
-        rows ``n * r // world`` up to ``n * (r + 1) // world``
-            of a batch of n.
-        state: of an earlier loader, from which this one goes on. transform: what to do with the rows in the thread
-        that prepares them, such as ``objective.make_batch``. epochs: stop after so many; None goes on for ever. The
-        last batch is then smaller, and is left out where it does not
-            give every rank a row.
+        corpus: where the text is.
+        form: how rows are made of it.
+        framing: the special tokens around texts.
+        seed: of the run; the order of rows and their making depend on nothing else.
+        batch_rows: rows of the global batch, or a function of the step that gives it (a ramp). Constant for streams.
+        batch_tokens: instead, tokens of the global batch: it holds as many rows as fit.
+        rank, world: this process and the number of processes; rank r has the rows from ``n * r // world`` up to
+            ``n * (r + 1) // world`` of a batch of n.
+        state: of an earlier loader, from which this one goes on.
+        transform: what to do with the rows in the thread that prepares them, such as ``objective.make_batch``.
+        epochs: stop after so many; None goes on for ever. The last batch is then smaller, and is left out where it
+            does not give every rank a row.
         ahead: batches that are prepared in advance.
         duplicates, group, block_tokens: see :class:`Shuffled`.
 
@@ -304,3 +309,28 @@ class Loader:
             return [], after
         start, stop = total * self.rank // self.world, total * (self.rank + 1) // self.world
         return self.order.read(references[start:stop], place.rows + start), after
+
+
+@dataclass(frozen=True)
+class Filling:
+    """How well the rows of a block are filled, as shares."""
+
+    rows: int
+    padding: float  # of the positions of rows that are all padded to the full length
+    padding_in_batches: float  # where a batch is padded to its longest row
+    special: float  # of the tokens of rows
+
+
+def filling(order: Shuffled, batch_rows: int) -> Filling:
+    """How well the rows of the first block are filled, in batches of ``batch_rows``; costs its planning."""
+    block = order.block(0, 0)
+    lengths = block.plan.lengths(order.framing)[block.order]
+    text = block.plan.stop - block.plan.start
+    batches = [lengths[i : i + batch_rows] for i in range(0, len(lengths), batch_rows)]
+    padded = sum(int(batch.max()) * len(batch) for batch in batches)
+    return Filling(
+        rows=len(lengths),
+        padding=1 - float(lengths.sum()) / (len(lengths) * order.form.length),
+        padding_in_batches=1 - float(lengths.sum()) / padded,
+        special=1 - float(text.sum() / lengths.sum()),
+    )

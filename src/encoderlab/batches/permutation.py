@@ -29,12 +29,12 @@ class Targets:
 
     Attributes:
         count: targets per row, divided among its parts (85 of 512: one in K = 6, the paper's partial prediction).
-        longest: spans have n = 1 .. longest tokens, p(n) proportional to 1/n. context: a span of n stands at a random
-        place within n * context tokens (mask_alpha / mask_beta of the release). block: positions of a part are
-        permuted within blocks of this many, by one permutation for all blocks; blocks stay
-            in reading order (perm_size). None: the whole part.
-        whole_words: count the length of a span in words. The release means to, but counts pieces; its models were
-        trained so.
+        longest: spans have n = 1 .. longest tokens, p(n) proportional to 1/n.
+        context: a span of n stands at a random place within n * context tokens (mask_alpha / mask_beta of the release).
+        block: positions of a part are permuted within blocks of this many, by one permutation for all blocks; blocks
+            stay in reading order (perm_size). None: the whole part.
+        whole_words: count the length of a span in words. The release means to, but counts pieces, and its models were
+            trained so.
     """
 
     count: int = 85
