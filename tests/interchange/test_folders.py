@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from tests.interchange.tiny_models import CONFIGS, make, same_weights
 from torch import Tensor
 
 from encoderlab import load
@@ -25,6 +24,7 @@ from encoderlab.model import Model
 from encoderlab.models.base import resized
 from encoderlab.nn.heads import Classification, Span, Tagging
 from encoderlab.nn.spanconv import SpanDynamic
+from tests.interchange.tiny_models import CONFIGS, make, same_weights
 
 WEIGHTS = "model.safetensors"
 
@@ -69,7 +69,9 @@ def test_round_trip(case: str, tmp_path: Path) -> None:
 def test_shared_storage_of_tied_tensors_is_restored(bert: tuple[Model, Path]) -> None:
     model, folder = bert
     assert "cls.predictions.decoder.weight" not in safetensors.torch.load_file(folder / WEIGHTS)
-    rewrite(folder, lambda t: t | {"cls.predictions.decoder.weight": t["bert.embeddings.word_embeddings.weight"].clone()})
+    rewrite(
+        folder, lambda t: t | {"cls.predictions.decoder.weight": t["bert.embeddings.word_embeddings.weight"].clone()}
+    )
     back = load(folder)
     assert same_weights(model, back) and back.words is back.encoder.embeddings.words
     rewrite(folder, lambda t: t | {"cls.predictions.decoder.weight": t["cls.predictions.decoder.weight"] + 1})

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.interchange.tiny_models import CONFIGS, make
 
 from encoderlab.errors import DataError
 from encoderlab.interchange import configs, folder, heads, huggingface, names, tables
 from encoderlab.models.base import ModelConfig, resized
 from encoderlab.nn.heads import Classification, Span, Tagging
+from tests.interchange.tiny_models import CONFIGS, make
 
 
 def layouts(case: str, config: ModelConfig) -> dict[str, names.Layout]:

@@ -196,6 +196,7 @@ def read_transformer_xl(path: Path) -> Models:
     """A state dictionary of Transformer-XL's PyTorch code (``model_state.pt``) with the script's arguments beside it as
     ``transformer_xl_config.json``. The original saves whole pickled modules (``model.pt``), which are refused.
     """
+    path = _weights_file(path)
     tensors = huggingface.read_pickled(path)
     if not isinstance(tensors, dict):
         raise DataError(f"{path}: holds no dictionary of weights; save model.state_dict()")
@@ -257,7 +258,7 @@ def read_deberta(path: Path) -> Models:
     replaced token detection (``generator.``, ``discriminator.``) gives both networks; the discriminator's word table
     is the generator's plus its difference.
     """
-    file = _deberta_file(path)
+    file = _weights_file(path)
     tensors = huggingface.read_pickled(file)
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise DataError(f"{file}: holds no dictionary of weights; save the model's state dict")
@@ -296,7 +297,7 @@ def materialized(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def _deberta_file(path: Path) -> Path:
+def _weights_file(path: Path) -> Path:
     if path.is_file():
         return path
     found = sorted([*path.glob("*.bin"), *path.glob("*.pt")])

@@ -1,0 +1,115 @@
+"""``encoderlab convert``, and two networks that belong together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from encoderlab import load
+from encoderlab.cli import main
+from encoderlab.errors import DataError
+from encoderlab.interchange import folder, huggingface
+from encoderlab.interchange.load import load_pair, read_pair
+from tests.interchange.tiny_models import CONFIGS, make, same_weights
+
+
+@pytest.mark.parametrize("case", ["bert", "deberta-v3", "xlnet", "transformer-xl-adaptive"])
+def test_there_and_back(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = make(CONFIGS[case])
+    model.save(tmp_path / "ours")
+    assert main(["convert", str(tmp_path / "ours"), str(tmp_path / "theirs"), "--to", "hf", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["written"] == {"model": str(tmp_path / "theirs")}
+    assert "model_type" in json.loads((tmp_path / "theirs/config.json").read_text())
+    assert main(["convert", str(tmp_path / "theirs"), str(tmp_path / "back")]) == 0
+    assert same_weights(load(tmp_path / "back"), model)
+
+
+def test_deberta_says_that_the_mask_decoder_does_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(CONFIGS["deberta"]).save(tmp_path / "ours")
+    assert main(["convert", str(tmp_path / "ours"), str(tmp_path / "theirs"), "--to", "hf"]) == 0
+    assert "no enhanced mask decoder" in capsys.readouterr().err.replace("\n", " ")
+
+
+def pair(family: str, where: Path) -> None:
+    """Generator and discriminator with one embedding block, as a run writes them."""
+    generator, discriminator = make(CONFIGS[f"{family}-generator"], 1), make(CONFIGS[family], 2)
+    one, two = generator.encoder.embeddings, discriminator.encoder.embeddings
+    one.words, one.positions, one.types, one.norm = two.words, two.positions, two.types, two.norm
+    generator.save(where / "generator")
+    discriminator.save(where / "discriminator")
+
+
+def test_a_joint_model_splits_and_merges(tmp_path: Path) -> None:
+    pair("electra", tmp_path / "run/model")
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "hf"), "--to", "hf"]) == 0
+    names = set(safetensors.torch.load_file(tmp_path / "hf/generator/model.safetensors"))
+    assert {"electra.embeddings.word_embeddings.weight", "generator_lm_head.bias"} <= names
+    assert main(["convert", str(tmp_path / "hf"), str(tmp_path / "back")]) == 0
+    for part in ("generator", "discriminator"):
+        assert same_weights(load(tmp_path / "back" / part), folder.load(tmp_path / "run/model" / part))
+    discriminator, generator = load_pair(tmp_path / "back")
+    assert generator is not None and generator.words is discriminator.words
+    assert generator.encoder.embeddings.norm is discriminator.encoder.embeddings.norm
+
+
+def test_embeddings_that_went_apart_are_reported(tmp_path: Path) -> None:
+    pair("electra", tmp_path)
+    generator = load(tmp_path / "generator")
+    with torch.no_grad():
+        generator.words[0, 0] += 1
+    generator.save(tmp_path / "generator")
+    with pytest.raises(DataError, match=r"other embeddings \(words\)"):
+        read_pair(tmp_path)
+
+
+def test_a_generator_that_transformers_cannot_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from encoderlab.models.base import resized
+
+    make(resized(CONFIGS["convbert"], heads=1), 1).save(tmp_path / "pair/generator")
+    make(CONFIGS["convbert"], 2).save(tmp_path / "pair/discriminator")
+    assert main(["convert", str(tmp_path / "pair/discriminator"), str(tmp_path / "hf"), "--to", "hf"]) == 0
+    capsys.readouterr()
+    assert main(["convert", str(tmp_path / "pair"), str(tmp_path / "both"), "--to", "hf"]) == 3
+    assert "other embeddings" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(CONFIGS["bert"]).save(tmp_path / "ours")
+    assert main(["convert", str(tmp_path / "nowhere"), str(tmp_path / "out")]) == 3
+    assert main(["convert", str(tmp_path / "ours"), str(tmp_path / "ours")]) == 2
+    assert main(["convert", str(tmp_path / "ours"), str(tmp_path / "out"), "--tokenizer", str(tmp_path)]) == 2
+    (tmp_path / "ours/model.safetensors").write_bytes(b"")
+    assert main(["convert", str(tmp_path / "ours"), str(tmp_path / "out")]) == 3
+    assert not (tmp_path / "out").exists()
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_tokenizer_comes_along(shared: Path, tmp_path: Path) -> None:
+    from encoderlab.models.base import resized
+
+    make(resized(CONFIGS["bert"], vocab=30522)).save(tmp_path / "ours")
+    vocabulary = shared / "data/vocab/bert-base-uncased"
+    command = [
+        "convert",
+        str(tmp_path / "ours"),
+        str(tmp_path / "theirs"),
+        "--to",
+        "hf",
+        "--tokenizer",
+        str(vocabulary),
+    ]
+    assert main(command) == 0
+    back = load(tmp_path / "theirs")
+    assert back.tokenizer is not None
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    text = "Raw text, to a pretrained encoder; [MASK] naïveté."
+    ids = theirs(text)["input_ids"]
+    assert ids[1:-1] == list(back.tokenizer.encode(text).ids)
+    huggingface.save(back, tmp_path / "again")
+    assert json.loads((tmp_path / "again/config.json").read_text())["pad_token_id"] == 0

@@ -1,0 +1,216 @@
+"""Checkpoints of the original code: what is read, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import DataError
+from encoderlab.interchange import configs, fairseq, folder, names, originals, tables
+from encoderlab.interchange.load import kind_of, load, read
+from encoderlab.nn.spanconv import SpanDynamic
+from tests.interchange.tiny_models import CONFIGS, make, same_weights
+
+TF = (
+    "albert_pretraining",
+    "bert_pretraining",
+    "convbert_ratio2_k9_groups1_step",
+    "convbert_ratio2_k9_groups2_onehead_generator_step",
+    "electra_small_step",
+    "transformer_xl_tf_untied_uv",
+    "xlnet_two_stream_memory_bi_data",
+)
+
+
+@pytest.mark.parametrize("case", TF)
+def test_tensorflow(shared: Path, case: str, caplog: pytest.LogCaptureFixture) -> None:
+    path = shared / "golden/tf_checkpoints" / case
+    assert kind_of(path) == "tensorflow" == kind_of(path / "model.ckpt") == kind_of(path / "model.ckpt.index")
+    models = read(path)
+    assert set(models) == ({"generator", "discriminator"} if case.endswith("step") else {"model"})
+    assert not caplog.records  # nothing missing, nothing left over
+    with pytest.raises(DataError, match="encoderlab convert"):
+        load(path)
+
+
+def test_tensorflow_without_its_configuration(shared: Path, tmp_path: Path) -> None:
+    for file in (shared / "golden/tf_checkpoints/bert_pretraining").glob("model.ckpt.*"):
+        shutil.copyfile(file, tmp_path / file.name)
+    with pytest.raises(DataError, match=r"bert_config\.json"):
+        read(tmp_path)
+
+
+def test_convbert_sizes_are_told_by_shapes(shared: Path, tmp_path: Path) -> None:
+    case = "convbert_ratio2_k9_groups2_onehead_generator_step"
+    for file in (shared / "golden/tf_checkpoints" / case).glob("model.ckpt.*"):
+        shutil.copyfile(file, tmp_path / file.name)
+    models = read(tmp_path)
+    encoder = models["discriminator"].config.encoder
+    assert (encoder.heads, encoder.ff_groups, encoder.ff_width, encoder.word_width) == (4, 2, 64, 24)
+    assert encoder.conv == SpanDynamic(head_ratio=2, kernel=9, mask_padding=False)
+    assert models["generator"].config.encoder.heads == 1
+
+
+def test_fairseq_folders(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for case in ("roberta_fairseq", "roberta_fairseq_old_layout"):
+        path = shared / "golden/fairseq_checkpoints" / case
+        assert kind_of(path) == "fairseq" == kind_of(path / "model.pt")
+        assert same_weights(read(path)["model"], read(path / "model.pt")["model"])
+    assert "classification_heads.toy" in caplog.text
+
+
+class Trap:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return subprocess.run, ([sys.executable, "-c", f"open({str(self.path)!r}, 'w')"],)
+
+
+@pytest.mark.parametrize("where", ["args", "model", "extra_state"])
+def test_code_in_a_fairseq_file_is_refused_and_not_run(where: str, tmp_path: Path) -> None:
+    data: dict[str, Any] = {"model": {}, "args": argparse.Namespace(arch="roberta_base")}
+    torch.save(data | {where: Trap(tmp_path / "ran")}, tmp_path / "model.pt")
+    with pytest.raises(DataError, match="would run code") as caught:
+        fairseq.read(tmp_path)
+    assert "\n" not in str(caught.value) and not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "data", [[1], {"model": [1]}, {"model": {}}, {"model": {"x": torch.zeros(1)}, "args": None}, {"args": None}]
+)
+def test_files_that_are_no_fairseq_checkpoint(data: Any, tmp_path: Path) -> None:
+    torch.save(data, tmp_path / "model.pt")
+    with pytest.raises(DataError, match="model.pt"):
+        fairseq.read(tmp_path)
+
+
+def test_fairseq_dictionary(tmp_path: Path) -> None:
+    file = tmp_path / "dict.txt"
+    file.write_text("13 850314647\n262 800385005\nmadeupword0000 0 #fairseq:overwrite\n")
+    assert fairseq.read_dictionary(file) == ["<s>", "<pad>", "</s>", "<unk>", "13", "262", "madeupword0000", "<mask>"]
+    file.write_text("13 850314647\n262\n")
+    with pytest.raises(DataError, match="line 2"):
+        fairseq.read_dictionary(file)
+    with pytest.raises(DataError, match="cannot be read"):
+        fairseq.read_dictionary(tmp_path / "none.txt")
+
+
+def test_fairseq_tokenizer_is_robertas(shared: Path, tmp_path: Path) -> None:
+    """GPT-2's vocabulary in the order of a dictionary made from RoBERTa's own vocabulary gives RoBERTa's ids."""
+    vocabularies = shared / "data/vocab"
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).write_bytes(gzip.decompress((vocabularies / "gpt2" / f"{name}.gz").read_bytes()))
+    gpt2 = json.loads((tmp_path / "vocab.json").read_text())
+    roberta = json.loads(gzip.decompress((vocabularies / "roberta-base/vocab.json.gz").read_bytes()))
+    tokens = {index: token for token, index in roberta.items()}
+    symbols = [str(gpt2[tokens[i]]) if tokens.get(i) in gpt2 else f"madeupword{i}" for i in range(4, max(tokens))]
+    (tmp_path / "dict.txt").write_text("".join(f"{symbol} 1\n" for symbol in symbols))
+    ours = fairseq.tokenizer(tmp_path / "dict.txt", tmp_path)
+    theirs = Tokenizer.load(
+        vocabularies / "roberta-base/vocab.json.gz", merges=tmp_path / "merges.txt", family="roberta"
+    )
+    records = gzip.decompress((vocabularies / "golden/roberta-base.reference.jsonl.gz").read_bytes()).splitlines()[:200]
+    for record in map(json.loads, records):
+        assert list(ours.encode(record["text"]).ids) == list(theirs.encode(record["text"]).ids)
+    assert ours.special == theirs.special
+
+
+# DeBERTa's own files
+
+
+@pytest.fixture
+def deberta(shared: Path, tmp_path: Path) -> Path:
+    about = json.loads((shared / "golden/deberta_v1_released_layout_mlm.json").read_text())
+    model = make(CONFIGS["deberta"])
+    weights = names.write(tables.DEBERTA_V1, folder.weights(model), model.config.encoder, dialects=True)
+    released = {name: tensor for name, tensor in weights.items() if not name.startswith("cls.")}
+    torch.save(released, tmp_path / "pytorch_model.bin")
+    config = configs.write(model.config)
+    del config["model_type"]
+    assert set(about["config"]) & set(config)
+    (tmp_path / "model_config.json").write_text(json.dumps(config | {"pos_att_type": "p2c|c2p", "padding_idx": 0}))
+    return tmp_path
+
+
+def test_deberta_files(deberta: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert kind_of(deberta) == "deberta"
+    assert same_weights(read(deberta)["model"], make(CONFIGS["deberta"]))
+    assert not caplog.records
+
+
+def test_deberta_files_that_are_not_complete(deberta: Path) -> None:
+    (deberta / "model_config.json").write_text(json.dumps({"hidden_size": 128}))
+    with pytest.raises(DataError, match="vocab_size"):
+        read(deberta)
+    torch.save({}, deberta / "second.pt")
+    with pytest.raises(DataError, match="2 .bin or .pt files"):
+        read(deberta)
+
+
+def test_transformer_xl_state(tmp_path: Path) -> None:
+    model = make(CONFIGS["transformer-xl-adaptive"])
+    adaptive = model.config.encoder.adaptive
+    assert adaptive is not None
+    layout = tables.transformer_xl(adaptive, model.config.encoder.vocab, original=True)
+    torch.save(names.write(layout, folder.weights(model), model.config.encoder), tmp_path / "model_state.pt")
+    config = configs.write(model.config)
+    config["n_token"] = config.pop("vocab_size")
+    del config["model_type"]
+    (tmp_path / "transformer_xl_config.json").write_text(json.dumps(config))
+    assert kind_of(tmp_path) == "transformer-xl"
+    assert same_weights(read(tmp_path)["model"], model)
+
+
+def test_nothing_known(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        read(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="no model that is known"):
+        read(tmp_path)
+
+
+def test_gpt2_vocabulary_of_another_model(tmp_path: Path) -> None:
+    (tmp_path / "dict.txt").write_text("99 1\n")
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0}))
+    (tmp_path / "merges.txt").write_text("")
+    with pytest.raises(DataError, match="'99'"):
+        fairseq.tokenizer(tmp_path / "dict.txt", tmp_path)
+
+
+def test_materialized_tables() -> None:
+    given = {
+        "generator.deberta.embeddings.word_embeddings.weight": torch.ones(3),
+        "discriminator.deberta.embeddings.word_embeddings._weight": torch.full((3,), 2.0),
+    }
+    found = originals.materialized(given)
+    assert torch.equal(found["discriminator.deberta.embeddings.word_embeddings.weight"], torch.full((3,), 3.0))
+    assert not [name for name in found if name.endswith("_weight")]
+
+
+def test_tokenizers_come_along(shared: Path, tmp_path: Path) -> None:
+    vocabularies = shared / "data/vocab"
+    config = replace(CONFIGS["bert"], lm=None, pair=False)
+    config = replace(config, encoder=replace(config.encoder, vocab=30522))
+    folder.save(make(config), tmp_path / "plain")
+    shutil.copyfile(vocabularies / "bert-base-uncased/vocab.txt", tmp_path / "vocab.txt")
+    from encoderlab.interchange.load import find_tokenizer
+
+    for place, family in (
+        ("bert-base-uncased", "bert"),
+        ("albert-style-30k", "albert"),
+        ("chinese-xlnet", "xlnet"),
+    ):
+        found = find_tokenizer(vocabularies / place, family)
+        assert isinstance(found, Tokenizer) and found.vocab_size >= 30000
+    assert find_tokenizer(tmp_path / "plain", "bert") is None
