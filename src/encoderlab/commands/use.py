@@ -2,18 +2,148 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from encoderlab.commands.terminal import note, say, table
 from encoderlab.errors import ConfigError, DataError
 
+if TYPE_CHECKING:
+    from encoderlab.tasks.base import Example, Split, Task
+    from encoderlab.tasks.predict import Predictor
+
 CHUNK = 8192  # texts held at a time
+
+
+def evaluate(
+    model: Path,
+    data: str,
+    /,
+    *,
+    split: str = "dev",
+    folder: Annotated[Path | None, Parameter(name="--data")] = None,
+    ensemble: list[Path] | None = None,
+    submission: Path | None = None,
+) -> dict[str, Any]:
+    """Score a fine-tuned model, or an ensemble, on labelled data.
+
+    An ensemble averages the probabilities of its members (for answers, their n-best
+    lists); its score stands beside theirs.
+
+    Example:
+        encoderlab evaluate runs/mrpc/seed-1 mrpc --data data/glue \\
+            --ensemble runs/mrpc/seed-2 --ensemble runs/mrpc/seed-3
+
+    Parameters
+    ----------
+    model
+        Fine-tuned model folder, or run folder.
+    data
+        A labelled file, or the name of a benchmark whose files are in the folder of --data.
+    split
+        Of a benchmark: train, dev, test, ...
+    folder
+        Folder with the benchmark's files.
+    ensemble
+        Further models (repeatable).
+    submission
+        Also write the leaderboard's file into this folder.
+    """
+    from encoderlab.tasks import suites
+    from encoderlab.tasks.predict import predict_ensemble
+    from encoderlab.tasks.scores import score
+    from encoderlab.tasks.submit import write_submission
+
+    names = [model, *(ensemble or ())]
+    members = [_predictor(place) for place in names]
+    own = members[0].form.task
+    if Path(data).is_file():
+        task, part = _labelled_file(Path(data), own)
+    else:
+        task = replace(suites.task(data), labels=own.labels)
+        if folder is None:
+            raise ConfigError(f"{data} is a benchmark; give the folder of its files with --data")
+        part = task.load(folder, split)
+    _warn(part)
+    together, each = predict_ensemble(members, part.examples)
+    found = {}
+    labels = [str(name) for name in names]
+    if len(members) > 1:
+        labels, each = ["ensemble", *labels], [together, *each]
+    for name, predictions in zip(labels, each, strict=True):
+        found[name], notes = score(
+            task, part.examples, predictions.values, null_odds=predictions.null_odds, threshold=predictions.threshold
+        )
+        for remark in notes:
+            note(f"{name}: {remark}")
+    metrics = list(found[labels[0]])
+    rows = [[name, *(f"{100 * scores[metric]:.2f}" for metric in metrics)] for name, scores in found.items()]
+    table(f"{task.name}, {len(part):,} examples (× 100)", ["model", *metrics], rows)
+    files = []
+    if submission is not None:
+        files = write_submission(
+            task, split, part.examples, together.values, submission, nbest=together.nbest, null_odds=together.null_odds
+        )
+        say(f"written: {', '.join(map(str, files))}")
+    return {"task": task.name, "examples": len(part), "data": part.sha256, "scores": found, "submission": files}
+
+
+def predict(
+    model: Path,
+    inputs: list[str],
+    /,
+    *,
+    out: Path | None = None,
+    text: str | None = None,
+    pair: str | None = None,
+) -> dict[str, Any]:
+    """Label texts with a fine-tuned model.
+
+    The input is a file (CSV, TSV, JSON lines, Parquet with named columns; `.txt` with one
+    text per line), of any size: it is read in parts, and the same command goes on where
+    it was interrupted. Or it is texts; two texts of a pair stand on both sides of [SEP].
+
+    Example:
+        encoderlab predict runs/reviews/seed-1 texts.csv --out labels.jsonl
+
+    Parameters
+    ----------
+    model
+        Fine-tuned model folder, or run folder.
+    inputs
+        One file, or texts.
+    out
+        File to write, one JSON object per line. Without it predictions are printed.
+    text
+        Column of the text, where its name does not tell.
+    pair
+        Column of the second text.
+    """
+    from encoderlab.tasks.base import Text
+    from encoderlab.tasks.predict import record
+
+    predictor = _predictor(model)
+    file = Path(inputs[0])
+    if len(inputs) > 1 or not file.is_file():
+        if file.suffix and " " not in inputs[0] and len(inputs) == 1:
+            raise DataError(f"{file}: no such file; give a file, or texts")
+        examples: list[Example] = [_text(str(number), line, Text) for number, line in enumerate(inputs)]
+        predictions = predictor.predict(examples)
+        found = [
+            record(example, value, detail)
+            for example, value, detail in zip(examples, predictions.values, predictions.details, strict=True)
+        ]
+        for line, answer in zip(inputs, found, strict=True):
+            say(f"{_answer(answer)}\t{line}")
+        return {"model": model, "predictions": found}
+    return _predict_file(predictor, file, out, text, pair) | {"model": model}
 
 
 def fill_mask(
@@ -116,3 +246,123 @@ def _lines(path: Path) -> Iterator[str]:
         return
     with path.open(encoding="utf-8", errors="replace") as file:
         yield from (line.rstrip("\n") for line in file)
+
+
+def _predictor(folder: Path) -> Predictor:
+    """A fine-tuned model with the task it was trained for, as far as its folder tells."""
+    from encoderlab.interchange.load import load
+    from encoderlab.tasks import suites
+    from encoderlab.tasks.finetune import read_task
+    from encoderlab.tasks.predict import Predictor, task_of_model
+    from encoderlab.tasks.span import SpanQA
+
+    folder = _best_seed(folder)
+    network, kept = load(folder), read_task(folder)
+    task = task_of_model(network)
+    if kept is None:
+        return Predictor.of(network, task)
+    labels = None if kept["labels"] is None else tuple(kept["labels"])
+    task = replace(
+        suites.TASKS.get(kept["name"], task), name=kept["name"], labels=labels, metrics=tuple(kept["metrics"])
+    )
+    predictor = Predictor.of(network, task, kept["settings"])
+    if isinstance(predictor.form, SpanQA):
+        predictor.form.threshold = kept["threshold"]
+    return predictor
+
+
+def _best_seed(folder: Path) -> Path:
+    """Where ``encoderlab finetune`` ran several seeds: the one that validates best."""
+    from encoderlab.tasks.protocol import folder_name
+
+    path = folder / "score.json"
+    if not path.exists() or "seeds" not in (found := json.loads(path.read_text(encoding="utf-8"))):
+        return folder
+    scores = {
+        seed: entry["scores"]["dev"][found["metric"]] for seed, entry in found["seeds"].items() if "scores" in entry
+    }
+    best = max(scores, key=lambda seed: scores[seed])
+    note(f"seed {best} of {len(found['seeds'])}, the best on the development set")
+    return folder / folder_name(found["chosen"]) / f"seed-{best}"
+
+
+def _labelled_file(path: Path, own: Task) -> tuple[Task, Split]:
+    """The examples of a user's file, read as the model's form of task."""
+    from encoderlab.tasks.infer import Given, task_of
+
+    task, said = task_of(path, Given(form=own.form))
+    note(said)
+    task = replace(task, labels=own.labels, metrics=own.metrics)
+    return task, task.read([path], "dev")
+
+
+def _predict_file(
+    predictor: Predictor, path: Path, out: Path | None, text: str | None, pair: str | None
+) -> dict[str, Any]:
+    """Predictions of a file, in parts."""
+    import tempfile
+
+    from encoderlab.tasks.base import Remarks
+    from encoderlab.tasks.infer import Given, task_of
+    from encoderlab.tasks.predict import predict_file
+    from encoderlab.tasks.tables import suffix
+
+    own = predictor.form.task
+    plain = suffix(path) == ".txt" and own.form in ("classification", "regression")
+    if plain:
+        task = replace(own, layouts=(_OneTextPerLine(),), labels=None)
+    else:
+        task, said = task_of(path, Given(form=own.form, text=text, pair=pair))
+        task = replace(task, labels=None)
+        note(said)
+    remarks, done = Remarks(path), 0
+    with tempfile.TemporaryDirectory() as folder:
+        target = out or Path(folder) / "predictions.jsonl"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for done in predict_file(predictor, path, target, task=task, remarks=remarks):
+            note(f"{done:,} predicted")
+        for line in remarks.lines():
+            note(line)
+        if out is not None:
+            say(f"{done:,} predictions written to {out}")
+            return {"predictions": done, "out": out}
+        found = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    for answer in found:
+        say(f"{answer['id']}\t{_answer(answer)}")
+    return {"predictions": found}
+
+
+class _OneTextPerLine:
+    """The layout of a plain text file to predict: every line is a text, a tab separates the two texts of a pair."""
+
+    def matches(self, columns: Any) -> bool:
+        return True
+
+    def read(self, path: Path, remarks: Any) -> Iterator[Example]:
+        from encoderlab.tasks.base import Text
+        from encoderlab.tasks.tables import lines
+
+        for row, line in lines(path):
+            yield _text(str(row), line.replace("\t", " [SEP] ", 1), Text)
+
+
+def _text(name: str, line: str, kind: Any) -> Example:
+    first, separator, second = line.partition("[SEP]")
+    return kind(id=name, text=first.strip(), pair=second.strip() if separator else None, row=0)
+
+
+def _answer(found: dict[str, Any]) -> str:
+    """The prediction of one record, in short."""
+    value = next(found[key] for key in ("label", "answer", "prediction") if key in found)
+    return (
+        " ".join(map(str, value))
+        if isinstance(value, list)
+        else f"{value:.4g}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+def _warn(split: Split) -> None:
+    for line in split.remarks:
+        note(line)

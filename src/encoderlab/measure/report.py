@@ -16,18 +16,12 @@ from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 from encoderlab.files import write_text
+from encoderlab.tasks.metrics import mean_interval
 
 MAX_POINTS = 500  # per curve: what a screen can show; keeps a page of many runs below a megabyte
-
-# 97.5% quantiles of Student's t for 1..30 degrees of freedom; beyond, the normal quantile is within 2% of it.
-STUDENT = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +112,10 @@ class Report:
 
 def interval(scores: Sequence[float]) -> tuple[float, float]:
     """Mean and half width of the 95% interval of the mean over seeds (Student's t); the half is 0 for one score."""
-    n = len(scores)
-    if n < 2:
+    if len(scores) < 2:
         return scores[0], 0.0
-    quantile = STUDENT[n - 2] if n - 2 < len(STUDENT) else 1.96
-    return mean(scores), quantile * stdev(scores) / math.sqrt(n)
+    low, high = mean_interval(scores)
+    return (low + high) / 2, (high - low) / 2
 
 
 def difference(task: TaskScores) -> tuple[float, float] | None:

@@ -1,0 +1,276 @@
+"""``encoderlab finetune``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from encoderlab.commands import settings
+from encoderlab.commands.terminal import note, say, table
+from encoderlab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from encoderlab.measure.report import TaskScores
+    from encoderlab.model import Model
+    from encoderlab.tasks.base import Split, Task
+    from encoderlab.tasks.finetune import Recipe
+    from encoderlab.tasks.infer import Given
+    from encoderlab.tasks.protocol import Outcome, Protocol
+
+Job = tuple["Task", "dict[str, Split]"]
+
+
+def finetune(
+    task: str,
+    /,
+    *,
+    model: Path,
+    out: Path,
+    data: Path | None = None,
+    dev: Path | None = None,
+    test: Path | None = None,
+    seeds: int | None = None,
+    grid: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
+    protocol: str = "plain",
+    after: list[str] | None = None,
+    epochs: float | None = None,
+    scratch: bool = False,
+    form: str | None = None,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+    set_: settings.Set = None,
+    config: settings.Config = None,
+) -> dict[str, Any]:
+    """Fine-tune a model on a task, over seeds and grids.
+
+    The weights of each seed are chosen on the development set; every score is stored
+    with how it came about. Simple baselines stand beside it. Run the same command
+    again to resume.
+
+    Example:
+        encoderlab finetune mrpc --data data/glue --model runs/wiki \\
+            --out runs/mrpc --seeds 5 --grid lr=1e-4,3e-4 epochs=3,10
+
+    Parameters
+    ----------
+    task
+        A file of your own (CSV, TSV, JSON lines, Parquet, CoNLL columns), a benchmark (sst2, squad2,
+        conll2003, cmrc2018, ...), or a suite of them (glue, superglue, clue, fewclue).
+    model
+        Model folder, or run folder.
+    out
+        Folder to make, or to resume.
+    data
+        Folder with the benchmark's files.
+    dev
+        Development file beside a training file of your own; else a tenth of that is held out.
+    test
+        File to predict, and to score if it has labels.
+    seeds
+        Runs that differ in nothing but chance; by default as the protocol says.
+    grid
+        Values to search on the development set: field=value,value ... (lr, weight_decay, epochs, any field).
+    protocol
+        plain, bert, roberta, albert, electra, convbert, distilbert, deberta, clue.
+    after
+        Intermediate tasks to train on first (repeatable).
+    epochs
+        Passes over the training data.
+    scratch
+        Also train the same architecture from fresh weights, to see what pretraining gave.
+    form
+        Of a file of your own: classification, regression, tagging, span or choice, where it cannot tell.
+    text
+        Its column of the text.
+    pair
+        Its column of the second text.
+    label
+        Its column of the label.
+    """
+    from encoderlab.interchange.load import load
+    from encoderlab.measure.report import Report, write
+    from encoderlab.tasks import protocol as protocols
+    from encoderlab.tasks.infer import Given
+
+    chosen = protocols.protocol(protocol)
+    if seeds is not None:
+        if seeds < 1:
+            raise ConfigError(f"--seeds {seeds} is not positive; give at least 1")
+        chosen = replace(chosen, seeds=seeds)
+    if grid is not None:
+        chosen = replace(chosen, grid=protocols.parse_grid(grid))
+    given = Given(form=form, text=text, pair=pair, label=label)  # type: ignore[arg-type]
+    jobs = _jobs(task, data, dev, test, given)
+
+    def adjust(recipe: Recipe) -> Recipe:
+        recipe = settings.resolve(recipe, files=config or (), assignments=set_ or ())
+        return recipe if epochs is None else replace(recipe, epochs=epochs)
+
+    start = load(model)
+    done: list[str] = []
+    for name in after or ():
+        ((between, splits),) = _jobs(name, data, None, None, Given())
+        found = protocols.run(
+            replace(chosen, seeds=1), start, between, splits, out / f"after-{name}", adjust=adjust, after=done, say=note
+        )
+        start, done = load(found.best.model), [*done, name]
+    outcomes, tables = [], []
+    for job, splits in jobs:
+        folder = out if len(jobs) == 1 else out / job.name
+        outcome, scores = _run(chosen, start, job, splits, folder, adjust, done, scratch)
+        outcomes.append(outcome)
+        tables.append(scores)
+    _show(tables, chosen)
+    averages = _averages(outcomes)
+    for name, value in averages.items():
+        say(f"average as {name} has it: {100 * value:.2f}")
+    page = Report(
+        title=f"{model} fine-tuned on {task}",
+        verdict=_verdict(tables),
+        tasks=tables,
+        tasks_note="Scores on the development sets. Dots are seeds, the line is their mean, the band its 95% interval. "
+        f"Protocol: {chosen.name} ({chosen.source}).",
+    )
+    write(page, out / "report.html")
+    say(f"models, predictions and score.json in {out}, report in {out / 'report.html'}")
+    return {
+        "out": out,
+        "protocol": chosen.name,
+        "tasks": {outcome.task.name: outcome.record for outcome in outcomes},
+        "baselines": {t.name: {m.name: m.scores[0] for m in t.methods if not m.ours} for t in tables},
+        "averages": averages,
+    }
+
+
+def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, given: Given) -> list[Job]:
+    """The tasks to train on, with their splits."""
+    from encoderlab.tasks import suites
+    from encoderlab.tasks.infer import hold_out, task_of
+    from encoderlab.tasks.protocol import usable_splits
+
+    path = Path(name)
+    if path.is_file():
+        task, said = task_of(path, given)
+        note(said)
+        splits = {"train": task.read([path], "train")}
+        if dev is None:
+            splits["train"], splits["dev"] = hold_out(splits["train"])
+            note(f"held out {len(splits['dev']):,} of {len(splits['dev']) + len(splits['train']):,} examples")
+        else:
+            splits["dev"] = task.read([dev], "dev")
+        if test is not None:
+            splits["test"] = task.read([test], "test")
+        jobs = [(task, splits)]
+    elif path.suffix and "/" in name:
+        raise ConfigError(f"{name}: no such file; give labelled texts, or the name of a benchmark")
+    else:
+        names = suites.SUITES.get(name.lower(), (name,))
+        tasks = [suites.task(one) for one in names]
+        if data is None:
+            raise ConfigError(f"{name} is a benchmark; give the folder of its files with --data")
+        jobs = [(one, usable_splits(one, data)) for one in tasks]
+    for _, splits in jobs:
+        for split in splits.values():
+            for remark in split.remarks:
+                note(remark)
+    return jobs
+
+
+def _run(
+    protocol: Protocol,
+    model: Model,
+    task: Task,
+    splits: dict[str, Split],
+    out: Path,
+    adjust: Callable[[Recipe], Recipe],
+    after: Sequence[str],
+    scratch: bool,
+) -> tuple[Outcome, TaskScores]:
+    """One task: baselines, the same model from fresh weights if asked for, and the model."""
+    from encoderlab.measure.report import Score, TaskScores
+    from encoderlab.model import Model as Network
+    from encoderlab.tasks.baselines import baselines
+    from encoderlab.tasks.finetune import completed
+    from encoderlab.tasks.protocol import run
+
+    task = completed(task, splits["train"].examples)
+    methods = [
+        Score(name=name, scores=[scores[task.metric]])
+        for name, scores in baselines(task, splits["train"], splits["dev"]).items()
+        if task.metric in scores
+    ]
+    if scratch:
+        fresh = Network(model.config, model.tokenizer).initialize(1)
+        methods.append(
+            _score("without pretraining", run(protocol, fresh, task, splits, out / "scratch", adjust=adjust, say=note))
+        )
+    outcome = run(protocol, model, task, splits, out, adjust=adjust, after=after, say=note)
+    methods.append(_score("pretrained", outcome))
+    return outcome, TaskScores(
+        name=task.name,
+        about=f"{len(splits['train']):,} training and {len(splits['dev']):,} development examples.",
+        metric=task.metric,
+        methods=methods,
+        compare=("pretrained", "without pretraining") if scratch else None,
+    )
+
+
+def _score(name: str, outcome: Outcome) -> Any:
+    from encoderlab.measure.report import Score
+
+    return Score(name=name, scores=[run.scores["dev"][outcome.task.metric] for run in outcome.runs], ours=True)
+
+
+def _show(tables: Sequence[TaskScores], protocol: Protocol) -> None:
+    import statistics
+
+    rows = []
+    for scores in tables:
+        for method in scores.methods:
+            several = len(method.scores) > 1
+            rows.append(
+                [
+                    scores.name,
+                    scores.metric,
+                    method.name,
+                    f"{100 * statistics.median(method.scores):.1f}",
+                    f"{100 * statistics.fmean(method.scores):.1f}",
+                    f"{100 * statistics.stdev(method.scores):.1f}" if several else "",
+                    len(method.scores) if method.ours else "",
+                ]
+            )
+    title = f"development sets, × 100; protocol {protocol.name}"
+    table(title, ["task", "metric", "system", "median", "mean", "sd", "seeds"], rows)
+
+
+def _averages(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """The averages of the literature that these tasks are enough for, of the medians."""
+    from encoderlab.tasks.suites import AVERAGES
+
+    medians = {
+        (outcome.task.name if split == "dev" else f"{outcome.task.name}_{split.removeprefix('dev_')}", metric): stats[
+            "median"
+        ]
+        for outcome in outcomes
+        for split, scores in outcome.record["scores"].items()
+        for metric, stats in scores.items()
+    }
+    found = {name: average.of(medians) for name, average in AVERAGES.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _verdict(tables: Sequence[TaskScores]) -> str:
+    from encoderlab.measure.report import interval
+
+    sentences = []
+    for scores in tables:
+        middle, half = interval(scores.methods[-1].scores)
+        best = max((m for m in scores.methods if not m.ours), key=lambda m: m.scores[0], default=None)
+        words = f"{scores.name}: {scores.metric} {100 * middle:.1f}" + (f" ± {100 * half:.1f}" if half else "")
+        sentences.append(words + (f", against {100 * best.scores[0]:.1f} of {best.name}." if best else "."))
+    return " ".join(sentences)
