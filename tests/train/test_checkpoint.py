@@ -24,7 +24,7 @@ from encoderlab.train.checkpoint import Snapshot, Writer
 def snapshot(step: int = 1, size: int = 1000) -> Snapshot:
     return Snapshot(
         weights={"flag": torch.tensor([True]), "w": torch.full((size,), float(step)), "empty": torch.zeros(0, 3)},
-        optimizer={"exp_avg/w": torch.arange(size).bfloat16(), "count": torch.tensor(step)},
+        carried={"exp_avg/w": torch.arange(size).bfloat16(), "count": torch.tensor(step)},
         state={"step": step},
         recipe={"seed": 1},
     )
@@ -40,7 +40,7 @@ def save(folder: Path, *steps: int, keep: int = 5) -> None:
 def test_round_trip_in_the_library_s_format(tmp_path: Path) -> None:
     save(tmp_path, 3)
     folder = tmp_path / "step-000003"
-    for file, tensors in ((checkpoint.WEIGHTS, snapshot(3).weights), (checkpoint.OPTIMIZER, snapshot(3).optimizer)):
+    for file, tensors in ((checkpoint.WEIGHTS, snapshot(3).weights), (checkpoint.CARRIED, snapshot(3).carried)):
         for read in (load_file(folder / file), checkpoint.read_tensors(folder / file)):
             assert read.keys() == tensors.keys()
             for name, tensor in tensors.items():
@@ -64,7 +64,7 @@ def test_the_same_step_again_replaces_it(tmp_path: Path) -> None:
     assert checkpoint.read_json(tmp_path / "step-000005" / checkpoint.STATE) == {"step": 7}
 
 
-@pytest.mark.parametrize("file", [checkpoint.WEIGHTS, checkpoint.OPTIMIZER, checkpoint.STATE, checkpoint.RECIPE])
+@pytest.mark.parametrize("file", [checkpoint.WEIGHTS, checkpoint.CARRIED, checkpoint.STATE, checkpoint.RECIPE])
 def test_every_kind_of_damage_is_named_and_the_one_before_is_found(tmp_path: Path, file: str) -> None:
     save(tmp_path, 1, 2, 3)
     older, newer = tmp_path / "step-000002" / file, tmp_path / "step-000003" / file
@@ -168,7 +168,7 @@ def test_state_is_readable_json(tmp_path: Path) -> None:
     save(tmp_path, 1)
     assert json.loads((tmp_path / "step-000001" / "manifest.json").read_text())["files"].keys() == {
         checkpoint.WEIGHTS,
-        checkpoint.OPTIMIZER,
+        checkpoint.CARRIED,
         checkpoint.STATE,
         checkpoint.RECIPE,
     }

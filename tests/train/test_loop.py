@@ -182,7 +182,7 @@ def test_fp16_skips_a_step_that_overflows(tmp_path: Path) -> None:
     scales = of(metrics(tmp_path), "train", "loss_scale")
     assert scales == [2.0**14] * 2 + [2.0**13] * 4
     state = checkpoint.read_json(tmp_path / "checkpoints/step-000006/state.json")
-    assert state["progress"]["updates"] == 5, "the bias correction does not count the skipped step"
+    assert state["engine"]["updates"] == 5, "the bias correction does not count the skipped step"
 
 
 class Greedy(Toy):

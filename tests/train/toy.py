@@ -164,7 +164,7 @@ def metrics(out: Path) -> list[dict[str, Any]]:
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
     """Everything a checkpoint holds in tensors."""
-    return checkpoint.read_tensors(folder / checkpoint.WEIGHTS) | checkpoint.read_tensors(folder / checkpoint.OPTIMIZER)
+    return checkpoint.read_tensors(folder / checkpoint.WEIGHTS) | checkpoint.read_tensors(folder / checkpoint.CARRIED)
 
 
 def assert_same_run(one: Path, other: Path, step: int) -> None:

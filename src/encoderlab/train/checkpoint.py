@@ -1,6 +1,6 @@
 """Checkpoints that are whole or absent: written aside, hashed, synced and renamed; verified before they are read.
 
-    RUN/checkpoints/step-000500/   weights.safetensors  optimizer.safetensors  state.json  recipe.json  manifest.json
+    RUN/checkpoints/step-000500/   weights.safetensors  carried.safetensors  state.json  recipe.json  manifest.json
     RUN/checkpoints/latest         a link to the newest one
 
 ``manifest.json`` has size and SHA-256 of every other file. A crash, a full disk or a kill while saving leaves a
@@ -26,9 +26,9 @@ from torch import Tensor
 
 from encoderlab.errors import DataError
 
-WEIGHTS, OPTIMIZER, STATE, RECIPE, MANIFEST = (
+WEIGHTS, CARRIED, STATE, RECIPE, MANIFEST = (
     "weights.safetensors",
-    "optimizer.safetensors",
+    "carried.safetensors",
     "state.json",
     "recipe.json",
     "manifest.json",
@@ -45,7 +45,7 @@ class Snapshot:
     """
 
     weights: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
+    carried: dict[str, Tensor]
     state: dict[str, Any]
     recipe: dict[str, Any]
 
@@ -119,7 +119,7 @@ def write(folder: Path, snapshot: Snapshot) -> None:
     try:
         files = {
             WEIGHTS: _write_tensors(partial / WEIGHTS, snapshot.weights),
-            OPTIMIZER: _write_tensors(partial / OPTIMIZER, snapshot.optimizer),
+            CARRIED: _write_tensors(partial / CARRIED, snapshot.carried),
             STATE: _write_json(partial / STATE, snapshot.state),
             RECIPE: _write_json(partial / RECIPE, snapshot.recipe),
         }
@@ -252,4 +252,4 @@ def _sync(folder: Path) -> None:
 
 
 def _megabytes(snapshot: Snapshot) -> int:
-    return sum(t.nbytes for part in (snapshot.weights, snapshot.optimizer) for t in part.values()) >> 20
+    return sum(t.nbytes for part in (snapshot.weights, snapshot.carried) for t in part.values()) >> 20

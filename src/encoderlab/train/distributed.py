@@ -7,6 +7,7 @@ step over the CPU (gloo), so that no process ever waits for its accelerator beca
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -91,13 +92,8 @@ def join(device: Literal["auto", "cpu", "cuda"] = "auto") -> World:
         torch.cuda.set_device(place)
     if size > 1 and not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+        atexit.register(dist.destroy_process_group)
     return World(int(os.environ.get("RANK", "0")), size, place)
-
-
-def leave() -> None:
-    """End the process group, if there is one."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def spread(module: nn.Module, world: World, parallel: Literal["ddp", "fsdp"]) -> nn.Module:

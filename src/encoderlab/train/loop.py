@@ -9,43 +9,32 @@ randomness belongs to (seed, step, row).
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import gc
 import logging
 import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
-
-import torch
-from torch import Tensor
+from typing import Any, Protocol
 
 from encoderlab import config
 from encoderlab.batches.batch import Batch
-from encoderlab.errors import ConfigError, DataError, Diverged, OutOfMemory, Stopped, nearest
-from encoderlab.nn.noise import Noise
-from encoderlab.objectives.base import Memory, Objective, Term
-from encoderlab.seeds import derive
+from encoderlab.errors import ConfigError, DataError, Diverged, Stopped, nearest
+from encoderlab.objectives.base import Objective
 from encoderlab.train import checkpoint
 from encoderlab.train.checkpoint import Snapshot
-from encoderlab.train.distributed import World, assign, join, named_tensors, spread, synchronised, whole
+from encoderlab.train.distributed import World, assign, join, named_tensors
+from encoderlab.train.engine import Engine
 from encoderlab.train.folder import RunFolder
-from encoderlab.train.optim import Optimizer, global_norm, group_parameters
 from encoderlab.train.progress import Board, Display, facts
 from encoderlab.train.recipe import Budget, Phase, Training
-from encoderlab.train.tally import Tally, measure, precision, summary
+from encoderlab.train.tally import Tally, measure, summary
 
 log = logging.getLogger("encoderlab")
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-FIRST_SCALE, SCALE_GROWTH = (
-    2.0**14,
-    2000,
-)  # fp16: the loss scale at the start, and the steps without overflow until it doubles
 
 
 class Source(Protocol):
@@ -91,27 +80,40 @@ class Outcome:
     best: Path | None
 
 
-def train(objective: Objective, recipe: Training, data: Data, out: Path, *, session: Budget | None = None) -> Outcome:
+def train(
+    objective: Objective,
+    recipe: Training,
+    data: Data,
+    out: Path,
+    *,
+    session: Budget | None = None,
+    utilisation: Callable[[Phase, float], float] | None = None,
+) -> Outcome:
     """Train ``objective`` in place until the recipe's budget is spent, in the run folder ``out``, resuming what lies
     there.
 
     ``session`` limits this call rather than the run: when it is spent, a checkpoint is written and Stopped raised.
+    ``utilisation`` gives the share of a machine's peak for (phase, tokens per second and process), to be shown.
 
     Raises:
         Stopped: by SIGINT, SIGTERM or the end of ``session``, after a checkpoint; its code is 130, 143 or 75.
         Diverged, OutOfMemory, ConfigError, DataError: see the messages; earlier checkpoints are intact.
     """
     world = join(recipe.execution.device)
+    smallest = min([phase.rows for phase in recipe.phases] + ([recipe.ramp.rows] if recipe.ramp else []))
+    if smallest < world.size:
+        raise ConfigError(
+            f"a batch of {smallest} rows is too small for {world.size} processes; give at least one row to each"
+        )
     with contextlib.ExitStack() as stack:
-        return _Trainer(objective, recipe, data, out, world, session, stack).run()
+        return _Run(objective, recipe, data, out, world, session, utilisation, stack).finish()
 
 
 @dataclass
-class Progress:
-    """How far a run has come: with the integers of the batch source, all that a checkpoint holds besides tensors.
+class Place:
+    """Where a run is: with the integers of the batch source and the engine's state, all that a checkpoint holds.
 
-    ``window_...`` belong to the current line of metrics; ``scale`` and ``fine_steps`` are fp16's loss scale and the
-    steps since it overflowed.
+    ``window_...`` belong to the line of metrics that is being added up; ``best`` is the best validation so far.
     """
 
     step: int = 0
@@ -119,9 +121,6 @@ class Progress:
     seconds: float = 0.0
     phase: int = -1
     batch_rows: int = 0
-    updates: int = 0
-    scale: float = 1.0
-    fine_steps: int = 0
     window_tokens: int = 0
     window_positions: int = 0
     window_norm: float = 0.0
@@ -132,8 +131,8 @@ class Progress:
         return {"steps": float(self.step), "tokens": float(self.tokens), "hours": self.seconds / 3600}[budget.unit]
 
 
-class _Trainer:
-    """One call of :func:`train`; ``stack`` undoes whatever it opens."""
+class _Run:
+    """One call of :func:`train`; ``stack`` closes whatever it opens."""
 
     def __init__(
         self,
@@ -143,42 +142,32 @@ class _Trainer:
         out: Path,
         world: World,
         session: Budget | None,
+        utilisation: Callable[[Phase, float], float] | None,
         stack: contextlib.ExitStack,
     ) -> None:
-        self.recipe, self.data, self.out, self.world, self.session = recipe, data, out, world, session
-        smallest = min([phase.rows for phase in recipe.phases] + ([recipe.ramp.rows] if recipe.ramp else []))
-        if smallest < world.size:
-            raise ConfigError(
-                f"a batch of {smallest} rows is too small for {world.size} processes; give at least one row to each"
-            )
+        self.recipe, self.data, self.out, self.world = recipe, data, out, world
+        self.session, self.utilisation = session, utilisation
         self.folder: RunFolder | None = None
         world.agree(lambda: self._claim(stack))
-        self.objective = objective.to(world.device).train()
-        if recipe.execution.compile:
-            objective.compile()
-        self.model = spread(objective, world, recipe.execution.parallel)
-        self.optimizer = Optimizer(group_parameters(objective, recipe.optim), recipe.optim)
-        self.progress = Progress(scale=FIRST_SCALE if recipe.precision == "fp16" else 1.0)
-        self.tally = Tally(world.device)
-        self.norm = self.largest_norm = torch.zeros((), device=world.device)
-        self.lr = 0.0
-        self.memory: Memory = None
+        self.engine = Engine(objective, recipe, world)
+        self.place = Place()
         self.source: Source | None = None
         self.source_state: dict[str, int] | None = None
         self.validation: dict[str, Any] = {}
+        self.lr = 0.0
         self.display = Display(getattr(recipe, "name", "train"), visible=world.main)
         stack.callback(self.display.close)
         stack.callback(self._close_source)
         self.writer = checkpoint.Writer(self.checkpoints, keep=recipe.checkpoints.keep) if world.main else None
         self._resume()
-        self.board = Board(out, self.progress.step) if recipe.execution.tensorboard and world.main else None
+        self.board = Board(out, self.place.step) if recipe.execution.tensorboard and world.main else None
         if self.board is not None:
             stack.callback(self.board.close)
         self.signals: list[int] = []
         stack.enter_context(_collect_signals(self.signals))
-        self.started = dataclasses.replace(self.progress)
+        self.started = self.saved = replace(self.place)
         self.clock = time.perf_counter()
-        self.window_start, self.window_from, self.waiting = self.clock, self.progress.tokens, 0.0
+        self.window_start, self.window_from, self.waiting = self.clock, self.place.tokens, 0.0
 
     @property
     def checkpoints(self) -> Path:
@@ -192,99 +181,83 @@ class _Trainer:
 
     # The course of a run
 
-    def run(self) -> Outcome:
-        recipe, progress = self.recipe, self.progress
-        saved, evaluated = (
-            dataclasses.replace(progress),
-            progress.step if self.validation.get("step") == progress.step else -1,
-        )
-        stop: int | None = None
-        while progress.spent(recipe.budget) < recipe.budget.amount and stop is None:
+    def finish(self) -> Outcome:
+        """Go on to the end of the budget, or to whatever stops the run before."""
+        recipe, place = self.recipe, self.place
+        while place.spent(recipe.budget) < recipe.budget.amount:
             stop = self._step()
-            if progress.step % recipe.log_every == 0:
+            if place.step % recipe.log_every == 0:
                 self._log()
-            if progress.step % recipe.evaluation.every == 0:
+            if place.step % recipe.evaluation.every == 0:
                 self._validate()
-                evaluated = progress.step
-            if stop is None and self._checkpoint_due(saved):
+            if stop is not None and place.spent(recipe.budget) < recipe.budget.amount:
+                self._stop(stop)
+            if self._checkpoint_due():
                 self._save()
-                saved = dataclasses.replace(progress)
-        if stop is None and progress.step > self.started.step:
-            self._log()
-            if evaluated < progress.step:
-                self._validate()
-        if progress.step > saved.step:
+        logged, validated = self._log(), self._validate()
+        if logged or validated or place.step > self.saved.step:
             self._save()
         if self.writer is not None:
             self.writer.wait()
-        if stop is not None:
-            self._note(
-                f"stopped at step {progress.step}; checkpoint {self.checkpoints / checkpoint.name(progress.step)}"
-            )
-            why = signal.Signals(stop).name if stop else "the end of the session"
-            raise Stopped(
-                f"stopped by {why} at step {progress.step}; run the same command again to resume", signal=stop or None
-            )
-        best = self.checkpoints / "best"
         return Outcome(
-            step=progress.step,
-            tokens=progress.tokens,
-            seconds=progress.seconds,
+            step=place.step,
+            tokens=place.tokens,
+            seconds=place.seconds,
             metrics=self.validation,
-            checkpoint=self.checkpoints / checkpoint.name(progress.step),
-            best=best if recipe.evaluation.best else None,
+            checkpoint=self.checkpoints / checkpoint.name(place.step),
+            best=self.checkpoints / "best" if recipe.evaluation.best else None,
         )
 
     def _step(self) -> int | None:
-        """One update. Returns why the run must stop after it: a signal's number, 0 for the end of the session, or
+        """One update. Returns why the run is to stop after it: a signal's number, 0 for the end of the session, or
         None.
         """
-        recipe, progress = self.recipe, self.progress
-        spent = progress.spent(recipe.budget)
+        recipe, place, session = self.recipe, self.place, self.session
+        spent = place.spent(recipe.budget)
         batch = self._next_batch(spent)
-        own = self.objective.counts(batch)
+        own = self.engine.objective.counts(batch)
         names = sorted(own)
-        asked = [self.signals.count(number) for number in STOP_SIGNALS]
         clock = self.started.seconds + time.perf_counter() - self.clock if self.world.main else 0.0
+        asked = [self.signals.count(number) for number in STOP_SIGNALS]
         rows, tokens, positions, seconds, *rest = self.world.sum(
             [len(batch), batch.num_tokens, batch.ids.numel(), clock, *asked, *(own[name] for name in names)]
         )
-        wanted, counts = rest[: len(asked)], dict(zip(names, rest[len(asked) :], strict=True))
-        self._accumulate(batch, int(rows), counts)
+        asked, counts = [int(times) for times in rest[:2]], dict(zip(names, rest[2:], strict=True))
         self.lr = recipe.optim.lr * recipe.schedule.share(spent, recipe.budget.amount)
-        self._update()
-        progress.step += 1
-        progress.tokens += int(tokens)
-        progress.window_tokens += int(tokens)
-        progress.window_positions += int(positions)
-        progress.seconds = seconds
+        try:
+            self.engine.step(batch, rows=int(rows), counts=counts, lr=self.lr, number=place.step)
+        except Diverged as error:
+            raise self._diverged(error) from None
+        place.step += 1
+        place.tokens += int(tokens)
+        place.window_tokens += int(tokens)
+        place.window_positions += int(positions)
+        place.seconds = seconds
         if self.world.size == 1:  # no need to wait for the next message
-            wanted = [self.signals.count(number) for number in STOP_SIGNALS]
-        for number, times in zip(STOP_SIGNALS, wanted, strict=True):
+            asked = [self.signals.count(number) for number in STOP_SIGNALS]
+        for number, times in zip(STOP_SIGNALS, asked, strict=True):
             if times:
                 return number
-        session = self.session
-        return 0 if session and progress.spent(session) - self.started.spent(session) >= session.amount else None
+        return 0 if session and place.spent(session) - self.started.spent(session) >= session.amount else None
 
     def _next_batch(self, spent: float) -> Batch:
-        recipe, progress = self.recipe, self.progress
+        recipe, place = self.recipe, self.place
         stage = recipe.stage(spent)
-        moved = (stage.phase, stage.rows) != (progress.phase, progress.batch_rows)
+        moved = (stage.phase, stage.rows) != (place.phase, place.batch_rows)
         if self.source is None or moved:
             state = self.source_state if self.source is None else self.source.state()
             self._close_source()
-            self.source = self.data.source(
-                recipe.phases[stage.phase], stage.rows, state if stage.phase == progress.phase else None
-            )
+            same_phase = stage.phase == place.phase
+            self.source = self.data.source(recipe.phases[stage.phase], stage.rows, state if same_phase else None)
         if moved:
-            self.memory = None
-            progress.phase, progress.batch_rows = stage
+            self.engine.memory = None
+            place.phase, place.batch_rows = stage
         begin = time.perf_counter()
         try:
             batch = next(self.source)
         except StopIteration:
             raise DataError(
-                f"the data ended at step {progress.step}, before the budget was spent; repeat it or shorten the run"
+                f"the data ended at step {place.step}, before the budget was spent; repeat it or shorten the run"
             ) from None
         self.waiting += time.perf_counter() - begin
         return batch
@@ -294,190 +267,109 @@ class _Trainer:
             self.source.close()
         self.source = None
 
-    def _accumulate(self, batch: Batch, rows: int, counts: Mapping[str, float]) -> None:
-        """Gradients of the batch, in micro-batches; ``rows`` and ``counts`` are those of all processes together."""
-        largest_share = -(-rows // self.world.size)
-        micro = self.recipe.execution.micro_rows or largest_share
-        pieces = min(-(-largest_share // micro), rows // self.world.size)  # the same for all processes
-        seed_torch(derive(self.recipe.seed, "step", self.progress.step, self.world.rank), self.world.device)
-        failure = None
-        memories: list[Memory] = []
-        try:
-            for i in range(pieces):
-                start, stop = len(batch) * i // pieces, len(batch) * (i + 1) // pieces
-                terms, memory = self._micro_step(batch, start, stop, counts, last=i == pieces - 1)
-                self.tally.add(terms)
-                memories.append(memory)
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            failure = str(error).splitlines()[0]
-        if failure is not None:  # outside the except clause, whose traceback keeps the activations alive
-            self._out_of_memory(batch, -(-len(batch) // pieces), counts, failure)
-        self.memory = _join_memory(memories)
+    def _stop(self, number: int) -> None:
+        self._save()
+        if self.writer is not None:
+            self.writer.wait()
+        why = signal.Signals(number).name if number else "the end of the session"
+        step = self.place.step
+        self._note(f"stopped by {why} at step {step}; checkpoint {self.checkpoints / checkpoint.name(step)}")
+        raise Stopped(f"stopped by {why} at step {step}; run the same command again to resume", signal=number or None)
 
-    def _micro_step(
-        self, batch: Batch, start: int, stop: int, counts: Mapping[str, float], *, last: bool
-    ) -> tuple[dict[str, Term], Memory]:
-        piece = batch.slice(start, stop).to(self.world.device)
-        assert piece.rows is not None
-        noise = Noise(self.recipe.seed, self.progress.step, piece.rows)
-        memory = None if self.memory is None else tuple(layer[start:stop] for layer in self.memory)
-        with synchronised(self.model, last):
-            with precision(self.recipe.precision, self.world.device):
-                terms, memory = self.model(piece, noise=noise, memory=memory)
-            factor = self.world.size * self.progress.scale  # both engines average over processes
-            loss = torch.stack(
-                [term.sum * (term.weight * factor / max(counts[name], 1)) for name, term in terms.items()]
-            ).sum()
-            loss.backward()
-        return terms, memory
-
-    def _update(self) -> None:
-        """Unscale, clip, step (in this order), all on the device; a gradient that is not finite changes nothing."""
-        progress, scaled = self.progress, self.recipe.precision == "fp16"
-        self.norm = global_norm(self.optimizer.parameters) / progress.scale
-        factor = torch.full_like(self.norm, progress.scale)
-        if self.recipe.clip is not None:
-            factor = factor * (self.norm / self.recipe.clip).clamp(min=1.0)
-        broken = ~self.norm.isfinite()
-        if scaled and bool(broken):
-            self._lower_scale()
-        else:
-            self.largest_norm = torch.maximum(self.largest_norm, self.norm)  # keeps NaN
-            self.optimizer.step(self.lr, grad_scale=factor, skip=broken.float())
-            progress.fine_steps += 1
-            if scaled and progress.fine_steps % SCALE_GROWTH == 0:
-                progress.scale *= 2
-        for parameter in self.optimizer.parameters:
-            parameter.grad = None
-        if self.world.device.type == "cpu":
-            self._check_finite()
-
-    def _lower_scale(self) -> None:
-        self.progress.scale /= 2
-        self.progress.fine_steps = 0
-        if self.progress.scale < 1:
-            self._diverged("gradients overflow fp16 at a loss scale of 1")
-
-    def _check_finite(self) -> None:
-        if not bool(self.largest_norm.isfinite()):
-            self._diverged("the gradient is not finite any more")
-
-    def _diverged(self, what: str) -> NoReturn:
+    def _diverged(self, error: Diverged) -> Diverged:
         if self.writer is not None:
             self.writer.wait()
         kept = checkpoint.newest(self.checkpoints)[0]
-        raise Diverged(
-            f"step {self.progress.step}: {what} (learning rate {self.lr:.2g}); "
+        return Diverged(
+            f"step {self.place.step}: {error} (learning rate {self.lr:.2g}); "
             "lower optim.lr, lengthen schedule.warmup, or set precision=fp32; "
             + (f"the last checkpoint before it is {kept}" if kept else "no checkpoint had been written yet")
         )
 
-    def _out_of_memory(self, batch: Batch, tried: int, counts: Mapping[str, float], failure: str) -> NoReturn:
-        """Find the rows that fit by trying halves, alone: other processes may be anywhere."""
-        self.progress.scale, length, fits = 1.0, batch.ids.shape[1], 0
-        while self.world.size == 1 and not fits and tried > 1:
-            tried //= 2
-            for parameter in self.optimizer.parameters:
-                parameter.grad = None
-            gc.collect()
-            if self.world.device.type == "cuda":
-                torch.cuda.empty_cache()
-            try:
-                self._micro_step(batch, 0, tried, counts, last=True)
-                fits = tried
-            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                if not _is_out_of_memory(error):
-                    raise
-        if self.world.size > 1:
-            remedy = f"try --set execution.micro_rows={max(1, tried // 2)}, which gives the same result"
-        elif fits:
-            remedy = f"{fits} rows fit: --set execution.micro_rows={fits} gives the same result"
-        else:
-            remedy = "not even one row fits: use shorter rows or a smaller model"
-        raise OutOfMemory(
-            f"out of memory with rows of {length} tokens on {self.world.device} ({failure[:120]}); {remedy}"
-        )
+    # What is written while it goes on
 
-    # What is written
-
-    def _log(self) -> None:
-        """A line of training metrics over the steps since the last one."""
-        progress = self.progress
-        totals = self.tally.totals(self.world)
-        if not totals:
-            return
-        self._check_finite()
+    def _log(self) -> bool:
+        """A line of training metrics over the steps since the last one; False if there were none."""
+        place, engine = self.place, self.engine
+        totals = engine.tally.totals(self.world)
+        if not place.window_positions:
+            return False
+        try:
+            engine.check()
+        except Diverged as error:
+            raise self._diverged(error) from None
         now = time.perf_counter()
         took = max(now - self.window_start, 1e-9)
+        speed = (place.tokens - self.window_from) / took
+        phase = self.recipe.phases[place.phase]
         line = {
             "split": "train",
-            "step": progress.step,
-            "tokens": progress.tokens,
+            "step": place.step,
+            "tokens": place.tokens,
             **summary(totals, self._bytes_per_token()),
             "lr": self.lr,
-            "grad_norm": self.norm.item(),
-            "grad_norm_max": max(self.largest_norm.item(), progress.window_norm),
-            "padding": 1 - progress.window_tokens / max(progress.window_positions, 1),
-            "rows": progress.batch_rows,
-            "length": self.recipe.phases[progress.phase].length,
-            "seconds": progress.seconds,
-            "tokens_per_second": (progress.tokens - self.window_from) / took,
+            "grad_norm": engine.norm.item(),
+            "grad_norm_max": max(engine.largest_norm.item(), place.window_norm),
+            "padding": 1 - place.window_tokens / place.window_positions,
+            "rows": place.batch_rows,
+            "length": phase.length,
+            **({"loss_scale": engine.scale} if self.recipe.precision == "fp16" else {}),
+            "seconds": place.seconds,
+            "tokens_per_second": speed,
             "waiting": self.waiting / took,
+            **({"peak_share": self.utilisation(phase, speed / self.world.size)} if self.utilisation else {}),
         }
-        if progress.scale != 1:
-            line["loss_scale"] = progress.scale
         self._write(line)
         budget = self.recipe.budget
-        done = min(progress.spent(budget) / budget.amount, 1.0)
-        session = progress.seconds - self.started.seconds
+        done = min(place.spent(budget) / budget.amount, 1.0)
         gained = done - self.started.spent(budget) / budget.amount
-        self.display.update(line, done=done, left=session / gained * (1 - done) if gained else math.nan)
-        self.tally = Tally(self.world.device)
-        self.largest_norm = torch.zeros_like(self.largest_norm)
-        progress.window_tokens = progress.window_positions = 0
-        progress.window_norm = 0.0
-        self.window_start, self.window_from, self.waiting = now, progress.tokens, 0.0
+        left = (place.seconds - self.started.seconds) / gained * (1 - done) if gained else math.nan
+        self.display.update(line, done=done, left=left)
+        engine.tally = Tally(self.world.device)
+        engine.largest_norm = engine.largest_norm.new_zeros(())
+        place.window_tokens, place.window_positions, place.window_norm = 0, 0, 0.0
+        self.window_start, self.window_from, self.waiting = now, place.tokens, 0.0
+        return True
 
-    def _validate(self) -> None:
-        """A line of validation metrics, and the best weights where the recipe asks for them."""
-        if self.data.validation is None and self.data.score is None:
-            return
-        progress = self.progress
-        self.objective.eval()
-        line: dict[str, Any] = {"split": "valid", "step": progress.step, "tokens": progress.tokens}
-        if self.data.validation is not None:
-            batches = self.data.validation(self.recipe.phases[progress.phase])
-            line |= summary(
-                measure(self.objective, batches, self.world, self.recipe.precision), self._bytes_per_token()
-            )
-        if self.data.score is not None:
-            line["scores"] = dict(self.data.score())
-        self.objective.train()
+    def _validate(self) -> bool:
+        """A line of validation metrics, and the best weights where the recipe asks for them; False if it is there
+        already.
+        """
+        data, place, engine = self.data, self.place, self.engine
+        if data.validation is None and data.score is None or self.validation.get("step") == place.step:
+            return False
+        begin = time.perf_counter()
+        line: dict[str, Any] = {"split": "valid", "step": place.step, "tokens": place.tokens}
+        engine.objective.eval()
+        if data.validation is not None:
+            batches = data.validation(self.recipe.phases[place.phase])
+            totals = measure(engine.objective, batches, self.world, self.recipe.precision)
+            line |= summary(totals, self._bytes_per_token())
+        if data.score is not None:
+            line["scores"] = dict(data.score())
+        engine.objective.train()
         self.validation = line
-        self._write(line | {"seconds": progress.seconds})
+        self._write(line | {"seconds": place.seconds})
         self._note(f"validation  {facts(line)}")
         self._keep_best(line)
+        self.window_start += time.perf_counter() - begin  # does not count as training time
+        return True
 
     def _keep_best(self, line: Mapping[str, Any]) -> None:
         wanted = self.recipe.evaluation.best
         if wanted is None:
             return
         numbers = {"loss": line.get("loss")} | line.get("accuracy", {}) | line.get("scores", {})
-        if wanted not in numbers or numbers[wanted] is None:
+        value, best = numbers.get(wanted), self.place.best
+        if value is None:
             raise ConfigError(f"evaluation.best {wanted!r} is no number of the validation{nearest(wanted, numbers)}")
-        lower = wanted == "loss"
-        value, best = numbers[wanted], self.progress.best
-        if best is not None and (value >= best if lower else value <= best):
+        if best is not None and (value >= best if wanted == "loss" else value <= best):
             return
-        self.progress.best = value
-        weights = self._gather(named_tensors(self.objective))
+        self.place.best = value
+        weights, state = self.engine.weights(), {"step": self.place.step, wanted: value}
         if self.writer is not None:
-            state = {"step": self.progress.step, wanted: value}
-            self.writer.save(
-                "best", Snapshot(weights=weights, optimizer={}, state=state, recipe=config.to_dict(self.recipe))
-            )
+            recipe = config.to_dict(self.recipe)
+            self.writer.save("best", Snapshot(weights=weights, carried={}, state=state, recipe=recipe))
 
     def _write(self, line: Mapping[str, Any]) -> None:
         if self.folder is not None:
@@ -492,81 +384,55 @@ class _Trainer:
 
     def _bytes_per_token(self) -> dict[str, float]:
         size = self.data.bytes_per_token
-        return {} if size is None else dict.fromkeys(self.objective.per_token, size)
+        return {} if size is None else dict.fromkeys(self.engine.objective.per_token, size)
 
     # Saving and resuming
 
-    def _checkpoint_due(self, saved: Progress) -> bool:
-        settings, progress = self.recipe.checkpoints, self.progress
-        by_steps = settings.steps is not None and progress.step - saved.step >= settings.steps
-        return by_steps or settings.minutes is not None and progress.seconds - saved.seconds >= settings.minutes * 60
+    def _checkpoint_due(self) -> bool:
+        settings, place, saved = self.recipe.checkpoints, self.place, self.saved
+        by_steps = settings.steps is not None and place.step - saved.step >= settings.steps
+        return by_steps or settings.minutes is not None and place.seconds - saved.seconds >= settings.minutes * 60
 
     def _save(self) -> None:
         """Copy everything to CPU memory and leave the writing to a thread."""
-        totals = self.tally.totals(self.world)
-        largest = self.largest_norm.item()
-        if not math.isfinite(largest):
-            self._check_finite()
-        weights = self._gather(named_tensors(self.objective))
-        optimizer = self._gather(
-            {f"{kind}/{name}": tensor for name, kinds in self.optimizer.state.items() for kind, tensor in kinds.items()}
-        )
-        for i, layer in enumerate(self.memory or ()):
-            optimizer[f"memory/{i}"] = self.world.gather_rows(layer).cpu()
-        if self.writer is None or self.folder is None:
-            return
-        assert self.source is not None
-        progress = dataclasses.replace(
-            self.progress, updates=self.optimizer.steps, window_norm=max(largest, self.progress.window_norm)
-        )
-        state = {
-            "progress": dataclasses.asdict(progress),
-            "source": self.source.state(),
-            "window": totals,
-            "validation": self.validation,
-            "metrics_bytes": self.folder.metrics_size(),
-            "processes": self.world.size,
-        }
-        recipe = config.to_dict(self.recipe)
-        snapshot = Snapshot(weights=weights, optimizer=optimizer, state=state, recipe=recipe)
-        self.writer.save(checkpoint.name(progress.step), snapshot)
-
-    def _gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole copies in CPU memory, on the first process only."""
-        gathered = {}
-        for name, tensor in tensors.items():
-            full = whole(tensor.detach())
-            if self.world.main:
-                gathered[name] = full.to("cpu", copy=True)
-        return gathered
+        begin, engine = time.perf_counter(), self.engine
+        try:
+            engine.check()
+        except Diverged as error:
+            raise self._diverged(error) from None
+        totals, weights, carried = engine.tally.totals(self.world), engine.weights(), engine.carried()
+        if self.writer is not None and self.folder is not None:
+            norm = max(engine.largest_norm.item(), self.place.window_norm)
+            state = {
+                "place": asdict(replace(self.place, window_norm=norm)),
+                "source": self.source_state if self.source is None else self.source.state(),
+                "engine": engine.counters(),
+                "window": totals,
+                "validation": self.validation,
+                "metrics_bytes": self.folder.metrics_size(),
+                "processes": self.world.size,
+            }
+            recipe = config.to_dict(self.recipe)
+            snapshot = Snapshot(weights=weights, carried=carried, state=state, recipe=recipe)
+            self.writer.save(checkpoint.name(self.place.step), snapshot)
+        self.saved = replace(self.place)
+        self.window_start += time.perf_counter() - begin
 
     def _resume(self) -> None:
         """Go on from the newest whole checkpoint, if there is one."""
         step = int(self.world.agree(self._find))
-        if step < 0:
-            if self.folder is not None:
-                self.folder.open_metrics(0)
-            return
-        found = self.checkpoints / checkpoint.name(step)
-        state = checkpoint.read_json(found / checkpoint.STATE)
-        load_weights(self.objective, found)
-        tensors = checkpoint.read_tensors(found / checkpoint.OPTIMIZER)
-        for name, kinds in self.optimizer.state.items():
-            for kind, tensor in kinds.items():
-                assign(tensor, tensors[f"{kind}/{name}"])
-        self.progress = Progress(**state["progress"])
-        self.optimizer.steps = self.progress.updates
-        self.source_state, self.validation = state["source"], state["validation"]
-        layers = [
-            tensors[key] for key in sorted((k for k in tensors if k.startswith("memory/")), key=lambda k: int(k[7:]))
-        ]
-        if layers:
-            start, stop = self.world.share(len(layers[0]))
-            self.memory = tuple(layer[start:stop].to(self.world.device) for layer in layers)
-        if self.folder is not None:  # the first process carries what all of them added up
-            self.tally.restore(state["window"])
-            self.folder.open_metrics(state["metrics_bytes"])
-        self._note(f"resuming from {found}")
+        size = 0
+        if step >= 0:
+            found = self.checkpoints / checkpoint.name(step)
+            state = checkpoint.read_json(found / checkpoint.STATE)
+            load_weights(self.engine.objective, found)
+            self.engine.restore(checkpoint.read_tensors(found / checkpoint.CARRIED), state["engine"])
+            self.engine.tally.restore(state["window"], self.world)
+            self.place = Place(**state["place"])
+            self.source_state, self.validation, size = state["source"], state["validation"], state["metrics_bytes"]
+            self._note(f"resuming from {found}")
+        if self.folder is not None:
+            self.folder.open_metrics(size)
 
     def _find(self) -> int:
         """The step of the newest whole checkpoint, -1 if none was ever written. Damaged ones are put aside."""
@@ -574,8 +440,9 @@ class _Trainer:
         if damaged and found is None:
             raise DataError(f"{damaged[0][1]}; no older checkpoint is whole: delete {self.checkpoints} to begin again")
         for folder, why in damaged:
+            assert found is not None
             log.warning("%s", why)
-            self.display.say(f"warning: {why}; going on from {found.name if found else 'the beginning'}")
+            self.display.say(f"warning: {why}; going on from {found.name}")
             folder.rename(folder.with_name(f"damaged-{folder.name}"))
         return -1 if found is None else int(found.name.removeprefix("step-"))
 
@@ -596,33 +463,6 @@ def load_weights(objective: Objective, folder: Path) -> None:
                 f"{folder}: {name} is {tuple(stored[name].shape)} there and {tuple(tensor.shape)} in this model"
             )
         assign(tensor, stored[name])
-
-
-def seed_torch(seed: int, device: torch.device) -> None:
-    """Seed torch's own generators, for what draws from them rather than from noise; resumes exactly, but knows no rows.
-
-    Not ``torch.manual_seed``, which formats a stack trace per call while CUDA sleeps.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-
-
-def _join_memory(parts: list[Memory]) -> Memory:
-    """The memories of the micro-batches, row after row."""
-    kept = [part for part in parts if part is not None]
-    if len(kept) < len(parts) or not kept:
-        return None
-    return kept[0] if len(kept) == 1 else tuple(torch.cat(layers) for layers in zip(*kept, strict=True))
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    text = str(error)
-    return (
-        isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        or "can't allocate memory" in text
-        or "out of memory" in text
-    )
 
 
 @contextlib.contextmanager

@@ -223,7 +223,7 @@ class Optimizer:
     ) -> None:
         """One fused pass over memory; BERT's Adam is AdamW at a step count where both corrections have become 1."""
         count = float(self.steps) if isinstance(self.optim, AdamW) else UNCORRECTED
-        step = torch.tensor(count, device=weights[0].device)
+        step = torch.full((), count, device=weights[0].device)
         torch._fused_adamw_(
             weights,
             grads,

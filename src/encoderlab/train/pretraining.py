@@ -27,7 +27,7 @@ from encoderlab.objectives.permutation import Permutation, PermutationSettings
 from encoderlab.objectives.rtd import RTD, RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.train.distributed import join
-from encoderlab.train.loop import Data, Outcome, train
+from encoderlab.train.loop import Data, Outcome, load_weights, train
 from encoderlab.train.recipe import Budget, Phase, Training
 
 log = logging.getLogger("encoderlab")
@@ -55,7 +55,14 @@ class Recipe(Training):
     fresh_generator: bool = False
 
 
-def pretrain(recipe: Recipe, corpus: Path, out: Path, *, session: Budget | None = None) -> Outcome:
+def pretrain(
+    recipe: Recipe,
+    corpus: Path,
+    out: Path,
+    *,
+    session: Budget | None = None,
+    utilisation: Callable[[Phase, float], float] | None = None,
+) -> Outcome:
     """Train as ``recipe`` says on the corpus folder ``corpus``, in the run folder ``out``; run it again to resume.
 
     The result lies in ``out/model`` (``out/model/generator`` and ``out/model/discriminator`` for two networks).
@@ -69,8 +76,12 @@ def pretrain(recipe: Recipe, corpus: Path, out: Path, *, session: Budget | None 
     tokenizer = Tokenizer.load(text.tokenizer_path)
     recipe = fit(recipe, tokenizer)
     objective = build_objective(recipe, tokenizer, text)
-    outcome = train(objective, recipe, corpus_data(recipe, objective, corpus, tokenizer), out, session=session)
+    data = corpus_data(recipe, objective, corpus, tokenizer)
+    outcome = train(objective, recipe, data, out, session=session, utilisation=utilisation)
     if join(recipe.execution.device).main:
+        if recipe.execution.parallel == "fsdp":  # this process has only shards; the checkpoint has it all
+            objective = build_objective(recipe, tokenizer, text)
+            load_weights(objective, outcome.checkpoint)
         save_models(objective, tokenizer, out)
     return outcome
 

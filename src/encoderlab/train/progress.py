@@ -85,7 +85,7 @@ def facts(line: Mapping[str, Any]) -> str:
     for name, loss in losses.items():
         share = f" ({accuracy[name]:.1%})" if name in accuracy else ""
         if len(losses) > 1 or share:
-            words.append(f"{name} {loss:.3f}{share}")
+            words.append(f"{name}{f' {loss:.3f}' if loss else ''}{share}")  # a term that is only counted has no loss
     words += [f"{name} {value:.4f}" for name, value in list(line.get("scores", {}).items())[:3]]
     if "lr" in line:
         words.append(f"lr {line['lr']:.1e}")

@@ -53,13 +53,12 @@ class Tally:
             for i, name in enumerate(names)
         }
 
-    def restore(self, totals: Mapping[str, Mapping[str, float]]) -> None:
-        """Take up the totals of an earlier tally."""
+    def restore(self, totals: Mapping[str, Mapping[str, float]], world: World) -> None:
+        """Take up the totals of an earlier tally; the first process carries what all of them had added up."""
         for name, term in totals.items():
-            self._sums[name] = torch.tensor(
-                [term["sum"], max(term["hits"], 0.0)], dtype=torch.float64, device=self.device
-            )
-            self._counts[name], self._weights[name] = int(term["count"]), term["weight"]
+            hits, share = max(term["hits"], 0.0), float(world.main)
+            self._sums[name] = torch.tensor([term["sum"], hits], dtype=torch.float64, device=self.device) * share
+            self._counts[name], self._weights[name] = int(term["count"] * share), term["weight"]
             if term["hits"] >= 0:
                 self._with_hits.add(name)
 

@@ -1,0 +1,208 @@
+"""One optimiser step: micro-batches forward and backward, clipping, update; nothing in it waits for the device."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from encoderlab.batches.batch import Batch
+from encoderlab.errors import Diverged, OutOfMemory
+from encoderlab.nn.noise import Noise
+from encoderlab.objectives.base import Memory, Objective, Term
+from encoderlab.seeds import derive
+from encoderlab.train.distributed import World, assign, named_tensors, spread, synchronised, whole
+from encoderlab.train.optim import Optimizer, global_norm, group_parameters
+from encoderlab.train.recipe import Training
+from encoderlab.train.tally import Tally, precision
+
+FIRST_SCALE = 2.0**14  # fp16: the factor on the loss at the start
+SCALE_GROWTH = 2000  # fp16: steps without overflow until it doubles
+
+
+class Engine:
+    """An objective under training: its networks, their optimiser, and what passes from step to step.
+
+    ``tally`` sums up losses until it is replaced; ``largest_norm`` is the largest gradient norm until it is reset, not
+    a number from the first broken gradient on. ``memory`` belongs to this process's rows of the next batch.
+    """
+
+    def __init__(self, objective: Objective, recipe: Training, world: World) -> None:
+        self.recipe, self.world = recipe, world
+        self.objective = objective.to(world.device).train()
+        if recipe.execution.compile:
+            objective.compile()
+        self.model = spread(objective, world, recipe.execution.parallel)
+        self.optimizer = Optimizer(group_parameters(objective, recipe.optim), recipe.optim)
+        self.memory: Memory = None
+        self.tally = Tally(world.device)
+        self.norm = self.largest_norm = torch.zeros((), device=world.device)
+        self.scale = FIRST_SCALE if recipe.precision == "fp16" else 1.0
+        self.fine_steps = 0  # since the last overflow
+
+    def step(self, batch: Batch, *, rows: int, counts: Mapping[str, float], lr: float, number: int) -> None:
+        """Train on this process's part of the global batch of step ``number``, which has ``rows`` rows and whose terms
+        have ``counts`` over all processes.
+
+        Raises:
+            Diverged: the gradient is not finite (on a CPU at once; elsewhere when :meth:`check` is called).
+            OutOfMemory: the message names a number of rows that fits.
+        """
+        seed_torch(derive(self.recipe.seed, "step", number, self.world.rank), self.world.device)
+        largest_part = -(-rows // self.world.size)
+        micro = self.recipe.execution.micro_rows or largest_part
+        pieces = min(-(-largest_part // micro), rows // self.world.size)  # the same for all processes
+        bounds = [len(batch) * i // pieces for i in range(pieces + 1)]
+        memories: list[Memory] = []
+        failure = None
+        try:
+            for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+                last = stop == len(batch)
+                terms, memory = self._forward_backward(batch, start, stop, counts, number, last=last)
+                self.tally.add(terms)
+                memories.append(memory)
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = str(error).splitlines()[0]
+        if failure is not None:  # outside the except clause, whose traceback keeps the activations alive
+            self._out_of_memory(batch, bounds[1], counts, number, failure)
+        self.memory = join_memory(memories)
+        self._update(lr)
+        if self.world.device.type == "cpu":
+            self.check()
+
+    def check(self) -> None:
+        """Raise Diverged if a gradient has not been finite; waits for the device."""
+        if not bool(self.largest_norm.isfinite()):
+            raise Diverged("the gradient is not finite any more")
+
+    def _forward_backward(
+        self, batch: Batch, start: int, stop: int, counts: Mapping[str, float], number: int, *, last: bool
+    ) -> tuple[dict[str, Term], Memory]:
+        """Add the gradients of rows ``start:stop``; processes exchange them after the ``last`` ones."""
+        piece = batch.slice(start, stop).to(self.world.device)
+        assert piece.rows is not None
+        noise = Noise(self.recipe.seed, number, piece.rows)
+        memory = None if self.memory is None else tuple(layer[start:stop] for layer in self.memory)
+        with synchronised(self.model, last):
+            with precision(self.recipe.precision, self.world.device):
+                terms, memory = self.model(piece, noise=noise, memory=memory)
+            factor = self.world.size * self.scale  # DDP and FSDP2 average over processes
+            losses = [term.sum * (term.weight * factor / max(counts[name], 1)) for name, term in terms.items()]
+            torch.stack(losses).sum().backward()
+        return terms, memory
+
+    def _update(self, lr: float) -> None:
+        """Unscale, clip, step, in this order (transformers#887); a gradient that is not finite changes nothing."""
+        self.norm = global_norm(self.optimizer.parameters) / self.scale
+        divisor = torch.full_like(self.norm, self.scale)
+        if self.recipe.clip is not None:
+            divisor = divisor * (self.norm / self.recipe.clip).clamp(min=1.0)
+        broken = ~self.norm.isfinite()
+        if self.recipe.precision == "fp16" and bool(broken):
+            self._lower_scale()
+        else:
+            self.largest_norm = torch.maximum(self.largest_norm, self.norm)  # NaN stays
+            self.optimizer.step(lr, grad_scale=divisor, skip=broken.float())
+            self.fine_steps += 1
+            if self.recipe.precision == "fp16" and self.fine_steps % SCALE_GROWTH == 0:
+                self.scale *= 2
+        self._drop_gradients()
+
+    def _lower_scale(self) -> None:
+        self.scale /= 2
+        self.fine_steps = 0
+        if self.scale < 1:
+            raise Diverged("gradients overflow fp16 even at a loss scale of 1")
+
+    def _drop_gradients(self) -> None:
+        for parameter in self.optimizer.parameters:
+            parameter.grad = None
+
+    def _out_of_memory(
+        self, batch: Batch, rows: int, counts: Mapping[str, float], number: int, failure: str
+    ) -> NoReturn:
+        """Find the rows that fit by trying halves; not where other processes would have to join in."""
+        fits = 0
+        while self.world.size == 1 and rows > 1 and not fits:
+            rows //= 2
+            self._drop_gradients()
+            gc.collect()
+            if self.world.device.type == "cuda":
+                torch.cuda.empty_cache()
+            try:
+                self._forward_backward(batch, 0, rows, counts, number, last=True)
+                fits = rows
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+        if self.world.size > 1:
+            remedy = f"try --set execution.micro_rows={max(1, rows // 2)}, which gives the same result"
+        elif fits:
+            remedy = f"{fits} rows fit: --set execution.micro_rows={fits} gives the same result"
+        else:
+            remedy = "not even one row fits: use shorter rows or a smaller model"
+        length, device = batch.ids.shape[1], self.world.device
+        raise OutOfMemory(f"out of memory with rows of {length} tokens on {device} ({failure[:120]}); {remedy}")
+
+    def weights(self) -> dict[str, Tensor]:
+        """The objective's tensors, whole, copied to CPU memory of the first process; all processes must call it."""
+        return self._gather(named_tensors(self.objective))
+
+    def carried(self) -> dict[str, Tensor]:
+        """What else passes from step to step in tensors: the optimiser's moments and the memory, as :meth:`weights`."""
+        moments = self.optimizer.state.items()
+        tensors = self._gather({f"{kind}/{name}": tensor for name, kinds in moments for kind, tensor in kinds.items()})
+        return tensors | {f"memory/{i}": self.world.gather_rows(m).cpu() for i, m in enumerate(self.memory or ())}
+
+    def counters(self) -> dict[str, float]:
+        """What else passes from step to step in numbers."""
+        return {"updates": self.optimizer.steps, "scale": self.scale, "fine_steps": self.fine_steps}
+
+    def restore(self, carried: Mapping[str, Tensor], counters: Mapping[str, float]) -> None:
+        """Take up :meth:`carried` and :meth:`counters` of an earlier engine, of any number of processes."""
+        for name, kinds in self.optimizer.state.items():
+            for kind, tensor in kinds.items():
+                assign(tensor, carried[f"{kind}/{name}"])
+        layers = [carried[f"memory/{i}"] for i in range(sum(name.startswith("memory/") for name in carried))]
+        if layers:
+            start, stop = self.world.share(len(layers[0]))
+            self.memory = tuple(layer[start:stop].to(self.world.device) for layer in layers)
+        self.optimizer.steps = int(counters["updates"])
+        self.scale, self.fine_steps = float(counters["scale"]), int(counters["fine_steps"])
+
+    def _gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        gathered = {}
+        for name, tensor in tensors.items():
+            full = whole(tensor.detach())
+            if self.world.main:
+                gathered[name] = full.to("cpu", copy=True)
+        return gathered
+
+
+def seed_torch(seed: int, device: torch.device) -> None:
+    """Seed torch's own generators, for what draws from them and not from noise; exact on resuming, but knows no rows.
+
+    Not ``torch.manual_seed``, which formats a stack trace per call while CUDA sleeps.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def join_memory(parts: list[Memory]) -> Memory:
+    """The memories of micro-batches, row after row."""
+    kept = [part for part in parts if part is not None]
+    if len(kept) < len(parts) or not kept:
+        return None
+    return kept[0] if len(kept) == 1 else tuple(torch.cat(layers) for layers in zip(*kept, strict=True))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` is a lack of memory; on a CPU it has no type of its own."""
+    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    return known or "can't allocate memory" in str(error) or "out of memory" in str(error)
