@@ -47,6 +47,7 @@ class Classification:
     ``input_dropout``, ``raw`` nothing. Then dropout, then an affine map.
     """
 
+    kind: Literal["classification"] = "classification"
     labels: int
     summary: Literal["pooler", "dense", "raw"] = "pooler"
     activation: Activation = "tanh"
@@ -59,6 +60,7 @@ class Classification:
 class Tagging:
     """One score per tag for each chosen token: dropout, affine (``dense``: DeBERTa's dense and GELU between)."""
 
+    kind: Literal["tagging"] = "tagging"
     labels: int
     dropout: float = 0.1
     dense: bool = False
@@ -72,6 +74,7 @@ class Span:
     ``bert_family.md`` calls these section 4.4; the two conditional forms also score answerability.
     """
 
+    kind: Literal["span"] = "span"
     form: Literal["independent", "conditional", "beam"] = "independent"
     dropout: float = 0.0
 
