@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -81,3 +81,13 @@ def _start() -> None:
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
+
+
+def run_all(function: Callable[[Any], Any], items: Sequence[Any], *, workers: int) -> Iterator[Any]:
+    """``function`` of every item, in the order of the items, by ``workers`` processes."""
+    if workers == 1 or len(items) < 2:
+        yield from map(function, items)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(items)), mp_context=context, initializer=_start) as executor:
+        yield from executor.map(function, items)
