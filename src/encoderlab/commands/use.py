@@ -62,7 +62,7 @@ def evaluate(
     from encoderlab.tasks.submit import write_submission
 
     names = [model, *(ensemble or ())]
-    members = [_predictor(place) for place in names]
+    members = [predictor_of(place) for place in names]
     own = members[0].form.task
     if Path(data).is_file():
         task, part = _labelled_file(Path(data), own)
@@ -129,7 +129,7 @@ def predict(
     from encoderlab.tasks.base import Text
     from encoderlab.tasks.predict import record
 
-    predictor = _predictor(model)
+    predictor = predictor_of(model)
     file = Path(inputs[0])
     if len(inputs) > 1 or not file.is_file():
         if file.suffix and " " not in inputs[0] and len(inputs) == 1:
@@ -248,7 +248,7 @@ def _lines(path: Path) -> Iterator[str]:
         yield from (line.rstrip("\n") for line in file)
 
 
-def _predictor(folder: Path) -> Predictor:
+def predictor_of(folder: Path) -> Predictor:
     """A fine-tuned model with the task it was trained for, as far as its folder tells."""
     from encoderlab.interchange.load import load
     from encoderlab.tasks import suites
