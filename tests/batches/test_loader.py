@@ -69,7 +69,7 @@ def test_global_batches_are_the_same_for_any_number_of_ranks(corpus: MemoryCorpu
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.kind)
 @settings(max_examples=6, deadline=None)
-@given(step=st.integers(0, 130))
+@given(step=st.integers(0, 60))
 def test_resume_equals_no_interruption(corpus: MemoryCorpus, form: Format, step: int) -> None:
     first = make(corpus, form, ahead=3)
     take(first, step)
@@ -157,6 +157,11 @@ def test_filling(corpus: MemoryCorpus) -> None:
     assert single.rows == len(lengths)
     assert single.padding == pytest.approx(1 - np.mean(lengths) / 128)
     assert single.special == pytest.approx(2 / np.mean(lengths))
+    assert single.unused == packed.unused == 0
+    cropped = of(SingleDocuments(length=34, overlong="crop"))
+    kept = sum(min(len(document), 32) for document in corpus.documents)
+    assert cropped.unused == pytest.approx(1 - kept / corpus.num_tokens)
+    assert 0 < of(SegmentPairs(length=24)).unused < 0.6
 
 
 def test_rows_of_another_length_from_the_same_place(corpus: MemoryCorpus) -> None:

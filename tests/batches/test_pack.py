@@ -263,6 +263,17 @@ def test_plans_depend_on_the_generator_alone() -> None:
             assert len(one) != len(other) or any(len(a) != len(b) for a, b in zip(one, other, strict=True))
 
 
+def test_random_text_of_very_long_documents() -> None:
+    """Whole sentences from anywhere within, at a bounded cost. Sentences fill the row exactly, so nothing is cut."""
+    corpus = numbered_corpus([[10] * 60, [10] * 20_000])
+    starts = []
+    for seed in range(60):
+        plan = SegmentPairs(length=63, short_share=0.0).plan(corpus, np.array([0]), generator(seed), BERT)
+        starts += plan.start[plan.document == 1].tolist()
+    assert min(starts) < 40_000 and max(starts) > 160_000
+    assert all(start % 10 == 0 for start in starts)
+
+
 def test_pairs_need_two_documents() -> None:
     corpus = numbered_corpus([[5, 5, 5]])
     for form in (SegmentPairs(length=32), SentencePairs(length=32)):

@@ -18,7 +18,7 @@ from encoderlab.batches.corrupt import Corruptor, Masking, NGrams, Tokens, Words
 from encoderlab.batches.pack import ElectraSegments, Framing, Row, RowFormat, SegmentPairs
 from encoderlab.seeds import generator
 
-PLAN_SEEDS, MASK_SEEDS = range(8), range(2)
+PLAN_SEEDS, MASK_SEEDS = range(6), range(2)
 
 
 @pytest.fixture(scope="module")

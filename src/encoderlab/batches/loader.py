@@ -114,6 +114,12 @@ class Shuffled:
             rows += block.plan.rows(block.order[offsets], self.corpus, self.framing, block.key, numbers)
         return rows
 
+    def documents(self, cycle: int, number: int) -> np.ndarray:
+        """The documents of block ``number``."""
+        total = self.corpus.num_documents
+        places = np.arange(number * total // self.num_blocks, (number + 1) * total // self.num_blocks)
+        return Permutation(total, self.seed, "documents", cycle)(places)
+
     def block(self, epoch: int, place: int) -> Block:
         """A block; the one after it is planned meanwhile."""
         following = (epoch, place + 1) if place + 1 < self.num_blocks else (epoch + 1, 0)
@@ -127,9 +133,7 @@ class Shuffled:
     def _plan(self, epoch: int, place: int) -> Block:
         cycle = epoch % self.duplicates if self.duplicates else epoch
         number = Permutation(self.num_blocks, self.seed, "blocks", epoch)[place]
-        total = self.corpus.num_documents
-        places = np.arange(number * total // self.num_blocks, (number + 1) * total // self.num_blocks)
-        documents = Permutation(total, self.seed, "documents", cycle)(places)
+        documents = self.documents(cycle, number)
         plan = self.form.plan(self.corpus, documents, generator(self.seed, "plan", cycle, number), self.framing)
         rng = generator(self.seed, "order", epoch, number)
         order = rng.permutation(len(plan))
@@ -319,6 +323,7 @@ class Filling:
     padding: float  # of the positions of rows that are all padded to the full length
     padding_in_batches: float  # where a batch is padded to its longest row
     special: float  # of the tokens of rows
+    unused: float  # of the block's text: cut off, for this epoch
 
 
 def filling(order: Shuffled, batch_rows: int) -> Filling:
@@ -328,9 +333,14 @@ def filling(order: Shuffled, batch_rows: int) -> Filling:
     text = block.plan.stop - block.plan.start
     batches = [lengths[i : i + batch_rows] for i in range(0, len(lengths), batch_rows)]
     padded = sum(int(batch.max()) * len(batch) for batch in batches)
+    # A random second segment is text of elsewhere: it counts where its document is that of the first.
+    plan, pieces = block.plan, np.diff(block.plan.first)
+    own = (plan.part == 0) | (plan.document == np.repeat(plan.document[plan.first[:-1]], pieces))
+    whole = sum(map(order.corpus.document_length, order.documents(*block.key).tolist()))
     return Filling(
         rows=len(lengths),
         padding=1 - float(lengths.sum()) / (len(lengths) * order.form.length),
         padding_in_batches=1 - float(lengths.sum()) / padded,
         special=1 - float(text.sum() / lengths.sum()),
+        unused=1 - float(text[own].sum()) / whole,
     )

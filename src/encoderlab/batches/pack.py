@@ -148,11 +148,16 @@ def _random_text(corpus: Documents, other_than: int, room: int, uniform: Callabl
     number = other_than
     while number == other_than:
         number = int(uniform() * corpus.num_documents)
-    document = corpus.document(number)
-    sentences = document.sentences
-    start = int(sentences[int(uniform() * len(sentences))])
+    length = corpus.document_length(number)
+    # Of a very long document a random part is read, so that the cost is bounded.
+    begin = int(uniform() * (length - LONG)) if length > LONG else 0
+    sentences = corpus.document(number, begin, begin + LONG).sentences + begin
+    start = int(sentences[int(uniform() * len(sentences))]) if len(sentences) else begin
     end = int(np.searchsorted(sentences, start + max(room, 1)))
-    return number, start, int(sentences[end]) if end < len(sentences) else len(document.ids)
+    return number, start, int(sentences[end]) if end < len(sentences) else min(length, begin + LONG)
+
+
+LONG = 1 << 16  # tokens
 
 
 def _pair_plan(rows: list[tuple[int, ...]], room: int, rng: np.random.Generator, label: str) -> Plan:
