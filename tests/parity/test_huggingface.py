@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -243,3 +244,61 @@ def test_our_folders_load_in_transformers(pair: tuple[str, Any, Model], tmp_path
         fresh.pooler is None or not report["missing_keys"]
     )
     assert not [name for name in report["unexpected_keys"] if name.startswith(base.base_model_prefix + ".")]
+
+
+# Heads of fine-tuning
+
+
+TASKS = [
+    (case, kind)
+    for case in (
+        "bert", "roberta", "albert", "distilbert", "electra", "convbert", "xlnet", "deberta", "deberta-v2-conv"
+    )
+    for kind in ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
+    if kind != "MultipleChoice" or case in ("bert", "albert", "distilbert", "xlnet", "deberta-v2-conv")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "kind"), TASKS)
+def test_task_heads(case: str, kind: str, tmp_path: Path) -> None:
+    name, config, fields, segments = CASES[case]
+    if case == "xlnet" and kind == "QuestionAnswering":
+        kind = "QuestionAnsweringSimple"
+    torch.manual_seed(3)
+    labels = ("LABEL_0", "LABEL_1") if "Question" in kind else ("no", "yes", "maybe")
+    settings = getattr(transformers, config)(**fields, id2label=dict(enumerate(labels)))
+    theirs = getattr(transformers, name.split("For")[0].removesuffix("LMHeadModel") + "For" + kind)(settings).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = load(tmp_path / "theirs")
+    assert ours.config.labels == {"MultipleChoice": ("choice",)}.get(kind, () if "Question" in kind else labels)
+    batch = batch_of(case, LENGTHS["odd"], segments)
+    given = {"input_ids": batch["ids"], "attention_mask": batch["real"].long()}
+    if segments:
+        given["token_type_ids"] = batch["segments"]
+    if case == "xlnet":
+        given["use_mems"] = False
+    huggingface.save(ours, tmp_path / "ours")
+    again, report = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert json.loads((tmp_path / "ours/config.json").read_text())["architectures"] == [type(theirs).__name__]
+    for model in (theirs, again.eval()):
+        with torch.no_grad():
+            shaped = {n: t if n == "use_mems" or kind != "MultipleChoice" else t[None] for n, t in given.items()}
+            result = model(**shaped)
+            states = ours.encoder(
+                batch["ids"], doc=torch.where(batch["real"], 0, -1), segments=batch.get("segments")
+            ).last
+            if kind.startswith("Question"):
+                mine = ours.task.out(states)[batch["real"]]
+                other = torch.stack([result.start_logits, result.end_logits], -1)[batch["real"]]
+            elif kind == "TokenClassification":
+                mine, other = ours.task(states)[batch["real"]], result.logits[batch["real"]]
+            else:
+                chosen = states[:, -1 if case == "xlnet" else 0]
+                mine = ours.task(chosen if ours.pooler is None else ours.pooler(chosen))
+                other = result.logits.reshape(len(mine), -1)
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)

@@ -105,7 +105,7 @@ def read_task(data: dict[str, Any], model_type: str, config: ModelConfig) -> Mod
         head, labels = Span(form="beam", dropout=data.get("dropout", 0.1)), ()
     elif kind.startswith("QuestionAnswering"):
         head, labels = Span(dropout=data.get("qa_dropout", 0.0)), ()
-    elif kind in ("", "MaskedLM", "PreTraining", "CausalLM", "NextSentencePrediction") or not kind:
+    elif kind in ("", "MaskedLM", "PreTraining", "CausalLM", "NextSentencePrediction"):
         return config
     else:
         raise DataError(f"{architecture} is not implemented; load it as a bare encoder: remove 'architectures'")
@@ -141,9 +141,10 @@ def write_task(config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any
         fields["classifier_dropout"] = head.dropout
         return "ForTokenClassification", fields
     assert isinstance(head, Span)
-    if head.form == "conditional" or (head.form == "beam") != (model_type == "xlnet"):
+    if head.form == "conditional" or (head.form == "beam" and model_type != "xlnet"):
         raise DataError(f"a {head.form} answer head has no counterpart for {model_type} in transformers")
-    return "ForQuestionAnswering", {}
+    simple = model_type == "xlnet" and head.form == "independent"
+    return "ForQuestionAnsweringSimple" if simple else "ForQuestionAnswering", {}
 
 
 def task_rules(config: ModelConfig, model_type: str) -> tuple[Rule, ...]:
