@@ -20,6 +20,7 @@ import numpy as np
 import tokenizers
 
 from encoderlab.corpus import layouts, vocabularies
+from encoderlab.corpus.chunks import ChunkEncoder, tokenize
 from encoderlab.corpus.layouts import KINDS, Kind, Layout
 from encoderlab.corpus.words import WordStarts
 from encoderlab.errors import ConfigError, DataError
@@ -50,12 +51,13 @@ class Encoding:
         return len(self.ids)
 
 
-class CorpusEncoding(NamedTuple):
-    """Tokens of one text as a corpus keeps them."""
+class CorpusTokens(NamedTuple):
+    """Tokens of several texts as a corpus keeps them, one text after the other."""
 
     ids: np.ndarray  # (n,) int32
-    starts: np.ndarray  # (n,) int32: the character at which each token starts
+    starts: np.ndarray  # (n,) int32: the character of its text at which a token starts, white space before it skipped
     word_starts: np.ndarray  # (n,) bool
+    bounds: np.ndarray  # (texts + 1,) int64: the tokens of text i are bounds[i] to bounds[i + 1]
 
 
 class Spans(NamedTuple):
@@ -115,15 +117,15 @@ class Tokenizer:
         """:meth:`encode` of every text, on all cores."""
         return [self._encoding(item) for item in self.backend.encode_batch(list(texts), add_special_tokens=False)]
 
-    def encode_corpus(self, texts: Sequence[str]) -> list[CorpusEncoding]:
-        """Tokens of many texts, for building a corpus; a special token written in a text is ordinary text here."""
-        encodings = self._plain.encode_batch(list(texts), add_special_tokens=False)
-        result = []
-        for item in encodings:
-            ids = np.array(item.ids, np.int32)
-            starts = np.fromiter((start for start, _ in item.offsets), np.int32, len(ids))
-            result.append(CorpusEncoding(ids, starts, self._word_starts(ids)))
-        return result
+    def encode_corpus(self, texts: Sequence[str]) -> CorpusTokens:
+        """Tokens of many texts, for building a corpus, on one core; a special token written in a text is text here.
+
+        Known words are looked up, which is 2 to 5 times as fast as the tokenizer library, the more so the more text was
+        seen. Give about a megabyte at a time.
+        """
+        tokens = self._chunks(texts) if self._chunks else tokenize(self._plain, texts)
+        ids = np.where(self._control[tokens.ids], np.int32(self.special.unk), tokens.ids)
+        return CorpusTokens(ids, tokens.starts, self._word_starts(ids, tokens.bounds[:-1]), tokens.bounds)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of token ids."""
@@ -279,6 +281,17 @@ class Tokenizer:
     @functools.cached_property
     def _word_starts(self) -> WordStarts:
         return WordStarts(self._tokens, self.kind, self.special.all_special)
+
+    @functools.cached_property
+    def _control(self) -> np.ndarray:
+        """(V,) whether an id is a special token, which no text of a corpus may hold (SentencePiece would find some)."""
+        control = np.zeros(self.vocab_size, bool)
+        control[list(self.special.all_special)] = True
+        return control
+
+    @functools.cached_property
+    def _chunks(self) -> ChunkEncoder | None:
+        return ChunkEncoder.of(self._plain)
 
     @functools.cached_property
     def _plain(self) -> tokenizers.Tokenizer:
