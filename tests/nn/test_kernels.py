@@ -82,6 +82,9 @@ def test_plain_twins_pass_gradcheck(p):
         lambda q, k, v, b: plain.attend(q, k, v, bias=b, visible=visible, scale=0.5, p=p, keys=keys, site=0),
         (leaf(2, 2, 3, 4), leaf(2, 2, 5, 4, seed=1), leaf(2, 2, 5, 3, seed=2), leaf(1, 2, 3, 5, seed=3)),
     )
+    doc = torch.tensor([[0, 0, 1, -1], [0, 0, 0, 0]])
+    assert check(lambda x, w: plain.depthwise(x, w, doc), (leaf(2, 4, 3), leaf(3, 3, seed=1)))
+    assert check(lambda x, k: plain.dynamic_convolution(x, k, 2, doc), (leaf(2, 4, 4), leaf(2, 4, 6, seed=1)))
     assert check(lambda x, w, b: plain.linear_cross_entropy(x, w, b, torch.tensor([1, 0, 6]))[0],
                  (leaf(3, 4), leaf(7, 4, seed=1), leaf(7, seed=2)))  # fmt: skip
 
@@ -249,6 +252,24 @@ def test_attend_is_finite_at_extremes(module, dtype):
     out.float().sum().backward()
     for x in (q, k, v):
         assert x.grad.isfinite().all() and (x.grad[0] == 0).all()
+
+
+@compiled
+@pytest.mark.parametrize("dtype", FLOAT)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("length", [3, 20])
+def test_convolutions(length, packed, dtype):
+    doc = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, -1, -1, -1])[:length].expand(4, -1)
+    doc = doc if packed else None
+    x, logits = normal(4, length, 3 * 40), normal(4, length, 3 * 9, seed=1)
+    agree(lambda x, w: kernels.depthwise(x, w, doc), lambda x, w: plain.depthwise(x, w, doc),
+          [x, normal(120, 5, seed=2)], dtype)  # fmt: skip
+    agree(
+        lambda x, k: kernels.dynamic_convolution(x, k, 3, doc),
+        lambda x, k: plain.dynamic_convolution(x, k, 3, doc),
+        [x, logits],
+        dtype,
+    )
 
 
 @compiled

@@ -17,8 +17,10 @@ __all__ = [
     "attend",
     "attend_packed",
     "bias_gelu",
+    "depthwise",
     "dropout",
     "dropout_add_norm",
+    "dynamic_convolution",
     "feed_forward",
     "keep_memory",
     "linear_cross_entropy",
@@ -158,3 +160,24 @@ def linear_cross_entropy(
         return plain.linear_cross_entropy(x, weight, bias, labels, uniforms=uniforms)
     loss, hits, sampled = fast.LinearCrossEntropy.apply(x.contiguous(), weight, bias, labels.contiguous(), uniforms)
     return loss, hits, None if uniforms is None else sampled
+
+
+def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None = None) -> Tensor:
+    """``out[b, t, c] = sum_j weight[c, j] x[b, t + j - J // 2, c]``: (B, L, C), (C, J), J odd -> (B, L, C).
+
+    Taps outside the row read zero; with ``doc`` (B, L) so do those on another document, or where ``doc`` is negative.
+    Compiled: one pass over x, whatever the number of taps.
+    """
+    if not _compiled(x) or weight.shape[1] > fast.MOST_TAPS:
+        return plain.depthwise(x, weight, doc)
+    return fast.Depthwise.apply(x.contiguous(), weight, fast.documents(doc))
+
+
+def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | None = None) -> Tensor:
+    """``out[b, t, h] = sum_j softmax(logits[b, t, h])_j x[b, t + j - J // 2, h]``: x (B, L, H K), logits (B, L, H J).
+
+    Taps outside the row or document (see :func:`depthwise`) read zero; they keep their share of the softmax.
+    """
+    if not _compiled(x, logits) or logits.shape[-1] > heads * fast.MOST_TAPS:
+        return plain.dynamic_convolution(x, logits, heads, doc)
+    return fast.Dynamic.apply(x.contiguous(), logits.contiguous(), fast.documents(doc), heads)

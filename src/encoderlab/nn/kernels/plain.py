@@ -81,12 +81,14 @@ def attend(
             return F.scaled_dot_product_attention(q, k, v, scale=scale)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible | ~visible.any(-1, keepdim=True), scale=scale)
         return out.masked_fill(~visible.any(-1, keepdim=True), 0.0)
+    if q.dtype == torch.float16 and not q.is_cuda:  # a CPU adds half-precision products in half precision: inf - inf
+        q, k = q.float(), k.float()
     scores = torch.matmul(q * scale, k.transpose(-1, -2))
     if scores.dtype == torch.float16:  # an overflowed product would turn the whole row into NaN
-        scores = scores.clamp(-65504.0, 65504.0)
+        scores = scores.clamp(-65504.0, 65504.0).float()
     if bias is not None:
         scores = scores + bias
-    return torch.matmul(softmax_dropout(scores, visible, p, keys, site), v)
+    return torch.matmul(softmax_dropout(scores, visible, p, keys, site).to(v.dtype), v)
 
 
 def attend_packed(
@@ -121,9 +123,51 @@ def linear_cross_entropy(
     logits = logits if logits.dtype == torch.float64 else logits.float()
     loss = F.cross_entropy(logits, labels, reduction="sum")
     hits = (logits.argmax(-1) == labels).sum()
-    if uniforms is None:
-        return loss, hits, None
-    with torch.no_grad():
-        mass = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
-        sampled = torch.searchsorted(mass, (uniforms * mass[:, -1])[:, None], right=True).squeeze(1)
-        return loss, hits, sampled.clamp(max=len(weight) - 1)
+    return loss, hits, None if uniforms is None else draw(logits, uniforms)
+
+
+@torch.no_grad()
+def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
+    """One class (S,) from each softmax(logits) (S, V): where its cumulative distribution passes ``uniforms`` (S,)."""
+    mass = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
+    sampled = torch.searchsorted(mass, (uniforms * mass[:, -1])[:, None], right=True).squeeze(1)
+    return sampled.clamp(max=logits.shape[1] - 1)
+
+
+def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None = None) -> Tensor:
+    """``out[b, t, c] = sum_j weight[c, j] x[b, t + j - J // 2, c]``: (B, L, C), (C, J) -> (B, L, C).
+
+    Taps outside the row read zero; with ``doc`` (B, L) so do those on another document, or where ``doc`` is negative.
+    """
+    inside = None if doc is None else _inside(doc, weight.shape[1])
+    out = torch.zeros_like(x)
+    for tap, moved in enumerate(_shifted(x, weight.shape[1])):
+        out = out + (moved if inside is None else moved * inside[..., tap, None]) * weight[:, tap]
+    return out
+
+
+def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | None = None) -> Tensor:
+    """``out[b, t, h] = sum_j softmax(logits[b, t, h])_j x[b, t + j - J // 2, h]``: x (B, L, H K), logits (B, L, H J).
+
+    Taps outside the row or document (see :func:`depthwise`) read zero; they keep their share of the softmax.
+    """
+    kernels = logits.unflatten(-1, (heads, -1)).softmax(-1)
+    if doc is not None:
+        kernels = kernels * _inside(doc, kernels.shape[-1])[:, :, None]
+    values = x.unflatten(-1, (heads, -1))
+    out = torch.zeros_like(values)
+    for tap, moved in enumerate(_shifted(values, kernels.shape[-1])):
+        out = out + kernels[..., tap, None] * moved
+    return out.flatten(2)
+
+
+def _inside(doc: Tensor, taps: int) -> Tensor:
+    """Which taps of which token fall on its own document: (B, L) -> (B, L, taps) bool."""
+    padded = F.pad(doc, (taps // 2, taps // 2), value=-2)
+    return (padded.unfold(1, taps, 1) == doc[..., None]) & (doc >= 0)[..., None]
+
+
+def _shifted(x: Tensor, taps: int) -> list[Tensor]:
+    """The views of ``x`` (B, L, ...) moved by -taps // 2 .. taps // 2, zero outside the row."""
+    padded = F.pad(x, (0, 0) * (x.ndim - 2) + (taps // 2, taps // 2))
+    return [padded[:, tap : tap + x.shape[1]] for tap in range(taps)]
