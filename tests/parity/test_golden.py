@@ -14,7 +14,7 @@ from torch import Tensor
 
 from encoderlab.interchange import configs, fairseq, names, originals, tables
 from encoderlab.model import Model
-from encoderlab.nn import spanconv
+from encoderlab.nn.kernels import plain
 from encoderlab.nn.encoder import States, update_memory
 from encoderlab.nn.heads import AdaptiveLMHead
 from encoderlab.objectives.rtd import share_embeddings
@@ -407,7 +407,7 @@ def test_light_and_dynamic_convolution(golden: Golden, name: str) -> None:
         logits = logits.masked_fill(((reads < 0) | (reads >= length))[None, :, None], float("-inf"))
     taps = logits.softmax(-1) if about["weight_softmax"] else logits
     taps = F.pad(taps, (0, 2 * left + 1 - kernel))
-    out = spanconv.dynamic(x.unflatten(2, (heads, -1)), taps).flatten(2)
+    out = plain.convolve(x.unflatten(2, (heads, -1)), taps).flatten(2)
     bias = weights.get("bias" if about["kind"] == "light" else "conv_bias")
     out = (out if bias is None else out + bias).transpose(0, 1)
     golden.close(out, f"{name}/expanded", atol=1e-5)

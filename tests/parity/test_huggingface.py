@@ -38,6 +38,7 @@ DISTIL = {
 # name: class of the model with its pretraining heads, class of the configuration, its fields, whether it has segments
 CASES: dict[str, tuple[str, str, dict[str, Any], bool]] = {
     "bert": ("BertForPreTraining", "BertConfig", BERT, True),
+    "bert-causal": ("BertLMHeadModel", "BertConfig", BERT | {"is_decoder": True}, True),
     "roberta": ("RobertaForMaskedLM", "RobertaConfig", BERT | {"type_vocab_size": 1, "layer_norm_eps": 1e-5}, False),
     "albert": ("AlbertForPreTraining", "AlbertConfig", BERT | {"embedding_size": 24}, True),
     "albert-groups": (
@@ -79,7 +80,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         False,
     ),
 }
-LENGTHS = {"odd": [17, 9, 1], "even": [24, 24], "long": [43, 30]}
+LENGTHS = {"odd": [17, 9, 1], "even": [24, 24], "long": [43, 30], "one": [1, 1]}
 
 
 def theirs_of(case: str, seed: int = 0) -> Any:

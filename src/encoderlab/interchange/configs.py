@@ -481,10 +481,9 @@ def _read_transformer_xl(f: Fields) -> ModelConfig:
     f.only("adaptive", True)
     f.only("sample_softmax", -1)
     f.only("tie_weight", True)
-    for name in ("mem_len", "tgt_len", "ext_len", "same_length", "init", "init_range", "proj_init_std", "eos_token_id"):
+    for name in ("mem_len", "tgt_len", "ext_len", "same_length", "init", "init_range", "proj_init_std", "n_token"):
         f.take(name, None)  # given at the call here, or used once at the start
-    for name in ("clamp_len",):
-        clamp = f.count(name, 1000)
+    clamp = f.count("clamp_len", 1000)
     vocab = f.count("vocab_size", 267735)
     cutoffs = tuple(edge for edge in f.take("cutoffs", [20000, 40000, 200000]) if edge < vocab)
     ties = f.take("tie_projs", None)
@@ -625,7 +624,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     data = {"model_type": form.model_type, **form.write(config)}
     _, back = read(dict(data), form.model_type)
     for field in dataclasses.fields(EncoderConfig):
-        mine, theirs = (_comparable(value, field.name) for value in (config.encoder, back.encoder))
+        mine, theirs = (comparable(value, field.name) for value in (config.encoder, back.encoder))
         if mine != theirs and field.name not in NOT_COMPUTED:
             raise DataError(
                 f"{form.model_type} in transformers has no place for {field.name} {mine!r} (it has {theirs!r})"
@@ -633,7 +632,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return data
 
 
-def _comparable(encoder: EncoderConfig, name: str) -> Any:
+def comparable(encoder: EncoderConfig, name: str) -> Any:
     """A field with the defaults that mean the same made equal."""
     if name == "embed_width":
         return encoder.word_width

@@ -1,0 +1,119 @@
+"""``config.json`` as published for well-known models: nothing refused, and the architecture is ours of that name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from encoderlab import models
+from encoderlab.interchange import configs
+from encoderlab.nn.positions import Absolute
+
+DROPOUT = {"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1, "initializer_range": 0.02}
+BASE = {
+    "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
+    "hidden_act": "gelu", "max_position_embeddings": 512, **DROPOUT,
+}  # fmt: skip
+DEBERTA = BASE | {
+    "relative_attention": True, "position_biased_input": False, "max_relative_positions": -1, "type_vocab_size": 0,
+    "layer_norm_eps": 1e-7, "pos_att_type": "p2c|c2p",
+}  # fmt: skip
+V2 = DEBERTA | {
+    "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True, "attention_head_size": 64,
+}  # fmt: skip
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "bert-base": BASE | {
+        "architectures": ["BertForMaskedLM"], "model_type": "bert", "vocab_size": 30522, "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12, "gradient_checkpointing": False, "pad_token_id": 0, "use_cache": True,
+        "position_embedding_type": "absolute", "transformers_version": "4.6.0.dev0",
+    },
+    "bert-base-chinese": BASE | {
+        "model_type": "bert", "vocab_size": 21128, "directionality": "bidi", "layer_norm_eps": 1e-12,
+        "pooler_fc_size": 768, "pooler_num_attention_heads": 12, "pooler_num_fc_layers": 3,
+        "pooler_size_per_head": 128, "pooler_type": "first_token_transform", "type_vocab_size": 2,
+    },
+    "roberta-base": BASE | {
+        "model_type": "roberta", "vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1,
+    },
+    "albert-base-v2": BASE | {
+        "model_type": "albert", "vocab_size": 30000, "embedding_size": 128, "hidden_act": "gelu_new",
+        "attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0, "classifier_dropout_prob": 0.1,
+        "down_scale_factor": 1, "gap_size": 0, "inner_group_num": 1, "net_structure_type": 0, "num_hidden_groups": 1,
+        "num_memory_blocks": 0, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
+    },
+    "distilbert-base": {
+        "model_type": "distilbert", "activation": "gelu", "attention_dropout": 0.1, "dim": 768, "dropout": 0.1,
+        "hidden_dim": 3072, "initializer_range": 0.02, "max_position_embeddings": 512, "n_heads": 12, "n_layers": 6,
+        "pad_token_id": 0, "qa_dropout": 0.1, "seq_classif_dropout": 0.2, "sinusoidal_pos_embds": False,
+        "tie_weights_": True, "vocab_size": 30522,
+    },
+    "electra-small": BASE | {
+        "architectures": ["ElectraForPreTraining"], "model_type": "electra", "vocab_size": 30522, "hidden_size": 256,
+        "embedding_size": 128, "num_attention_heads": 4, "intermediate_size": 1024, "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12, "summary_activation": "gelu", "summary_last_dropout": 0.1, "summary_type": "first",
+        "summary_use_proj": True,
+    },
+    "convbert-medium-small": BASE | {
+        "model_type": "convbert", "vocab_size": 30522, "hidden_size": 384, "embedding_size": 128,
+        "num_attention_heads": 8, "intermediate_size": 1536, "num_groups": 2, "head_ratio": 2, "conv_kernel_size": 9,
+        "type_vocab_size": 2, "layer_norm_eps": 1e-12, "pad_token_id": 0,
+    },
+    "deberta-base": DEBERTA | {
+        "model_type": "deberta", "vocab_size": 50265, "padding_idx": 0, "pos_att_type": "c2p|p2c",
+        "pooler_dropout": 0, "pooler_hidden_act": "gelu", "pooler_hidden_size": 768,
+    },
+    "deberta-v2-xlarge": V2 | {
+        "model_type": "deberta-v2", "vocab_size": 128100, "hidden_size": 1536, "num_hidden_layers": 24,
+        "num_attention_heads": 24, "intermediate_size": 6144, "conv_kernel_size": 3, "conv_act": "gelu",
+    },
+    "deberta-v3-base": V2 | {"model_type": "deberta-v2", "vocab_size": 128100},
+    "mdeberta-v3-base": V2 | {"model_type": "deberta-v2", "vocab_size": 251000},
+    "erlangshen-deberta-v2-97m": V2 | {
+        "model_type": "deberta-v2", "vocab_size": 12800, "conv_kernel_size": 3, "conv_act": "gelu", "pad_token_id": 0,
+    },
+    "xlnet-base": {
+        "architectures": ["XLNetLMHeadModel"], "model_type": "xlnet", "attn_type": "bi", "bi_data": False,
+        "bos_token_id": 1, "clamp_len": -1, "d_head": 64, "d_inner": 3072, "d_model": 768, "dropout": 0.1,
+        "end_n_top": 5, "eos_token_id": 2, "ff_activation": "gelu", "initializer_range": 0.02,
+        "layer_norm_eps": 1e-12, "mem_len": None, "n_head": 12, "n_layer": 12, "pad_token_id": 5, "reuse_len": None,
+        "same_length": False, "start_n_top": 5, "summary_activation": "tanh", "summary_last_dropout": 0.1,
+        "summary_type": "last", "summary_use_proj": True, "untie_r": True, "vocab_size": 32000,
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 250}},
+    },
+    "transformer-xl-wt103-large": {
+        "model_type": "transfo-xl", "adaptive": True, "attn_type": 0, "clamp_len": 1000,
+        "cutoffs": [20000, 40000, 200000], "d_embed": 1024, "d_head": 64, "d_inner": 4096, "d_model": 1024,
+        "div_val": 4, "dropatt": 0.2, "dropout": 0.2, "eos_token_id": 0, "ext_len": 0, "init": "normal",
+        "init_range": 0.01, "init_std": 0.02, "layer_norm_epsilon": 1e-5, "mem_len": 1600, "n_head": 16,
+        "n_layer": 18, "n_token": 267735, "pre_lnorm": False, "proj_init_std": 0.01,
+        "proj_share_all_but_first": True, "same_length": True, "sample_softmax": -1, "tgt_len": 128,
+        "tie_projs": [False, True, True, True], "tie_weight": True, "untie_r": True, "vocab_size": 267735,
+    },
+}  # fmt: skip
+# What transformers' file says otherwise than ours, and that is all: XLNet's GELU, a clamp that is given at evaluation.
+OTHERWISE = {"xlnet-base": {"activation": "gelu"}, "transformer-xl-wt103-large": {"clamp": 1000}}
+UNCOMPARED = {"truncated_init", "glorot_map", "init_std"}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations(name: str) -> None:
+    _, found = configs.read(PUBLISHED[name], name)
+    expected = models.config(name).encoder
+    changes = dict(OTHERWISE.get(name, {}))
+    if "clamp" in changes:
+        changes = {"position": replace(expected.position, **changes)}
+    if name == "roberta-base":
+        changes = {"types": 1}  # told by its weights, which are zero
+    expected = replace(expected, **changes)
+    for field in vars(expected):
+        if field not in UNCOMPARED:
+            mine, theirs = (configs.comparable(encoder, field) for encoder in (expected, found.encoder))
+            assert mine == theirs, field
+
+
+def test_offsets_of_roberta() -> None:
+    _, found = configs.read(PUBLISHED["roberta-base"], "roberta")
+    assert found.encoder.position == Absolute(length=512, offset=2)
