@@ -22,28 +22,6 @@ from encoderlab.batches.rows import Row as Row  # rows are known under this modu
 from encoderlab.errors import ConfigError, DataError
 
 
-class _Pieces:
-    """Collects the pieces of rows one by one."""
-
-    def __init__(self) -> None:
-        self._rows: list[int] = [0]
-        self._pieces: list[tuple[int, int, int, int]] = []
-        self._labels: list[int] = []
-
-    def add(self, pieces: list[tuple[int, int, int, int]], label: int = 0) -> None:
-        """One row of pieces (document, start, stop, part)."""
-        self._pieces += pieces
-        self._rows.append(len(self._pieces))
-        self._labels.append(label)
-
-    def plan(self, layout: Layout, label: str | None = None) -> Plan:
-        columns = np.array(self._pieces, np.int64).reshape(-1, 4).T
-        labels = {label: np.array(self._labels, np.int8)} if label else {}
-        return Plan(
-            layout, np.array(self._rows), columns[0], columns[1], columns[2], columns[3].astype(np.int8), labels
-        )
-
-
 def _uniforms(rng: np.random.Generator) -> Callable[[], float]:
     """Draws from [0, 1) at 40 nanoseconds each, an order less than a call of the generator."""
 
@@ -202,7 +180,8 @@ class ElectraSegments:
     cross_documents: bool = False
 
     def plan(self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing) -> Plan:
-        pieces, uniform = _Pieces(), _uniforms(rng)
+        uniform = _uniforms(rng)
+        rows: list[list[tuple[int, int, int, int]]] = []
         target, size = self.length, 0
         chunk: list[tuple[int, int, int]] = []
         for number in documents.tolist():
@@ -215,12 +194,14 @@ class ElectraSegments:
                 size += bounds[end] - bounds[begin]
                 begin = end
                 if size >= target or (begin == last and not self.cross_documents):
-                    pieces.add(self._split(chunk, target, framing, uniform))
+                    rows.append(self._split(chunk, target, framing, uniform))
                     target = 5 + int(uniform() * (self.length - 4)) if uniform() < self.short_share else self.length
                     chunk, size = [], 0
         if chunk:
-            pieces.add(self._split(chunk, target, framing, uniform))
-        return pieces.plan("pair")
+            rows.append(self._split(chunk, target, framing, uniform))
+        first = np.cumsum([0, *map(len, rows)])
+        columns = np.array([piece for row in rows for piece in row], np.int64).reshape(-1, 4).T
+        return Plan("pair", first, columns[0], columns[1], columns[2], columns[3].astype(np.int8))
 
     def _split(
         self, chunk: list[tuple[int, int, int]], target: int, framing: Framing, uniform: Callable[[], float]
