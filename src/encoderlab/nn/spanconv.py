@@ -4,7 +4,7 @@ Half of the heads (``head_ratio`` 2) attend; the other branch, as wide as the at
 ``kernel`` neighbours. Taps that fall outside the row read zero. With ``mask_padding`` so do taps on padding or on another document of
 the row, which makes a padded or packed row equal to its documents run alone; the published ConvBERT has it off.
 
-A window is never unfolded. The kernel taps are ``kernel`` shifted multiply-adds, each over contiguous memory.
+A window is never unfolded: the taps are shifted multiply-adds, in one pass where the compiled kernels run.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoderlab.errors import ConfigError
+from encoderlab.nn import kernels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,36 +79,6 @@ def kept_heads(heads: int, head_ratio: int) -> int:
     return max(1, heads // head_ratio)
 
 
-def taps_inside(doc: Tensor, kernel: int) -> Tensor:
-    """Which taps of which token fall on its own document: (B, L) -> (B, L, kernel) bool."""
-    reach = (kernel - 1) // 2
-    padded = F.pad(doc, (reach, reach), value=-2)
-    return (padded.unfold(1, kernel, 1) == doc[..., None]) & (doc >= 0)[..., None]
-
-
-def shifted(x: Tensor, kernel: int) -> list[Tensor]:
-    """The ``kernel`` views of ``x`` (B, L, ...) moved by -reach .. +reach, zero outside: tap j of token t reads token t + j - reach."""
-    reach = (kernel - 1) // 2
-    padded = F.pad(x, (0, 0) * (x.ndim - 2) + (reach, reach))
-    return [padded[:, tap : tap + x.shape[1]] for tap in range(kernel)]
-
-
-def depthwise(x: Tensor, weight: Tensor, inside: Tensor | None) -> Tensor:
-    """``out[b, t, c] = sum_j weight[c, j] x[b, t + j - reach, c]``: (B, L, C), (C, J), (B, L, J) or None -> (B, L, C)."""
-    out = torch.zeros_like(x)
-    for tap, moved in enumerate(shifted(x, weight.shape[1])):
-        out = out + (moved if inside is None else moved * inside[..., tap, None]) * weight[:, tap]
-    return out
-
-
-def dynamic(values: Tensor, kernels: Tensor) -> Tensor:
-    """``out[b, t, h] = sum_j kernels[b, t, h, j] values[b, t + j - reach, h]``: (B, L, H, K), (B, L, H, J) -> (B, L, H, K)."""
-    out = torch.zeros_like(values)
-    for tap, moved in enumerate(shifted(values, kernels.shape[-1])):
-        out = out + kernels[..., tap, None] * moved
-    return out
-
-
 class ConvolutionHeads(nn.Module):
     """The branch beside attention: x (B, L, D), attention's queries and values (B, L, A) -> (B, L, A)."""
 
@@ -137,19 +107,16 @@ class ConvolutionHeads(nn.Module):
     def forward(self, x: Tensor, query: Tensor, value: Tensor, doc: Tensor | None) -> Tensor:
         config = self.config
         assert not isinstance(config, Bottleneck)
-        B, L, _ = x.shape
-        inside = taps_inside(doc, config.kernel) if doc is not None and config.mask_padding else None
+        seen = doc if config.mask_padding else None
         if isinstance(config, DepthwiseSeparable):
-            return self.pointwise(depthwise(x, self.depthwise, inside))
+            return self.pointwise(kernels.depthwise(x, self.depthwise, seen))
         if isinstance(config, SpanDynamic):
-            span = self.pointwise(depthwise(x, self.depthwise, inside))
+            span = self.pointwise(kernels.depthwise(x, self.depthwise, seen))
             logits = self.kernel(span * query)
             value = value if self.value is None else self.value(x)
         else:
             assert self.value is not None
             value = self.value(x)
-            logits = self.kernel(value) if isinstance(config, Dynamic) else self.weight.flatten().expand(B, L, -1)
-        kernels = logits.view(B, L, self.heads, config.kernel).softmax(-1)
-        if inside is not None:
-            kernels = kernels * inside[:, :, None]
-        return dynamic(value.view(B, L, self.heads, self.head_width), kernels).flatten(2)
+            constant = isinstance(config, Light)
+            logits = self.weight.flatten().expand(*x.shape[:2], -1) if constant else self.kernel(value)
+        return kernels.dynamic_convolution(value, logits, self.heads, seen)

@@ -154,11 +154,15 @@ def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | Non
     kernels = logits.unflatten(-1, (heads, -1)).softmax(-1)
     if doc is not None:
         kernels = kernels * _inside(doc, kernels.shape[-1])[:, :, None]
-    values = x.unflatten(-1, (heads, -1))
-    out = torch.zeros_like(values)
-    for tap, moved in enumerate(_shifted(values, kernels.shape[-1])):
+    return convolve(x.unflatten(-1, (heads, -1)), kernels).flatten(2)
+
+
+def convolve(x: Tensor, kernels: Tensor) -> Tensor:
+    """``out[b, t, h] = sum_j kernels[b, t, h, j] x[b, t + j - J // 2, h]``: x (B, L, H, K), kernels (B, L, H, J)."""
+    out = torch.zeros_like(x)
+    for tap, moved in enumerate(_shifted(x, kernels.shape[-1])):
         out = out + kernels[..., tap, None] * moved
-    return out.flatten(2)
+    return out
 
 
 def _inside(doc: Tensor, taps: int) -> Tensor:
