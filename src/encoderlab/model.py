@@ -85,9 +85,13 @@ class Model(nn.Module):
     def token_logits(self, states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
         """LM logits (S, V) of chosen places of chosen rows, through the enhanced mask decoder where the model has one."""
         assert isinstance(self.lm, LMHead)
+        return self.lm(self.token_states(states, rows, places, noise), self.words)
+
+    def token_states(self, states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
+        """What the LM head reads at chosen places: (S, D)."""
         if self.mask_positions is not None:
-            return self.lm(self.decode_masks(states, rows, places, noise), self.words)
-        return self.lm(states.last[rows, places], self.words)
+            return self.decode_masks(states, rows, places, noise)
+        return states.last[rows, places]
 
     def decode_masks(self, states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
         """DeBERTa's enhanced mask decoder (He et al., 2021, section 3.2) at chosen places: (S, D).

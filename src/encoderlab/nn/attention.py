@@ -89,6 +89,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, source: Tensor, scope: Scope) -> Tensor:
         """The heads' outputs (B, L, A), before the output map (which the block fuses with what follows)."""
+        if source is x and self.term is None and self.conv is None:
+            packed = F.linear(x, self.qkv, self._bias())
+            return kernels.attend_packed(
+                packed, self.heads, visible=scope.visible, scale=self.scale, p=self.dropout, keys=scope.keys, site=0
+            )
         query, key, value = self._project(x, source)
         q, k, v = (self._split(part) for part in (query, key, value))
         content, bias = self._terms(q, k, scope)

@@ -168,11 +168,18 @@ class Block(nn.Module):
             keyed = normed if source is x else self.attention_norm(source)
             x = x + kernels.dropout(self.attention.out(self.attention(normed, keyed, scope)), self.dropout, keys, 1)
             return x + kernels.dropout(self.feed_forward(self.feed_forward_norm(x), keys, 4), self.dropout, keys, 2)
-        x = self._join(self.attention.out(self.attention(x, source, scope)), x, self.attention_norm, keys, 1)
-        return self._join(self.feed_forward(x, keys, 4), x, self.feed_forward_norm, keys, 2)
+        out = self.attention.out
+        x = self._join(F.linear(self.attention(x, source, scope), out.weight), out.bias, x, self.attention_norm, keys, 1)
+        change, bias = self.feed_forward.without_bias(x, keys, 4)
+        return self._join(change, bias, x, self.feed_forward_norm, keys, 2)
 
-    def _join(self, change: Tensor, x: Tensor, norm: nn.LayerNorm, keys: Tensor | None, site: int) -> Tensor:
-        return kernels.dropout_add_norm(change, x, norm.weight, norm.bias, norm.eps, self.dropout, keys, site)
+    def _join(
+        self, change: Tensor, bias: Tensor | None, x: Tensor, norm: nn.LayerNorm, keys: Tensor | None, site: int
+    ) -> Tensor:
+        """LN(x + dropout(change + bias)), one pass over memory."""
+        return kernels.dropout_add_norm(
+            change, x, norm.weight, norm.bias, norm.eps, self.dropout, keys, site, x_bias=bias
+        )
 
 
 class Stem(nn.Module):

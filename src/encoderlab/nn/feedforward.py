@@ -57,8 +57,16 @@ class FeedForward(nn.Module):
         self.act, self.dropout = act, dropout
 
     def forward(self, x: Tensor, keys: Tensor | None, site: int) -> Tensor:
-        if isinstance(self.up, nn.Linear) and self.act in ("gelu", "gelu_tanh"):
-            hidden = kernels.bias_gelu(F.linear(x, self.up.weight), self.up.bias, tanh=self.act == "gelu_tanh")
-        else:
-            hidden = activation(self.act)(self.up(x))
-        return self.down(kernels.dropout(hidden, self.dropout, keys, site))
+        change, bias = self.without_bias(x, keys, site)
+        return change if bias is None else change + bias
+
+    def without_bias(self, x: Tensor, keys: Tensor | None, site: int) -> tuple[Tensor, Tensor | None]:
+        """The result without its last bias, and that bias, for whoever adds it together with something else."""
+        up, down = self.up, self.down
+        if isinstance(up, nn.Linear) and isinstance(down, nn.Linear) and self.act in ("gelu", "gelu_tanh"):
+            tanh = self.act == "gelu_tanh"
+            if self.dropout == 0.0 or keys is None:
+                return kernels.feed_forward(x, up.weight, up.bias, down.weight, tanh=tanh), down.bias
+            hidden = kernels.bias_gelu(F.linear(x, up.weight), up.bias, tanh=tanh)
+            return F.linear(kernels.dropout(hidden, self.dropout, keys, site), down.weight), down.bias
+        return down(kernels.dropout(activation(self.act)(up(x)), self.dropout, keys, site)), None

@@ -93,9 +93,22 @@ class LMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab))
 
     def forward(self, x: Tensor, words: Tensor) -> Tensor:
-        if self.dense is not None and self.norm is not None:
-            x = self.norm(activation(self.act)(self.dense(x)))
-        return F.linear(x, words, self.bias)
+        return F.linear(self.transform(x), words, self.bias)
+
+    def transform(self, x: Tensor) -> Tensor:
+        """(S, D) -> (S, E): what is multiplied with the word table."""
+        if self.dense is None or self.norm is None:
+            return x
+        return self.norm(activation(self.act)(self.dense(x)))
+
+    def losses(
+        self, x: Tensor, words: Tensor, targets: Tensor, *, uniforms: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Summed cross-entropy in nats, number of right first choices, and samples for ``uniforms`` (S,) in [0, 1), if given.
+
+        The logits of all S places never exist at once where the compiled kernel runs.
+        """
+        return kernels.linear_cross_entropy(self.transform(x), words, self.bias, targets, uniforms=uniforms)
 
 
 class AdaptiveLMHead(nn.Module):

@@ -175,6 +175,8 @@ def per_head(states: Tensor, rows: Tensor) -> Tensor:
     """Products of each head's states with its own rows: (B, H, L, K), (P, H, K) -> (B, H, L, P), without repeating rows over the batch."""
     B, H, L, K = states.shape
     flat = states.permute(1, 0, 2, 3).reshape(H, B * L, K)
+    if flat.dtype == torch.float16:  # these products leave its range before the softmax can subtract the largest
+        flat, rows = flat.float(), rows.float()
     return torch.bmm(flat, rows.permute(1, 2, 0)).view(H, B, L, -1).transpose(0, 1)
 
 

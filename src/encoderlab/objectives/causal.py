@@ -16,7 +16,7 @@ from encoderlab.nn.heads import AdaptiveLMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import Absolute
 from encoderlab.objectives.base import Memory, Objective, Term
-from encoderlab.objectives.mlm import token_term
+from encoderlab.objectives.mlm import lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 
 
@@ -78,7 +78,7 @@ class Causal(Objective):
             losses = model.lm.losses(states.last[rows, places], targets, model.encoder.embeddings)
             term = Term(losses.float().sum(), len(targets))
         else:
-            term = token_term(model.token_logits(states, rows, places), targets)
+            term = lm_term(model, states.last[rows, places], targets)
         return {"lm": term}, update_memory(memory, states, length)
 
     def models(self) -> dict[str, Any]:

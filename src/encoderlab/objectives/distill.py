@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
-from encoderlab.objectives.mlm import Masker, chosen, token_term
+from encoderlab.objectives.mlm import Masker, chosen, lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 
 
@@ -105,7 +105,8 @@ class Distill(Objective):
                 wanted = teacher.token_logits(theirs, *where)
             terms["logits"] = soft_term(student.token_logits(states, *where), wanted, settings.temperature, settings.logits_weight)
         if settings.mlm_weight:
-            terms["mlm"] = token_term(student.token_logits(states, rows, places), targets, weight=settings.mlm_weight)
+            term = lm_term(student, student.token_states(states, rows, places), targets)
+            terms["mlm"] = replace(term, weight=settings.mlm_weight)
         if settings.cosine_weight:
             close = F.cosine_similarity(states.last[real].float(), theirs.last[real].float(), dim=-1)
             terms["cosine"] = Term((1 - close).sum(), len(close), settings.cosine_weight)

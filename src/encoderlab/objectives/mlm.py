@@ -59,6 +59,13 @@ def chosen(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return rows, positions[rows, slots], batch.labels["targets"][rows, slots]
 
 
+def lm_term(model: Model, states: Tensor, targets: Tensor) -> Term:
+    """Cross-entropy of the LM head at chosen places, from (S, D) states."""
+    assert isinstance(model.lm, LMHead)
+    loss, hits, _ = model.lm.losses(states, model.words, targets)
+    return Term(loss, len(targets), 1.0, hits)
+
+
 def token_term(logits: Tensor, targets: Tensor, *, weight: float = 1.0) -> Term:
     """Cross-entropy in nats over (S, V) logits, computed in single precision."""
     loss = F.cross_entropy(logits.float(), targets, reduction="sum")
@@ -94,7 +101,7 @@ class MLM(Objective):
         depth = model.encoder.depth - 1 if model.mask_positions is not None else None
         states = model.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise, depth=depth)
         rows, places, targets = chosen(batch)
-        terms = {"mlm": token_term(model.token_logits(states, rows, places, noise), targets)}
+        terms = {"mlm": lm_term(model, model.token_states(states, rows, places, noise), targets)}
         if model.pair is not None and model.pooler is not None and (label := pair_label(batch)):
             logits = model.pair(model.pooler(states.last[:, 0]))
             terms[label] = token_term(logits, batch.labels[label], weight=self.settings.pair_weight)

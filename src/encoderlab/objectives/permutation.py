@@ -18,7 +18,7 @@ from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import RelativeShift
 from encoderlab.objectives.base import Memory, Objective, Term
-from encoderlab.objectives.mlm import token_term
+from encoderlab.objectives.mlm import lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.seeds import generator
 
@@ -108,8 +108,7 @@ class Permutation(Objective):
             noise=noise,
         )
         rows, slots = (positions >= 0).nonzero(as_tuple=True)
-        assert isinstance(model.lm, LMHead)
-        term = token_term(model.lm(predicted[rows, slots], model.words), labels["targets"][rows, slots])
+        term = lm_term(model, predicted[rows, slots], labels["targets"][rows, slots])
         return {"plm": term}, update_memory(memory, states, settings.memory, reuse=settings.reuse or None)
 
     def models(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import LMHead
+from encoderlab.nn.kernels.plain import draw
 from encoderlab.nn.noise import Noise, stream
 from encoderlab.objectives.base import Memory, Objective, Term
 from encoderlab.objectives.mlm import Masker, chosen, no_loss, token_term
@@ -72,39 +73,40 @@ class RTD(Objective):
 
     def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> tuple[dict[str, Term], Memory]:
         rows, places, targets = chosen(batch)
-        logits = self._generate(batch, rows, places, noise)
-        samples = self.sample(batch, logits, rows, places, noise)
+        generated, samples = self._generate(batch, rows, places, targets, noise)
         corrupted = batch.labels["original"].clone()
         corrupted[rows, places] = samples
         terms = {
-            "mlm": token_term(logits, targets, weight=self.settings.generator_weight),
+            "mlm": generated,
             "rtd": self._discriminate(batch, corrupted, rows, places, noise),
-            "replaced": Term(no_loss(logits), len(targets), 0.0, (corrupted[rows, places] != targets).sum()),
+            "replaced": Term(no_loss(samples), len(targets), 0.0, (samples != targets).sum()),
         }
         return terms, None
 
     def models(self) -> dict[str, Any]:
         return {"generator": self.generator, "discriminator": self.discriminator}
 
-    def sample(self, batch: Batch, logits: Tensor, rows: Tensor, places: Tensor, noise: Noise | None) -> Tensor:
-        """One token (S,) per masked place from softmax(logits / temperature), without gradient.
+    def _generate(
+        self, batch: Batch, rows: Tensor, places: Tensor, targets: Tensor, noise: Noise | None
+    ) -> tuple[Term, Tensor]:
+        """The generator's loss, and one sample (S,) per masked place from softmax(logits / temperature), without gradient.
 
-        By inversion of the cumulative distribution at one uniform number per place, keyed by row and place: the distribution of the original's
-        Gumbel argmax with one random number instead of V.
+        A sample inverts the cumulative distribution at one uniform number, keyed by row and place: the distribution of the original's Gumbel
+        argmax with one random number instead of V.
         """
-        assert batch.rows is not None
-        noise = noise or Noise(0, 0, batch.rows)
-        keys = noise.layer(GENERATOR_SAMPLES)[rows]
-        with torch.no_grad():
-            mass = (logits.float() / self.settings.temperature).softmax(-1).cumsum(-1, dtype=torch.float64)
-            point = uniform(keys, places) * mass[:, -1]
-            return torch.searchsorted(mass, point[:, None], right=True).squeeze(1).clamp(max=mass.shape[1] - 1)
-
-    def _generate(self, batch: Batch, rows: Tensor, places: Tensor, noise: Noise | None) -> Tensor:
-        model = self.generator
+        model, settings = self.generator, self.settings
+        assert isinstance(model.lm, LMHead) and batch.rows is not None
         depth = model.encoder.depth - 1 if model.mask_positions is not None else None
         states = model.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise, depth=depth)
-        return model.token_logits(states, rows, places, noise)
+        x = model.token_states(states, rows, places, noise)
+        keys = (noise or Noise(0, 0, batch.rows)).layer(GENERATOR_SAMPLES)[rows]
+        points = uniform(keys, places)
+        if settings.temperature == 1.0:
+            loss, hits, samples = model.lm.losses(x, model.words, targets, uniforms=points)
+            assert samples is not None
+            return Term(loss, len(targets), settings.generator_weight, hits), samples
+        logits = model.lm(x, model.words)
+        return token_term(logits, targets, weight=settings.generator_weight), draw(logits.float() / settings.temperature, points)
 
     def _discriminate(self, batch: Batch, corrupted: Tensor, rows: Tensor, places: Tensor, noise: Noise | None) -> Term:
         settings, model = self.settings, self.discriminator

@@ -16,12 +16,13 @@ from encoderlab.errors import MissingDependency
 from encoderlab.interchange import huggingface
 from encoderlab.measure.bench.families import Case
 from encoderlab.model import Model
+from encoderlab.nn.kernels.plain import draw
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import Distill, DistillSettings
 from encoderlab.objectives.mlm import MLM, MLMSettings
 from encoderlab.objectives.permutation import Permutation, PermutationSettings
-from encoderlab.objectives.rtd import RTD, RTDSettings, uniform
+from encoderlab.objectives.rtd import GENERATOR_SAMPLES, RTD, RTDSettings, uniform
 from encoderlab.objectives.vocabulary import Vocabulary
 
 LR, SEED = 1e-4, 0
@@ -166,9 +167,8 @@ class Theirs:
         with torch.no_grad():
             rows, places = masked.nonzero(as_tuple=True)
             assert batch.rows is not None
-            mass = generated.logits[masked].float().softmax(-1).cumsum(-1, dtype=torch.float64)
-            point = uniform(Noise(SEED, step, batch.rows).layer(1 << 20)[rows], places) * mass[:, -1]
-            samples = torch.searchsorted(mass, point[:, None], right=True).squeeze(1).clamp(max=mass.shape[1] - 1)
+            points = uniform(Noise(SEED, step, batch.rows).layer(GENERATOR_SAMPLES)[rows], places)
+            samples = draw(generated.logits[masked], points)
             corrupted = batch.labels["original"].clone()
             corrupted[masked] = samples
             replaced = (corrupted != batch.labels["original"]).long()
