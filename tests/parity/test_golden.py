@@ -17,7 +17,6 @@ from encoderlab.model import Model
 from encoderlab.nn.encoder import States, update_memory
 from encoderlab.nn.heads import AdaptiveLMHead
 from encoderlab.nn.kernels import plain
-from encoderlab.nn.kernels import plain
 from encoderlab.objectives.rtd import share_embeddings
 
 TF, PT = "tf_checkpoints", "fairseq_checkpoints"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -201,7 +202,9 @@ def read_pickled(path: Path) -> Any:
         DataError: missing or damaged, or it would have to run code to be read.
     """
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about how old the file's pickle protocol is
+            return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise DataError(f"{path}: does not exist") from None
     except Exception as error:
