@@ -84,7 +84,13 @@ CASES: dict[str, tuple[str, Callable[[Recipe], Objective], dict[str, Any]]] = {
 
 
 def run(
-    case: str, out: Path, *, parallel: Literal["ddp", "fsdp"] = "ddp", micro_rows: int | None = None, **options: Any
+    case: str,
+    out: Path,
+    *,
+    parallel: Literal["ddp", "fsdp"] = "ddp",
+    micro_rows: int | None = None,
+    compile: bool = False,
+    **options: Any,
 ) -> None:
     """Train one objective for a few steps of 8 rows, dropout on."""
     torch.set_num_threads(1)
@@ -98,7 +104,7 @@ def run(
         schedule=Constant(),
         optim=replace(recipe.optim, lr=1e-3, eps=1e-4),  # so that gradients of rounding size (key biases) stay small
         checkpoints=Checkpoints(minutes=None, steps=3),
-        execution=Execution(parallel=parallel, micro_rows=micro_rows),
+        execution=Execution(parallel=parallel, micro_rows=micro_rows, compile=compile),
         log_every=1,
         **changes,
     )

@@ -83,3 +83,10 @@ def test_begun_with_two_processes_and_ended_with_one(
     assert any(name.startswith("memory/") for name in stored) == (case in ("permutation", "causal"))
     run(case, out)
     assert_close(out, alone / case)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled(tmp_path: Path, alone: Path) -> None:
+    run("mlm", tmp_path, compile=True)
+    assert_close(tmp_path, alone / "mlm")

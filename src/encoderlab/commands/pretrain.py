@@ -92,12 +92,13 @@ def pretrain(
         raise ConfigError("pretraining needs --corpus DIR and --out RUN; to look only, give --dry-run")
 
     from encoderlab.measure import runs
+    from encoderlab.measure.estimate import utilisation
     from encoderlab.measure.report import write
     from encoderlab.train.pretraining import pretrain as run
     from encoderlab.train.recipe import Budget
 
     session = None if session_hours is None else Budget(amount=session_hours, unit="hours")
-    outcome = run(recipe, corpus, out, session=session)
+    outcome = run(recipe, corpus, out, session=session, utilisation=utilisation)
     from encoderlab.train.distributed import join
 
     if join(recipe.execution.device).main:

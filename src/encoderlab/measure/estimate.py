@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from encoderlab.measure import flops
 from encoderlab.model import count_parameters
 from encoderlab.train.pretraining import Recipe
+from encoderlab.train.recipe import Phase
 
 SHARE = 0.5  # of the measured matrix-multiply rate that a run reaches on average; the rest is bandwidth
 
@@ -62,9 +64,22 @@ def estimate(recipe: Recipe, *, device: str = "cpu") -> Estimate:
     )
 
 
-def matmul_rate(device: str = "cpu", size: int = 1024, seconds: float = 0.3) -> float:
-    """Operations per second of single-precision matrix products of ``size``, measured for ``seconds``."""
-    a = torch.randn(size, size, device=device)
+def utilisation(recipe: Recipe) -> Callable[[Phase, float], float]:
+    """The share of this machine's matrix-multiply rate, in the precision of ``recipe``, as a function of the phase and
+    of one process's tokens per second; takes a second, as the rate is measured. Padding does not count as work.
+    """
+    configs = [recipe.model] if recipe.generator is None else [recipe.model, recipe.generator]
+    cuda = recipe.execution.device != "cpu" and torch.cuda.is_available()
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.precision]
+    rate = matmul_rate("cuda" if cuda else "cpu", 8192 if cuda else 1024, dtype=dtype)
+    return lambda phase, speed: speed * sum(flops.training(config, phase.length) for config in configs) / rate
+
+
+def matmul_rate(
+    device: str = "cpu", size: int = 1024, seconds: float = 0.3, dtype: torch.dtype = torch.float32
+) -> float:
+    """Operations per second of matrix products of ``size``, the best of those measured for ``seconds``."""
+    a = torch.randn(size, size, device=device, dtype=dtype)
     torch.mm(a, a)
     best, begin = 0.0, time.perf_counter()
     while time.perf_counter() - begin < seconds:

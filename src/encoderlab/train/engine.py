@@ -11,6 +11,7 @@ from torch import Tensor
 
 from encoderlab.batches.batch import Batch
 from encoderlab.errors import Diverged, OutOfMemory
+from encoderlab.nn.encoder import Encoder
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
 from encoderlab.seeds import derive
@@ -33,8 +34,10 @@ class Engine:
     def __init__(self, objective: Objective, recipe: Training, world: World) -> None:
         self.recipe, self.world = recipe, world
         self.objective = objective.to(world.device).train()
-        if recipe.execution.compile:
-            objective.compile()
+        if recipe.execution.compile:  # the layers only: one graph serves all of them, and the rest has varying shapes
+            for encoder in [part for part in objective.modules() if isinstance(part, Encoder)]:
+                for block in encoder.blocks:
+                    block.compile()
         self.model = spread(objective, world, recipe.execution.parallel)
         self.optimizer = Optimizer(group_parameters(objective, recipe.optim), recipe.optim)
         self.memory: Memory = None

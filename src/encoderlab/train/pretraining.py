@@ -61,7 +61,7 @@ def pretrain(
     out: Path,
     *,
     session: Budget | None = None,
-    utilisation: Callable[[Phase, float], float] | None = None,
+    utilisation: Callable[[Recipe], Callable[[Phase, float], float]] | None = None,
 ) -> Outcome:
     """Train as ``recipe`` says on the corpus folder ``corpus``, in the run folder ``out``; run it again to resume.
 
@@ -77,7 +77,7 @@ def pretrain(
     recipe = fit(recipe, tokenizer)
     objective = build_objective(recipe, tokenizer, text)
     data = corpus_data(recipe, objective, corpus, tokenizer)
-    outcome = train(objective, recipe, data, out, session=session, utilisation=utilisation)
+    outcome = train(objective, recipe, data, out, session=session, utilisation=utilisation and utilisation(recipe))
     if join(recipe.execution.device).main:
         if recipe.execution.parallel == "fsdp":  # this process has only shards; the checkpoint has it all
             objective = build_objective(recipe, tokenizer, text)
