@@ -31,7 +31,7 @@ def build(
     keep_duplicates: bool = False,
     drop_duplicate_lines: bool = False,
     validation: float = 0.01,
-    segmenter: Literal["rjieba", "characters"] | None = None,
+    segmenter: str | None = None,
     workers: int | None = None,
     shard_index: int = 0,
     num_shards: int = 1,
@@ -82,7 +82,7 @@ def build(
     validation
         The fraction of documents that is held out.
     segmenter
-        Marks words in Chinese text: `rjieba`, or `characters`.
+        Marks words in Chinese text: `rjieba`, or a function as `module:function`.
     workers
         Processes; by default one per core.
     shard_index

@@ -125,9 +125,7 @@ def _candidates(path: Path) -> np.ndarray:
     return tensors["digests"][tensors["codes"] != DROPPED]
 
 
-def _judge(
-    piece: Piece, kept: np.ndarray, selection: Selection, counts: Counter[str]
-) -> tuple[np.ndarray, np.ndarray]:
+def _judge(piece: Piece, kept: np.ndarray, selection: Selection, counts: Counter[str]) -> tuple[np.ndarray, np.ndarray]:
     """For the documents of a piece whether they stay, (d,) uint8, and their digests, (d,) uint64."""
     edges = np.concatenate([[0], np.cumsum(piece.document_lines)])
     chars, tokens, lines = (_sums(values * kept, edges) for values in (piece.line_chars, piece.line_tokens, kept))

@@ -34,6 +34,7 @@ from encoderlab.corpus.assemble import TRAIN, Selection, ShardWork, collect, pla
 from encoderlab.corpus.documents import COMPRESSED, Reading, Source, find_sources, parse_block
 from encoderlab.corpus.pieces import Piece, Place, Segmenter, Work, read_work, write_piece
 from encoderlab.corpus.python_text import PREFIX, python_source
+from encoderlab.corpus.segment import make_segmenter
 from encoderlab.corpus.shards import (
     MANIFEST,
     TOKENIZER,
@@ -85,8 +86,8 @@ class BuildSettings:
 
     Args:
         sources: files, folders, globs, or ``python:stdlib`` and ``python:all``, the text that Python itself carries.
-        segmenter: marks words in text without spaces: ``rjieba`` (Chinese words) or ``characters``; None leaves every
-            Chinese character a word of its own.
+        segmenter: what marks words in Chinese text (:mod:`encoderlab.corpus.segment`); None leaves every Chinese
+            character a word of its own.
     """
 
     sources: tuple[str, ...]
@@ -178,6 +179,7 @@ def _check(settings: BuildSettings, workers: int, shard_index: int, num_shards: 
         raise ConfigError(f"workers {workers}, expected at least 1")
     if not 0 <= shard_index < num_shards:
         raise ConfigError(f"shard index {shard_index} of {num_shards} shards, expected 0 to {max(num_shards - 1, 0)}")
+    _load_segmenter(settings.segmenter)
     selection = settings.selection
     if not 0 <= selection.validation < 1:
         raise ConfigError(f"validation {selection.validation}, expected a fraction from 0 to below 1, such as 0.01")
@@ -395,11 +397,7 @@ def _load_tokenizer(folder: Path) -> Tokenizer:
 
 @functools.cache
 def _load_segmenter(name: str | None) -> Segmenter | None:
-    if name is None:
-        return None
-    from encoderlab.corpus.segment import make_segmenter
-
-    return make_segmenter(name)
+    return None if name is None else make_segmenter(name)
 
 
 def _piece_path(folder: Path, number: int) -> Path:

@@ -115,7 +115,7 @@ class Encoded(NamedTuple):
 def encode_lines(lines: Sequence[str], tokenizer: Tokenizer, segmenter: Segmenter | None = None) -> Encoded:
     """Tokens of ``lines`` with the starts of words and sentences, which are found in the text and carried over to the
     tokens by their characters. With a segmenter a Chinese character starts a word where the segmenter says so."""
-    tokens = _joined(tokenizer.encode_corpus(lines))
+    tokens = tokenizer.encode_corpus(lines)
     sizes = np.diff(tokens.bounds)
     # A key that orders characters over all lines; the keys of the tokens do not decrease.
     token_keys = (np.repeat(np.arange(len(lines)), sizes) << 32) + tokens.starts
@@ -129,23 +129,6 @@ def encode_lines(lines: Sequence[str], tokenizer: Tokenizer, segmenter: Segmente
     if segmenter is not None:
         words = _segmented(lines, tokens.starts, sizes, words, segmenter)
     return Encoded(tokens.ids, words, sentences, sizes)
-
-
-class Joined(NamedTuple):
-    ids: np.ndarray
-    starts: np.ndarray
-    bounds: np.ndarray
-    word_starts: np.ndarray
-
-
-def _joined(tokens):
-    if hasattr(tokens, "bounds"):
-        return tokens
-    for item in tokens:
-        item.word_starts[:1] = True
-    bounds = np.concatenate([[0], np.cumsum([len(item.ids) for item in tokens])])
-    return Joined(*(np.concatenate([getattr(item, name) for item in tokens]) for name in ("ids", "starts")), bounds,
-                  np.concatenate([item.word_starts for item in tokens]))
 
 
 def _segmented(

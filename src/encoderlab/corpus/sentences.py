@@ -28,7 +28,7 @@ _CJK = "\u2e80-\u303f\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uff60"
 _END = re.compile(
     r"[.!?…。！？](?<![.!?…。！？][.!?…。！？])(?:"
     rf"(?P<stop>(?<=[.!?…])[.!?…]*+)(?P<close>[{_CLOSING}]*+) ++(?=[{_OPENING}¿¡*—–-]*(?P<next>.))"
-    rf"|(?:(?<=[。！？])|(?<=…)…++|(?<=[!?])[!?]*+(?=[{_CLOSING}]*+[{_CJK}]))[{_CLOSING}。！？!?…]*+ *+(?=.))"
+    rf"|(?:(?<=[。！？])|(?<=…)…++|(?<=[!?])[!?]*+(?=[{_CLOSING}]*+[{_CJK}]))[{_CLOSING}。！？!?…]*+ *+)"
 )
 _INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")
 _NUMBER = re.compile(r"(?:\d+|[ivxlIVXL]+|[a-zA-Z])(?:\.\d+)*")

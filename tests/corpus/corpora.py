@@ -1,0 +1,49 @@
+"""Synthetic text and small corpora for the tests of this folder."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from encoderlab.corpus.assemble import Selection
+from encoderlab.corpus.build import BuildSettings, NewTokenizer
+from encoderlab.corpus.documents import Reading
+
+
+def sample_text(num_documents: int, seed: int = 0, words: int = 400) -> str:
+    """English-like documents of one to five paragraphs, as in a text source, from a Zipf vocabulary."""
+    rng = np.random.default_rng(seed)
+    letters = np.array(list("etaoinshrdlucmfwypvbgk"))
+    vocabulary = ["".join(rng.choice(letters, rng.integers(1, 9))) for _ in range(words)]
+    weights = 1 / np.arange(1, words + 1)
+    documents = []
+    for number in range(num_documents):
+        paragraphs = []
+        for _ in range(rng.integers(1, 6)):
+            sentences = []
+            for _ in range(rng.integers(1, 5)):
+                chosen = rng.choice(words, rng.integers(3, 15), p=weights / weights.sum())
+                sentence = " ".join(vocabulary[place] for place in chosen)
+                sentences.append(sentence.capitalize() + rng.choice([".", "?", "!", '."']))
+            paragraphs.append(" ".join(sentences))
+        documents.append("\n".join([f"Document {number}.", *paragraphs]))
+    return "\n\n".join(documents) + "\n"
+
+
+def settings(*sources: Path | str, vocab_size: int = 300, **changes) -> BuildSettings:
+    """Settings of a small corpus; ``reading`` and ``selection`` may be given as dictionaries."""
+    changes = {
+        "tokenizer": NewTokenizer(vocab_size=vocab_size),
+        **changes,
+        "reading": Reading(**changes.get("reading", {})),
+        "selection": Selection(**{"validation": 0.1, **changes.get("selection", {})}),
+    }
+    return BuildSettings(sources=tuple(map(str, sources)), **changes)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """A hash of every file below ``folder`` by its name."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
