@@ -31,10 +31,10 @@ def single(rng: random.Random, i: int) -> Text:
 
 
 def pair(rng: random.Random, i: int) -> Text:
-    first, second = rng.choice(COLOURS), rng.choice(COLOURS)
-    return Text(
-        id=str(i), text=sentence(rng, first), pair=sentence(rng, second), label="yes" if first == second else "no"
-    )
+    """How many of the two texts name a colour?"""
+    first, second = ([rng.choice(COLOURS)] * rng.randrange(2) for _ in range(2))
+    label = ("none", "one", "both")[len(first) + len(second)]
+    return Text(id=str(i), text=sentence(rng, *first), pair=sentence(rng, *second), label=label)
 
 
 def number(rng: random.Random, i: int) -> Text:

@@ -32,7 +32,7 @@ def tokenizer(family: str = "bert") -> Tokenizer:
     return Tokenizer(backend, layout)
 
 
-def model(size: str = "bert-tiny", *, dropout: float = 0.0, width: int = 32, positions: int = 0) -> Model:
+def model(size: str = "bert-tiny", *, dropout: float = 0.0, width: int = 64, positions: int = 0) -> Model:
     """The architecture of ``size`` with two layers of ``width``, on the tiny vocabulary."""
     config = models.config(size)
     text = tokenizer("xlnet" if config.family == "xlnet" else "bert")

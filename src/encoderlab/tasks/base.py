@@ -224,7 +224,7 @@ class Task:
             for example in self.stream(path, notes):
                 place = f"{path}:{example.row}"
                 self._check_id(example, place, seen, notes)
-                if not split.startswith("test") and _unlabelled(example):
+                if not split.startswith("test") and is_unlabelled(example):
                     raise DataError(
                         f"{place}: no label; {split} data needs one in every row, or name the file as test data"
                     )
@@ -311,7 +311,8 @@ class Task:
         )
 
 
-def _unlabelled(example: Example) -> bool:
+def is_unlabelled(example: Example) -> bool:
+    """Whether the example has no reference, as in a test file."""
     if isinstance(example, Text):
         return example.label is None
     return (example.tags if isinstance(example, Words) else example.answers) is None

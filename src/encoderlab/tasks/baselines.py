@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from encoderlab.tasks.base import Choice, Example, Question, Split, Task, Text, Words
+from encoderlab.tasks.base import Choice, Question, Split, Task, Text, Words
 from encoderlab.tasks.scores import score
 
 _WORD = re.compile(r"[一-鿿]|\w+|[^\w\s]")
@@ -272,5 +272,3 @@ def _lbfgs(function: Any, start: np.ndarray, steps: int, memory: int = 10) -> np
             pairs = [*pairs[-memory + 1 :], (s, y, 1 / curvature)]
         x, value, gradient = candidate, new_value, new_gradient
     return x
-
-

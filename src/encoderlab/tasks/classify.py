@@ -63,7 +63,7 @@ class Classify(Form):
                 continue
             label = self._target(example)
             items.append(Item(number, (self._frame(a, b, label),)))
-            if train and self.settings.swap and b is not None:
+            if train and self.settings.swap and self.task.swap and b is not None:
                 items.append(Item(number, (self._frame(b, a, label),)))
         return items
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from encoderlab.config import from_dict, to_dict
-from encoderlab.errors import ConfigError, DataError, nearest
+from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import write_text
 from encoderlab.interchange import folder as folders
 from encoderlab.model import Model
+from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
 from encoderlab.nn.heads import TaskHead
-from encoderlab.tasks.base import Choice, Example, Split, Task
+from encoderlab.tasks.base import Example, Question, Split, Task, is_unlabelled
 from encoderlab.tasks.form import FormSettings, Predictions
+from encoderlab.tasks.infer import with_labels
 from encoderlab.tasks.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.predict import Predictor, record
 from encoderlab.tasks.rows import Item, ItemSource, Packing
@@ -102,8 +107,6 @@ def finetune(
     form = form_of(task, start, recipe.form)
     head = recipe.head
     if recipe.head_dropout is not None and head is None:
-        from encoderlab.models import FAMILIES
-
         head = replace(form.head(FAMILIES[start.config.family], start), dropout=recipe.head_dropout)
     start, said = with_head(start, form, seed=recipe.seed, head=head)
     items = form.items(splits["train"].examples, train=True)
@@ -143,9 +146,6 @@ def finetune(
 
 def completed(task: Task, examples: Sequence[Example]) -> Task:
     """``task`` with what only its training data says: labels, and whether questions may have no answer."""
-    from encoderlab.tasks.base import Question
-    from encoderlab.tasks.infer import with_labels
-
     if task.form == "span" and task.labels is None:
         if any(isinstance(example, Question) and example.answers == () for example in examples):
             return replace(task, labels=("answer", "no_answer"))
@@ -236,7 +236,7 @@ def _evaluate(
             notes.append(f"no answer is given where the null score is above {form.threshold:.4f}, chosen on dev")
             found = predictor.predict(split.examples)
         predictions[name] = found
-        if labelled(split.examples):
+        if not any(map(is_unlabelled, split.examples)):
             scores[name], said = _score(task, split, found)
             notes += [f"{name}: {text}" for text in said]
     return predictions, scores, notes
@@ -247,15 +247,6 @@ def choose_threshold(task: Task, split: Split, found: Predictions) -> float:
     texts = [next((span["text"] for span in spans if span["text"]), "") for spans in (found.nbest or {}).values()]
     scores, _ = score(task, split.examples, texts, null_odds=found.null_odds)
     return scores["best_f1_threshold"]
-
-
-def labelled(examples: Sequence[Example]) -> bool:
-    """Whether every example has its reference."""
-    from encoderlab.tasks.base import _unlabelled
-
-    return not any(_unlabelled(example) for example in examples) and not any(
-        isinstance(example, Choice) and not example.answers for example in examples
-    )
 
 
 def _epochs(recipe: Recipe, items: int) -> float:
@@ -292,8 +283,6 @@ def _write(
 
 def _drop_checkpoints(out: Path) -> None:
     """The result is written; the optimiser state behind it is three times as large and of no further use."""
-    import shutil
-
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
 
 
@@ -351,22 +340,5 @@ def model_hash(model: Model) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(dtype=_bytes()).numpy().data)
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _bytes() -> Any:
-    import torch
-
-    return torch.uint8
-
-
-def split_of(splits: Mapping[str, Split], name: str) -> Split:
-    """The split of that name.
-
-    Raises:
-        DataError: there is none; the nearest name is given.
-    """
-    if name not in splits:
-        raise DataError(f"no split {name!r}{nearest(name, splits)}")
-    return splits[name]

@@ -30,7 +30,7 @@ class FormSettings:
 
     Args:
         max_length: tokens of a sequence, special ones included; longer texts are cut.
-        swap: also train on the two texts in the other order (ELECTRA's MRPC and STS-B).
+        swap: also train on the two texts in the other order, where the task allows it (ELECTRA's MRPC and STS-B).
         context: ``document`` shows a sentence to be tagged within its document, as far as it fits (BERT's CoNLL-2003).
         targets: of a regression: ``unit`` trains on numbers scaled to 0..1 (ELECTRA), ``raw`` on those of the file
             (BERT). The saved model predicts numbers of the file either way.

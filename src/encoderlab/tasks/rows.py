@@ -21,6 +21,7 @@ from encoderlab.batches.order import Permutation
 from encoderlab.errors import DataError
 from encoderlab.train.distributed import World
 
+OPTIONS = 1024  # more than an example has; row numbers leave room for one row per option
 Packing = Literal["packed", "dynamic", "fixed"]
 
 
@@ -169,7 +170,7 @@ def _tensors(
         doc=torch.from_numpy(doc),
         segments=torch.from_numpy(segments),
         labels={name: torch.from_numpy(value) for name, value in labels.items()},
-        rows=torch.tensor([number + min(i for i, _ in row) for row in rows]),
+        rows=torch.tensor([min((number + i) * OPTIONS + option for i, option in row) for row in rows]),
         parts=parts,
     )
 

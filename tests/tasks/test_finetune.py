@@ -1,0 +1,262 @@
+"""A tiny model learns every form of task, from scratch, in seconds; what a run leaves behind; predictions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from encoderlab.config import to_dict
+from encoderlab.errors import ConfigError, DataError, Stopped
+from encoderlab.interchange.load import load
+from encoderlab.nn.noise import Noise
+from encoderlab.tasks.base import Remarks, Text
+from encoderlab.tasks.finetune import Recipe, completed, finetune, model_hash, prepared, read_task
+from encoderlab.tasks.form import FormSettings
+from encoderlab.tasks.objective import TaskObjective, form_of, with_head
+from encoderlab.tasks.predict import (
+    Predictor,
+    check_head,
+    predict_ensemble,
+    predict_file,
+    score_ensemble,
+    task_of_model,
+)
+from encoderlab.tasks.rows import pack
+from encoderlab.train.optim import AdamW
+from encoderlab.train.recipe import Budget, Execution
+from encoderlab.train.schedule import Polynomial
+from tests.tasks.synthetic import data
+from tests.tasks.tiny import model
+
+RECIPE = Recipe(
+    epochs=12,
+    batch=16,
+    optim=AdamW(lr=2e-3, weight_decay=0.0),
+    schedule=Polynomial(warmup=0.1),
+    form=FormSettings(max_length=48),
+)
+# The form, its epochs, the score to reach on held-out data of the same rule.
+FORMS = [
+    ("single", 12, 1.0),
+    ("pair", 20, 0.95),
+    ("number", 30, 0.95),
+    ("tagged", 12, 1.0),
+    ("question", 15, 1.0),
+    ("choice", 12, 1.0),
+]
+
+
+@pytest.mark.parametrize(("name", "epochs", "wanted"), FORMS)
+def test_a_tiny_model_learns_the_rule(tmp_path, name, epochs, wanted):
+    task, splits = data(name, train=160, dev=40)
+    result = finetune(model(), task, splits, replace(RECIPE, epochs=epochs), tmp_path / "run")
+    assert result.scores["dev"][task.metric] >= wanted
+    assert json.loads((tmp_path / "run/score.json").read_text())["scores"] == result.scores
+    assert len((tmp_path / "run/predictions-dev.jsonl").read_text().splitlines()) == 40
+    assert not (tmp_path / "run/checkpoints").exists()
+    # The saved model predicts what the run predicted.
+    loaded = load(tmp_path / "run")
+    kept = read_task(tmp_path / "run")
+    again = Predictor.of(loaded, replace(completed(task, splits["train"].examples)), kept["settings"])
+    if name == "number":
+        assert np.allclose(again.predict(splits["dev"].examples).values, result.predictions["dev"].values, atol=1e-4)
+    else:
+        assert again.predict(splits["dev"].examples).values == result.predictions["dev"].values
+
+
+@pytest.mark.parametrize("name", ["single", "number", "tagged", "question", "choice"])
+def test_32_examples_are_learned_by_heart(tmp_path, name):
+    task, splits = data(name, train=32, dev=4, seed=5)
+    splits["train_again"] = splits["train"]
+    recipe = replace(RECIPE, epochs=40, batch=8, select="last")
+    result = finetune(model(), task, splits, recipe, tmp_path / "run")
+    assert result.scores["train_again"][task.metric] > 0.995
+
+
+@pytest.mark.parametrize("size", ["electra-tiny", "xlnet-tiny"])
+def test_questions_without_answer_under_heads_with_answerability(tmp_path, size):
+    task, splits = data("question", train=120, dev=30, impossible=True)
+    recipe = replace(RECIPE, epochs=8, form=FormSettings(max_length=48, beam=5))
+    result = finetune(model(size), task, splits, recipe, tmp_path / "run")
+    assert result.scores["dev"]["f1"] >= 0.9
+    assert result.scores["dev"]["no_answer_exact"] >= 0.9
+    assert any("chosen on dev" in note for note in result.record["notes"])
+
+
+def objective_of(name, size="bert-tiny", dropout=0.0, **more):
+    task, splits = data(name, **more)
+    task = completed(task, splits["train"].examples)
+    start = model(size, dropout=dropout)
+    form = form_of(task, start, FormSettings(max_length=48))
+    start, _ = with_head(start, form, seed=1)
+    return TaskObjective(start, form), form.items(splits["train"].examples, train=True), splits
+
+
+def gradients(objective, batches, noise=True):
+    """The gradient of the mean loss over batches that make up one, as the training loop adds it up."""
+    objective.train()
+    objective.zero_grad()
+    counts: dict[str, int] = {}
+    for batch in batches:
+        for name, count in objective.counts(batch).items():
+            counts[name] = counts.get(name, 0) + count
+    for batch in batches:
+        terms, _ = objective(batch, noise=Noise(1, 2, batch.rows) if noise else None)
+        sum(term.weight * term.sum / max(counts[name], 1) for name, term in terms.items()).backward()
+    return torch.cat([p.grad.flatten() for p in objective.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("name", ["single", "pair", "number", "tagged", "question", "choice"])
+def test_packing_changes_no_loss_and_no_gradient(name):
+    objective, items, _ = objective_of(name, train=20)
+    objective.double()
+    packed = [pack(items, pad=0, room=80, mode="packed")]
+    dynamic = [pack(items, pad=0, room=80, mode="dynamic")]
+    a, b = gradients(objective, packed, noise=False), gradients(objective, dynamic, noise=False)
+    assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+    assert len(packed[0].ids) < 0.5 * len(dynamic[0].ids)
+
+
+@pytest.mark.parametrize("name", ["single", "tagged", "question", "choice"])
+def test_micro_batches_give_the_same_gradient_with_dropout(name):
+    objective, items, _ = objective_of(name, dropout=0.1, train=24)
+    objective.double()
+    whole = pack(items, pad=0, room=48, mode="packed")
+    middle = len(whole) // 2
+    a = gradients(objective, [whole])
+    b = gradients(objective, [whole.slice(0, middle), whole.slice(middle, len(whole))])
+    assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_an_interrupted_run_ends_with_the_same_score(tmp_path):
+    task, splits = data("single", train=64, dev=32)
+    recipe = replace(RECIPE, epochs=6)
+    whole = finetune(model(dropout=0.1), task, splits, recipe, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        finetune(model(dropout=0.1), task, splits, recipe, tmp_path / "cut", session=Budget(amount=7))
+    rest = finetune(model(dropout=0.1), task, splits, recipe, tmp_path / "cut")
+    assert rest.scores == whole.scores and rest.record["steps"] == whole.record["steps"]
+    a, b = load(tmp_path / "whole").state_dict(), load(tmp_path / "cut").state_dict()
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_finished_run_is_read_and_another_recipe_refused(tmp_path):
+    task, splits = data("single", train=32, dev=8)
+    recipe = replace(RECIPE, epochs=1)
+    first = finetune(model(), task, splits, recipe, tmp_path / "run")
+    second = finetune(model(), task, splits, recipe, tmp_path / "run")
+    assert second.predictions is None and second.scores == first.scores
+    other = replace(recipe, execution=Execution(micro_rows=2))
+    assert finetune(model(), task, splits, other, tmp_path / "run").scores == first.scores
+    with pytest.raises(ConfigError, match="holds a finished run with epochs 1"):
+        finetune(model(), task, splits, replace(recipe, epochs=2), tmp_path / "run")
+    with pytest.raises(ConfigError, match="holds a finished run on other train data"):
+        finetune(model(), task, data("single", train=40, dev=8)[1], recipe, tmp_path / "run")
+
+
+def test_the_given_model_is_left_as_it_is(tmp_path):
+    task, splits = data("single", train=32, dev=8)
+    start = model()
+    before = model_hash(start)
+    result = finetune(start, task, splits, replace(RECIPE, epochs=1, dropout=0.2), tmp_path / "run")
+    assert model_hash(start) == before and model_hash(load(tmp_path / "run")) != before
+    assert to_dict(load(tmp_path / "run").config)["encoder"]["dropout"] == 0.2
+    assert result.record["head"] == "the task head is new"
+
+
+def test_heads_that_fit_are_kept_and_others_named(tmp_path):
+    objective, _, _ = objective_of("single")
+    trained = objective.model
+    kept, said = with_head(trained, objective.form, seed=9)
+    assert kept is trained and "is kept" in said
+    form = form_of(completed(*_task("pair")), trained, FormSettings(max_length=48))
+    other, said = with_head(trained, form, seed=9)
+    assert other is not trained and "the model's head for 3 other labels is dropped" in said
+
+
+def _task(name):
+    task, splits = data(name)
+    return task, splits["train"].examples
+
+
+def test_training_needs_something_to_learn_from(tmp_path):
+    task, splits = data("question", train=4)
+    lost = replace(
+        splits["train"],
+        examples=tuple(replace(e, answers=(replace(e.answers[0], start=-1),)) for e in splits["train"].examples),
+    )
+    with pytest.raises(DataError, match="no training example can be learned from"):
+        finetune(model(), task, {**splits, "train": lost}, RECIPE, tmp_path / "run")
+    with pytest.raises(ConfigError, match="has no dev data to choose an epoch by"):
+        finetune(model(), task, {"train": splits["train"]}, RECIPE, tmp_path / "run2")
+    with pytest.raises(ConfigError, match="max_length 600 exceeds the model's 512 positions"):
+        finetune(model(), task, splits, replace(RECIPE, form=FormSettings(max_length=600)), tmp_path / "run3")
+
+
+# Prediction
+
+
+def test_ensemble_is_at_least_plausible(tmp_path):
+    for name in ("single", "number", "tagged", "question", "choice"):
+        task, splits = data(name, train=48, dev=24)
+        members = []
+        for seed in (1, 2):
+            result = finetune(model(), task, splits, replace(RECIPE, epochs=4, seed=seed), tmp_path / f"{name}{seed}")
+            members.append(Predictor.of(load(result.model), completed(task, splits["train"].examples), RECIPE.form))
+        found = score_ensemble(members, completed(task, splits["train"].examples), splits["dev"].examples)
+        assert len(found["members"]) == 2 and found["gain_over_best"] <= found["gain_over_mean"]
+        assert found["scores"][task.metric] >= min(found["members"]) - 0.1
+        assert len(predict_ensemble(members, splits["dev"].examples)[0].values) == 24
+
+
+def test_wrong_heads_are_refused():
+    objective, _, _ = objective_of("single")
+    with pytest.raises(ConfigError, match="the model's head is for classification, task 'tagged' is tagging"):
+        check_head(objective.model, _task("tagged")[0])
+    with pytest.raises(ConfigError, match="has both, none, one besides"):
+        check_head(objective.model, completed(*_task("pair")))
+    with pytest.raises(ConfigError, match="the model has no task head"):
+        check_head(model(), _task("single")[0])
+    assert task_of_model(objective.model).labels == ("blue", "green", "red")
+
+
+def test_a_file_is_predicted_in_chunks_and_gone_on_from(tmp_path):
+    objective, _, _ = objective_of("single")
+    path = tmp_path / "texts.csv"
+    path.write_text("text\n" + "".join(f"the {colour} cat {i % 7}\n" for i in range(50) for colour in ("red", "blue")))
+    task = task_of_model(objective.model)
+    predictor = Predictor.of(objective.model, task, FormSettings(max_length=16))
+    out = tmp_path / "out.jsonl"
+
+    def run(target):
+        return list(predict_file(predictor, path, target, task=task, remarks=Remarks(path), chunk=30))
+
+    assert run(out) == [30, 60, 90, 100]
+    whole = out.read_text()
+    lines = [json.loads(line) for line in whole.splitlines()]
+    assert [line["id"] for line in lines] == [str(i) for i in range(100)]
+    assert lines[0]["label"] in ("red", "blue", "green") and len(lines[0]["probabilities"]) == 3
+    out.write_text("".join(line + "\n" for line in whole.splitlines()[:40]) + whole.splitlines()[40][:10])
+    assert run(out) == [70, 100] and out.read_text() == whole
+    out.write_text(whole * 2)
+    with pytest.raises(DataError, match="holds 200 predictions"):
+        run(out)
+
+
+def test_prediction_does_not_depend_on_neighbours():
+    objective, _, splits = objective_of("single", dev=30)
+    predictor = Predictor(objective)
+    together = predictor.predict(splits["dev"].examples)
+    alone = [predictor.predict([example]).details[0]["probabilities"] for example in splits["dev"].examples]
+    assert np.allclose([detail["probabilities"] for detail in together.details], alone, atol=1e-5)
+    long = predictor.predict([Text(id="0", text="red " * 100_000)])
+    assert long.values[0] in ("red", "blue", "green") and objective.form.cut == 1
+
+
+def test_prepared_copies_weights():
+    start = model()
+    assert model_hash(prepared(start, replace(RECIPE, dropout=0.3))) == model_hash(start)
