@@ -55,6 +55,11 @@ def test_disentangled_table_is_the_generators_plus_a_difference(rows, vocabulary
     discriminator.words.data.normal_()
     saved = weights(discriminator)["encoder.embeddings.words"]
     torch.testing.assert_close(saved, discriminator.words + generator.words)
+    before = discriminator.encoder.embeddings.look_up(ids).detach()
+    saved = Model(small("deberta-v3-tiny")).initialize(3)
+    saved.load_state_dict(weights(discriminator))
+    again = RTD(generator, saved, objective.settings, vocabulary, continued=True)  # as a run continued from a folder
+    torch.testing.assert_close(again.discriminator.encoder.embeddings.look_up(ids), before)
     _, terms = losses(objective, rows)
     terms["mlm"].sum.backward()
     assert discriminator.words.grad is None and generator.words.grad is not None

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from encoderlab.batches.batch import Batch, stack
 from encoderlab.batches.corrupt import Masking
@@ -54,12 +54,20 @@ class RTD(Objective):
 
     per_token = ("mlm",)
 
-    def __init__(self, generator: Model, discriminator: Model, settings: RTDSettings, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self,
+        generator: Model,
+        discriminator: Model,
+        settings: RTDSettings,
+        vocabulary: Vocabulary,
+        *,
+        continued: bool = False,
+    ) -> None:
         super().__init__()
         _check(generator, discriminator, settings)
         self.generator, self.discriminator, self.settings = generator, discriminator, settings
         self.masker = Masker(settings.masking, vocabulary)
-        share_embeddings(generator, discriminator, settings.sharing)
+        share_embeddings(generator, discriminator, settings.sharing, continued=continued)
 
     def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
         batch, _ = self.masker(rows, seed)
@@ -151,15 +159,21 @@ def document_starts(doc: Tensor) -> Tensor:
     return torch.where(opens, index, 0).cummax(dim=1).values
 
 
-def share_embeddings(generator: Model, discriminator: Model, sharing: Sharing) -> None:
-    """Let the two networks share embeddings in place; see :class:`RTDSettings`."""
+def share_embeddings(
+    generator: Model, discriminator: Model, sharing: Sharing, *, continued: bool = False
+) -> None:
+    """Let the two networks share embeddings in place; see :class:`RTDSettings`.
+
+    The disentangled difference starts at 0, or, where training is ``continued``, at what the two tables differ by.
+    """
     if sharing == "none":
         return
     source, target = generator.encoder.embeddings, discriminator.encoder.embeddings
     if sharing == "disentangled":
         assert source.words is not None and target.words is not None
         target.base = (source,)
-        nn.init.zeros_(target.words)
+        with torch.no_grad():
+            target.words.copy_(target.words - source.words if continued else torch.zeros_like(target.words))
         return
     source.words, source.positions, source.types = target.words, target.positions, target.types
     if sharing == "block":

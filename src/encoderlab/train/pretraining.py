@@ -144,7 +144,7 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Obj
     model, generator = _networks(recipe, tokenizer)
     if isinstance(settings, RTDSettings):
         assert generator is not None
-        return RTD(generator, model, settings, vocabulary)
+        return RTD(generator, model, settings, vocabulary, continued=recipe.init_from is not None)
     if isinstance(settings, DistillSettings):
         if not settings.teacher:
             raise ConfigError("distillation needs a teacher; give a model folder: --set objective.teacher=FOLDER")
