@@ -2,11 +2,13 @@
 
 Run as a script, under torchrun, it trains all of them with DDP and with FSDP2, each in ``OUT/OBJECTIVE-ENGINE``:
     torchrun --nproc-per-node=2 -m tests.train.real OUT
+With an objective and a number it trains that one alone, and is killed at that batch.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 
 from encoderlab import recipes
+from encoderlab.batches.batch import Batch
 from encoderlab.batches.loader import Loader
 from encoderlab.batches.pack import Framing
 from encoderlab.batches.permutation import Targets
@@ -83,6 +86,20 @@ CASES: dict[str, tuple[str, Callable[[Recipe], Objective], dict[str, Any]]] = {
 }
 
 
+class Doomed(LoaderSource):
+    """Kills the process, as a power cut would, instead of giving batch ``die_at``."""
+
+    def __init__(self, loader: Loader, die_at: int | None) -> None:
+        super().__init__(loader)
+        self.left = die_at
+
+    def __next__(self) -> Batch:
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.left = None if self.left is None else self.left - 1
+        return super().__next__()
+
+
 def run(
     case: str,
     out: Path,
@@ -90,9 +107,10 @@ def run(
     parallel: Literal["ddp", "fsdp"] = "ddp",
     micro_rows: int | None = None,
     compile: bool = False,
+    die_at: int | None = None,
     **options: Any,
 ) -> None:
-    """Train one objective for a few steps of 8 rows, dropout on."""
+    """Train one objective for a few steps of 8 rows, dropout on; the process is killed at its batch ``die_at``."""
     torch.set_num_threads(1)
     name, make, changes = CASES[case]
     recipe = recipes.recipe(name)
@@ -115,15 +133,18 @@ def run(
     def source(phase: Phase, rows: int, state: dict[str, int] | None) -> LoaderSource:
         shared: dict[str, Any] = {"framing": framing, "seed": 3, "batch_rows": rows, "rank": rank, "world": world}
         form = replace(recipe.rows, length=phase.length)
-        return LoaderSource(
-            Loader(text, form, state=state, transform=lambda r: objective.make_batch(r, seed=3), **shared)
-        )
+        loader = Loader(text, form, state=state, transform=lambda r: objective.make_batch(r, seed=3), **shared)
+        return Doomed(loader, die_at)
 
     assert isinstance(recipe.rows, StreamFormat) == (case in ("permutation", "causal"))
     train(objective, recipe, Data(source=source), out, **options)
 
 
 if __name__ == "__main__":
-    for case in CASES:
-        for engine in ("ddp", "fsdp"):
-            run(case, Path(sys.argv[1]) / f"{case}-{engine}", parallel=engine, micro_rows=3)  # type: ignore[arg-type]
+    out = Path(sys.argv[1])
+    if len(sys.argv) > 2:
+        run(sys.argv[2], out, die_at=int(sys.argv[3]))
+    else:
+        for case in CASES:
+            for engine in ("ddp", "fsdp"):
+                run(case, out / f"{case}-{engine}", parallel=engine, micro_rows=3)  # type: ignore[arg-type]

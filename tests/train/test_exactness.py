@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -28,14 +29,18 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def start(*arguments: object, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """``tests/train/real.py`` in a process of its own."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CI": "1"}
+    command = [sys.executable, *launcher, "-m", "tests.train.real", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2])
+
+
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every objective in two processes under torchrun, in micro-batches, with DDP and with FSDP2."""
     out = tmp_path_factory.mktemp("two")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CI": "1"}
-    command = [*launch, "-m", "tests.train.real", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2])
+    done = start(out, launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"))
     assert done.returncode == 0, done.stderr[-5000:]
     return out
 
@@ -57,6 +62,14 @@ def assert_close(one: Path, other: Path) -> None:
 def test_resumed_to_the_bit(tmp_path: Path, alone: Path, case: str) -> None:
     with pytest.raises(Stopped):
         run(case, tmp_path, session=Budget(amount=4))
+    run(case, tmp_path)
+    assert_same_run(tmp_path, alone / case, STEPS)
+
+
+@pytest.mark.parametrize(("case", "die_at"), [("rtd", 1), ("causal", 4)])
+def test_killed_and_resumed_to_the_bit(tmp_path: Path, alone: Path, case: str, die_at: int) -> None:
+    """Before the first checkpoint, and after it."""
+    assert start(tmp_path, case, die_at).returncode == -signal.SIGKILL
     run(case, tmp_path)
     assert_same_run(tmp_path, alone / case, STEPS)
 

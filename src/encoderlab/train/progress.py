@@ -105,11 +105,11 @@ def quantity(number: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """``2d 03:15``, ``1:02:03`` or ``02:03``; ``?`` where it is not known."""
+    """``2d 3:15``, ``1:02:03`` or ``02:03``; ``?`` where it is not known."""
     if seconds != seconds or seconds > 1e9:
         return "?"
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     if hours >= 48:
-        return f"{hours // 24}d {hours % 24:02d}:{minute:02d}"
+        return f"{hours // 24}d {hours % 24}:{minute:02d}"
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute:02d}:{second:02d}"

@@ -1,0 +1,80 @@
+"""What is shown: plain lines where there is no terminal, never more often than a person can read."""
+
+from __future__ import annotations
+
+import pytest
+
+from encoderlab.train import progress
+from encoderlab.train.progress import Display, clock, facts, quantity
+
+LINE = {
+    "step": 1200,
+    "loss": 2.31,
+    "losses": {"mlm": 2.1, "next_sentence": 0.21, "replaced": 0.0},
+    "accuracy": {"mlm": 0.453, "replaced": 0.9},
+    "lr": 1e-4,
+    "tokens_per_second": 8123.0,
+    "peak_share": 0.62,
+}
+
+
+def test_facts() -> None:
+    assert facts(LINE) == (
+        "step 1200  loss 2.310  mlm 2.100 (45.3%)  next_sentence 0.210  replaced (90.0%)  lr 1.0e-04  "
+        "8.12k tokens/s  62% of peak"
+    )
+    assert facts({"step": 3, "scores": {"f1": 0.5}}) == "step 3  f1 0.5000"
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0"), (950, "950"), (8123, "8.12k"), (1.4e6, "1.4M"), (2e9, "2G")])
+def test_quantity(number: float, text: str) -> None:
+    assert quantity(number) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(5, "00:05"), (3723, "1:02:03"), (49 * 3600 + 180, "2d 1:03"), (float("nan"), "?"), (float("inf"), "?")],
+)
+def test_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+def test_plain_lines_are_rare_and_the_last_one_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    display = Display("bert-tiny")
+    for second in range(25):
+        now[0] = float(second)
+        display.update(LINE | {"step": second}, done=second / 24, left=24.0 - second)
+    display.say("saved")
+    display.close()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert [line.split("step ")[1].split()[0] for line in lines[:-1]] == ["0", "10", "20", "24"]
+    assert lines[1].startswith("bert-tiny  42%  step 10  loss 2.310") and lines[1].endswith("00:14 left")
+    assert lines[-1] == "saved"
+
+
+def test_other_processes_show_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display("x", visible=False)
+    display.update(LINE, done=1.0, left=0.0)
+    display.say("quiet")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True)
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    display = Display("bert-tiny")
+    display.update(LINE, done=0.5, left=90.0)
+    display.say("validation")
+    display.close()
+    said = capsys.readouterr().err
+    assert "validation" in said and "8.12k tokens/s" in said and "01:30 left" in said
+    assert "\x1b[3" not in said, "no colours with NO_COLOR"
