@@ -118,19 +118,34 @@ class Source:
     inferred: bool = False
 
 
+@dataclass(frozen=True)
+class Position:
+    """A place in a source between two blocks, from which reading can go on.
+
+    ``offset`` counts bytes of the decompressed source, or records for CSV, TSV and Parquet. ``line`` is the number of
+    the line that starts here. ``read`` is how far the source had been read when the cut was made; where the next cuts
+    fall depends on it.
+    """
+
+    offset: int = 0
+    line: int = 1
+    read: int = 0
+
+
+START = Position()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """A part of a source that ends where a document ends.
 
-    ``start`` and ``end`` count bytes of the decompressed source, or records for CSV, TSV and Parquet; ``line`` is the
-    number of the first line. A block of records holds a JSON string per line.
+    A block of records (CSV, TSV, Parquet) holds a JSON string per line.
     """
 
     source: Source
     data: bytes
-    start: int
-    end: int
-    line: int
+    start: Position
+    end: Position
 
 
 # Sources.
@@ -229,7 +244,7 @@ def _refuse_binary(source: Source, head: bytes) -> None:
         raise DataError(f"{source.name}: UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
     kind = next((kind for magic, kind in BINARY.items() if head.startswith(magic)), None)
     controls = len(head) - len(head.translate(None, _CONTROL_BYTES))
-    if kind or controls > len(head) / 100:
+    if kind or controls > max(3, len(head) / 100):
         what = f"binary data ({kind or f'{controls} control bytes in the first {len(head)}'})"
         raise DataError(f"{source.name}: {what}, expected text; leave the file out, or unpack or convert it first")
 
@@ -304,8 +319,8 @@ def _inspect_parquet(source: Source, reading: Reading) -> Source:
 # Blocks.
 
 
-def read_blocks(source: Source, *, start: int = 0, line: int = 1) -> Iterator[Block]:
-    """The blocks of a source from position ``start`` (the ``end`` of an earlier block) on.
+def read_blocks(source: Source, start: Position = START) -> Iterator[Block]:
+    """The blocks of a source from ``start`` (the ``end`` of an earlier block) on.
 
     Memory: 16 MB for text, 64 MB for JSON lines. A compressed source is decompressed again up to ``start``.
 
@@ -316,23 +331,33 @@ def read_blocks(source: Source, *, start: int = 0, line: int = 1) -> Iterator[Bl
         if source.format in ("csv", "tsv", "parquet"):
             yield from _record_blocks(source, start)
         else:
-            yield from _byte_blocks(source, start, line)
+            yield from _byte_blocks(source, start)
 
 
-def _byte_blocks(source: Source, start: int, line: int) -> Iterator[Block]:
+def _byte_blocks(source: Source, start: Position) -> Iterator[Block]:
     with open_source(source) as file:
-        file.seek(start)
-        pending, ended = b"", False
-        while not ended or pending:
-            if not ended:
-                data = file.read(BLOCK)
-                ended = not data
-                pending += data
-            cut = len(pending) if ended else _cut(source, pending)
-            if cut and pending:
-                block = Block(source=source, data=pending[:cut], start=start, end=start + cut, line=line)
-                start, line, pending = block.end, line + block.data.count(b"\n"), pending[cut:]
-                yield block
+        _skip(file, start.offset)
+        pending = file.read(start.read - start.offset)
+        while data := file.read(BLOCK):
+            pending += data
+            if cut := _cut(source, pending):
+                read = start.offset + len(pending)
+                data, pending = pending[:cut], pending[cut:]
+                end = Position(start.offset + cut, start.line + data.count(b"\n"), read)
+                yield Block(source=source, data=data, start=start, end=end)
+                start = end
+    if pending:
+        read = start.offset + len(pending)
+        end = Position(read, start.line + pending.count(b"\n"), read)
+        yield Block(source=source, data=pending, start=start, end=end)
+
+
+def _skip(file: Any, size: int) -> None:
+    if file.seekable():
+        file.seek(size)
+        return
+    while size > 0 and (data := file.read(min(size, BLOCK))):
+        size -= len(data)
 
 
 def _cut(source: Source, data: bytes) -> int:
@@ -357,19 +382,21 @@ def _cut(source: Source, data: bytes) -> int:
     return cut
 
 
-def _record_blocks(source: Source, start: int) -> Iterator[Block]:
+def _record_blocks(source: Source, start: Position) -> Iterator[Block]:
     records = _parquet_texts(source) if source.format == "parquet" else _table_texts(source)
     lines: list[bytes] = []
-    size, first = 0, start
-    for number, text in enumerate(itertools.islice(records, start, None), start + 1):
+    size = 0
+    for number, text in enumerate(itertools.islice(records, start.offset, None), start.offset + 1):
         data = json.dumps(text).encode()
         lines.append(data)
         size += len(data) + 1
         if size >= BLOCK:
-            yield Block(source=source, data=b"\n".join(lines), start=first, end=number, line=first + 1)
-            lines, size, first = [], 0, number
+            end = Position(number, number + 1)
+            yield Block(source=source, data=b"\n".join(lines), start=start, end=end)
+            lines, size, start = [], 0, end
     if lines:
-        yield Block(source=source, data=b"\n".join(lines), start=first, end=first + len(lines), line=first + 1)
+        end = Position(start.offset + len(lines), start.line + len(lines))
+        yield Block(source=source, data=b"\n".join(lines), start=start, end=end)
 
 
 def _table_texts(source: Source) -> Iterator[str]:
@@ -416,7 +443,7 @@ def _parquet(source: Source) -> Any:
 
 
 def open_source(source: Source) -> Any:
-    """The decompressed bytes of a source, a binary file; ``seek`` forward works on all of them."""
+    """The decompressed bytes of a source, a binary file."""
     suffix = source.path.suffix.lower()
     if source.member is not None:
         return _open_member(source.path, source.member)
@@ -443,7 +470,41 @@ def _open_zstd(path: Path) -> Any:
         import zstandard
     except ImportError:
         raise MissingDependency("zstandard", "data", f"reading {path}") from None
-    return zstandard.open(path, "rb")
+    return io.BufferedReader(_ZstdFile(path, zstandard.ZstdDecompressor()), BLOCK)
+
+
+class _ZstdFile(io.RawIOBase):
+    """A zstd file of any number of frames (pzstd writes several), which fails where it is truncated; the reader of
+    ``zstandard`` itself stops after the first frame, and ends in silence at a truncated one."""
+
+    def __init__(self, path: Path, decompressor: Any) -> None:
+        self._file = open(path, "rb")
+        self._decompressor = decompressor
+        self._frame: Any = None
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            data = self._frame.unused_data if self._frame is not None and self._frame.eof else b""
+            data = data or self._file.read(1 << 14)
+            if not data:
+                if self._frame is not None and not self._frame.eof:
+                    raise EOFError
+                return 0
+            if self._frame is None or self._frame.eof:
+                self._frame = self._decompressor.decompressobj()
+            self._left = memoryview(self._frame.decompress(data))
+        size = min(len(buffer), len(self._left))
+        buffer[:size] = self._left[:size]
+        self._left = self._left[size:]
+        return size
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 @contextlib.contextmanager
@@ -484,7 +545,8 @@ def parse_block(block: Block, reading: Reading) -> tuple[list[list[str]], Counte
     if source.format == "text":
         documents = _text_documents(_clean(text, block, reading, counts))
     elif source.format == "markdown":
-        documents = iter([markdown_paragraphs(_clean(text, block, reading, counts), front_matter=block.start == 0)])
+        clean = _clean(text, block, reading, counts)
+        documents = iter([markdown_paragraphs(clean, front_matter=block.start.offset == 0)])
     else:
         records = _records(text, block, reading, counts)
         documents = ((_clean(record, block, reading, counts)).split("\n") for record in records)
@@ -502,12 +564,12 @@ def read_documents(source: Source, reading: Reading) -> Iterator[list[str]]:
 
 
 def _decode(block: Block, reading: Reading, counts: Counter[str]) -> str:
-    data = block.data.removeprefix(codecs.BOM_UTF8) if block.start == 0 else block.data
+    data = block.data.removeprefix(codecs.BOM_UTF8) if block.start.offset == 0 else block.data
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         if reading.invalid_utf8 == "refuse":
-            line = block.line + data.count(b"\n", 0, error.start)
+            line = block.start.line + data.count(b"\n", 0, error.start)
             raise DataError(
                 f"{block.source.name}: line {line}: invalid UTF-8 (byte 0x{data[error.start]:02x}); convert the file "
                 "with iconv, or have such bytes replaced: --invalid-utf8 replace"
@@ -525,8 +587,8 @@ def _clean(text: str, block: Block, reading: Reading, counts: Counter[str]) -> s
     if _SURROGATE.search(text):  # from JSON escapes, and from bytes of a CSV that are no UTF-8
         if reading.invalid_utf8 == "refuse":
             raise DataError(
-                f"{block.source.name}: line {block.line} or later: invalid UTF-8, or half of a surrogate pair; convert "
-                "the file with iconv, or have them replaced: --invalid-utf8 replace"
+                f"{block.source.name}: line {block.start.line} or later: invalid UTF-8, or half of a surrogate pair; "
+                "convert the file with iconv, or have them replaced: --invalid-utf8 replace"
             )
         text, number = _SURROGATE.subn("\ufffd", text)
         counts["invalid_utf8"] += number
@@ -549,7 +611,7 @@ def _text_documents(text: str) -> Iterator[list[str]]:
 def _records(text: str, block: Block, reading: Reading, counts: Counter[str]) -> Iterator[str]:
     source = block.source
     whole = source.format != "jsonl"  # a JSON string per line, written by _record_blocks
-    for number, line in enumerate(text.split("\n"), block.line):
+    for number, line in enumerate(text.split("\n"), block.start.line):
         if not line or line.isspace():
             continue
         problem = None

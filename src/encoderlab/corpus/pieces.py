@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from encoderlab.corpus.documents import Block, Reading, Source, parse_block, read_blocks
+from encoderlab.corpus.documents import START, Block, Position, Reading, Source, parse_block, read_blocks
 from encoderlab.corpus.sentences import sentence_starts
 from encoderlab.corpus.shards import id_type, map_tensors, read_bits, write_tensors
 from encoderlab.corpus.tokenizer import Tokenizer
@@ -36,8 +36,7 @@ class Place:
     """Where in the sources a piece ends, so that reading can go on there."""
 
     source: int = 0
-    position: int = 0
-    line: int = 1
+    position: Position = START
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,10 @@ def read_work(sources: Sequence[Source], start: Place = Place(), number: int = 0
     size = 0
     end = start
     for index in range(start.source, len(sources)):
-        here = start if index == start.source else Place(index)
-        for block in read_blocks(sources[index], start=here.position, line=here.line):
+        for block in read_blocks(sources[index], start.position if index == start.source else START):
             blocks.append(block)
             size += len(block.data)
-            end = Place(index, block.end, block.line + block.data.count(b"\n"))
+            end = Place(index, block.end)
             if size >= PIECE:
                 yield Work(number, tuple(blocks), end)
                 number, blocks, size = number + 1, [], 0
@@ -98,7 +96,7 @@ def write_piece(path: Path, work: Work, tokenizer: Tokenizer, reading: Reading, 
             "line_digests": np.frombuffer(digests, np.uint64),
             "document_lines": np.array([len(document) for document in documents], np.uint32),
             "counts": np.array([counts[name] for name in COUNTS], np.uint64),
-            "end": np.array([work.end.source, work.end.position, work.end.line], np.uint64),
+            "end": np.array([work.end.source, *astuple(work.end.position)], np.uint64),
         },
     )
 
@@ -182,7 +180,8 @@ class Piece:
         self.line_digests = tensors["line_digests"]
         self.document_lines = tensors["document_lines"].astype(np.int64)
         self.counts = Counter(dict(zip(COUNTS, tensors["counts"].tolist(), strict=True)))
-        self.end = Place(*tensors["end"].tolist())
+        source, *position = tensors["end"].tolist()
+        self.end = Place(source, Position(*position))
 
     @property
     def words(self) -> np.ndarray:

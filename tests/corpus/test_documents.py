@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import sys
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from encoderlab.corpus import documents
+from encoderlab.corpus.documents import Reading, find_sources, parse_block, read_blocks, read_documents
+from encoderlab.corpus.markdown import markdown_paragraphs
+from encoderlab.errors import ConfigError, DataError, MissingDependency
+
+# Paragraphs as the readers give them: single spaces inside, none at the ends, nothing that cleaning changes.
+CLEAN = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cf", "Cs", "Zs", "Zl", "Zp", "Cn"]), min_size=1)
+PARAGRAPH = st.lists(CLEAN, min_size=1, max_size=6).map(" ".join)
+DOCUMENTS = st.lists(st.lists(PARAGRAPH, min_size=1, max_size=4), min_size=1, max_size=12)
+many_files = hypothesis_settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+
+COMPRESS = {
+    "": lambda data: data,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+    ".zst": lambda data: pytest.importorskip("zstandard").compress(data),
+}
+
+
+def write(path: Path, made: list[list[str]], format: str, end: str = "\n") -> None:
+    """``made`` documents in a format, compressed as the suffix of ``path`` says."""
+    texts = ["\n".join(paragraphs) for paragraphs in made]
+    if format == "text":
+        text = f"{end}{end}".join(end.join(paragraphs) for paragraphs in made)
+    elif format == "jsonl":
+        text = "".join(json.dumps({"id": 1, "text": text}, ensure_ascii=len(text) % 2 == 0) + end for text in texts)
+    elif format == "csv":
+        file = io.StringIO(newline="")
+        csv.writer(file).writerows([["id", "text"], *([number, text] for number, text in enumerate(texts))])
+        text = file.getvalue()
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.table({"id": list(range(len(texts))), "text": texts}), path, row_group_size=3)
+        return
+    data = text.encode()
+    path.write_bytes(COMPRESS[path.suffix if path.suffix in COMPRESS else ""](data))
+
+
+def read(*patterns, **reading) -> list[list[str]]:
+    how = Reading(**reading)
+    return [
+        document for source in find_sources(list(map(str, patterns)), how) for document in read_documents(source, how)
+    ]
+
+
+@many_files
+@given(DOCUMENTS, st.sampled_from(["text", "jsonl", "csv", "parquet"]), st.sampled_from([7, 64, 1 << 20]), st.data())
+def test_what_is_written_is_read(tmp_path_factory, made, format, block, data):
+    folder = tmp_path_factory.mktemp("documents")
+    suffix = data.draw(st.sampled_from(list(COMPRESS))) if format != "parquet" else ""
+    suffixes = {"text": ".txt", "jsonl": ".jsonl", "csv": ".csv", "parquet": ".parquet"}
+    path = folder / f"a{suffixes[format]}{suffix}"
+    write(path, made, format, data.draw(st.sampled_from(["\n", "\r\n"])))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "BLOCK", block)
+        patch.setattr(documents, "MAX_PENDING", 1 << 20)
+        assert read(path) == made
+        # Reading can go on at the end of any block.
+        (source,) = find_sources([str(path)], Reading())
+        blocks = list(read_blocks(source))
+        middle = blocks[len(blocks) // 2]
+        assert list(read_blocks(source, middle.end)) == blocks[len(blocks) // 2 + 1 :]
+
+
+@many_files
+@given(st.binary(max_size=300), st.sampled_from([5, 40]))
+def test_any_bytes_are_read_in_any_blocks(tmp_path_factory, data, block):
+    """Whatever the bytes, and wherever the cuts fall between documents, the same clean documents come out."""
+    folder = tmp_path_factory.mktemp("documents")
+    path = folder / "a.txt"
+    path.write_bytes(b"some text " * 200 + b"\n\n" + data + b"\n")
+    whole = read(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "BLOCK", block)
+        patch.setattr(documents, "MAX_PENDING", 1 << 20)
+        assert read(path) == whole
+    for document in whole:
+        for paragraph in document:
+            assert paragraph and paragraph == " ".join(paragraph.split())
+            assert not documents._DROPPED.search(paragraph)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\u2028"])
+def test_line_ends_and_cleaning(tmp_path, end):
+    lines = ["\ufeffone \t two\u00a0three ", "fo\u00adur\x00 five\x1f\u200b", "  ", "", "", "six\u3000seven"]
+    (tmp_path / "a.txt").write_bytes(end.join(lines).encode())
+    assert read(tmp_path / "a.txt") == [["one two three", "four five"], ["six seven"]]
+    (source,) = find_sources([str(tmp_path / "a.txt")], Reading())
+    counts = sum((parse_block(block, Reading())[1] for block in read_blocks(source)), Counter())
+    assert counts["control_characters"] == 4
+
+
+def test_short_lines_are_left_out(tmp_path):
+    (tmp_path / "a.txt").write_text("ab\nabcdef\n\nabc\n\nabcdefgh\n")
+    assert read(tmp_path / "a.txt", min_line_chars=4) == [["abcdef"], ["abcdefgh"]]
+
+
+def test_long_lines_and_documents_are_cut_and_nothing_is_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "MAX_LINE", 50)
+    monkeypatch.setattr(documents, "MAX_DOCUMENT", 120)
+    text = " ".join(f"word{number}" for number in range(100)) + " " + "x" * 130
+    (tmp_path / "a.txt").write_text(text)
+    (source,) = find_sources([str(tmp_path / "a.txt")], Reading())
+    found, counts = parse_block(next(read_blocks(source)), Reading())
+    paragraphs = [paragraph for document in found for paragraph in document]
+    assert max(map(len, paragraphs)) <= 50
+    assert max(sum(map(len, document)) for document in found) <= 120
+    assert "".join(paragraphs).replace(" ", "") == text.replace(" ", "")
+    assert counts["cut_lines"] == 1 and counts["cut_documents"] == 1
+    assert all(paragraph.startswith("word") for paragraph in paragraphs[:10])
+
+
+@pytest.mark.parametrize("text", ["é" * 400, "ab " * 400, "ab\n" * 300])
+def test_a_text_without_documents_is_cut_between_characters(tmp_path, monkeypatch, text):
+    monkeypatch.setattr(documents, "BLOCK", 31)
+    monkeypatch.setattr(documents, "MAX_PENDING", 64)
+    (tmp_path / "a.txt").write_text(text)
+    found = read(tmp_path / "a.txt")
+    assert len(found) > 5
+    assert "".join("".join(document) for document in found).replace(" ", "") == "".join(text.split())
+
+
+def test_files_folders_and_globs_in_order(tmp_path):
+    for name in ["b.txt", "a.txt", "sub/c.md", "sub/d.jsonl", ".hidden/e.txt", "sub/.f.txt", "program.py", "empty.txt"]:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        content = {"sub/d.jsonl": '{"text": "d"}\n', "empty.txt": ""}.get(name, path.stem)
+        path.write_text(content)
+    assert read(tmp_path) == [["a"], ["b"], ["c"], ["d"]]
+    assert read(tmp_path / "b.txt", tmp_path) == [["b"], ["a"], ["c"], ["d"]]  # each file once
+    assert read(str(tmp_path / "*.txt").replace("a.txt", "")[:-5] + "[ab].txt") == [["a"], ["b"]]
+    assert read(str(tmp_path / "**" / "*.md")) == [["c"]]
+    assert read(tmp_path / "program.py") == [["program"]]  # named
+
+
+@pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix])
+def test_files_of_several_frames(tmp_path, suffix):
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(COMPRESS[suffix](b"one\n\ntw") + COMPRESS[suffix](b"o\n\nthree"))
+    assert read(path) == [["one"], ["two"], ["three"]]
+
+
+def test_zip_archives(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("two.txt", "b\n\nc")
+        archive.writestr("one.jsonl.gz", gzip.compress(b'{"text": "a"}\n'))
+        archive.writestr("picture.png", b"\x89PNG")
+        archive.writestr("__MACOSX/._two.txt", b"x")
+    assert read(tmp_path / "a.zip") == [["a"], ["b"], ["c"]]
+    assert [source.name for source in find_sources([str(tmp_path)], Reading())] == [
+        f"{tmp_path / 'a.zip'}!one.jsonl.gz",
+        f"{tmp_path / 'a.zip'}!two.txt",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "field", "expected"),
+    [
+        ('{"title": "t", "content": "c"}', None, "c"),
+        ('{"title": "t", "content": "c"}', "title", "t"),
+        ('{"label": "x", "review": "a long text", "n": 1}', None, "a long text"),
+        ('{"paragraphs": ["a", "b"], "title": "long title here"}', None, "a|b"),
+        ('"plain"', None, "plain"),
+        ('{"text": "half \\ud800 pair\\nline"}', None, "half \ufffd pair|line"),
+        ('\ufeff{"text": "mark"}', None, "mark"),
+    ],
+)
+def test_json_lines(tmp_path, content, field, expected):
+    (tmp_path / "a.jsonl").write_text(content + "\n\n")
+    assert read(tmp_path / "a.jsonl", field=field) == [expected.split("|")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "field", "expected"),
+    [
+        ("a.csv", 'id,text\n1,"x, ""y""\nz"\n', None, ['x, "y"|z']),
+        ("a.csv", "id;satz\n1;eins\n2;zwei drei\n", None, ["eins", "zwei drei"]),
+        ("a.csv", "id,text\n1,a\n2,b\n", "id", ["1", "2"]),
+        ("a.csv", "id,text\n1,a\n", "0", ["id", "1"]),
+        ("a.tsv", 'label\tsentence\n0\tsaid "hi\n1\t"yes" and\n', None, ['said "hi', '"yes" and']),
+        ("a.tsv", "a long first sentence that cannot be a header at all\t1\nshort\t0\n", None, None),
+        ("a.csv", "text\nonly\n", None, ["only"]),
+        ("a.csv", '\ufefftext,n\n"mark",1\n', None, ["mark"]),
+    ],
+)
+def test_tables(tmp_path, name, content, field, expected):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    if expected is None:
+        expected = ["a long first sentence that cannot be a header at all", "short"]
+    assert read(tmp_path / name, field=field) == [text.split("|") for text in expected]
+
+
+def test_invalid_bytes_in_a_table_are_counted(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"text\na\xff\xfeb\n")
+    (source,) = find_sources([str(tmp_path / "a.csv")], Reading())
+    found, counts = parse_block(next(read_blocks(source)), Reading())
+    assert found == [["a\ufffd\ufffdb"]] and counts["invalid_utf8"] == 2
+    with pytest.raises(DataError, match="invalid UTF-8"):
+        read(tmp_path / "a.csv", invalid_utf8="refuse")
+
+
+@pytest.mark.parametrize(("module", "name"), [("zstandard", "a.txt.zst"), ("pyarrow", "a.parquet")])
+def test_missing_optional_packages_are_named(tmp_path, monkeypatch, module, name):
+    (tmp_path / name).write_bytes(b"x")
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, f"{module}.parquet", None)
+    with pytest.raises(MissingDependency, match=rf"{module}.*pip install 'encoderlab\[data\]'"):
+        read(tmp_path / name)
+
+
+def test_parquet_columns(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"title": ["t", None], "summary": ["s", "r"], "n": [1, 2]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="which column holds the text.*title, summary"):
+        read(tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet", field="title") == [["t"]]
+    with pytest.raises(DataError, match="no text column 'n'"):
+        read(tmp_path / "a.parquet", field="n")
+
+
+def test_markdown(tmp_path):
+    text = """---
+title: x
+---
+# Heading *one* #
+
+First **bold** and _soft_ line
+of a [link](http://a.b) with `code` and snake_case_name. <b>Tag</b> ![image](x.png)
+
+* item one
+* item two
+  goes on
+1. numbered
+
+> quoted
+> text
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+```python
+x = 1
+```
+<!-- a comment
+over lines -->
+---
+\\*not emphasis\\* 2 * 3 * 4
+
+[ref]: http://a.b
+Last ~~old~~ [one][ref].
+"""
+    expected = [
+        "Heading one",
+        "First bold and soft line of a link with code and snake_case_name. Tag image",
+        "item one",
+        "item two goes on",
+        "numbered",
+        "quoted text",
+        "a b",
+        "1 2",
+        "x = 1",
+        "*not emphasis* 2 * 3 * 4",
+        "Last old one.",
+    ]
+    assert markdown_paragraphs(text) == expected
+    (tmp_path / "a.md").write_text(text)
+    (tmp_path / "b.md").write_text("plain\n\ntext")
+    assert read(tmp_path) == [expected, ["plain", "text"]]
+
+
+@given(st.text(alphabet="ab *_`[]()#>-|<!\\\n~1.", max_size=120))
+def test_markdown_never_fails(text):
+    for paragraph in markdown_paragraphs(text):
+        assert paragraph.strip()
+
+
+def test_no_source():
+    with pytest.raises(ConfigError, match="no source; give files"):
+        find_sources([], Reading())
