@@ -25,8 +25,8 @@ EPOCHS = 3
 SPLITS = {"train": ("train",), "dev": ("validation", "valid", "dev"), "test": ("test",)}
 KINDS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt")
 
-Model = Annotated[Path, Parameter(name="--model", help="Model folder.")]
-Datasets = Annotated[Path | None, Parameter(name="--datasets", help="Folder with train, validation and test files.")]
+Model = Annotated[Path, Parameter(name="--model")]
+Datasets = Annotated[Path | None, Parameter(name="--datasets")]
 Input = Annotated[str | None, Parameter(name="--text", help="What to predict; [SEP] between the texts of a pair.")]
 LabelName = Annotated[str, Parameter(name="--label_name", help="Column of the label.")]
 MaxLength = Annotated[int, Parameter(name="--max_length", help="Tokens of a text.")]
@@ -78,6 +78,10 @@ def text_classification(
     ----------
     action
         Train on --datasets, or predict --text.
+    model
+        Model folder.
+    datasets
+        Folder with train, validation and test files.
     """
     if action == "predict":
         return _predict(model, text, device)
@@ -119,6 +123,10 @@ def sequence_tagging(
     ----------
     action
         Train on --datasets, or predict --text.
+    model
+        Model folder.
+    datasets
+        Folder with train, validation and test files.
     """
     if action == "predict":
         return _predict(model, text, device)
@@ -160,6 +168,10 @@ def multiplechoice(
     ----------
     action
         Train on --datasets, or predict --text.
+    model
+        Model folder.
+    datasets
+        Folder with train, validation and test files.
     """
     if action == "predict":
         return _predict(model, text, device)
@@ -178,9 +190,8 @@ def _say_differences(gpus: str | None, max_epochs: float | None, others: dict[st
     if max_epochs is None:
         note(f"--max_epochs is not given: {EPOCHS} epochs (the original would train for 1,000)")
     if others:
-        note(
-            f"ignored: {', '.join(f'--{name}' for name in others)} (one process; torchrun -m encoderlab ... takes several)"
-        )
+        names = ", ".join(f"--{name}" for name in others)
+        note(f"ignored: {names} (for several processes: torchrun -m encoderlab ...)")
 
 
 def _recipe(
