@@ -278,20 +278,23 @@ def find_repeated(columns: Iterable[np.ndarray], total: int, scratch: Path) -> n
         held.append(np.stack([column, np.arange(first, first + len(column), dtype=np.uint64)], axis=1))
         size, first = size + len(column), first + len(column)
         if size >= BUCKET and buckets > 1:
-            _spread(np.concatenate(held), buckets, scratch)
+            # What repeats here goes no further, so that a line of which there are millions does not fill its bucket.
+            _spread(_mark_repeated(np.concatenate(held), flags), buckets, scratch)
             held, size = [], 0
-    if buckets == 1:
-        _mark_repeated(np.concatenate(held) if held else np.zeros((0, 2), np.uint64), flags)
-        return flags[:total]
-    _spread(np.concatenate(held), buckets, scratch)
-    for bucket in range(buckets):
-        path = scratch / f"{bucket}.bucket"
-        _mark_repeated(np.fromfile(path, np.uint64).reshape(-1, 2), flags)
-        path.unlink()
+    rest = np.concatenate(held) if held else np.zeros((0, 2), np.uint64)
+    rest = _mark_repeated(rest, flags)
+    if buckets > 1:
+        _spread(rest, buckets, scratch)
+        for bucket in range(buckets):
+            path = scratch / f"{bucket}.bucket"
+            _mark_repeated(np.fromfile(path, np.uint64).reshape(-1, 2), flags)
+            path.unlink()
     return flags[:total]
 
 
 def _spread(entries: np.ndarray, buckets: int, scratch: Path) -> None:
+    """Append each entry to the file that its number belongs to, in the order of places."""
+    entries = entries[np.argsort(entries[:, 1])]
     owners = entries[:, 0] % np.uint64(buckets)
     order = np.argsort(owners, kind="stable")
     edges = np.searchsorted(owners[order], np.arange(buckets + 1, dtype=np.uint64))
@@ -300,8 +303,11 @@ def _spread(entries: np.ndarray, buckets: int, scratch: Path) -> None:
             file.write(np.ascontiguousarray(entries[order[edges[bucket] : edges[bucket + 1]]]).data)
 
 
-def _mark_repeated(entries: np.ndarray, flags: np.ndarray) -> None:
-    """``entries`` (n, 2): a number and its place, in the order of places."""
+def _mark_repeated(entries: np.ndarray, flags: np.ndarray) -> np.ndarray:
+    """Set the flags of ``entries`` (n, 2), a number and its place in rising order, that repeat an earlier one; returns
+    the others."""
     entries = entries[np.argsort(entries[:, 0], kind="stable")]
-    again = np.flatnonzero(entries[1:, 0] == entries[:-1, 0]) + 1
+    again = np.zeros(len(entries), bool)
+    again[1:] = entries[1:, 0] == entries[:-1, 0]
     flags[entries[again, 1].astype(np.int64)] = True
+    return entries[~again]

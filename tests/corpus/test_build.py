@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpora import digests, sample_text, settings
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from encoderlab.corpus import assemble, documents, pieces
+from encoderlab.corpus.assemble import find_repeated
+from encoderlab.corpus.build import GivenTokenizer, NewTokenizer, build_corpus, merge_corpora
+from encoderlab.corpus.documents import Reading, find_sources, read_documents
+from encoderlab.corpus.inspection import inspect_corpus
+from encoderlab.corpus.sentences import sentence_starts
+from encoderlab.corpus.shards import Corpus, verify
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError, DataError
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """Pieces of 3 kB, shards of 4,000 tokens, and duplicates found in groups of 100."""
+    for module, name, value in [
+        (documents, "BLOCK", 2000),
+        (pieces, "PIECE", 3000),
+        (pieces, "BATCH", 1000),
+        (assemble, "SHARD_TOKENS", 4000),
+        (assemble, "BUCKET", 100),
+    ]:
+        monkeypatch.setattr(module, name, value)
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory) -> Path:
+    """80 documents, one of them gzipped, with duplicates and short ones."""
+    folder = tmp_path_factory.mktemp("text")
+    made = sample_text(70)
+    first = made.split("\n\n")[0]
+    (folder / "a.txt").write_text(made + f"\n\n{first}\n\nshort\n")
+    (folder / "b.txt.gz").write_bytes(gzip.compress(sample_text(8, seed=1).encode(), mtime=0))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(text, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    Tokenizer.train("wordpiece", [(text / "a.txt").read_text()], 300).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chosen(text, tokenizer):
+    return settings(
+        text, tokenizer=GivenTokenizer(path=str(tokenizer)), selection={"min_chars": 10, "drop_lines": True}
+    )
+
+
+def all_documents(folder: Path):
+    return [
+        corpus.document(number)
+        for split in ("train", "validation")
+        for corpus in [Corpus(folder, split)]
+        for number in range(len(corpus))
+    ]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_tokens_and_marks_are_those_of_the_text(text, tmp_path, kind):
+    """Tokens and word starts of each paragraph are the tokenizer's; sentences start where they do in the text."""
+    if kind == "unigram":
+        pytest.importorskip("sentencepiece")
+    chosen = settings(text, tokenizer=NewTokenizer(kind=kind, vocab_size=340), selection={"drop_documents": False})
+    build_corpus(chosen, tmp_path / "out")
+    tokenizer = Tokenizer.load(tmp_path / "out" / "tokenizer")
+    expected = {}
+    for source in find_sources([str(text)], Reading()):
+        for document in read_documents(source, Reading()):
+            ids, sentences, words = [], [], []
+            for paragraph in document:
+                encoding = tokenizer.encode(paragraph)
+                starts = encoding.offsets[:, 0]
+                for start in sentence_starts(paragraph):
+                    shift = 1 if start and kind != "wordpiece" else 0  # where the space belongs to the token
+                    sentences.append(len(ids) + int(np.searchsorted(starts, start - shift)))
+                ids += encoding.ids.tolist()
+                words += encoding.word_starts.tolist()
+            expected[tuple(ids)] = sentences, words, len("".join(document).encode())
+    found = all_documents(tmp_path / "out")
+    assert len(found) == 80
+    for document in found:
+        sentences, words, size = expected[tuple(document.ids.tolist())]
+        assert document.sentences.tolist() == sentences
+        assert document.word_starts.tolist() == words
+        assert document.num_bytes == size
+    verify(tmp_path / "out")
+    assert not (tmp_path / "out" / ".work").exists()
+
+
+def test_counts_splits_and_filters(text, chosen, tmp_path):
+    manifest = build_corpus(chosen, tmp_path / "out")
+    read = manifest["read"]
+    assert read["documents"] == 80 and read["duplicate_lines"] > 0
+    assert read["short_documents"] + read["emptied_documents"] == 2
+    train, validation = Corpus(tmp_path / "out"), Corpus(tmp_path / "out", "validation")
+    assert len(train) + len(validation) == 78
+    assert len(manifest["splits"]["train"]["shards"]) > 1
+    counts = sum(np.bincount(train.document(number).ids, minlength=300) for number in range(len(train)))
+    np.testing.assert_array_equal(train.counts(), counts)
+    for corpus in (train, validation):
+        assert corpus.num_tokens == sum(len(corpus.document(number)) for number in range(len(corpus)))
+        assert corpus.num_bytes == sum(corpus.document(number).num_bytes for number in range(len(corpus)))
+    assert [source["name"] for source in manifest["sources"]] == [str(text / "a.txt"), str(text / "b.txt.gz")]
+    facts = inspect_corpus(tmp_path / "out", rows=2)
+    assert facts["verified"] and len(facts["rows"]) == 2 and facts["splits"]["train"]["tokens_per_word"] > 1
+
+
+def test_the_same_bytes_for_any_number_of_workers(chosen, tmp_path):
+    build_corpus(chosen, tmp_path / "one", workers=1)
+    build_corpus(chosen, tmp_path / "three", workers=3)
+    assert digests(tmp_path / "one") == digests(tmp_path / "three")
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_parts_of_several_machines_merge_to_the_same_bytes(chosen, tmp_path, number):
+    build_corpus(chosen, tmp_path / "whole")
+    parts = [tmp_path / f"part{index}" for index in range(number)]
+    for index, part in enumerate(parts):
+        build_corpus(chosen, part, shard_index=index, num_shards=number)
+        build_corpus(chosen, part, shard_index=index, num_shards=number)  # does nothing
+    merge_corpora(reversed(parts), tmp_path / "merged")
+    assert digests(tmp_path / "merged") == digests(tmp_path / "whole")
+    merge_corpora(parts, tmp_path / "merged")  # does nothing
+    with pytest.raises(ConfigError, match="expected each of"):
+        merge_corpora(parts[1:], tmp_path / "other")
+    with pytest.raises(ConfigError, match="expected each of"):
+        merge_corpora([*parts, parts[0]], tmp_path / "other")
+    with pytest.raises(DataError, match="no part of a corpus"):
+        merge_corpora([*parts[1:], tmp_path / "whole"], tmp_path / "other")
+    (parts[0] / "part.json").unlink()
+    with pytest.raises(DataError, match="an unfinished part"):
+        merge_corpora(parts, tmp_path / "other")
+
+
+def test_a_trained_tokenizer_does_not_depend_on_workers_or_machines(text, tmp_path):
+    chosen = settings(text, vocab_size=320)
+    build_corpus(chosen, tmp_path / "one")
+    for index in range(2):
+        build_corpus(chosen, tmp_path / f"part{index}", shard_index=index, num_shards=2, workers=2)
+    merge_corpora([tmp_path / "part0", tmp_path / "part1"], tmp_path / "merged", workers=2)
+    assert digests(tmp_path / "one") == digests(tmp_path / "merged")
+
+
+def test_the_split_does_not_depend_on_the_order_of_documents(text, tokenizer, tmp_path):
+    made = (text / "a.txt").read_text().strip().split("\n\n")
+    held_out = []
+    for number in range(2):
+        path = tmp_path / f"{number}.txt"
+        path.write_text("\n\n".join(made if number == 0 else made[::-1]))
+        chosen = settings(path, tokenizer=GivenTokenizer(path=str(tokenizer)))
+        build_corpus(chosen, tmp_path / f"out{number}")
+        corpus = Corpus(tmp_path / f"out{number}", "validation")
+        held_out.append({tuple(corpus.document(place).ids.tolist()) for place in range(len(corpus))})
+    assert held_out[0] == held_out[1] and held_out[0]
+
+
+def test_a_small_corpus_has_one_validation_document(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text("\n\n".join(f"Document number {number}." for number in range(5)))
+    chosen = settings(tmp_path / "a.txt", tokenizer=GivenTokenizer(path=str(tokenizer)), selection={"validation": 1e-9})
+    manifest = build_corpus(chosen, tmp_path / "out")
+    assert {split: record["documents"] for split, record in manifest["splits"].items()} == {"train": 4, "validation": 1}
+    none = settings(tmp_path / "a.txt", tokenizer=GivenTokenizer(path=str(tokenizer)), selection={"validation": 0.0})
+    assert build_corpus(none, tmp_path / "none")["splits"]["validation"]["documents"] == 0
+
+
+@given(st.lists(st.lists(st.integers(0, 30), max_size=20), max_size=12), st.sampled_from([3, 10, 1000]))
+@hypothesis_settings(suppress_health_check=list(HealthCheck), deadline=None)
+def test_repeated_numbers_are_found_in_any_groups(tmp_path_factory, columns, bucket):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assemble, "BUCKET", bucket)
+        arrays = [np.array(column, np.uint64) for column in columns]
+        flags = find_repeated(arrays, sum(map(len, columns)), tmp_path_factory.mktemp("x") / "scratch")
+    seen, expected = set(), []
+    for number in [number for column in columns for number in column]:
+        expected.append(number in seen)
+        seen.add(number)
+    assert flags.tolist() == expected
+
+
+def test_duplicate_documents_and_lines(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text("A b.\nC d.\n\nE f.\nA b.\n\nA b.\nC d.\n\nC d.\n\nE f.\n")
+
+    def documents_with(**selection):
+        given = GivenTokenizer(path=str(tokenizer))
+        chosen = settings(tmp_path / "a.txt", tokenizer=given, selection={"validation": 0.0, **selection})
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        build_corpus(chosen, tmp_path / "out")
+        decode = Tokenizer.load(tokenizer).decode
+        return [decode(document.ids).replace(" ", "") for document in all_documents(tmp_path / "out")]
+
+    assert documents_with() == ["ab.cd.", "ef.ab.", "cd.", "ef."]
+    assert documents_with(drop_documents=False) == ["ab.cd.", "ef.ab.", "ab.cd.", "cd.", "ef."]
+    assert documents_with(drop_lines=True) == ["ab.cd.", "ef."]
+    assert documents_with(min_chars=5) == ["ab.cd.", "ef.ab."]
+    assert documents_with(max_chars=5) == ["cd.", "ef."]
+
+
+SCRIPT = """
+import sys
+from encoderlab.corpus import assemble, build, documents, pieces
+from encoderlab.config import from_dict
+import json
+documents.BLOCK, pieces.PIECE, pieces.BATCH, assemble.SHARD_TOKENS, assemble.BUCKET = 2000, 3000, 1000, 4000, 100
+settings = from_dict(build.BuildSettings, json.loads(sys.argv[1]))
+build.build_corpus(settings, sys.argv[2], workers=int(sys.argv[3]))
+"""
+
+
+def test_killed_at_any_moment_it_continues_to_the_same_bytes(chosen, tmp_path):
+    """SIGKILL at random moments, with one and two workers in turn, until a run gets through."""
+    from encoderlab.config import to_dict
+
+    build_corpus(chosen, tmp_path / "whole")
+    out = tmp_path / "out"
+    rng = random.Random(0)
+    seen = set()
+    kills = 0
+    for attempt in range(60):
+        command = [sys.executable, "-c", SCRIPT, json.dumps(to_dict(chosen)), str(out), str(1 + attempt % 2)]
+        process = subprocess.Popen(command, start_new_session=True)
+        # Wait until work has begun, then for a random moment.
+        deadline = time.monotonic() + 30
+        before = digests(out) if out.exists() else {}
+        while process.poll() is None and time.monotonic() < deadline and attempt < 12:
+            if out.exists() and digests_soft(out) != before:
+                time.sleep(rng.random() * 0.15)
+                process.send_signal(signal.SIGKILL)
+                kills += 1
+                break
+            time.sleep(0.002)
+        code = process.wait(timeout=120)
+        seen.update(path.split("/")[1] for path in digests_soft(out) if path.startswith(".work/"))
+        if code == 0:
+            break
+    assert kills >= 3 and {"pieces", "plan.json"} <= seen
+    assert digests(out) == digests(tmp_path / "whole")
+
+
+def digests_soft(folder: Path) -> dict[str, str]:
+    """Names below ``folder`` while another process changes it."""
+    return {str(path.relative_to(folder)): "" for path in folder.rglob("*")}
+
+
+def test_an_interruption_between_any_two_steps_continues(chosen, tmp_path, monkeypatch):
+    """The rename that makes a file appear fails once, at each of them in turn."""
+    build_corpus(chosen, tmp_path / "whole")
+    replace, renamed = os.replace, []
+
+    class Killed(BaseException):
+        pass
+
+    def fail(source, target):
+        replace_number = len(renamed)
+        renamed.append(target)
+        if replace_number == stop:
+            raise Killed
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    stop, total = -1, None
+    build_corpus(chosen, tmp_path / "counted")
+    total = len(renamed)
+    for stop in range(0, total, 7):
+        renamed.clear()
+        out = tmp_path / f"out{stop}"
+        with pytest.raises(Killed):
+            build_corpus(chosen, out)
+        build_corpus(chosen, out)
+        assert digests(out) == digests(tmp_path / "whole"), stop
+        shutil.rmtree(out)
+
+
+def test_a_complete_corpus_is_left_alone(chosen, tmp_path):
+    build_corpus(chosen, tmp_path / "out")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    build_corpus(chosen, tmp_path / "out")
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
+
+
+def test_chinese_words(tmp_path):
+    pytest.importorskip("rjieba")
+    text = "我们在北京大学学习自然语言处理。今天天气很好，BERT模型也不错！\n第二段没有标点"
+    (tmp_path / "a.txt").write_text(text)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "bert", *sorted(set(text) - set("BERT\n "))]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    given = GivenTokenizer(path=str(tmp_path / "vocab.txt"))
+    marks = {}
+    for segmenter in (None, "characters", "rjieba"):
+        chosen = settings(tmp_path / "a.txt", tokenizer=given, segmenter=segmenter, selection={"validation": 0.0})
+        build_corpus(chosen, tmp_path / str(segmenter))
+        (document,) = all_documents(tmp_path / str(segmenter))
+        tokenizer = Tokenizer.load(tmp_path / str(segmenter) / "tokenizer")
+        tokens = [tokenizer.token(int(index)) for index in document.ids]
+        groups = np.split(np.array(tokens), np.flatnonzero(document.word_starts)[1:])
+        marks[segmenter] = ["".join(group) for group in groups]
+        assert [tokens[place] for place in document.sentences] == ["我", "今", "第"]
+    assert marks[None] == marks["characters"] == tokens
+    assert {"我们", "自然语言", "今天天气", "模型", "bert", "。", "很", "好"} & set(marks["rjieba"]) >= {
+        "我们",
+        "模型",
+        "bert",
+        "。",
+    }
+    assert "".join(marks["rjieba"]) == "".join(tokens)
+    assert max(map(len, marks["rjieba"])) > 1
+
+
+def test_peak_memory_does_not_grow_with_the_input(tmp_path):
+    """120 MB in one process: about as much memory as 12 MB. (2 GB were measured by hand: docs/performance.md.)"""
+    tokenizer = tmp_path / "tokenizer"
+    block = sample_text(4000, words=3000)
+    Tokenizer.train("wordpiece", [block[:1_000_000]], 1000).save(tokenizer)
+    code = """
+import resource, sys
+from encoderlab.corpus.build import *
+settings = BuildSettings(sources=(sys.argv[1],), tokenizer=GivenTokenizer(path=sys.argv[2]))
+build_corpus(settings, sys.argv[3])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    peaks = []
+    for copies in (8, 80):
+        path = tmp_path / f"{copies}.txt"
+        with open(path, "w") as file:
+            for number in range(copies):
+                file.write(block.replace("Document ", f"Document {number} "))
+        command = [sys.executable, "-c", code, str(path), str(tokenizer), str(tmp_path / f"out{copies}")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout) * 1024)
+    assert path.stat().st_size > 100_000_000
+    assert peaks[1] < 500e6 and peaks[1] < peaks[0] + 60e6
