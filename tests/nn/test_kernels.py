@@ -82,6 +82,14 @@ def test_plain_twins_pass_gradcheck(p):
         lambda q, k, v, b: plain.attend(q, k, v, bias=b, visible=visible, scale=0.5, p=p, keys=keys, site=0),
         (leaf(2, 2, 3, 4), leaf(2, 2, 5, 4, seed=1), leaf(2, 2, 5, 3, seed=2), leaf(1, 2, 3, 5, seed=3)),
     )
+    different = normal(2, 1, 3, 5, seed=8) > 0
+    assert check(
+        lambda q, k, v, a, b, c, d: plain.attend(
+            q, k, v, visible=visible, scale=0.5, relative=kernels.Relative(a, b, c, d, different)
+        ),
+        (leaf(2, 2, 3, 4), leaf(2, 2, 5, 4, seed=1), leaf(2, 2, 5, 3, seed=2), leaf(7, 2, 4, seed=3),
+         leaf(7, 2, 4, seed=4), leaf(2, 2, 3, 4, seed=5), leaf(2, 2, 3, 2, seed=6)),
+    )  # fmt: skip
     doc = torch.tensor([[0, 0, 1, -1], [0, 0, 0, 0]])
     assert check(lambda x, w: plain.depthwise(x, w, doc), (leaf(2, 4, 3), leaf(3, 3, seed=1)))
     assert check(lambda x, k: plain.dynamic_convolution(x, k, 2, doc), (leaf(2, 4, 4), leaf(2, 4, 6, seed=1)))
@@ -224,6 +232,82 @@ def test_attend_reads_a_skewed_bias_without_a_copy():
     torch.testing.assert_close(kernels.attend(q, k, v, bias=skewed, scale=0.3), want)
 
 
+TERMS = ["query rows", "key rows", "both rows", "transformer-xl", "xlnet", "two tables", "segments"]
+
+
+def relative(terms: str, L: int, M: int, K: int) -> tuple[list[Tensor | None], Callable[..., kernels.Relative]]:
+    """Leaves (query rows, key rows, position query, segment) and what makes the term of them."""
+    rows, P = {"two tables": (2,)}.get(terms, ()), L + M - 1
+    leaves = [
+        None if terms in ("key rows", "segments") else normal(*rows, P, 2, K, seed=11),
+        normal(P, 2, K, seed=12) if terms in ("key rows", "both rows") else None,
+        normal(4, 2, L, K, seed=13) if terms in ("transformer-xl", "xlnet", "two tables") else None,
+        normal(4, 2, L, 2, seed=14) if terms in ("xlnet", "two tables", "segments") else None,
+    ]
+    different = normal(4, 1, L, M, seed=15) > 0
+    table = torch.tensor([0, 1, 1, 0]) if terms == "two tables" else None
+
+    def make(a: Tensor | None, b: Tensor | None, c: Tensor | None, d: Tensor | None) -> kernels.Relative:
+        return kernels.Relative(a, b, c, d, None if d is None else different, table)
+
+    return leaves, make
+
+
+@compiled
+@pytest.mark.parametrize("mask", ["none", "pairs", "packed"])
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("shape", [(16, 16, 8), (130, 130, 64), (50, 70, 33), (1, 40, 16), (7, 200, 16)])
+def test_attend_relative(shape, terms, mask):
+    L, M, K = shape
+    visible = masks(L, M)[mask]
+    leaves, make = relative(terms, L, M, K)
+
+    def call(module):
+        def attend(q, k, v, *parts):
+            return module.attend(q, k, v, visible=visible, scale=0.2, p=0.2, keys=KEYS, site=1, relative=make(*parts))
+
+        return attend
+
+    q, k, v = normal(4, 2, L, K), normal(4, 2, M, K, seed=1), normal(4, 2, M, K, seed=2)
+    agree(call(kernels), call(plain), [q, k, v, *leaves])
+    if mask == "pairs":
+        agree(call(kernels), call(plain), [q, k, v, *leaves], torch.bfloat16)
+
+
+def test_relative_rows_belong_to_distances():
+    """The definition, by loops over queries and keys."""
+    L, M, K = 3, 5, 4
+    q, k, v = (normal(1, 2, n, K, seed=n) for n in (L, M, M))
+    a, b = normal(L + M - 1, 2, K, seed=8), normal(L + M - 1, 2, K, seed=9)
+    segment, different = normal(1, 2, L, 2, seed=10), normal(1, 1, L, M, seed=11) > 0
+    scores = torch.empty(1, 2, L, M)
+    for h in range(2):
+        for i in range(L):
+            for j in range(M):
+                distance = i + M - L - j
+                row = M - 1 - distance
+                total = q[0, h, i] @ k[0, h, j] + q[0, h, i] @ a[row, h] + k[0, h, j] @ b[row, h]
+                scores[0, h, i, j] = 0.3 * (total + segment[0, h, i, int(different[0, 0, i, j])])
+    term = kernels.Relative(a, b, None, segment, different)
+    torch.testing.assert_close(kernels.attend(q, k, v, scale=0.3, relative=term), scores.softmax(-1) @ v)
+
+
+@compiled
+def test_relative_one_sided_table():
+    """Transformer-XL's distances >= 0: P = M rows, what lies past the diagonal is invisible."""
+    L, M, K = 20, 50, 8
+    visible = (torch.arange(L)[:, None] + M - L >= torch.arange(M))[None, None]
+
+    def call(module):
+        def attend(q, k, v, rows):
+            return module.attend(q, k, v, visible=visible, scale=0.3, relative=kernels.Relative(query_rows=rows))
+
+        return attend
+
+    inputs = [normal(4, 2, L, K), normal(4, 2, M, K, seed=1), normal(4, 2, M, K, seed=2), normal(M, 2, K, seed=3)]
+    agree(call(kernels), call(plain), inputs)
+
+
 @compiled
 @pytest.mark.parametrize("mask", ["none", "pairs", "packed"])
 @pytest.mark.parametrize("dtype", FLOAT)
@@ -363,6 +447,8 @@ def test_compiles_without_graph_breaks():
         qkv = x @ qkv_weight.T
         q, k, v = (part.unflatten(-1, (2, 16)).transpose(1, 2) for part in qkv.chunk(3, -1))
         a = kernels.attend(q, k, v, bias=bias, scale=0.25, p=0.1, keys=keys, site=0).transpose(1, 2).flatten(2)
+        rows = kernels.Relative(query_rows=qkv_weight[:23].unflatten(1, (2, 16)))
+        a = a + kernels.attend(q, k, v, scale=0.25, p=0.1, keys=keys, site=6, relative=rows).transpose(1, 2).flatten(2)
         a = a + kernels.attend_packed(qkv, 2, scale=0.25, p=0.1, keys=keys, site=5)
         x = kernels.dropout_add_norm(a, x, weight, shift, 1e-5, 0.1, keys, 1)
         x = x + kernels.feed_forward(x, up, up_bias, down)

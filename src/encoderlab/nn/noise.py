@@ -11,7 +11,7 @@ addition) through a 32-bit permutation of two multiplications (constants from We
 0.1076), with the second half of the stream added between the rounds so that two streams are not windows of one
 sequence. That is eleven 32-bit operations for two decisions and no 64-bit product, which is what vector units and GPUs
 like. Without the Weyl step, masks at distances of large powers of two were correlated (17 standard deviations in 3e7
-elements); with it no lag of 131072 stands out. The torch operations here and ``kernels/ops.cpp`` give the same bits;
+elements); with it no lag of 131072 stands out. The torch operations here and ``kernels/cpp`` give the same bits;
 tests/nn/test_noise.py holds that equality and the statistics.
 """
 

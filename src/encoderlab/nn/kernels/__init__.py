@@ -11,9 +11,10 @@ from torch import Tensor
 
 from encoderlab.nn.kernels import build, fast, plain
 from encoderlab.nn.kernels.memory import keep_memory
-from encoderlab.nn.kernels.plain import softmax_dropout
+from encoderlab.nn.kernels.plain import Relative, softmax_dropout
 
 __all__ = [
+    "Relative",
     "attend",
     "attend_packed",
     "bias_gelu",
@@ -94,6 +95,7 @@ def attend(
     p: float = 0.0,
     keys: Tensor | None = None,
     site: int = 0,
+    relative: Relative | None = None,
 ) -> Tensor:
     """softmax(scale q k^T + bias, over what is visible) v; dropout on the probabilities (Vaswani et al. 2017, 3.2.1).
 
@@ -103,13 +105,19 @@ def attend(
     """
     keys = keys if p > 0.0 else None
     _check_keys(keys, len(q))
-    if not _compiled(q, k, v):
-        return plain.attend(q, k, v, bias=bias, visible=visible, scale=scale, p=p, keys=keys, site=site)
-    if bias is not None:
-        bias = fast.full_rows(bias.to(q.dtype), k.shape[2])
+    if not _compiled(q, k, v) or (relative is not None and bias is not None):
+        return plain.attend(
+            q, k, v, bias=bias, visible=visible, scale=scale, p=p, keys=keys, site=site, relative=relative
+        )
+    q, k, v = fast.dense(q), fast.dense(k), fast.dense(v)
     if visible is not None:
         visible = fast.full_rows(visible, k.shape[2])
-    return fast.Attend.apply(fast.dense(q), fast.dense(k), fast.dense(v), bias, visible, keys, scale, p, site)
+    if relative is not None:
+        terms = fast.relative_arguments(q, k, relative, scale)
+        return fast.AttendRelative.apply(q, k, v, *terms, visible, keys, scale, p, site)
+    if bias is not None:
+        bias = fast.full_rows(bias.to(q.dtype), k.shape[2])
+    return fast.Attend.apply(q, k, v, bias, visible, keys, scale, p, site)
 
 
 def attend_packed(

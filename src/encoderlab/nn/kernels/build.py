@@ -1,4 +1,4 @@
-"""Compiles ``ops.cpp`` once per machine with the system compiler and loads it through ctypes.
+"""Compiles ``cpp/ops.cpp`` once per machine with the system compiler and loads it through ctypes.
 
 Takes about five seconds the first time; later processes load the file from the cache folder. Without a compiler (or
 with ``ENCODERLAB_KERNELS=off``) there is no library and the plain twins run. The library links against no part of
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).with_name("ops.cpp")
+FOLDER = Path(__file__).parent / "cpp"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden")
 MATH = ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
 
@@ -58,7 +58,8 @@ def locked(path: Path) -> Iterator[None]:
 
 def compile_library(compiler: str) -> Path:
     """The path of the compiled library, compiled now unless it lies in the cache folder."""
-    key = "\n".join((SOURCE.read_text(), compiler, *FLAGS, *MATH, platform.machine(), processor()))
+    sources = [path.read_text() for path in sorted(FOLDER.iterdir())]
+    key = "\n".join((*sources, compiler, *FLAGS, *MATH, platform.machine(), processor()))
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / f"ops-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
@@ -66,10 +67,10 @@ def compile_library(compiler: str) -> Path:
         return library
     with locked(folder / "lock"):
         if not library.exists():
-            logger.info("compiling %s with %s, once on this machine", SOURCE.name, compiler)
+            logger.info("compiling the kernels with %s, once on this machine", compiler)
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 made = Path(scratch) / library.name
-                command = [compiler, *FLAGS, *MATH, str(SOURCE), "-o", str(made)]
+                command = [compiler, *FLAGS, *MATH, str(FOLDER / "ops.cpp"), "-o", str(made)]
                 subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
                 os.replace(made, library)
     return library

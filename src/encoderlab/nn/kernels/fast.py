@@ -18,8 +18,9 @@ from torch.autograd.function import once_differentiable
 
 from encoderlab.nn import noise
 from encoderlab.nn.kernels import build
+from encoderlab.nn.kernels.plain import Relative
 
-CHUNKS = 32  # as in ops.cpp: rows of partial sums
+CHUNKS = 32  # as in vectors.h: rows of partial sums
 SMALL = 1 << 15  # elements below which one thread does the work
 
 
@@ -276,12 +277,14 @@ class FeedForward(Function):
 
 
 class AttentionArguments(ctypes.Structure):
-    """``Attention`` of ops.cpp."""
+    """``Attention`` of arguments.h."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys", "width", "value_width")),
         *((name, ctypes.c_int64 * 3) for name in ("q", "k", "v", "out", "bias", "visible")),
-        *((name, ctypes.c_int64) for name in ("site", "threshold", "threads")),
+        *((name, ctypes.c_int64) for name in ("site", "threshold", "threads", "positions", "tables")),
+        *((name, ctypes.c_int64 * 2) for name in ("query_rows", "key_rows")),
+        *((name, ctypes.c_int64 * 3) for name in ("position_query", "different")),
         *((name, ctypes.c_float) for name in ("scale", "keep_scale")),
     ]
 
@@ -305,7 +308,7 @@ def attention_arguments(
     work = threads(q) if k.shape[2] < 64 else torch.get_num_threads()
     return AttentionArguments(
         batch, heads, queries, k.shape[2], width, v.shape[-1], strides(q), strides(k), strides(v), strides(out),
-        strides_broadcast(bias), strides_broadcast(visible), site, threshold, work, scale, keep_scale,
+        strides_broadcast(bias), strides_broadcast(visible), site, threshold, work, scale=scale, keep_scale=keep_scale,
     )  # fmt: skip
 
 
@@ -334,7 +337,7 @@ def attend(
     """The attended values (B, H, L, V) and the log of every row's softmax denominator (B, H, L)."""
     out, normalisers = _attend_shapes(q, k, v)
     at = attention_arguments(q, k, v, out, bias, visible, keys, scale, p, site)
-    call("attend", half(q), at, q, k, v, bias, visible, keys, out, normalisers)
+    call("attend", half(q), at, q, k, v, bias, visible, keys, None, out, normalisers)
     return out, normalisers
 
 
@@ -363,7 +366,7 @@ def attend_backward(
     dq, dk, dv, dbias = _attend_backward_shapes(grad, q, k, v, bias)
     at = attention_arguments(q, k, v, grad, bias, visible, keys, scale, p, site)
     to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site)
-    call("attend_backward", half(q), at, to, grad, q, k, v, bias, visible, keys, normalisers, dq, dk, dv,
+    call("attend_backward", half(q), at, to, grad, q, k, v, bias, visible, keys, normalisers, None, dq, dk, dv,
          None if bias is None else dbias)
     return dq, dk, dv, dbias
 
@@ -414,7 +417,7 @@ def attend_packed_backward(
     dq, dk, dv = dqkv.unbind()
     at = attention_arguments(q, k, v, grad, None, visible, keys, scale, p, site)
     to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site)
-    call("attend_backward", half(qkv), at, to, grad, q, k, v, None, visible, keys, normalisers, dq, dk, dv, None)
+    call("attend_backward", half(qkv), at, to, grad, q, k, v, None, visible, keys, normalisers, None, dq, dk, dv, None)
     return dqkv
 
 
@@ -436,10 +439,180 @@ class AttendPacked(Function):
         return attend_packed_backward(dense(grad), *ctx.saved_tensors, *ctx.rest), *[None] * 5
 
 
+# ----------------------------------------------------------------------------------- attention with relative positions
+
+
+class RelativePointers(ctypes.Structure):
+    """``Pointers`` of arguments.h."""
+
+    _fields_ = [
+        (name, ctypes.c_void_p)
+        for name in ("query_rows", "key_rows", "position_query", "table", "segment", "different",
+                     "dquery_rows", "dkey_rows", "dsegment", "dposition_query")
+    ]  # fmt: skip
+
+
+def relative_pointers(**tensors: Tensor | None) -> RelativePointers:
+    return RelativePointers(**{name: x.data_ptr() for name, x in tensors.items() if x is not None and x.numel()})
+
+
+def add_relative(
+    at: AttentionArguments,
+    query_rows: Tensor | None,
+    key_rows: Tensor | None,
+    position_query: Tensor | None,
+    different: Tensor | None,
+) -> None:
+    """Completes the arguments with the layout of relative positions."""
+    for name, rows in (("query_rows", query_rows), ("key_rows", key_rows)):
+        if rows is not None:
+            at.tables, at.positions = rows.shape[:2]
+            setattr(at, name, (ctypes.c_int64 * 2)(rows.stride(1), rows.stride(2)))
+    at.tables = max(at.tables, 1)
+    if position_query is not None:
+        at.position_query = strides(position_query)
+    at.different = strides_broadcast(different)
+
+
+def relative_arguments(q: Tensor, k: Tensor, relative: Relative, scale: float) -> tuple[Tensor | None, ...]:
+    """``relative`` as the kernels take it: rows (S, P, H, K) contiguous in q's precision, segment scaled, float32."""
+
+    def rows(x: Tensor | None) -> Tensor | None:
+        return None if x is None else (x if x.dim() == 4 else x[None]).to(q.dtype).contiguous()
+
+    query, different = relative.position_query, relative.different
+    return (
+        rows(relative.query_rows),
+        rows(relative.key_rows),
+        None if query is None else dense(query.to(q.dtype)),
+        None if relative.segment is None else (relative.segment.float() * scale).contiguous(),
+        None if different is None else full_rows(different, k.shape[2]),
+        relative.table,
+    )
+
+
+@operation(_attend_shapes)
+def attend_relative(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_rows: Tensor | None,
+    key_rows: Tensor | None,
+    position_query: Tensor | None,
+    segment: Tensor | None,
+    different: Tensor | None,
+    table: Tensor | None,
+    visible: Tensor | None,
+    keys: Tensor | None,
+    scale: float,
+    p: float,
+    site: int,
+) -> tuple[Tensor, Tensor]:
+    """As :func:`attend`; rows (S, P, H, K) contiguous, segment (B, H, L, 2) float32 contiguous."""
+    out, normalisers = _attend_shapes(q, k, v)
+    at = attention_arguments(q, k, v, out, None, visible, keys, scale, p, site)
+    add_relative(at, query_rows, key_rows, position_query, different)
+    pointers = relative_pointers(
+        query_rows=query_rows, key_rows=key_rows, position_query=position_query, table=table, segment=segment,
+        different=different,
+    )  # fmt: skip
+    call("attend", half(q), at, q, k, v, None, visible, keys, pointers, out, normalisers)
+    return out, normalisers
+
+
+def _attend_relative_backward_shapes(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_rows: Tensor | None,
+    key_rows: Tensor | None,
+    position_query: Tensor | None,
+    segment: Tensor | None,
+    *_: Any,
+) -> tuple[Tensor, ...]:
+    def like(x: Tensor | None) -> Tensor:
+        return q.new_empty(() if x is None else x.shape, dtype=torch.float32)
+
+    dq, dk, dv = (_heads_last(x, x.shape[-1]) for x in (q, k, v))
+    dposition_query = q.new_empty(()) if position_query is None else _heads_last(q, q.shape[-1])
+    return dq, dk, dv, like(query_rows), like(key_rows), dposition_query, like(segment)
+
+
+@operation(_attend_relative_backward_shapes)
+def attend_relative_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_rows: Tensor | None,
+    key_rows: Tensor | None,
+    position_query: Tensor | None,
+    segment: Tensor | None,
+    different: Tensor | None,
+    table: Tensor | None,
+    visible: Tensor | None,
+    keys: Tensor | None,
+    normalisers: Tensor,
+    scale: float,
+    p: float,
+    site: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the first eight but one; rows and segment in float32, scalars for what is absent."""
+    grads = _attend_relative_backward_shapes(grad, q, k, v, query_rows, key_rows, position_query, segment)
+    dq, dk, dv, dquery_rows, dkey_rows, dposition_query, dsegment = grads
+    at = attention_arguments(q, k, v, grad, None, visible, keys, scale, p, site)
+    add_relative(at, query_rows, key_rows, position_query, different)
+    to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site)
+    add_relative(to, None, None, None if position_query is None else dposition_query, None)
+    pointers = relative_pointers(
+        query_rows=query_rows, key_rows=key_rows, position_query=position_query, table=table, segment=segment,
+        different=different, dquery_rows=dquery_rows, dkey_rows=dkey_rows, dposition_query=dposition_query,
+        dsegment=dsegment,
+    )  # fmt: skip
+    given = (grad, q, k, v, None, visible, keys, normalisers, pointers)
+    call("attend_backward", half(q), at, to, *given, dq, dk, dv, None)
+    return dq, dk, dv, dquery_rows, dkey_rows, dposition_query, dsegment
+
+
+class AttendRelative(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        query_rows: Tensor | None,
+        key_rows: Tensor | None,
+        position_query: Tensor | None,
+        segment: Tensor | None,
+        different: Tensor | None,
+        table: Tensor | None,
+        visible: Tensor | None,
+        keys: Tensor | None,
+        scale: float,
+        p: float,
+        site: int,
+    ) -> Tensor:
+        saved = (q, k, v, query_rows, key_rows, position_query, segment, different, table, visible, keys)
+        out, normalisers = attend_relative(*saved, scale, p, site)
+        ctx.save_for_backward(*saved, normalisers)
+        ctx.rest = scale, p, site
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        grads = attend_relative_backward(dense(grad), *saved, *ctx.rest)
+        given = [None if x is None else g.to(x.dtype) for g, x in zip(grads, saved, strict=False)]
+        return *given, *[None] * 7
+
+
 # --------------------------------------------------------------------------------------------------------- convolutions
 
 
-MOST_TAPS = 32  # as in ops.cpp
+MOST_TAPS = 32  # as in convolution.h
 
 
 def documents(doc: Tensor | None) -> Tensor | None:

@@ -6,9 +6,13 @@ int64 are the row keys of :mod:`encoderlab.nn.noise`; None switches dropout off.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
 
 from encoderlab.nn import noise
 
@@ -60,6 +64,107 @@ def softmax_dropout(scores: Tensor, visible: Tensor | None, p: float, keys: Tens
     return probabilities.to(scores.dtype)
 
 
+@dataclass(frozen=True)
+class Relative:
+    """Relative positions in attention, as rows of a table and not as a bias (B, H, L, M) that someone has to make.
+
+    score[i, j] += scale * (position_query[i] . query_rows[c] + k[j] . key_rows[c] + segment[i, different[i, j]]),
+    c = L - 1 - i + j: row c belongs to distance M - 1 - c, the largest first, so P = L + M - 1 rows. Columns past the
+    end of a shorter table (P = M, distances >= 0 only, no key_rows) must be invisible.
+
+    The first term is Transformer-XL's and XLNet's (position_query is q plus a bias) and DeBERTa's content-to-position,
+    the second DeBERTa's position-to-content, the third XLNet's segments.
+
+    Shapes: query_rows and key_rows (P, H, K), or (S, P, H, K) with ``table`` (B,) int64 choosing one for each row of
+    the batch; position_query (B, H, L, K), q where None; segment (B, H, L, 2), without the scale; different bool,
+    broadcastable to (B, H, L, M).
+    """
+
+    query_rows: Tensor | None = None
+    key_rows: Tensor | None = None
+    position_query: Tensor | None = None
+    segment: Tensor | None = None
+    different: Tensor | None = None
+    table: Tensor | None = None
+
+
+def relative_bias(q: Tensor, k: Tensor, relative: Relative, scale: float) -> Tensor:
+    """The sum of the terms, (B, H, L, M)."""
+    length, keys = q.shape[2], k.shape[2]
+    terms = []
+    if relative.query_rows is not None:
+        query = q if relative.position_query is None else relative.position_query
+        terms.append(skew(chosen_per_head(query * scale, relative.query_rows, relative.table), keys))
+    if relative.key_rows is not None:
+        # Seen from a key the columns run the other way, with the query.
+        products = chosen_per_head(k * scale, relative.key_rows.flip(-3), relative.table)
+        terms.append(skew(products, length).transpose(-1, -2))
+    if relative.segment is not None:
+        assert relative.different is not None
+        same, other = (relative.segment * scale).unsqueeze(-2).unbind(-1)
+        terms.append(torch.where(relative.different, other, same))
+    return sum(terms[1:], terms[0])
+
+
+def per_head(states: Tensor, rows: Tensor) -> Tensor:
+    """Products of each head's states with its own rows: (B, H, L, K), (P, H, K) -> (B, H, L, P).
+
+    Rows are not repeated over the batch.
+    """
+    B, H, L, K = states.shape
+    flat = states.transpose(0, 1).reshape(H, B * L, K)
+    if flat.dtype == torch.float16:  # these products leave its range before the softmax can subtract the largest
+        flat, rows = flat.float(), rows.float()
+    return torch.bmm(flat, rows.permute(1, 2, 0)).view(H, B, L, -1).transpose(0, 1)
+
+
+def chosen_per_head(states: Tensor, rows: Tensor, table: Tensor | None) -> Tensor:
+    """:func:`per_head` with rows (P, H, K), or with the one of (S, P, H, K) that ``table`` (B,) chooses."""
+    if rows.dim() == 3:
+        return per_head(states, rows)
+    out = per_head(states, rows[0])
+    for number in range(1, len(rows)):
+        assert table is not None
+        out = torch.where((table == number)[:, None, None, None], per_head(states, rows[number]), out)
+    return out
+
+
+class _Skew(Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, keys: int) -> Tensor:
+        ctx.shape, ctx.keys = table.shape, keys
+        return _skewed(table, keys).clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        out, keys = grad.new_zeros(ctx.shape), ctx.keys
+        if ctx.shape[-1] >= keys + ctx.shape[-2] - 1:
+            _skewed(out, keys).copy_(grad)
+        else:
+            # A one-sided table: entries past the diagonal alias the next row, are masked by the caller and carry no
+            # gradient. The last column is the only one that aliases an entry in use, so it is left out, but for its own
+            # last row.
+            _skewed(out, keys)[..., : keys - 1].copy_(grad[..., : keys - 1])
+            out[..., -1, -1] = grad[..., -1, -1]
+        return out, None
+
+
+def _skewed(table: Tensor, keys: int) -> Tensor:
+    length, columns = table.shape[-2:]
+    strides = (*table.stride()[:-2], columns - 1, 1)
+    return table.as_strided((*table.shape[:-1], keys), strides, table.storage_offset() + length - 1)
+
+
+def skew(table: Tensor, keys: int) -> Tensor:
+    """``out[..., i, j] = table[..., i, L - 1 - i + j]``: (..., L, P) -> (..., L, ``keys``).
+
+    With ``P = keys + L - 1`` every entry is right. With ``P = keys`` (distances >= 0 only) entries with
+    ``j > i + keys - L`` are meaningless and must be masked. The backward pass is a skew too: no scatter. This is
+    relative shift (Dai et al., 2019, appendix B).
+    """
+    return _Skew.apply(table.contiguous(), keys)
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -71,11 +176,15 @@ def attend(
     p: float = 0.0,
     keys: Tensor | None = None,
     site: int = 0,
+    relative: Relative | None = None,
 ) -> Tensor:
     """softmax(scale q k^T + bias, over what is visible) v; dropout on the probabilities (Vaswani et al. 2017, 3.2.1).
 
     q (B, H, L, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, L, V); bias and bool visible broadcast to (B, H, L, M).
     """
+    if relative is not None:
+        positions = relative_bias(q, k, relative, scale)
+        bias = positions if bias is None else bias + positions
     if (keys is None or p == 0.0) and bias is None and q.is_cuda:
         if visible is None:
             return F.scaled_dot_product_attention(q, k, v, scale=scale)

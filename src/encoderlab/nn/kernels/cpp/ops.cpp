@@ -1,0 +1,154 @@
+// What kernels/fast.py calls: plain C functions over raw pointers, so that no torch header is needed and everything
+// compiles in seconds. plain.py says what each function computes.
+//
+// One pass over memory per function, dropout masks made in registers, float32 arithmetic whatever the storage: `half`
+// chooses bfloat16 for activations; parameters, statistics and their gradients are float32. Sums over rows go through a
+// fixed number of chunks, so results do not depend on the number of threads.
+
+#include "attention.h"
+#include "convolution.h"
+#include "rows.h"
+
+namespace {
+
+template <class F>
+void typed(int64_t half, F f) {
+  if (half)
+    f(bf16{});
+  else
+    f(float{});
+}
+
+}  // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default"))) void
+
+EXPORT encoderlab_dropout(int64_t half, const void* x, void* out, const int64_t* keys, int64_t batch, int64_t positions,
+                          int64_t width, int64_t site, int64_t threshold, float scale, int64_t threads) {
+  typed(half, [&](auto kind) {
+    using T = decltype(kind);
+    dropout((const T*)x, (T*)out, keys, batch, positions, width, site, threshold, scale, threads);
+  });
+}
+
+EXPORT encoderlab_add_norm(int64_t half, const void* x, const float* x_bias, const void* residual, const float* weight,
+                           const float* bias, void* out, float* statistics, const int64_t* keys, int64_t batch,
+                           int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale, float eps,
+                           int64_t threads) {
+  typed(half, [&](auto kind) {
+    using T = decltype(kind);
+    add_norm((const T*)x, x_bias, (const T*)residual, weight, bias, (T*)out, statistics, keys, batch, positions, width,
+             site, threshold, scale, eps, threads);
+  });
+}
+
+EXPORT encoderlab_add_norm_backward(int64_t half, const void* grad, const void* x, const float* x_bias,
+                                    const void* residual, const float* weight, const float* statistics, void* dx,
+                                    void* dresidual, float* partial, float* sums, const int64_t* keys, int64_t batch,
+                                    int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
+                                    int64_t threads) {
+  typed(half, [&](auto kind) {
+    using T = decltype(kind);
+    add_norm_backward((const T*)grad, (const T*)x, x_bias, (const T*)residual, weight, statistics, (T*)dx,
+                      (T*)dresidual, partial, sums, keys, batch, positions, width, site, threshold, scale, threads);
+  });
+}
+
+EXPORT encoderlab_gelu(int64_t half, int64_t tanh, const void* x, const float* bias, void* out, int64_t rows,
+                       int64_t width, int64_t threads) {
+  typed(half, [&](auto kind) {
+    using T = decltype(kind);
+    if (tanh)
+      gelu<GeluTanh>((const T*)x, bias, (T*)out, rows, width, threads);
+    else
+      gelu<Gelu>((const T*)x, bias, (T*)out, rows, width, threads);
+  });
+}
+
+EXPORT encoderlab_gelu_backward(int64_t half, int64_t tanh, const void* grad, const void* x, const float* bias,
+                                void* dx, void* out, float* partial, float* dbias, int64_t rows, int64_t width,
+                                int64_t threads) {
+  typed(half, [&](auto kind) {
+    using T = decltype(kind);
+    if (tanh)
+      gelu_backward<GeluTanh>((const T*)grad, (const T*)x, bias, (T*)dx, (T*)out, partial, dbias, rows, width, threads);
+    else
+      gelu_backward<Gelu>((const T*)grad, (const T*)x, bias, (T*)dx, (T*)out, partial, dbias, rows, width, threads);
+  });
+}
+
+EXPORT encoderlab_cross_entropy(int64_t half, void* logits, int64_t stride, const float* bias, const int64_t* labels,
+                                float* loss, uint8_t* hit, const double* uniforms, int64_t* sampled,
+                                float* partial, float* dbias, int64_t rows, int64_t classes,
+                                int64_t gradients, int64_t threads) {
+  typed(half, [&](auto kind) {
+    using T = decltype(kind);
+    cross_entropy((T*)logits, stride, bias, labels, loss, hit, uniforms, sampled, partial, dbias, rows,
+                  classes, gradients, threads);
+  });
+}
+
+template <class T>
+static Relative<T> relative_of(const Pointers& p) {
+  return {(const T*)p.query_rows, (const T*)p.key_rows, (const T*)p.position_query, p.table,     p.segment,
+          p.different,            p.dquery_rows,        p.dkey_rows,                p.dsegment, (T*)p.dposition_query};
+}
+
+EXPORT encoderlab_attend(int64_t half, const Attention* at, const void* q, const void* k, const void* v,
+                         const void* bias, const uint8_t* visible, const int64_t* row_keys, const Pointers* pointers,
+                         void* out, float* normalisers) {
+  typed(half, [&](auto kind) {
+    using T = decltype(kind);
+    Relative<T> relative = pointers ? relative_of<T>(*pointers) : Relative<T>{};
+    attend(*at, (const T*)q, (const T*)k, (const T*)v, (const T*)bias, visible, row_keys,
+           pointers ? &relative : nullptr, (T*)out, normalisers);
+  });
+}
+
+EXPORT encoderlab_attend_backward(int64_t half, const Attention* at, const Attention* to, const void* grad,
+                                  const void* q, const void* k, const void* v, const void* bias, const uint8_t* visible,
+                                  const int64_t* row_keys, const float* normalisers, const Pointers* pointers, void* dq,
+                                  void* dk, void* dv, void* dbias) {
+  typed(half, [&](auto kind) {
+    using T = decltype(kind);
+    Relative<T> relative = pointers ? relative_of<T>(*pointers) : Relative<T>{};
+    attend_backward(*at, *to, (const T*)grad, (const T*)q, (const T*)k, (const T*)v, (const T*)bias, visible, row_keys,
+                    normalisers, pointers ? &relative : nullptr, (T*)dq, (T*)dk, (T*)dv, (T*)dbias);
+  });
+}
+
+EXPORT encoderlab_depthwise(int64_t half, const void* x, const float* weight, const int32_t* doc, void* out,
+                            int64_t batch, int64_t length, int64_t width, int64_t taps, int64_t back, int64_t threads) {
+  typed(half, [&](auto kind) {
+    using T = decltype(kind);
+    depthwise((const T*)x, weight, doc, (T*)out, batch, length, width, taps, back, threads);
+  });
+}
+
+EXPORT encoderlab_depthwise_weight(int64_t half, const void* grad, const void* x, const int32_t* doc, float* partial,
+                                   float* dweight, int64_t batch, int64_t length, int64_t width, int64_t taps,
+                                   int64_t threads) {
+  typed(half, [&](auto kind) {
+    using T = decltype(kind);
+    depthwise_weight((const T*)grad, (const T*)x, doc, partial, dweight, batch, length, width, taps, threads);
+  });
+}
+
+EXPORT encoderlab_dynamic(int64_t half, const void* x, const void* logits, const int32_t* doc, void* out,
+                          float* kernels, int64_t batch, int64_t length, int64_t heads, int64_t width, int64_t taps,
+                          int64_t threads) {
+  typed(half, [&](auto kind) {
+    using T = decltype(kind);
+    dynamic((const T*)x, (const T*)logits, doc, (T*)out, kernels, batch, length, heads, width, taps, threads);
+  });
+}
+
+EXPORT encoderlab_dynamic_backward(int64_t half, const void* grad, const void* x, const float* kernels,
+                                   const int32_t* doc, void* dx, void* dlogits, int64_t batch, int64_t length,
+                                   int64_t heads, int64_t width, int64_t taps, int64_t threads) {
+  typed(half, [&](auto kind) {
+    using T = decltype(kind);
+    dynamic_backward((const T*)grad, (const T*)x, kernels, doc, (T*)dx, (T*)dlogits, batch, length, heads, width, taps,
+                     threads);
+  });
+}

@@ -1,0 +1,121 @@
+// Matrix products of operands that lie in the cache: packing into panels, and one register tile.
+
+#pragma once
+
+#include "vectors.h"
+
+namespace {
+
+// dst[panel][k][lane] = src[k][panel * PANEL + lane] for k < depth, columns beyond width zero
+template <class T>
+void pack(const T* src, int64_t stride, int64_t depth, int64_t width, float* dst) {
+  for (int64_t p = 0; p < width; p += PANEL)
+    for (int64_t k = 0; k < depth; k++, dst += PANEL) {
+      const T* from = src + k * stride + p;
+      if (p + PANEL <= width) {
+        store(dst, load(from));
+        store(dst + W, load(from + W));
+      } else {
+        T rest[PANEL] = {};
+        std::memcpy(rest, from, (width - p) * sizeof(T));
+        store(dst, load(rest));
+        store(dst + W, load(rest + W));
+      }
+    }
+}
+
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, ints{__VA_ARGS__})
+#endif
+
+template <int S, int... I>
+inline void exchange(floats* v, std::integer_sequence<int, I...>) {
+  for (int i = 0; i < W; i++)
+    if (!(i & S)) {
+      floats a = v[i], b = v[i + S];
+      v[i] = SHUFFLE(a, b, (I & S ? W + I - S : I)...);
+      v[i + S] = SHUFFLE(a, b, (I & S ? W + I : I + S)...);
+    }
+}
+
+template <int S = W / 2>
+inline void transpose(floats* v) {  // W x W in registers, by log2(W) rounds of pairwise exchange
+  exchange<S>(v, std::make_integer_sequence<int, W>());
+  if constexpr (S > 1) transpose<S / 2>(v);
+}
+
+// dst[panel][k][lane] = src[panel * PANEL + lane][k] for k < depth, rows beyond rows zero
+template <class T>
+void pack_transposed(const T* src, int64_t stride, int64_t rows, int64_t depth, float* dst) {
+  for (int64_t p = 0; p < rows; p += PANEL, dst += depth * PANEL)
+    for (int64_t half = 0; half < PANEL; half += W)
+      for (int64_t k = 0; k < depth; k += W) {
+        floats v[W];
+        for (int i = 0; i < W; i++) {
+          const T* from = src + (p + half + i) * stride + k;
+          if (p + half + i >= rows) {
+            v[i] = floats{};
+          } else if (k + W <= depth) {
+            v[i] = load(from);
+          } else {
+            T rest[W] = {};
+            std::memcpy(rest, from, (depth - k) * sizeof(T));
+            v[i] = load(rest);
+          }
+        }
+        transpose<>(v);
+        for (int i = 0; i < W && k + i < depth; i++) store(dst + (k + i) * PANEL + half, v[i]);
+      }
+}
+
+// c (ROWS, PANEL) = [c +] a (ROWS, depth) b (depth, PANEL); a's element (r, k) is a[r * stride + k], or
+// a[k * stride + r] where the product takes its transpose
+template <int ROWS, bool TRANSPOSED>
+inline void tile(const float* a, int64_t stride, const float* b, int64_t depth, float* c, int64_t c_row, bool add) {
+  floats sum[ROWS][2];
+  for (int r = 0; r < ROWS; r++) {
+    sum[r][0] = add ? load(c + r * c_row) : floats{};
+    sum[r][1] = add ? load(c + r * c_row + W) : floats{};
+  }
+  for (int64_t k = 0; k < depth; k++, b += PANEL, a += TRANSPOSED ? stride : 1) {
+    floats b0 = load(b), b1 = load(b + W);
+    for (int r = 0; r < ROWS; r++) {
+      float x = a[TRANSPOSED ? r : r * stride];
+      sum[r][0] += x * b0;
+      sum[r][1] += x * b1;
+    }
+  }
+  for (int r = 0; r < ROWS; r++) {
+    store(c + r * c_row, sum[r][0]);
+    store(c + r * c_row + W, sum[r][1]);
+  }
+}
+
+template <int ROWS, bool TRANSPOSED>
+inline void tile_rest(int64_t rows, const float* a, int64_t stride, const float* b, int64_t depth, float* c,
+                      int64_t c_row, bool add) {
+  if constexpr (ROWS > 0) {
+    if (rows == ROWS)
+      tile<ROWS, TRANSPOSED>(a, stride, b, depth, c, c_row, add);
+    else
+      tile_rest<ROWS - 1, TRANSPOSED>(rows, a, stride, b, depth, c, c_row, add);
+  }
+}
+
+// c (rows, panels * PANEL) = [c +] a (rows, depth) b (depth, packed panels); c is row-major. Panels of b may be deeper
+// (panel_depth) than the part of them that is used.
+template <bool TRANSPOSED = false>
+void multiply(const float* a, int64_t stride, const float* b, float* c, int64_t c_row, int64_t rows, int64_t depth,
+              int64_t panels, bool add = false, int64_t panel_depth = 0) {
+  for (int64_t p = 0; p < panels; p++, b += (panel_depth ? panel_depth : depth) * PANEL, c += PANEL) {
+    int64_t r = 0;
+    for (; r + TILE <= rows; r += TILE)
+      tile<TILE, TRANSPOSED>(a + r * (TRANSPOSED ? 1 : stride), stride, b, depth, c + r * c_row, c_row, add);
+    tile_rest<TILE - 1, TRANSPOSED>(rows - r, a + r * (TRANSPOSED ? 1 : stride), stride, b, depth, c + r * c_row,
+                                    c_row, add);
+  }
+}
+
+}  // namespace

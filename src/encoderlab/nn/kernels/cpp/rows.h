@@ -1,0 +1,240 @@
+// Functions of one position at a time: dropout, LayerNorm, GELU, cross entropy.
+
+#pragma once
+
+#include "vectors.h"
+
+namespace {
+
+// ------------------------------------------------------------------------------------------------------------- dropout
+
+template <class T>
+void dropout(const T* x, T* out, const int64_t* keys, int64_t batch, int64_t positions, int64_t width, int64_t site,
+             int64_t threshold, float scale, int64_t threads) {
+  int64_t blocks = (width + BLOCK - 1) / BLOCK;
+#pragma omp parallel for schedule(static) num_threads((int)threads)
+  for (int64_t row = 0; row < batch * positions; row++) {
+    Dropout drop(keys + row / positions, site, threshold, scale);
+    uint32_t counter = (uint32_t)(row % positions * blocks * 16);
+    for (int64_t j = 0; j < width; j += BLOCK) {
+      Block b = load(x + row * width + j, width - j);
+      drop.apply(counter + (uint32_t)(j / 2), b);
+      store(out + row * width + j, b, width - j);
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------------------- dropout + add + LayerNorm
+
+// residual + dropout(x + x_bias) of one position, into z, for forward and backward alike
+template <class T>
+inline void summed(const T* x, const float* x_bias, const T* residual, const Dropout& drop, uint32_t counter, float* z,
+                   int64_t width) {
+  for (int64_t j = 0; j < width; j += BLOCK) {
+    int64_t n = width - j;
+    Block b = load(x + j, n);
+    if (x_bias) {
+      Block add = load(x_bias + j, n);
+      for (int i = 0; i < VECTORS; i++) b.v[i] += add.v[i];
+    }
+    drop.apply(counter + (uint32_t)(j / 2), b);
+    if (residual) {
+      Block r = load(residual + j, n);
+      for (int i = 0; i < VECTORS; i++) b.v[i] += r.v[i];
+    }
+    store(z + j, b, BLOCK);  // z has room for whole blocks; its rest is zero
+  }
+}
+
+template <class T>
+void add_norm(const T* x, const float* x_bias, const T* residual, const float* weight, const float* bias, T* out,
+              float* statistics, const int64_t* keys, int64_t batch, int64_t positions, int64_t width, int64_t site,
+              int64_t threshold, float scale, float eps, int64_t threads) {
+  int64_t blocks = (width + BLOCK - 1) / BLOCK;
+#pragma omp parallel for schedule(static) num_threads((int)threads)
+  for (int64_t row = 0; row < batch * positions; row++) {
+    float* z = scratch.get(blocks * BLOCK);
+    Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
+    summed(x + row * width, x_bias, residual ? residual + row * width : nullptr, drop,
+           (uint32_t)(row % positions * blocks * 16), z, width);
+    floats sum = {};
+    for (int64_t j = 0; j < blocks * BLOCK; j += W) sum += load(z + j);
+    float mean = total(sum) / (float)width;
+    floats squares = {};
+    for (int64_t j = 0; j < width; j += BLOCK) {
+      Block b = load(z + j, BLOCK);
+      for (int i = 0; i < VECTORS; i++) b.v[i] -= mean;
+      clear_rest(b, width - j);
+      for (int i = 0; i < VECTORS; i++) squares += b.v[i] * b.v[i];
+    }
+    float rstd = 1.0f / std::sqrt(total(squares) / (float)width + eps);
+    statistics[2 * row] = mean;
+    statistics[2 * row + 1] = rstd;
+    for (int64_t j = 0; j < width; j += BLOCK) {
+      Block b = load(z + j, BLOCK), w = load(weight + j, width - j), c = load(bias + j, width - j);
+      for (int i = 0; i < VECTORS; i++) b.v[i] = (b.v[i] - mean) * rstd * w.v[i] + c.v[i];
+      store(out + row * width + j, b, width - j);
+    }
+  }
+}
+
+// sums (3, width): gradients of weight, bias, x_bias
+template <class T>
+void add_norm_backward(const T* grad, const T* x, const float* x_bias, const T* residual, const float* weight,
+                       const float* statistics, T* dx, T* dresidual, float* partial, float* sums, const int64_t* keys,
+                       int64_t batch, int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
+                       int64_t threads) {
+  int64_t padded = round_up(width, BLOCK);
+  sum_rows(batch * positions, 3 * width, partial, sums, threads, [&](int64_t row, float* mine) {
+    float* z = scratch.get(2 * padded);
+    float* weighted = z + padded;
+    uint32_t counter = (uint32_t)(row % positions * padded / 2);
+    Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
+    summed(x + row * width, x_bias, residual ? residual + row * width : nullptr, drop, counter, z, width);
+    float mean = statistics[2 * row], rstd = statistics[2 * row + 1];
+    floats sum = {}, projection = {};
+    for (int64_t j = 0; j < width; j += BLOCK) {
+      int64_t n = width - j;
+      Block g = load(grad + row * width + j, n), w = load(weight + j, n), b = load(z + j, BLOCK);
+      Block dweight = load(mine + j, n), dbias = load(mine + width + j, n);
+      for (int i = 0; i < VECTORS; i++) {
+        b.v[i] = (b.v[i] - mean) * rstd;
+        dweight.v[i] += g.v[i] * b.v[i];
+        dbias.v[i] += g.v[i];
+        w.v[i] *= g.v[i];  // zero beyond the width, as g is
+        sum += w.v[i];
+        projection += w.v[i] * b.v[i];
+      }
+      store(mine + j, dweight, n);
+      store(mine + width + j, dbias, n);
+      store(z + j, b, BLOCK);
+      store(weighted + j, w, BLOCK);
+    }
+    float a = total(sum) / (float)width, c = total(projection) / (float)width;
+    for (int64_t j = 0; j < width; j += BLOCK) {
+      int64_t n = width - j;
+      Block b = load(z + j, BLOCK), w = load(weighted + j, BLOCK);
+      for (int i = 0; i < VECTORS; i++) b.v[i] = (w.v[i] - a - b.v[i] * c) * rstd;
+      if (dresidual) store(dresidual + row * width + j, b, n);
+      drop.apply(counter + (uint32_t)(j / 2), b);
+      if (dx) store(dx + row * width + j, b, n);
+      if (x_bias) accumulate(mine + 2 * width + j, b, n);
+    }
+  });
+}
+
+// --------------------------------------------------------------------------------------------------------- bias + GELU
+
+template <class G, class T>
+void gelu(const T* x, const float* bias, T* out, int64_t rows, int64_t width, int64_t threads) {
+#pragma omp parallel for schedule(static) num_threads((int)threads)
+  for (int64_t row = 0; row < rows; row++)
+    for (int64_t j = 0; j < width; j += BLOCK) {
+      Block b = load(x + row * width + j, width - j);
+      if (bias) {
+        Block c = load(bias + j, width - j);
+        for (int i = 0; i < VECTORS; i++) b.v[i] += c.v[i];
+      }
+      for (int i = 0; i < VECTORS; i++) b.v[i] = G::value(b.v[i]);
+      store(out + row * width + j, b, width - j);
+    }
+}
+
+// dx may be grad itself; the activations are written as well where out is given
+template <class G, class T>
+void gelu_backward(const T* grad, const T* x, const float* bias, T* dx, T* out, float* partial, float* dbias,
+                   int64_t rows, int64_t width, int64_t threads) {
+  sum_rows(rows, bias ? width : 0, partial, dbias, threads, [&](int64_t row, float* mine) {
+    for (int64_t j = 0; j < width; j += BLOCK) {
+      int64_t n = width - j;
+      Block b = load(x + row * width + j, n), g = load(grad + row * width + j, n);
+      if (bias) {
+        Block c = load(bias + j, n);
+        for (int i = 0; i < VECTORS; i++) b.v[i] += c.v[i];
+      }
+      for (int i = 0; i < VECTORS; i++) {
+        floats value, slope;
+        G::both(b.v[i], value, slope);
+        g.v[i] *= slope;
+        b.v[i] = value;
+      }
+      store(dx + row * width + j, g, n);
+      if (out) store(out + row * width + j, b, n);
+      if (bias) accumulate(mine + j, g, n);
+    }
+  });
+}
+
+// ------------------------------------------------------------------------------------- cross entropy of rows, in place
+
+// The class at which the running sum of z (classes) passes `point`; classes without mass are never chosen.
+inline int64_t invert(const float* z, int64_t classes, double point) {
+  int64_t block = 0;
+  bool found = false;
+  for (int64_t j = 0; j < classes && !found; j += BLOCK) {
+    Block b = load(z + j, classes - j);
+    for (int i = 1; i < VECTORS; i++) b.v[0] += b.v[i];
+    double mass = total(b.v[0]);
+    if (mass > 0.0) block = j;
+    found = mass > point;
+    if (!found) point -= mass;
+  }
+  int64_t chosen = block;  // where rounding leaves a rest, the last class of the block that has mass
+  for (int64_t j = block; j < std::min(block + BLOCK, classes); j++) {
+    if (z[j] > 0.0f) chosen = j;
+    if (found && z[j] > point) break;
+    point -= z[j];
+  }
+  return chosen;
+}
+
+// logits (rows, classes), stride between rows: loss[row], hit[row], and sampled[row], drawn from the softmax by
+// inversion at uniforms[row]. With gradients, softmax - onehot replaces the logits and dbias gets its sum over the
+// rows. The bias is added first.
+template <class T>
+void cross_entropy(T* logits, int64_t stride, const float* bias, const int64_t* labels, float* loss, uint8_t* hit,
+                   const double* uniforms, int64_t* sampled, float* partial, float* dbias, int64_t rows,
+                   int64_t classes, bool gradients, int64_t threads) {
+  sum_rows(rows, gradients && bias ? classes : 0, partial, dbias, threads, [&](int64_t row, float* mine) {
+    T* x = logits + row * stride;
+    float* z = scratch.get(round_up(classes, BLOCK));
+    floats most = all(-INFINITY);
+    for (int64_t j = 0; j < classes; j += BLOCK) {
+      int64_t n = classes - j;
+      Block b = load(x + j, n);
+      if (bias) {
+        Block c = load(bias + j, n);
+        for (int i = 0; i < VECTORS; i++) b.v[i] += c.v[i];
+      }
+      if (n < BLOCK)
+        for (int i = 0; i < VECTORS; i++) b.v[i] = select(lanes() + i * W < (int32_t)n, b.v[i], all(-INFINITY));
+      for (int i = 0; i < VECTORS; i++) most = select(b.v[i] > most, b.v[i], most);
+      store(z + j, b, BLOCK);
+    }
+    float peak = largest(most), chosen = z[labels[row]];
+    floats sum = {};
+    for (int64_t j = 0; j < classes; j += BLOCK) {
+      Block b = load(z + j, BLOCK);
+      for (int i = 0; i < VECTORS; i++) {
+        b.v[i] = exponential(b.v[i] - peak);
+        sum += b.v[i];
+      }
+      store(z + j, b, BLOCK);
+    }
+    float normaliser = total(sum);
+    loss[row] = std::log(normaliser) + peak - chosen;
+    hit[row] = chosen == peak;
+    if (uniforms) sampled[row] = invert(z, classes, uniforms[row] * normaliser);
+    if (!gradients) return;
+    float scale = 1.0f / normaliser;
+    z[labels[row]] -= normaliser;
+    for (int64_t j = 0; j < classes; j += BLOCK) {
+      Block b = load(z + j, BLOCK);
+      for (int i = 0; i < VECTORS; i++) b.v[i] *= scale;
+      store(x + j, b, classes - j);
+      if (bias) accumulate(mine + j, b, classes - j);
+    }
+  });
+}
+
+}  // namespace
