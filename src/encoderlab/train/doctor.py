@@ -1,13 +1,14 @@
 """What is likely wrong with a run, from its metrics, its recipe and its corpus: one sentence each, with what to change.
 
-A diagnosis is a function of :class:`Evidence` that returns a :class:`Finding` or nothing. The loop asks while it trains (from metrics
-alone), ``encoderlab doctor RUN`` afterwards, then with the corpus and the checkpoint too.
+A diagnosis is a function of :class:`Evidence` that returns a :class:`Finding` or nothing. The loop asks while it trains
+(:class:`Watch`, from metrics alone), ``encoderlab doctor RUN`` afterwards, then with the corpus and the checkpoint too.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -22,6 +23,8 @@ from encoderlab.errors import DataError
 Line = Mapping[str, Any]
 SETTLED = 300  # steps after which a loss that has not moved means something
 DUPLICATE_SAMPLE = 20_000  # documents that are looked at for duplicates
+CHARACTERS = 1000  # a smaller vocabulary may hold characters on purpose
+WATCHED = 1000  # newest lines of metrics that are looked at while training
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Evidence:
     corpus: CorpusFacts | None = None
     frozen: Sequence[str] = ()  # parameters that still have their initial values
     reference: Mapping[str, Any] | None = None
+    diverged: Line | None = None  # the line that ends a run whose gradient was no number
 
     @property
     def term(self) -> str | None:
@@ -99,6 +103,27 @@ def diagnose(evidence: Evidence) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.level != "error")
 
 
+class Watch:
+    """Findings while a run goes on, each diagnosis once; looks at the newest 1,000 lines of metrics."""
+
+    def __init__(self, recipe: Mapping[str, Any]) -> None:
+        self.recipe = recipe
+        self.train: deque[Line] = deque(maxlen=WATCHED)
+        self.valid: deque[Line] = deque(maxlen=WATCHED)
+        self.reported: set[str] = set()
+        self.reference = reference(recipe.get("name", ""))
+
+    def see(self, line: Line) -> list[Finding]:
+        """What a further line of metrics, of training or validation, shows that was not reported yet."""
+        {"train": self.train, "valid": self.valid}.get(line["split"], deque[Line]()).append(line)
+        if not self.train:
+            return []
+        evidence = Evidence(list(self.train), list(self.valid), self.recipe, reference=self.reference)
+        found = [finding for finding in diagnose(evidence) if finding.name not in self.reported]
+        self.reported |= {finding.name for finding in found}
+        return found
+
+
 def examine(run: Path, corpus: Path | None = None) -> list[Finding]:
     """Findings about a run folder.
 
@@ -106,7 +131,7 @@ def examine(run: Path, corpus: Path | None = None) -> list[Finding]:
         DataError: the folder holds no run, or no metrics yet.
     """
     evidence = read(run, corpus)
-    if not evidence.train:
+    if not evidence.train and evidence.diverged is None:
         raise DataError(f"{run}: metrics.jsonl has no line of training yet; wait for the first log_every steps")
     return diagnose(evidence)
 
@@ -131,6 +156,7 @@ def read(run: Path, corpus: Path | None = None) -> Evidence:
         corpus=facts,
         frozen=unmoved(run, recipe),
         reference=reference(recipe.get("name", "")),
+        diverged=next((line for line in lines if line["split"] == "diverged"), None),
     )
 
 
@@ -141,24 +167,32 @@ def reference(name: str) -> Mapping[str, Any] | None:
 
 
 def unmoved(run: Path, recipe: Mapping[str, Any]) -> list[str]:
-    """Matrices of the newest checkpoint that equal their initial values, which the seed and their names give again."""
-    weights = sorted((run / "checkpoints").glob("step-*/model.safetensors"))
-    if not weights or "model" not in recipe or recipe.get("init_from"):
+    """Matrices of the newest checkpoint that equal their initial values, which the seed and their names give again.
+
+    A pooler without the sentence-pair task is not among them: it waits for fine-tuning.
+    """
+    if "model" not in recipe or recipe.get("init_from"):
         return []
     import torch
-    from safetensors.torch import load_file
 
     from encoderlab.config import from_dict
     from encoderlab.model import Model
     from encoderlab.models.base import ModelConfig
+    from encoderlab.train import checkpoint
 
-    state = load_file(weights[-1])
+    newest, _ = checkpoint.newest(run / "checkpoints")
+    if newest is None:
+        return []
+    state = checkpoint.read_tensors(newest / checkpoint.WEIGHTS)
     found = []
-    for prefix, key, seed in (("model.", "model", 0), ("discriminator.", "model", 0), ("generator.", "generator", 1)):
+    for prefix in ("model.", "student.", "discriminator.", "generator."):
+        key, seed = ("generator", 1) if prefix == "generator." else ("model", 0)
         if recipe.get(key) is None or not any(name.startswith(prefix) for name in state):
             continue
         fresh = Model(from_dict(ModelConfig, recipe[key])).initialize(recipe["seed"] + seed)
         for name, parameter in fresh.named_parameters():
+            if name.startswith("pooler.") and fresh.pair is None:
+                continue
             now = state.get(prefix + name)
             if now is not None and parameter.ndim > 1 and now.shape == parameter.shape and torch.equal(now, parameter):
                 found.append(prefix + name)
@@ -169,30 +203,41 @@ def unmoved(run: Path, recipe: Mapping[str, Any]) -> list[str]:
 
 
 def not_finite(e: Evidence) -> Finding | None:
-    for line in e.train:
-        if line.get("loss") is None or not math.isfinite(line["loss"]):
-            return Finding(
-                "not finite", "error", f"the loss is no number at step {line['step']}", "lower optim.lr or lengthen schedule.warmup"
-            )
-    return None
+    broken = [line for line in e.train if line.get("loss") is None or not math.isfinite(line["loss"])]
+    if e.diverged is not None:
+        broken.append(e.diverged)
+    if not broken:
+        return None
+    return Finding(
+        "not finite",
+        "error",
+        f"loss or gradient is no number at step {broken[0]['step']}, with learning rate {broken[0].get('lr') or 0:.2g}",
+        "lower optim.lr, lengthen schedule.warmup, or set precision=fp32",
+    )
 
 
 def rate_too_high(e: Evidence) -> Finding | None:
-    """The loss ends well above its lowest point, above ln V, or stands where it was after the first steps while gradients are large."""
+    """The loss rose above where it began and above ln V, or ends well above its lowest point."""
     if e.term is None or len(e.train) < 6:
         return None
-    values = [loss for _, loss in e.losses(e.term)]
-    end, lowest = float(np.mean(values[-3:])), min(values)
-    limit = math.log(e.vocabulary) if e.vocabulary else math.inf
-    if end > limit + 0.5 or end > lowest * 1.15 + 0.2:
-        rate = e.train[-1].get("lr", 0)
-        return Finding(
-            "learning rate too high",
-            "error",
-            f"the loss rose to {end:.2f} after {lowest:.2f} (ln V is {limit:.2f}) with rates up to {max(x.get('lr', 0) for x in e.train):.2g}",
-            f"divide optim.lr by 10 (it is {rate:.2g} now) or lengthen schedule.warmup",
-        )
-    return None
+    losses = e.losses(e.term)
+    values = [loss for _, loss in losses]
+    limit = math.log(e.vocabulary) if e.vocabulary else values[0]
+    start, end, lowest = max(values[0], limit), float(np.mean(values[-3:])), min(values)
+    highest = max(min(pair) for pair in zip(values[1:-1], values[2:], strict=True))  # for two lines in a row
+    rate = max(line.get("lr", 0) for line in e.train)
+    if highest > start + 0.5:
+        seen = f"the loss rose to {highest:.2f}, above ln V = {limit:.2f}, where guessing begins"
+    elif end > lowest * 1.15 + 0.2:
+        seen = f"the loss rose to {end:.2f} after {lowest:.2f}"
+    else:
+        return None
+    return Finding(
+        "learning rate too high",
+        "error",
+        f"{seen}, with learning rates up to {rate:.2g}",
+        f"set optim.lr to {rate / 10:.2g} or lengthen schedule.warmup",
+    )
 
 
 def spikes(e: Evidence) -> Finding | None:
@@ -205,20 +250,32 @@ def spikes(e: Evidence) -> Finding | None:
         return Finding(
             "spikes",
             "warning",
-            f"the gradient norm jumps to {high[-1]['grad_norm_max']:.1f} at step {high[-1]['step']}, {20}x its median {middle:.2f}",
+            f"the gradient norm jumps to {high[-1]['grad_norm_max']:.1f} at step {high[-1]['step']}, over 20 times its "
+            f"median {middle:.2f}",
             "lower optim.lr, clip harder, or look at the batch of that step",
         )
     return None
 
 
 def no_warmup(e: Evidence) -> Finding | None:
-    schedule = e.recipe.get("schedule") or {}
-    if "warmup" in schedule and not schedule["warmup"] and (e.recipe.get("clip") or 1) >= 1:
+    schedule, encoder = e.recipe.get("schedule") or {}, (e.recipe.get("model") or {}).get("encoder") or {}
+    warmup = schedule.get("warmup")
+    if warmup is None:
+        return None
+    if not warmup and encoder.get("norm", "post") == "post" and (e.recipe.get("clip") or 1) >= 1:
         return Finding(
             "no warm-up",
             "warning",
             "the learning rate starts at its peak, which post-LayerNorm encoders seldom survive",
             "set schedule.warmup to 0.01 of the budget or more",
+        )
+    share = warmup if warmup < 1 else warmup / (e.recipe.get("budget") or {}).get("amount", math.inf)
+    if share > 0.5:
+        return Finding(
+            "long warm-up",
+            "warning",
+            f"the learning rate rises during {share:.0%} of the run",
+            "set schedule.warmup to 0.1 of the budget or less, or train longer",
         )
     return None
 
@@ -231,7 +288,8 @@ def not_learning(e: Evidence) -> Finding | None:
         return Finding(
             "not learning",
             "error",
-            f"the {e.term} loss is {last:.2f} after {e.train[-1]['step']} steps, still near ln V = {math.log(e.vocabulary):.2f}",
+            f"the {e.term} loss is {last:.2f} after {e.train[-1]['step']} steps, still near "
+            f"ln V = {math.log(e.vocabulary):.2f}",
             "raise optim.lr, and check that the labels belong to the inputs",
         )
     return None
@@ -246,9 +304,10 @@ def stuck_at_frequencies(e: Evidence) -> Finding | None:
         return Finding(
             "stuck at frequencies",
             "warning",
-            f"the {e.term} loss {level:.2f} is the entropy {e.corpus.entropy:.2f} of single tokens: the model guesses frequent ones and "
-            "reads no context yet",
-            "train longer, warm up longer, or use larger batches; every encoder passes here, deep ones for thousands of steps",
+            f"the {e.term} loss {level:.2f} is the entropy {e.corpus.entropy:.2f} of single tokens: the model guesses "
+            "frequent ones and reads no context yet",
+            "train longer, warm up longer, or use larger batches; every encoder passes here, deep ones for thousands "
+            "of steps; where it stays, labels do not belong to their inputs",
         )
     return None
 
@@ -258,23 +317,33 @@ def frozen(e: Evidence) -> Finding | None:
         return None
     shown = ", ".join(e.frozen[:3]) + (f" and {len(e.frozen) - 3} more" if len(e.frozen) > 3 else "")
     return Finding(
-        "frozen weights", "error", f"{shown} still have their initial values", "let them require gradients, and give them to the optimiser"
+        "frozen weights",
+        "error",
+        f"{shown} still have their initial values",
+        "let them require gradients, and give them to the optimiser",
     )
 
 
 def masked_share(e: Evidence) -> Finding | None:
     if e.term not in ("mlm", "plm"):
         return None
-    spans = [(line["counts"][e.term], line["tokens"]) for line in e.train if e.term in line.get("counts", {})]
-    predicted, tokens = sum(count for count, _ in spans), spans[-1][1] if spans else 0
-    share = predicted / max(tokens, 1)
+    lines = [line for line in e.train if e.term in line.get("counts", {})]
+    if len(lines) < 2:
+        return None
+    share = sum(line["counts"][e.term] for line in lines[1:]) / max(lines[-1]["tokens"] - lines[0]["tokens"], 1)
     if share < 0.05:
         return Finding(
-            "few targets", "warning", f"only {share:.1%} of the tokens are predicted", "raise the masking rate; 0.15 to 0.4 is usual"
+            "few targets",
+            "warning",
+            f"only {share:.1%} of the tokens are predicted",
+            "raise the masking rate; 0.15 to 0.4 is usual",
         )
     if share > 0.6:
         return Finding(
-            "little context", "warning", f"{share:.0%} of the tokens are hidden", "lower the masking rate; 0.15 to 0.4 is usual"
+            "little context",
+            "warning",
+            f"{share:.0%} of the tokens are hidden",
+            "lower the masking rate; 0.15 to 0.4 is usual",
         )
     return None
 
@@ -300,7 +369,7 @@ def tokenizer_splits(e: Evidence) -> Finding | None:
             f"{e.corpus.unknown_share:.1%} of the tokens are unknown to the tokenizer",
             "train one on this text, or use one of its language",
         )
-    if e.corpus.bytes_per_token < 1.8:
+    if e.corpus.bytes_per_token < 1.8 and e.corpus.vocab_size > CHARACTERS:
         return Finding(
             "wrong tokenizer",
             "error",
@@ -313,12 +382,15 @@ def tokenizer_splits(e: Evidence) -> Finding | None:
 def leak(e: Evidence) -> Finding | None:
     if e.term is None:
         return None
-    early = [line for line in e.train if line["step"] <= 5 * SETTLED and (line.get("accuracy") or {}).get(e.term, 0) > 0.95]
+    early = [
+        line for line in e.train if line["step"] <= 5 * SETTLED and (line.get("accuracy") or {}).get(e.term, 0) > 0.95
+    ]
     if early:
         return Finding(
             "targets leak",
             "error",
-            f"{early[0]['accuracy'][e.term]:.0%} of the hidden tokens are guessed at step {early[0]['step']}, which no encoder can",
+            f"{early[0]['accuracy'][e.term]:.0%} of the hidden tokens are guessed at step {early[0]['step']}, which no "
+            "encoder can",
             "check that inputs hide the targets, and that the text is not a few documents repeated",
         )
     return None
@@ -327,16 +399,19 @@ def leak(e: Evidence) -> Finding | None:
 def detector_below_majority(e: Evidence) -> Finding | None:
     """A discriminator that calls every token original is right as often as tokens are."""
     lines = [line for line in e.train if "rtd" in line.get("accuracy", {}) and "replaced" in line["accuracy"]]
-    if not lines or lines[-1]["step"] < 2 * SETTLED:
+    predict = (e.recipe.get("objective") or {}).get("predict", "replaced")
+    if not lines or lines[-1]["step"] < 2 * SETTLED or predict.startswith("original"):
         return None
-    last = lines[-1]
-    replaced = last["accuracy"]["replaced"] * last["counts"]["replaced"] / last["counts"]["rtd"]
-    if last["accuracy"]["rtd"] <= 1 - replaced + 1e-3:
+    replaced, right = (
+        float(np.mean([line["accuracy"][name] * line["counts"][name] / line["counts"]["rtd"] for line in lines[-5:]]))
+        for name in ("replaced", "rtd")
+    )
+    if right <= 1 - replaced + 1e-3:
         return Finding(
             "discriminator at majority",
             "warning",
-            f"it is right on {last['accuracy']['rtd']:.1%} of tokens, as if it called all {1 - replaced:.1%} originals original",
-            "train longer, raise discriminator_weight, or use a smaller generator",
+            f"it is right on {right:.1%} of tokens, as if it called all {1 - replaced:.1%} originals original",
+            "train longer, raise objective.discriminator_weight, or use a smaller generator",
         )
     return None
 
@@ -347,8 +422,9 @@ def generator_too_good(e: Evidence) -> Finding | None:
         return Finding(
             "few replacements",
             "warning",
-            f"the generator restores {1 - lines[-1]['accuracy']['replaced']:.0%} of the masked tokens, so there is little to find",
-            "use a smaller generator or a higher temperature",
+            f"the generator restores {1 - lines[-1]['accuracy']['replaced']:.0%} of the masked tokens, so there is "
+            "little to find",
+            "use a smaller generator or a higher objective.temperature",
         )
     return None
 
@@ -357,20 +433,25 @@ def labels_say_nothing(e: Evidence) -> Finding | None:
     """A sentence-pair loss that stays at ln 2, or a task that is learned by heart and not understood."""
     for name in ("next_sentence", "sentence_order"):
         values = e.losses(name) if e.train and name in e.train[-1]["losses"] else []
-        if len(values) > 10 and values[-1][0] > 10 * SETTLED and abs(np.mean([v for _, v in values[-5:]]) - math.log(2)) < 0.005:
+        late = len(values) > 10 and values[-1][0] > 10 * SETTLED
+        if late and abs(np.mean([value for _, value in values[-5:]]) - math.log(2)) < 0.005:
             return Finding(
-                "labels say nothing", "warning", f"the {name} loss stays at ln 2", "check that pairs and labels belong together"
+                "labels say nothing",
+                "warning",
+                f"the {name} loss stays at ln 2",
+                "check that pairs and labels belong together",
             )
-    name = next((n for n in ("classification", "regression", "tagging") if e.train and n in e.train[-1]["losses"]), None)
-    if name and e.valid and len(e.train) >= 4:
-        first, last = e.losses(name)[0][1], e.losses(name)[-1][1]
-        held_out = e.losses(name, e.valid)
+    names = e.train[-1]["losses"] if e.train else {}
+    task = next((task for task in ("classification", "regression", "tagging") if task in names), None)
+    if task and e.valid and len(e.train) >= 4:
+        first, last = e.losses(task)[0][1], e.losses(task)[-1][1]
+        held_out = e.losses(task, e.valid)
         if held_out and last < 0.5 * first and held_out[-1][1] > 1.1 * held_out[0][1] and held_out[-1][1] > 2 * last:
             return Finding(
                 "labels say nothing",
                 "error",
-                f"the training loss fell from {first:.2f} to {last:.2f} and the validation loss rose from {held_out[0][1]:.2f} to "
-                f"{held_out[-1][1]:.2f}: examples are learned by heart",
+                f"the training loss fell from {first:.2f} to {last:.2f} and the validation loss rose from "
+                f"{held_out[0][1]:.2f} to {held_out[-1][1]:.2f}: examples are learned by heart",
                 "check that labels belong to their texts; with few examples, train for fewer epochs",
             )
     return None
@@ -408,7 +489,7 @@ def padding(e: Evidence) -> Finding | None:
 
 def starved(e: Evidence) -> Finding | None:
     waits = [line["waiting"] for line in e.train[1:] if "waiting" in line]
-    if len(waits) >= 3 and float(np.median(waits)) > 0.1:
+    if len(waits) >= 3 and float(np.median(waits)) > 0.25:
         return Finding(
             "loader too slow",
             "warning",
@@ -419,6 +500,21 @@ def starved(e: Evidence) -> Finding | None:
 
 
 CHECKS: tuple[Callable[[Evidence], Finding | None], ...] = (
-    not_finite, rate_too_high, not_learning, frozen, leak, duplicates, tokenizer_splits, labels_say_nothing, masked_share,
-    stuck_at_frequencies, detector_below_majority, generator_too_good, no_warmup, spikes, behind_reference, padding, starved,
-)  # fmt: skip
+    not_finite,
+    rate_too_high,
+    not_learning,
+    frozen,
+    leak,
+    duplicates,
+    tokenizer_splits,
+    labels_say_nothing,
+    masked_share,
+    stuck_at_frequencies,
+    detector_below_majority,
+    generator_too_good,
+    no_warmup,
+    spikes,
+    behind_reference,
+    padding,
+    starved,
+)

@@ -23,7 +23,7 @@ from encoderlab import config
 from encoderlab.batches.batch import Batch
 from encoderlab.errors import ConfigError, DataError, Diverged, Stopped, nearest
 from encoderlab.objectives.base import Objective
-from encoderlab.train import checkpoint
+from encoderlab.train import checkpoint, doctor
 from encoderlab.train.checkpoint import Snapshot
 from encoderlab.train.distributed import World, assign, join, named_tensors
 from encoderlab.train.engine import Engine
@@ -155,6 +155,7 @@ class _Run:
         self.source_state: dict[str, int] | None = None
         self.validation: dict[str, Any] = {}
         self.lr = 0.0
+        self.watch = doctor.Watch(config.to_dict(recipe))
         self.display = Display(getattr(recipe, "name", "train"), visible=world.main)
         stack.callback(self.display.close)
         stack.callback(self._close_source)
@@ -277,6 +278,7 @@ class _Run:
         raise Stopped(f"stopped by {why} at step {step}; run the same command again to resume", signal=number or None)
 
     def _diverged(self, error: Diverged) -> Diverged:
+        self._write({"split": "diverged", "step": self.place.step, "tokens": self.place.tokens, "lr": self.lr})
         if self.writer is not None:
             self.writer.wait()
         kept = checkpoint.newest(self.checkpoints)[0]
@@ -376,6 +378,8 @@ class _Run:
             self.folder.write_metrics(line)
         if self.board is not None:
             self.board.write(line)
+        for finding in self.watch.see(line):
+            self._note(f"{finding.level}: {finding}")
 
     def _note(self, text: str) -> None:
         if self.world.main:

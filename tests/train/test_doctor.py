@@ -1,0 +1,342 @@
+"""Each diagnosis on a run that was broken on purpose; a healthy run has none."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from encoderlab import recipes
+from encoderlab.batches.batch import IGNORE, Batch
+from encoderlab.batches.corrupt import Masking
+from encoderlab.batches.pack import FullSentences, Row
+from encoderlab.corpus.assemble import Selection
+from encoderlab.corpus.build import BuildSettings, GivenTokenizer, NewTokenizer, build_corpus
+from encoderlab.corpus.shards import Corpus
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import DataError, Diverged
+from encoderlab.models.base import resized
+from encoderlab.objectives.base import Objective
+from encoderlab.objectives.mlm import MLMSettings
+from encoderlab.train import doctor
+from encoderlab.train.doctor import CorpusFacts, Evidence, Watch, diagnose
+from encoderlab.train.loop import train
+from encoderlab.train.pretraining import Recipe, build_objective, corpus_data, fit
+from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase
+
+WORDS = [a + b for a in ("ba", "de", "fi", "go", "lu", "mo", "pe", "ri", "sa", "tu") for b in ("n", "s", "k", "r", "l")]
+SLOW = "loader too slow"  # says something about the machine that runs these tests
+
+
+def language(documents: int, seed: int = 0) -> str:
+    """Documents of 60 words, each document of 5 of the 50 words there are: what a word is, the others say."""
+    rng = random.Random(seed)
+    text = []
+    for _ in range(documents):
+        topic = 5 * rng.randrange(10)
+        lines = [" ".join(rng.choices(WORDS[topic : topic + 5], k=10)) + "." for _ in range(6)]
+        text.append(" ".join(lines))
+    return "\n\n".join(text)
+
+
+def build(folder: Path, text: str, **settings: Any) -> Path:
+    (folder / "text.txt").write_text(text, encoding="utf-8")
+    tokenizer = settings.pop("tokenizer", NewTokenizer(kind="wordpiece", vocab_size=90))
+    selection = Selection(validation=0.05, **settings)
+    build_corpus(
+        BuildSettings(sources=(str(folder / "text.txt"),), tokenizer=tokenizer, selection=selection), folder / "corpus"
+    )
+    return folder / "corpus"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("language"), language(800))
+
+
+def tiny(**changes: Any) -> Recipe:
+    """BERT without pairs: 2 layers of width 32, 16 rows of 32 tokens."""
+    recipe = recipes.recipe("bert-mini-no-nsp")
+    model = resized(
+        recipe.model, layers=2, width=32, heads=2, ff_width=64, dropout=0.0, attention_dropout=0.0, ff_dropout=0.0
+    )
+    recipe = replace(
+        recipe,
+        model=model,
+        rows=FullSentences(),
+        budget=Budget(amount=300),
+        phases=(Phase(length=32, rows=16),),
+        optim=replace(recipe.optim, lr=4e-3),
+        evaluation=Evaluation(every=1000, rows=64),
+        checkpoints=Checkpoints(minutes=None),
+        execution=Execution(device="cpu"),
+    )
+    return replace(recipe, **changes)
+
+
+def run(recipe: Recipe, corpus: Path, out: Path, prepare: Callable[[Objective], None] = lambda objective: None) -> Path:
+    """As ``pretrain`` trains, with something done to the objective before."""
+    torch.set_num_threads(1)
+    text = Corpus(corpus)
+    tokenizer = Tokenizer.load(text.tokenizer_path)
+    recipe = fit(recipe, tokenizer)
+    objective = build_objective(recipe, tokenizer, text)
+    prepare(objective)
+    train(objective, recipe, corpus_data(recipe, objective, corpus, tokenizer), out)
+    return out
+
+
+def names(findings: list[doctor.Finding]) -> set[str]:
+    for finding in findings:
+        assert "\n" not in str(finding) and finding.remedy, "one sentence, with what to change"
+    return {finding.name for finding in findings} - {SLOW}
+
+
+def with_rate(rate: float) -> Recipe:
+    recipe = tiny()
+    return replace(recipe, optim=replace(recipe.optim, lr=rate))
+
+
+# Real runs
+
+
+def test_a_healthy_run_has_no_findings(corpus: Path, tmp_path: Path) -> None:
+    out = run(tiny(), corpus, tmp_path / "run")
+    found = doctor.examine(out, corpus)
+    assert not names(found), [str(finding) for finding in found]
+    assert not [line for line in (out / "run.log").read_text().splitlines() if "warning:" in line and SLOW not in line]
+    last = doctor.read(out).train[-1]["losses"]["mlm"]
+    assert last < 0.9 * CorpusFacts.of(Corpus(corpus)).entropy, "it has learned"
+
+
+def test_learning_rate_times_100(corpus: Path, tmp_path: Path) -> None:
+    recipe = replace(with_rate(0.4), budget=Budget(amount=120))
+    try:
+        out = run(recipe, corpus, tmp_path / "run")
+    except Diverged:
+        out = tmp_path / "run"
+    assert names(doctor.examine(out, corpus)) & {"learning rate too high", "not finite"}
+    assert "learning rate too high" in (out / "run.log").read_text(), "said while training"
+
+
+def test_shuffled_labels(corpus: Path, tmp_path: Path) -> None:
+    def shuffle(objective: Objective) -> None:
+        make = objective.make_batch
+
+        def shuffled(rows: list[Row], *, seed: int) -> Batch:
+            batch = make(rows, seed=seed)
+            targets = batch.labels["targets"]
+            real = targets != IGNORE
+            targets[real] = targets[real][
+                torch.from_numpy(np.random.default_rng(len(rows)).permutation(int(real.sum())))
+            ]
+            return batch
+
+        objective.make_batch = shuffled  # type: ignore[method-assign]
+
+    recipe = tiny(budget=Budget(amount=620), phases=(Phase(length=16, rows=8),))
+    found = doctor.examine(run(recipe, corpus, tmp_path / "run", shuffle), corpus)
+    assert names(found) == {"stuck at frequencies"}, [str(finding) for finding in found]
+    assert "labels do not belong to their inputs" in found[0].remedy
+
+
+def test_frozen_embeddings(corpus: Path, tmp_path: Path) -> None:
+    def freeze(objective: Objective) -> None:
+        objective.models()["model"].encoder.embeddings.words.requires_grad_(False)
+
+    found = doctor.examine(run(tiny(budget=Budget(amount=10)), corpus, tmp_path / "run", freeze))
+    assert names(found) == {"frozen weights"}
+    assert "embeddings.words" in found[0].seen and "position" not in found[0].seen
+
+
+def test_mask_rate_of_one_percent(corpus: Path, tmp_path: Path) -> None:
+    recipe = tiny(budget=Budget(amount=30), objective=MLMSettings(masking=Masking(rate=0.01)))
+    assert "few targets" in names(doctor.examine(run(recipe, corpus, tmp_path / "run")))
+
+
+def test_a_leak(corpus: Path, tmp_path: Path) -> None:
+    """Chosen tokens are shown as they are, so that copying is enough."""
+    recipe = tiny(budget=Budget(amount=300), objective=MLMSettings(masking=Masking(mask=0.0, random=0.0)))
+    assert "targets leak" in names(doctor.examine(run(recipe, corpus, tmp_path / "run"), corpus))
+
+
+def test_divergence_is_seen_afterwards(corpus: Path, tmp_path: Path) -> None:
+    def explode(objective: Objective) -> None:
+        next(objective.parameters()).register_hook(lambda gradient: gradient * math.nan)
+
+    with pytest.raises(Diverged):
+        run(tiny(), corpus, tmp_path / "run", explode)
+    found = doctor.examine(tmp_path / "run")
+    assert names(found) == {"not finite"} and "step 0" in found[0].seen
+
+
+def test_a_run_without_metrics_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no metrics.jsonl"):
+        doctor.examine(tmp_path)
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(DataError, match="no line of training"):
+        doctor.examine(tmp_path)
+
+
+# Corpora
+
+
+def test_a_repeated_document(tmp_path: Path) -> None:
+    text = language(30) + "\n\n" + "\n\n".join([language(1, seed=1)] * 20)
+    kept = build(tmp_path, text, drop_documents=False)
+    assert names(diagnose(evidence(corpus=CorpusFacts.of(Corpus(kept))))) == {"duplicates"}
+
+
+def test_chinese_text_in_an_english_vocabulary(corpus: Path, tmp_path: Path) -> None:
+    text = "\n\n".join("山高月小水落石出" * 5 + str(i) for i in range(60))
+    wrong = build(tmp_path, text, tokenizer=GivenTokenizer(path=str(Corpus(corpus).tokenizer_path)))
+    tokenizer = Tokenizer.load(Corpus(wrong).tokenizer_path)
+    found = diagnose(evidence(corpus=CorpusFacts.of(Corpus(wrong), tokenizer.special.unk)))
+    assert "wrong tokenizer" in names(found)
+    assert "unknown" in next(finding.seen for finding in found if finding.name == "wrong tokenizer")
+
+
+def test_words_that_fall_into_letters() -> None:
+    found = diagnose(evidence(corpus=replace(FACTS, bytes_per_token=1.4)))
+    assert names(found) == {"wrong tokenizer"} and "1.40 bytes" in found[0].seen
+    characters = replace(FACTS, bytes_per_token=1.0, vocab_size=204)
+    assert not diagnose(evidence(corpus=characters)), "a vocabulary of characters is no mistake"
+
+
+# Metrics made up
+
+FACTS = CorpusFacts(vocab_size=8000, entropy=7.0, bytes_per_token=4.0, unknown_share=0.0, duplicate_share=0.0)
+RECIPE = {"schedule": {"kind": "bert", "warmup": 0.1}, "budget": {"amount": 2000}, "clip": 1.0}
+
+
+def line(step: int, loss: float, **changes: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "split": "train",
+        "step": step,
+        "tokens": step * 1000,
+        "loss": loss,
+        "losses": {"mlm": loss},
+        "counts": {"mlm": 1500},
+        "accuracy": {"mlm": 0.3},
+        "lr": 1e-3,
+        "grad_norm": 0.5,
+        "grad_norm_max": 0.8,
+        "padding": 0.05,
+        "waiting": 0.01,
+    }
+    return fields | changes
+
+
+def falling(step: int) -> float:
+    return 2 + 7 * math.exp(-step / 300)
+
+
+def evidence(loss: Callable[[int], float] = falling, *, steps: int = 2000, **changes: Any) -> Evidence:
+    fields = {
+        name: changes.pop(name) for name in ("recipe", "corpus", "valid", "reference", "frozen") if name in changes
+    }
+    lines = [line(step, loss(step), **changes) for step in range(10, steps + 1, 10)]
+    return Evidence(train=lines, **{"valid": [], "recipe": RECIPE, "corpus": FACTS} | fields)
+
+
+def rtd(right: float, replaced: float, **changes: Any) -> Evidence:
+    counts = {"mlm": 1500, "rtd": 10_000, "replaced": 1500}
+    return evidence(counts=counts, accuracy={"mlm": 1 - replaced, "rtd": right, "replaced": replaced}, **changes)
+
+
+def valid(steps: list[int], losses: list[float], name: str = "mlm") -> list[dict[str, Any]]:
+    return [{"split": "valid", "step": step, "losses": {name: loss}} for step, loss in zip(steps, losses, strict=True)]
+
+
+def task(loss: Callable[[int], float], held_out: list[float]) -> Evidence:
+    lines = [line(s, loss(s), losses={"classification": loss(s)}, counts={}, accuracy={}) for s in range(10, 401, 10)]
+    return Evidence(train=lines, valid=valid([100, 200, 400], held_out, "classification"), recipe=RECIPE)
+
+
+def pair(loss: float) -> Evidence:
+    lines = [line(s, falling(s), losses={"mlm": falling(s), "next_sentence": loss}) for s in range(10, 4000, 10)]
+    return Evidence(train=lines, valid=[], recipe=RECIPE, corpus=FACTS)
+
+
+def spiky(step: int) -> dict[str, Any]:
+    return line(step, falling(step), grad_norm_max=40.0 if step in (900, 1500) else 0.8)
+
+
+REFERENCE = {"valid": [[200, 1, 6.0], [1000, 5, 4.0], [2000, 10, 3.0]]}
+ELECTRA = RECIPE | {"objective": {"kind": "rtd", "predict": "original_masked"}}
+NO_WARMUP = RECIPE | {"schedule": {"warmup": 0}, "model": {"encoder": {"norm": "post", "vocab": 8000}}}
+
+BROKEN: dict[str, tuple[str | None, Evidence]] = {
+    "healthy": (None, evidence()),
+    "healthy rtd": (None, rtd(0.93, 0.55)),
+    "healthy pair": (None, pair(0.45)),
+    "healthy task": (None, task(lambda s: 0.7 * math.exp(-s / 300), [0.6, 0.5, 0.45])),
+    "loss is no number": ("not finite", evidence(lambda s: math.nan if s == 500 else falling(s))),
+    "loss ends high": ("learning rate too high", evidence(lambda s: falling(s) + max(0, (s - 1000) / 500))),
+    "loss above guessing": ("learning rate too high", evidence(lambda s: 14 if 300 < s < 400 else falling(s))),
+    "loss at ln V": ("not learning", evidence(lambda s: 8.95)),
+    "loss at unigrams": ("stuck at frequencies", evidence(lambda s: max(7.0, 9 - s / 100))),
+    "everything guessed": ("targets leak", evidence(accuracy={"mlm": 0.99})),
+    "few masks": ("few targets", evidence(counts={"mlm": 100})),
+    "many masks": ("little context", evidence(counts={"mlm": 8000})),
+    "labels of pairs shuffled": ("labels say nothing", pair(math.log(2))),
+    "labels of a task shuffled": (
+        "labels say nothing",
+        task(lambda s: 0.7 * math.exp(-s / 100), [0.70, 1.1, 2.0]),
+    ),
+    "detector says original": ("discriminator at majority", rtd(0.915, 0.55)),
+    "replace-MLM is no detector": (None, rtd(0.4, 0.55, recipe=ELECTRA)),
+    "generator knows all": ("few replacements", rtd(0.99, 0.1)),
+    "no warm-up": ("no warm-up", evidence(recipe=NO_WARMUP)),
+    "no warm-up before norms": (None, evidence(recipe=NO_WARMUP | {"model": {"encoder": {"norm": "pre"}}})),
+    "no warm-up, clipped hard": (None, evidence(recipe=NO_WARMUP | {"clip": 0.25})),
+    "warm-up of most steps": ("long warm-up", evidence(recipe=RECIPE | {"schedule": {"warmup": 1500}})),
+    "spikes": ("spikes", replace(evidence(), train=[spiky(step) for step in range(10, 2001, 10)])),
+    "behind": ("behind the reference curve", evidence(valid=valid([1500], [4.5]), reference=REFERENCE)),
+    "with the reference": (None, evidence(valid=valid([1500], [3.6]), reference=REFERENCE)),
+    "padding": ("padding", evidence(padding=0.6)),
+    "frozen": ("frozen weights", evidence(frozen=["model.encoder.embeddings.words"])),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_diagnosis(case: str) -> None:
+    wanted, given = BROKEN[case]
+    assert names(diagnose(given)) == ({wanted} if wanted else set()), [str(finding) for finding in diagnose(given)]
+
+
+def test_a_loader_that_starves_the_device() -> None:
+    assert [finding.name for finding in diagnose(evidence(waiting=0.4))] == [SLOW]
+
+
+def test_errors_come_first() -> None:
+    found = diagnose(evidence(lambda s: 8.95, padding=0.6))
+    assert [finding.level for finding in found] == ["error", "warning"]
+
+
+def test_watching_reports_each_finding_once() -> None:
+    watch = Watch(RECIPE)
+    found = [finding.name for step in range(10, 801, 10) for finding in watch.see(line(step, 8.95, padding=0.6))]
+    assert sorted(found) == ["padding"], "ln V is not known from these metrics alone"
+    watch = Watch(RECIPE | {"model": {"encoder": {"vocab": 8000}}})
+    found = [finding.name for step in range(10, 801, 10) for finding in watch.see(line(step, 8.95))]
+    assert found == ["not learning"]
+    assert watch.see({"split": "valid", "step": 800, "losses": {"mlm": 9.0}}) == []
+    assert watch.see({"split": "diverged", "step": 801}) == []
+
+
+def test_every_diagnosis_is_tested() -> None:
+    tested = {wanted for wanted, _ in BROKEN.values()} | {"duplicates", "wrong tokenizer", SLOW}
+    source = Path(doctor.__file__).read_text(encoding="utf-8")
+    written = {
+        json.loads(part.split(",")[0]) for part in source.split("Finding(\n")[1:] if part.strip().startswith('"')
+    }
+    assert written <= tested, written - tested
