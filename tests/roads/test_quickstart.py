@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from encoderlab.commands import quickstart
+from encoderlab.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("60s", 60), ("5m", 300), ("5 min", 300), ("1h", 3600), ("0.5h", 1800)]
+)
+def test_a_budget_is_a_time(text, seconds):
+    assert quickstart.parse_time(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "five", "5 days", "-3s", "1e3"])
+def test_a_budget_that_is_no_time_is_refused(text):
+    with pytest.raises(ConfigError, match="such as 60s, 5m or 1h"):
+        quickstart.parse_time(text)
+
+
+def test_a_budget_too_short_to_learn_is_refused():
+    with pytest.raises(ConfigError, match="at least 30s"):
+        quickstart.plan(5)
+
+
+def test_larger_budgets_buy_larger_models():
+    assert [quickstart.plan(seconds).recipe for seconds in (60, 300, 3600)] == ["bert-tiny", "bert-mini", "bert-small"]
+
+
+@pytest.mark.slow
+def test_the_road_from_text_to_report_and_again(tmp_path, monkeypatch, capsys):
+    """A walk of seconds: every stage runs on real text; the second walk finds everything done."""
+    monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path / "cache"))
+    plan = quickstart.Plan(
+        recipe="bert-tiny",
+        pretraining=2.0,
+        epochs=1.0,
+        examples=(64, 16, 32),
+        seeds={"roles": 2, "match": 1, "area": 1},
+        size="stdlib",
+    )
+    out = tmp_path / "out"
+    summary = quickstart.walk(plan, out, 1, "encoderlab quickstart --budget 2s")
+    assert set(summary["tasks"]) == {"Role tags", "Name and description", "Area of the library"}
+    for task, methods in summary["tasks"].items():
+        assert {"majority", "without pretraining", "pretrained"} <= set(methods), task
+        assert all(0 <= score <= 1 for scores in methods.values() for score in scores)
+    assert len(summary["tasks"]["Role tags"]["pretrained"]) == 2
+    assert summary["differences"]["Role tags"]["half"] >= 0
+    page = (out / "report.html").read_text(encoding="utf-8")
+    for anchor in ("curves", "words", "tasks", "tokenizer", "cost", "limits", "provenance", "again"):
+        assert f'<section id="{anchor}">' in page
+    assert page.count('<div class="panel fill">') == 6
+    shown = capsys.readouterr().out
+    assert "without pretraining" in shown and "report.html" in shown
+    again = quickstart.walk(plan, out, 1, "encoderlab quickstart --budget 2s")
+    assert again["tasks"] == summary["tasks"]
+    assert json.loads((out / "summary.json").read_text())["pretraining"]["steps"] == summary["pretraining"]["steps"]
