@@ -326,8 +326,9 @@ def test_chinese_words(tmp_path):
     assert max(map(len, marks["rjieba"])) > 1
 
 
+@pytest.mark.slow
 def test_peak_memory_does_not_grow_with_the_input(tmp_path):
-    """120 MB in one process: about as much memory as 12 MB. (2 GB were measured by hand: docs/performance.md.)"""
+    """66 MB in one process take about as much memory as 8 MB. (2 GB were measured by hand.)"""
     tokenizer = tmp_path / "tokenizer"
     block = sample_text(4000, words=3000)
     Tokenizer.train("wordpiece", [block[:1_000_000]], 1000).save(tokenizer)
@@ -339,7 +340,7 @@ build_corpus(settings, sys.argv[3])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
     peaks = []
-    for copies in (8, 80):
+    for copies in (5, 40):
         path = tmp_path / f"{copies}.txt"
         with open(path, "w") as file:
             for number in range(copies):
@@ -347,5 +348,5 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         command = [sys.executable, "-c", code, str(path), str(tokenizer), str(tmp_path / f"out{copies}")]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout) * 1024)
-    assert path.stat().st_size > 100_000_000
-    assert peaks[1] < 500e6 and peaks[1] < peaks[0] + 60e6
+    assert path.stat().st_size > 60_000_000
+    assert peaks[1] < 400e6 and peaks[1] < peaks[0] + 40e6

@@ -221,8 +221,9 @@ def _file_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DataError(f"{out}: the disk is full; free some space and run again to continue") from None
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            reason = "no space left" if error.errno != errno.EFBIG else "a limit on the size of files is reached"
+            raise DataError(f"{out}: {reason}; free some space and run again to continue") from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             place = error.filename or out
             raise ConfigError(f"{place}: cannot be written ({error.strerror}); choose another folder") from None

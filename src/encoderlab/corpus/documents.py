@@ -279,8 +279,10 @@ def _inspect_table(source: Source, reading: Reading, head: str) -> Source:
     first = head.split("\n", 1)[0]
     delimiter = "\t" if source.format == "tsv" else max(",;|\t", key=first.count)
     source = dataclasses.replace(source, delimiter=delimiter)
-    rows = list(itertools.islice(_rows(source, io.StringIO(head, newline="")), 50))
-    rows = [row for row in rows if row]
+    rows = []
+    with contextlib.suppress(csv.Error):  # the head may end within a quoted field
+        for row in itertools.islice(_rows(source, io.StringIO(head, newline="")), 50):
+            rows += [row] if row else []
     if not rows:
         raise DataError(f"{source.name}: no rows; give a file with text")
     if isinstance(reading.field, int) or (isinstance(reading.field, str) and reading.field.isdigit()):
@@ -423,7 +425,7 @@ def _rows(source: Source, text: IO[str]) -> Any:
     csv.field_size_limit(MAX_RECORD)
     if source.format == "tsv":
         return csv.reader(text, delimiter=source.delimiter, quoting=csv.QUOTE_NONE)
-    return csv.reader(text, delimiter=source.delimiter)
+    return csv.reader(text, delimiter=source.delimiter, strict=True)  # strict: an open quote is an error
 
 
 def _parquet_texts(source: Source) -> Iterator[str]:

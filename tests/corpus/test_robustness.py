@@ -1,0 +1,286 @@
+"""Bad input: one line that says what, where and what to do; the documented exit code; nothing lost."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from corpora import digests, sample_text, settings
+
+from encoderlab import cli
+from encoderlab.corpus import documents, pieces
+from encoderlab.corpus.build import GivenTokenizer, build_corpus
+from encoderlab.corpus.shards import Corpus
+from encoderlab.corpus.workers import Workers
+from encoderlab.errors import OutOfMemory
+
+TEXT = sample_text(20)
+
+
+@pytest.fixture
+def run(tmp_path, capsys, monkeypatch):
+    """Runs ``encoderlab corpus build`` in a temporary folder; returns the exit code and the one line of the error."""
+    monkeypatch.chdir(tmp_path)
+
+    def build(*words: str, out: str = "out") -> tuple[int, str]:
+        size = [] if "--vocab-size" in words else ["--vocab-size", "300"]
+        code = cli.main(["corpus", "build", *words, "--out", out, *size, "--workers", "1"])
+        shown = capsys.readouterr()
+        lines = [line for line in shown.err.splitlines() if line.strip()]
+        assert "Traceback" not in shown.err
+        if code:
+            assert len(lines) == 1 and lines[0].startswith("error: "), shown.err
+        return code, shown.err
+
+    return build
+
+
+def bad(tmp_path: Path, name: str, content: bytes | str) -> str:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return name
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "message"),
+    [
+        ("a.txt", "", 3, "a.txt: the file is empty"),
+        ("a.txt", " \n\n\t\n", 3, "give a source with text|no text left"),
+        ("a.txt.gz", gzip.compress(b""), 3, "a.txt.gz: the file is empty"),
+        ("a.txt", b"%PDF-1.7 text", 3, r"a.txt: binary data \(PDF\), expected text"),
+        ("a.txt", bytes(range(256)) * 10, 3, "a.txt: binary data .250 control bytes"),
+        ("a.txt", TEXT.encode("utf-16"), 3, "UTF-16, expected UTF-8; convert it: iconv"),
+        ("a.txt.gz", gzip.compress(TEXT.encode() * 9)[:-20], 3, "a.txt.gz: .* truncated"),
+        ("a.txt.gz", b"no gzip at all", 3, "a.txt.gz: damaged"),
+        ("a.txt.xz", b"no xz at all", 3, "a.txt.xz: damaged"),
+        ("a.txt.bz2", b"no bz2 at all", 3, "a.txt.bz2: .*damaged"),
+        ("a.txt.zst", b"no zstd at all", 3, "a.txt.zst: .*cannot be read|needs zstandard"),
+        ("a.zip", b"no zip at all", 3, "a.zip: damaged"),
+        ("a.parquet", b"no parquet at all", 3, "a.parquet: cannot be read|needs pyarrow"),
+        ("a.jsonl", '[{"text": "x"}]', 3, "a.jsonl: the first line is a JSON list, expected an object"),
+        ("a.jsonl", '[\n{"text": "x"}]', 3, "a JSON array: write one object per line"),
+        ("a.jsonl", "plain text", 3, "the first line is no JSON"),
+        ("a.jsonl", '{"n": 1}', 3, "no field with text in the first line; it has n; give --field"),
+        ("a.jsonl", '{"text": "a"}\n{"text": \n', 3, "a.jsonl: line 2: no JSON; .*--invalid-records skip"),
+        ("a.jsonl", '{"text": "a"}\n\n{"txt": "b"}\n', 3, "line 3: no field 'text'; it has txt"),
+        ("a.jsonl", '{"text": "a"}\n{"text": 7}\n', 3, "line 2: field 'text' holds no text"),
+        ("a.csv", 'n,text\n1,a\n2,"b\n3,c\n', 3, "a.csv: row near 4: .*is a quote left open"),
+        ("a.csv", "n,text\n1,a\n2\n", 3, "row 2 has 1 columns, the text is in column 1"),
+        ("folder/a.py", "x", 3, r"folder: a folder without readable files \(1 files, none of .txt"),
+    ],
+)
+def test_sources(run, tmp_path, name, content, code, message):
+    bad(tmp_path, name, content)
+    found, line = run(name.split("/")[0])
+    assert (found == code or (found == 2 and "trained" in line)) and re.search(message, line), line
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_missing_sources(run, tmp_path):
+    assert run("nowhere.txt") == (
+        3,
+        "error: nowhere.txt: no such file or folder; give existing files, folders or globs\n",
+    )
+    assert run("*.txt")[1].startswith("error: *.txt: no file matches")
+    code, line = run()
+    assert code == 2 and "source" in line.lower()
+    code, line = run("python:stdlb")
+    assert code == 2 and "did you mean 'stdlib'?" in line
+    code, line = run(bad(tmp_path, "a.jsonl", '{"text": "a"}'), "--field", "body")
+    assert code == 3 and "no field 'body' in the first line; it has text" in line
+    code, line = run(bad(tmp_path, "a.csv", "n,text\n1,a\n"), "--field", "7")
+    assert code == 3 and "no column 7" in line
+
+
+def test_invalid_utf8_is_counted_replaced_or_refused(run, tmp_path):
+    content = TEXT.encode() + b"\n\nbad \xff\xfe bytes \xc3\n"
+    bad(tmp_path, "a.txt", content)
+    code, notes = run("a.txt")
+    assert code == 0 and "3 invalid utf8" in notes
+    corpus = Corpus(tmp_path / "out")
+    assert corpus.manifest["read"]["invalid_utf8"] == 3
+    code, line = run("a.txt", "--invalid-utf8", "refuse", out="other")
+    number = content[: content.index(b"\xff")].count(b"\n") + 1
+    assert code == 3 and f"a.txt: line {number}: invalid UTF-8 (byte 0xff); convert the file with iconv" in line
+
+
+def test_invalid_records_are_skipped_and_counted(run, tmp_path):
+    records = [json.dumps({"text": document}) for document in TEXT.split("\n\n")]
+    bad(tmp_path, "a.jsonl", "\n".join([*records, "{", '{"txt": 1}']))
+    code, notes = run("a.jsonl", "--invalid-records", "skip")
+    assert code == 0 and "2 skipped records" in notes and "text from jsonl field 'text' (inferred)" in notes
+
+
+def test_nul_bytes_are_removed_and_counted(run, tmp_path):
+    bad(tmp_path, "a.txt", TEXT.replace("Document 3.", "Docu\0ment\0 3."))
+    code, notes = run("a.txt")
+    assert code == 0 and "2 control characters" in notes
+
+
+def test_a_very_long_line(run, tmp_path, monkeypatch):
+    """A line of text is cut at white space, in bounded memory, and counted; a record cannot be cut."""
+    monkeypatch.setattr(documents, "BLOCK", 20_000)
+    monkeypatch.setattr(documents, "MAX_PENDING", 60_000)
+    monkeypatch.setattr(documents, "MAX_LINE", 10_000)
+    monkeypatch.setattr(documents, "MAX_RECORD", 50_000)
+    line = " ".join(TEXT.split()) * 20
+    bad(tmp_path, "a.txt", line)
+    code, notes = run("a.txt", "--validation", "0", "--keep-duplicates")
+    assert code == 0 and "cut lines" in notes
+    corpus = Corpus(tmp_path / "out")
+    assert corpus.num_bytes >= 0.999 * len(line)
+    bad(tmp_path, "a.jsonl", json.dumps({"text": line}))
+    code, message = run("a.jsonl", out="other")
+    assert code == 3 and "expected a record per line" in message or "no JSON" in message
+
+
+def test_tokenizers(run, tmp_path):
+    bad(tmp_path, "a.txt", TEXT)
+    code, line = run("a.txt", "--vocab-size", "50000")
+    assert code == 2 and "is larger than the text supports; choose at most" in line
+    bad(tmp_path, "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\na\nb\n")
+    code, line = run("a.txt", "--tokenizer", "vocab.txt", out="second")
+    assert code == 3 and "[MASK]" in line
+    code, line = run("a.txt", "--tokenizer", "nowhere", out="third")
+    assert code in (2, 3) and "nowhere" in line
+    code, line = run("a.txt", "--segmenter", "jieb", out="fourth")
+    assert code == 2 and "unknown segmenter 'jieb'" in line
+
+
+def test_options(run, tmp_path):
+    bad(tmp_path, "a.txt", TEXT)
+    for words, message in [
+        (["--validation", "1.5"], "validation 1.5, expected a fraction"),
+        (["--max-chars", "5", "--min-chars", "9"], "max_chars 5 is below min_chars 9"),
+        (["--shard-index", "3", "--num-shards", "2"], "shard index 3 of 2 shards, expected 0 to 1"),
+        (["--min-chars", "100000"], "no text left for training"),
+    ]:
+        code, line = run("a.txt", *words)
+        assert code in (2, 3) and message in line
+        assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_output_folders(run, tmp_path, monkeypatch):
+    bad(tmp_path, "a.txt", TEXT)
+    bad(tmp_path, "full/precious.txt", "mine")
+    code, line = run("a.txt", out="full")
+    assert code == 2 and "full: not empty, and holds no corpus" in line
+    assert digests(tmp_path / "full") and (tmp_path / "full" / "precious.txt").read_text() == "mine"
+    code, line = run("a.txt", out="a.txt/out")
+    assert code == 2 and "cannot be used as output folder" in line
+    handle = os.open(tmp_path / "full", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    code, line = run("a.txt", out="full")
+    assert code == 2 and "full: in use by another process" in line
+    os.close(handle)
+
+    def refuse(*args, **kwargs):
+        raise OSError(30, "Read-only file system", "out")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    code, line = run("a.txt")
+    assert code == 2 and "Read-only file system" in line
+
+
+def test_another_corpus_or_changed_sources(run, tmp_path):
+    bad(tmp_path, "a.txt", TEXT)
+    assert run("a.txt")[0] == 0
+    before = digests(tmp_path / "out")
+    assert run("a.txt")[0] == 0
+    code, line = run("a.txt", "--vocab-size", "310", "--validation", "0.2")
+    assert (
+        code == 2
+        and "tokenizer.vocab_size is 300 there, 310 here, selection.validation is 0.01 there, 0.2 here" in line
+    )
+    bad(tmp_path, "a.txt", TEXT.replace("Document 1", "Document X"))
+    code, line = run("a.txt")
+    assert code == 2 and "a.txt has changed since" in line
+    assert digests(tmp_path / "out") == before
+
+
+def test_sources_that_change_while_a_build_is_interrupted(tmp_path, monkeypatch, capsys):
+    from encoderlab.corpus import build
+
+    bad(tmp_path, "a.txt", TEXT)
+    chosen = settings(tmp_path / "a.txt")
+    monkeypatch.setattr(build, "_assemble", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        build_corpus(chosen, tmp_path / "out")
+    monkeypatch.undo()
+    bad(tmp_path, "a.txt", TEXT + "more")
+    with pytest.raises(build.ConfigError, match="another build was begun here: sources.*a.txt is .*; ask for the same"):
+        build_corpus(chosen, tmp_path / "out")
+
+
+def test_a_limit_on_file_sizes_or_a_full_disk(tmp_path, monkeypatch):
+    """Files cannot grow beyond 20 kB, as on a full disk: a clear error, and with more room the build continues."""
+    bad(tmp_path, "a.txt", sample_text(100))
+    bad(
+        tmp_path,
+        "vocab.txt",
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"etaoinshr", *(f"##{c}" for c in "etaoinshr")]),
+    )
+    words = ["corpus", "build", "a.txt", "--out", "out", "--tokenizer", "vocab.txt", "--workers", "1"]
+    command = [sys.executable, "-m", "encoderlab", *words]
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    done = subprocess.run(command, cwd=tmp_path, preexec_fn=limit, capture_output=True, text=True)
+    assert done.returncode == 3 and len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert "free some space and run again to continue" in done.stderr
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    chosen = settings("a.txt", tokenizer=GivenTokenizer(path="vocab.txt"), selection={"validation": 0.01})
+    build_corpus(chosen, tmp_path / "whole")
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+
+
+def test_a_damaged_corpus_is_named_by_inspect(run, tmp_path, capsys):
+    bad(tmp_path, "a.txt", TEXT)
+    run("a.txt")
+    assert cli.main(["corpus", "inspect", "out", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["verified"] and facts["splits"]["train"]["documents"] > 10
+    path = tmp_path / "out" / "train" / "shard-00000.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 8
+    path.write_bytes(content)
+    assert cli.main(["corpus", "inspect", "out"]) == 3
+    assert "shard-00000.safetensors: sha256" in capsys.readouterr().err
+    assert cli.main(["corpus", "inspect", "nowhere"]) == 3
+    assert "no corpus here" in capsys.readouterr().err
+    (tmp_path / "out" / "tokenizer" / "tokenizer.json").write_text("{}")
+    assert cli.main(["corpus", "inspect", "out"]) == 3
+    assert "tokenizer.json" in capsys.readouterr().err
+
+
+def test_a_damaged_piece_is_named(tmp_path, monkeypatch):
+    from encoderlab.corpus import build
+
+    monkeypatch.setattr(pieces, "PIECE", 2000)
+    monkeypatch.setattr(documents, "BLOCK", 1000)
+    bad(tmp_path, "a.txt", TEXT)
+    chosen = settings(tmp_path / "a.txt")
+    build_corpus(chosen, tmp_path / "part", shard_index=0, num_shards=1 + 1)
+    build_corpus(chosen, tmp_path / "part2", shard_index=1, num_shards=1 + 1)
+    path = tmp_path / "part" / "pieces" / "000000.safetensors"
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(build.DataError, match="000000.safetensors"):
+        build.merge_corpora([tmp_path / "part", tmp_path / "part2"], tmp_path / "merged")
+
+
+def test_a_killed_worker_is_reported():
+    with pytest.raises(OutOfMemory, match="a worker was killed.*--workers 1"), Workers(2) as tasks:
+        tasks.submit(os._exit, 9)
+        tasks.finish()
