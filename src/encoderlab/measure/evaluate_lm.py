@@ -1,0 +1,234 @@
+"""Left-to-right language models by the protocol of Transformer-XL: perplexity, bits per byte, effective context.
+
+The text is one line of tokens, cut into parallel streams; windows of a stream follow each other and carry a memory of
+states, longer than in training; losses are added up, so that a short last window weighs by its tokens (Dai et al.,
+2019, section 4.1, and the evaluation scripts of the release).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol as Interface
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from encoderlab.batches.loader import Loader
+from encoderlab.batches.rows import Documents
+from encoderlab.batches.streams import ContiguousStreams
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.model import Model
+from encoderlab.models.base import resized
+from encoderlab.nn.heads import AdaptiveLMHead
+from encoderlab.nn.positions import RelativeShift
+from encoderlab.objectives.causal import Causal, CausalSettings
+from encoderlab.objectives.vocabulary import Vocabulary
+from encoderlab.train.distributed import World
+from encoderlab.train.pretraining import row_framing
+from encoderlab.train.tally import measure
+
+
+class Text(Documents, Interface):
+    """A corpus that knows how many bytes of text its tokens stand for."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """How a text is read. ``window`` tokens at a time, with ``memory`` earlier states; ``same_length``: each token sees
+    exactly ``memory`` keys, wherever it stands in its window; ``clamp``: larger distances count as this one (0: none);
+    ``streams`` are read side by side, each starting without memory; ``separator``: documents end with a token that is
+    predicted too.
+    """
+
+    window: int = 64
+    memory: int = 640
+    same_length: bool = True
+    clamp: int = 0
+    streams: int = 8
+    separator: bool = True
+
+
+PUBLISHED = {
+    "transformer-xl-wt103-base": Protocol(window=64, memory=640, clamp=400),
+    "transformer-xl-wt103-large": Protocol(window=128, memory=1600, clamp=1000),
+    "transformer-xl-enwik8-base": Protocol(window=80, memory=2100, clamp=820, separator=False),
+    "transformer-xl-enwik8-large": Protocol(window=128, memory=3800, clamp=1000, separator=False),
+    "transformer-xl-text8-large": Protocol(window=128, memory=3800, clamp=1000, separator=False),
+    "transformer-xl-lm1b-base": Protocol(window=32, memory=128),
+    "transformer-xl-lm1b-large": Protocol(window=32, memory=128),
+}
+"""The settings of the published numbers, by recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """``nats`` lost over ``tokens`` predicted tokens, which stand for ``size`` bytes of text."""
+
+    nats: float
+    tokens: int
+    size: float
+
+    @property
+    def perplexity(self) -> float:
+        """Per token; comparable within one tokenizer only."""
+        return math.exp(self.nats / self.tokens)
+
+    @property
+    def bits_per_token(self) -> float:
+        """Bits per character, where tokens are characters."""
+        return self.nats / self.tokens / math.log(2)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Independent of the tokenizer."""
+        return self.nats / self.size / math.log(2)
+
+
+def evaluate_lm(model: Model, text: Text, protocol: Protocol = Protocol()) -> Score:
+    """The loss of ``model`` on all of ``text``, on the model's device.
+
+    The first token of each stream is given, not predicted, and fewer than ``streams`` tokens at the end are left out.
+
+    Raises:
+        ConfigError: the model is no left-to-right one, or has no positions that allow memory or clamping.
+        DataError: the text is too short for so many streams.
+    """
+    tokenizer = _tokenizer(model)
+    settings = CausalSettings(memory=protocol.memory, same_length=protocol.same_length)
+    objective = Causal(clamped(model, protocol.clamp), settings, Vocabulary.of(tokenizer)).eval()
+    form = ContiguousStreams(length=protocol.window, separator=protocol.separator)
+    batches = Loader(
+        text,
+        form,
+        framing=row_framing(tokenizer),
+        seed=0,
+        batch_rows=protocol.streams,
+        transform=lambda rows: objective.make_batch(rows, seed=0),
+        epochs=1,
+    )
+    device = next(model.parameters()).device
+    total = measure(objective, batches, World(0, 1, device), "fp32")["lm"]
+    line = form.line(text, row_framing(tokenizer)).length
+    tokens = int(total["count"])
+    return Score(nats=total["sum"], tokens=tokens, size=text.num_bytes * tokens / line)
+
+
+def clamped(model: Model, clamp: int) -> Model:
+    """The model, on the same weights, with distances limited to ``clamp``; 0 leaves it as it is.
+
+    Raises:
+        ConfigError: the model's distances are no sinusoids.
+    """
+    position = model.config.encoder.position
+    if not clamp or isinstance(position, RelativeShift) and position.clamp == clamp:
+        return model
+    if not isinstance(position, RelativeShift):
+        raise ConfigError(
+            f"clamp {clamp} limits sinusoidal distances, and this model has {type(position).__name__}; set clamp to 0"
+        )
+    limited = Model(resized(model.config, position=replace(position, clamp=clamp)), model.tokenizer)
+    limited.load_state_dict(model.state_dict(), assign=True)
+    return limited
+
+
+# Relative effective context length -----------------------------------------------------------------------------------
+
+Losses = Callable[[int], np.ndarray]
+"""Context length -> loss (T,) in nats of each of the same positions, given that many tokens before it."""
+
+
+def context_losses(model: Model, text: Documents, positions: Sequence[int], *, separator: bool = True) -> Losses:
+    """A function from a context length c to the losses of the tokens at ``positions`` of the line, with exactly the c
+    tokens before each as context. Costs c tokens a position.
+
+    Raises:
+        DataError: a position has fewer than c tokens before it.
+    """
+    tokenizer = _tokenizer(model)
+    line = ContiguousStreams(separator=separator).line(text, row_framing(tokenizer))
+    device = next(model.parameters()).device
+
+    @torch.no_grad()
+    def losses(context: int) -> np.ndarray:
+        if min(positions) < context:
+            raise DataError(
+                f"position {min(positions)} has fewer than {context} tokens before it; choose later positions"
+            )
+        model.eval()
+        found, size = [], max(1, TOKENS_AT_ONCE // context)
+        for start in range(0, len(positions), size):
+            rows = [line.read(place - context, place + 1).ids for place in positions[start : start + size]]
+            ids = torch.from_numpy(np.stack(rows)).to(device)
+            last = model.encoder(ids[:, :-1]).last[:, -1]
+            found.append(_losses(model, last, ids[:, -1]).double().cpu())
+        return torch.cat(found).numpy()
+
+    return losses
+
+
+def relative_effective_context(
+    models: Mapping[str, Losses],
+    *,
+    hardest: float = 0.1,
+    start: int = 100,
+    step: int = 100,
+    most: int = 1000,
+    threshold: float = 0.01,
+) -> dict[str, int]:
+    """The context length of each model from which on more context no longer helps, measured within a group of models
+    (Dai et al., 2019, appendix C).
+
+    With l_i(c, t) the loss of model i at position t given c tokens, and the baseline b(c, t) = min_i l_i(c, t), model i
+    gains ``1 - exp(f_i(c, c')) / exp(f_i(c, c))``, where f_i(c, c') is the mean of min(b(c, t), l_i(c', t)) over the
+    ``hardest`` share of positions by b(c, t). Its length is the first c (``start``, in steps of ``step``) at which
+    c + step gains less than ``threshold``; ``most`` if there is none.
+    """
+    if not 0 < hardest <= 1:
+        raise ConfigError(f"hardest {hardest} is no share of the positions; give a number above 0 and at most 1")
+    known: dict[tuple[str, int], np.ndarray] = {}
+
+    def losses(name: str, context: int) -> np.ndarray:
+        if (name, context) not in known:
+            known[name, context] = models[name](context)
+        return known[name, context]
+
+    found = {}
+    for name in models:
+        context = start
+        while context < most:
+            baseline = np.min([losses(other, context) for other in models], axis=0)
+            chosen = np.argsort(-baseline, kind="stable")[: max(1, round(hardest * len(baseline)))]
+            short, long = (
+                np.minimum(baseline, losses(name, length))[chosen].mean() for length in (context, context + step)
+            )
+            if 1 - math.exp(long - short) < threshold:
+                break
+            context += step
+        found[name] = context
+    return found
+
+
+TOKENS_AT_ONCE = 8192
+
+
+def _losses(model: Model, states: Tensor, targets: Tensor) -> Tensor:
+    """(S, D), (S,) -> (S,) nats."""
+    if isinstance(model.lm, AdaptiveLMHead):
+        return model.lm.losses(states, targets, model.encoder.embeddings).float()
+    if model.lm is None:
+        raise ConfigError("this model has no LM head; give a left-to-right language model")
+    return F.cross_entropy(model.lm(states, model.words).float(), targets, reduction="none")
+
+
+def _tokenizer(model: Model) -> Tokenizer:
+    if model.tokenizer is None:
+        raise ConfigError("the model has no tokenizer; load it from a model folder")
+    return model.tokenizer
