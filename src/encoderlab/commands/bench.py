@@ -29,12 +29,14 @@ def train(
 ) -> dict[str, Any]:
     """Measure training speed: tokens per second, share of the matrix-product peak, memory, time by part.
 
-    Contenders take turns in one process tree on the same batches of a real corpus; ratios are the result, absolute times drift.
+    Contenders take turns in one process tree on the same batches of a real corpus; ratios are the result, absolute
+    times drift.
 
     Example: encoderlab bench train deberta-v3 --corpus corpora/wiki --against transformers
 
     Args:
-        name: A family (bert, roberta, albert, distilbert, electra, convbert, deberta-v1, deberta-v3, xlnet) or a published model.
+        name: A family (bert, roberta, albert, distilbert, electra, convbert, deberta-v1, deberta-v3, xlnet) or a
+            published model.
         corpus: Where the text of the batches comes from.
         against: Compare with this library.
         layers: Of a family.
@@ -65,6 +67,134 @@ def train(
     )
     result = run(case, corpus, setting, against)
     _show(result, against)
+    return result
+
+
+def predict(
+    name: str,
+    /,
+    *,
+    corpus: Path,
+    against: list[Literal["transformers", "onnxruntime"]] | None = None,
+    layers: int = 12,
+    width: int = 256,
+    texts: int = 256,
+    rows: int = 32,
+    turns: int = 3,
+    threads: int | None = None,
+) -> dict[str, Any]:
+    """Measure prediction speed on texts of mixed lengths.
+
+    Example: encoderlab bench predict deberta-v3 --corpus corpora/wiki --against transformers
+
+    Args:
+        name: A family or a published model.
+        corpus: Where the texts come from.
+        against: Compare with these libraries.
+        layers: Of a family.
+        width: Of a family.
+        texts: How many, of one to a dozen sentences.
+        rows: Per batch of the others; ours fills batches by tokens.
+        turns: Of each contender.
+        threads: Of each contender; all cores by default.
+    """
+    from encoderlab.measure.bench import families
+    from encoderlab.measure.bench.predict import run
+
+    case = families.case(name, layers=layers, width=width)
+    result = run(
+        case,
+        corpus,
+        texts=texts,
+        rows=rows,
+        turns=turns,
+        threads=threads or os.cpu_count() or 1,
+        against=list(against or ()),
+    )
+    speeds = result["tokens_per_second"]
+    lines = [(who, f"{speed:,.0f}", f"{result['ratio'].get(who, 1.0):.2f}") for who, speed in speeds.items()]
+    terminal.table(f"{name}, {texts} texts, {result['tokens']:,} tokens", ["", "tokens/s", "ours is faster by"], lines)
+    return result
+
+
+def corpus(
+    *sources: str,
+    tokenizer: str | None = None,
+    vocab_size: int = 30522,
+    megabytes: float = 32.0,
+    workers: int = 2,
+    turns: int = 3,
+) -> dict[str, Any]:
+    """Measure corpus building, against the tokenizer library alone with as many processes.
+
+    Example: encoderlab bench corpus wiki.txt.gz
+
+    Args:
+        sources: Text, as for corpus build; python:stdlib by default.
+        tokenizer: A given one; by default a WordPiece is trained on the text.
+        vocab_size: Of the trained one.
+        megabytes: How much text.
+        workers: Processes of both.
+        turns: Of both.
+    """
+    from encoderlab.measure.bench.corpus import run
+
+    result = run(
+        sources or ("python:stdlib",),
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        megabytes=megabytes,
+        workers=workers,
+        turns=turns,
+    )
+    speeds, ratio = result["megabytes_per_second"], result["ratio"]
+    lines = [(who, f"{speed:.1f}") for who, speed in speeds.items()]
+    caption = f"ratio {ratio['median']:.2f} (from {ratio['min']:.2f} to {ratio['max']:.2f})"
+    terminal.table(f"{result['megabytes']:.0f} MB, {workers} processes", ["", "MB/s"], lines, caption=caption)
+    return result
+
+
+def scaling(
+    name: str,
+    /,
+    *,
+    corpus: Path,
+    processes: int = 2,
+    layers: int = 12,
+    width: int = 256,
+    rows: int = 16,
+    length: int = 128,
+    steps: int = 4,
+) -> dict[str, Any]:
+    """Measure how training scales over processes of one thread, and what communication costs.
+
+    Example: encoderlab bench scaling bert --corpus corpora/wiki
+
+    Args:
+        name: A family or a published model.
+        corpus: Where the text of the batches comes from.
+        processes: To compare with one.
+        layers: Of a family.
+        width: Of a family.
+        rows: Per process and batch.
+        length: Tokens per row.
+        steps: With and without communication each.
+    """
+    from encoderlab.measure.bench import families
+    from encoderlab.measure.bench.scaling import run
+
+    if processes < 2:
+        raise ConfigError(f"{processes} processes do not scale; give at least 2")
+    case = families.case(name, layers=layers, width=width)
+    result = run(case, corpus, processes=processes, rows=rows, length=length, steps=steps)
+    lines = [(count, f"{speed:,.0f}") for count, speed in result["tokens_per_second"].items()]
+    caption = (
+        f"efficiency {result['efficiency']:.0%}; a step takes {result['step_seconds']:.2f} s, of which communication adds "
+        f"{result['exposed_communication_seconds']:.3f} s"
+    )
+    terminal.table(f"{name}, {rows} x {length} per process", ["processes", "tokens/s"], lines, caption=caption)
+    model = [(n, f"{m['step_seconds']:.2f}", f"{m['efficiency']:.0%}") for n, m in result["model"].items()]
+    terminal.table("Predicted at this link", ["processes", "seconds per step", "efficiency"], model)
     return result
 
 

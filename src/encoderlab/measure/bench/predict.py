@@ -1,0 +1,135 @@
+"""``encoderlab bench predict``: states of texts of mixed lengths, ours against ``transformers`` and ONNX Runtime, in turns."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from encoderlab.corpus.shards import Corpus
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import MissingDependency
+from encoderlab.inference import batches
+from encoderlab.interchange import huggingface
+from encoderlab.measure.bench.families import Case
+from encoderlab.model import Model
+
+Texts = list[tuple[np.ndarray, np.ndarray]]  # framed: ids and segments
+
+
+def run(case: Case, corpus: Path, *, texts: int, rows: int, turns: int, threads: int, against: list[str]) -> dict[str, Any]:
+    """Seconds for the states of ``texts`` paragraphs, and how often faster ours is than each contender.
+
+    Ours sorts by length into batches of equal token counts; the others take batches of ``rows`` in the given order, padded to the
+    longest, as their pipelines do.
+    """
+    torch.set_num_threads(threads)
+    model = Model(case.model).initialize(0).eval()
+    source = Corpus(corpus)
+    tokenizer = Tokenizer.load(source.tokenizer_path)
+    framed = paragraphs(source, tokenizer, texts, case.model.encoder.max_length or 512)
+    players: dict[str, Callable[[], float]] = {"ours": lambda: _ours(model, tokenizer, framed)}
+    with tempfile.TemporaryDirectory() as place:
+        theirs = _theirs(model, Path(place)) if against else None
+        if "transformers" in against:
+            assert theirs is not None
+            players["transformers"] = lambda: _padded(lambda x, m: theirs(input_ids=x, attention_mask=m), tokenizer, framed, rows)
+        if "onnxruntime" in against:
+            assert theirs is not None
+            session = _onnx(theirs, Path(place) / "model.onnx", threads)
+            players["onnxruntime"] = lambda: _padded(session, tokenizer, framed, rows)
+        seconds: dict[str, list[float]] = {name: [] for name in players}
+        for turn in range(turns + 1):
+            for name, play in players.items():
+                took = play()
+                if turn:
+                    seconds[name].append(took)
+    tokens = sum(len(ids) for ids, _ in framed)
+    ratios = {
+        name: statistics.median(theirs / ours for ours, theirs in zip(seconds["ours"], seconds[name], strict=True))
+        for name in players
+        if name != "ours"
+    }
+    return {
+        "case": case.name,
+        "texts": texts,
+        "tokens": tokens,
+        "tokens_per_second": {name: tokens / statistics.median(values) for name, values in seconds.items()},
+        "ratio": ratios,
+    }
+
+
+def paragraphs(corpus: Corpus, tokenizer: Tokenizer, count: int, longest: int) -> Texts:
+    """Texts of one to a dozen sentences from the corpus, up to ``longest`` tokens."""
+    rng = np.random.default_rng(0)
+    found: Texts = []
+    while len(found) < count:
+        document = corpus.document(int(rng.integers(corpus.num_documents)))
+        starts = [*document.sentences.tolist(), len(document.ids)]
+        first = int(rng.integers(len(starts) - 1))
+        last = min(first + int(rng.integers(1, 13)), len(starts) - 1)
+        ids = document.ids[starts[first] : starts[last]]
+        if len(ids):
+            found.append(tokenizer.frame(ids, max_length=longest))
+    return found
+
+
+@torch.inference_mode()
+def _ours(model: Model, tokenizer: Tokenizer, framed: Texts) -> float:
+    started = time.perf_counter()
+    for rows in batches(tokenizer, framed):
+        model.encoder(rows.ids, doc=rows.doc, segments=rows.segments)
+    return time.perf_counter() - started
+
+
+@torch.inference_mode()
+def _padded(play: Callable[[torch.Tensor, torch.Tensor], Any], tokenizer: Tokenizer, framed: Texts, rows: int) -> float:
+    started = time.perf_counter()
+    for start in range(0, len(framed), rows):
+        part = [torch.from_numpy(ids) for ids, _ in framed[start : start + rows]]
+        ids = nn.utils.rnn.pad_sequence(part, batch_first=True, padding_value=tokenizer.special.pad)
+        mask = nn.utils.rnn.pad_sequence([torch.ones_like(x) for x in part], batch_first=True)
+        play(ids, mask)
+    return time.perf_counter() - started
+
+
+def _theirs(model: Model, place: Path) -> nn.Module:
+    try:
+        import transformers
+    except ImportError:
+        raise MissingDependency("transformers", "hf", "comparing with transformers") from None
+    huggingface.save(model, place / "model")
+    network: nn.Module = transformers.AutoModel.from_pretrained(place / "model")
+    return network.eval()
+
+
+def _onnx(network: nn.Module, path: Path, threads: int) -> Callable[[torch.Tensor, torch.Tensor], Any]:
+    """The network in ONNX Runtime, with its own graph optimisation."""
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise MissingDependency(error.name or "onnxruntime", "export", "comparing with ONNX Runtime") from None
+    example = torch.ones(2, 16, dtype=torch.long)
+    size = {0: torch.export.Dim("rows", min=2), 1: torch.export.Dim("length", min=2, max=512)}
+    torch.onnx.export(
+        network,
+        (example, example),
+        path,
+        input_names=["input_ids", "attention_mask"],
+        dynamic_shapes={"input_ids": size, "attention_mask": size},
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(path, options)
+    return lambda ids, mask: session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})
