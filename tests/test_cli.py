@@ -133,12 +133,12 @@ def test_json_puts_one_object_on_standard_output(verb, capsys):
 
         say("a line for people")
         table("Sizes", ["name", "count"], [["a", 1]])
-        return {"where": Path("x"), "score": 0.5}
+        return {"where": Path("x"), "score": 0.5, "sizes": (1, 2), "worst": float("inf")}
 
     verb(run)
     assert cli.main(["describe", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out) == {"where": "x", "score": 0.5}
+    assert json.loads(out) == {"where": "x", "score": 0.5, "sizes": [1, 2], "worst": None}
     assert "a line for people" in err and "Sizes" in err
     assert cli.main(["describe"]) == 0
     out, err = capsys.readouterr()

@@ -11,6 +11,7 @@ Exit codes: 0 done; 1 bug; 2 usage or configuration; 3 data; 4 a missing optiona
 from __future__ import annotations
 
 import json as jsonlib
+import math
 import os
 import sys
 import traceback
@@ -142,7 +143,7 @@ def main(tokens: Sequence[str] | None = None) -> int:
     try:
         result = make_app(tokens)(tokens)
         if terminal.json_mode() and isinstance(result, dict):
-            print(jsonlib.dumps(result, ensure_ascii=False, allow_nan=False, default=_plain), flush=True)
+            print(jsonlib.dumps(_finite(result), ensure_ascii=False, allow_nan=False, default=_plain), flush=True)
         sys.stdout.flush()
         return 0
     except SystemExit as stop:
@@ -190,8 +191,17 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
+def _finite(value: Any) -> Any:
+    """``value`` with null for numbers that JSON does not have: infinities and NaN."""
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _plain(value: Any) -> Any:
     """What ``json`` cannot write by itself: paths, and numbers of other libraries."""
     if hasattr(value, "tolist"):
-        return value.tolist()
+        return _finite(value.tolist())
     return str(value)
