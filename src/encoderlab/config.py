@@ -1,7 +1,7 @@
 """Frozen dataclasses to and from plain dictionaries, JSON and YAML, checked by pydantic at the border.
 
-A choice among options is a union of dataclasses, each with a literal field ``kind``; it is written as a dictionary with that
-field. An unknown key is an error that names the nearest known key.
+A choice among options is a union of dataclasses, each with a literal field ``kind``; it is written as a dictionary with
+that field. An unknown key is an error that names the nearest known key.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def from_dict(kind: type[T], data: Any, *, where: str = "configuration") -> T:
         return _adapter(kind).validate_python(data)
     except ValidationError as error:
         first = error.errors()[0]
-        path = ".".join(str(part) for part in first["loc"] if not str(part).endswith("Config"))
+        path = ".".join(str(part) for part in first["loc"] if not str(part)[:1].isupper())  # no names of classes
         message = first["msg"].removeprefix("Value error, ")
         place = f"{where}: {path}: " if path else f"{where}: "
         shown = "" if isinstance(first["input"], (dict, list)) else f" (got {first['input']!r})"
@@ -54,8 +54,8 @@ def from_dict(kind: type[T], data: Any, *, where: str = "configuration") -> T:
 def override(config: T, assignments: dict[str, Any], *, where: str = "--set") -> T:
     """A copy of ``config`` with the fields at dotted paths replaced: ``{"optim.lr": "3e-4"}``.
 
-    A value that is a string is read as YAML, so ``"3e-4"``, ``"true"``, ``"[1, 2]"`` and ``"{kind: absolute}"`` mean what
-    they say. An entry of a list is named by its number: ``{"phases.0.rows": 32}``.
+    A value that is a string is read as YAML, so ``"3e-4"``, ``"true"``, ``"[1, 2]"`` and ``"{kind: absolute}"`` mean
+    what they say. An entry of a list is named by its number: ``{"phases.0.rows": 32}``.
     """
     data = to_dict(config)
     for path, value in assignments.items():
@@ -108,7 +108,9 @@ def _place(node: Any, part: str, path: str, where: str) -> str | int:
 
 
 def _unknown(path: str, node: Any, where: str) -> typing.NoReturn:
-    known = list(node) if isinstance(node, dict) else [str(i) for i in range(len(node))] if isinstance(node, list) else []
+    known = (
+        list(node) if isinstance(node, dict) else [str(i) for i in range(len(node))] if isinstance(node, list) else []
+    )
     raise ConfigError(f"{where}: unknown key {path!r}{nearest(path.rsplit('.', 1)[-1], known) if known else ''}")
 
 
