@@ -72,8 +72,11 @@ def area(found: Sequence[Passage]) -> Iterator[tuple[str, dict[str, Any]]]:
 def match(found: Sequence[Passage]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Names with the first paragraph of their description (label ``yes``) or of another one's in the same module."""
     modules: dict[str, list[tuple[Passage, str]]] = defaultdict(list)
+    names = set()
     for passage in found:
-        if passage.kind in ("class", "function") and passage.area:
+        key = (passage.module, passage.name)  # some are defined twice, for two systems
+        if passage.kind in ("class", "function") and passage.area and key not in names:
+            names.add(key)
             text = plain(passage.paragraphs[0])[:MAX_CHARS]
             if len(text.split()) >= MIN_WORDS and not passage.name.rpartition(".")[2].startswith("__"):
                 modules[passage.module].append((passage, text))

@@ -29,7 +29,7 @@ import tokenize
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -42,7 +42,7 @@ PREFIX = "python:"
 Size = Literal["stdlib", "all"]
 SIZES: tuple[Size, ...] = ("stdlib", "all")
 PACKAGES = ("torch", "numpy", "sympy", "networkx")
-VERSION = 1  # of this module's rules; part of the name of the cache
+VERSION = 2  # of this module's rules; part of the name of the cache
 TEST, VALIDATION = 0.1, 0.1  # shares of the passages of an area
 MIN_CHARS = 40
 MIN_COMMENT = 150
@@ -232,7 +232,8 @@ def python_files(size: Size) -> list[PythonFile]:
 
 
 def collect(size: Size, files: Sequence[PythonFile]) -> list[Passage]:
-    """Passages of ``files`` and of the language reference, without copies."""
+    """Passages of ``files`` and of the language reference. A longer paragraph stays where it occurs first, so that no
+    module repeats the text of another one; a description that begins with a copy goes as a whole."""
     batches = [files[first : first + 64] for first in range(0, len(files), 64)]
     found = _topics()
     for batch in run_all(_read_files, batches, workers=min(os.cpu_count() or 1, 8)):
@@ -240,10 +241,13 @@ def collect(size: Size, files: Sequence[PythonFile]) -> list[Passage]:
     seen: set[str] = set()
     unique = []
     for passage in found:
-        key = " ".join(passage.paragraphs)
-        if key not in seen:
-            seen.add(key)
-            unique.append(passage)
+        if passage.kind in ("class", "function") and passage.paragraphs[0] in seen:
+            continue
+        fresh = [paragraph for paragraph in passage.paragraphs if paragraph not in seen]
+        seen.update(paragraph for paragraph in fresh if len(paragraph) >= MIN_CHARS)
+        least = MIN_COMMENT if passage.kind == "comment" else MIN_CHARS
+        if sum(map(len, fresh)) >= least:
+            unique.append(replace(passage, paragraphs=tuple(fresh)))
     return unique
 
 
@@ -457,7 +461,4 @@ def assign(found: Sequence[Passage]) -> list[Passage]:
                     break
             else:
                 split[module] = "train"
-    return [
-        Passage(item.kind, item.module, item.name, item.paragraphs, area_of(item.module), split[item.module])
-        for item in found
-    ]
+    return [replace(passage, area=area_of(passage.module), split=split[passage.module]) for passage in found]
