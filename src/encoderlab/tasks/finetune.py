@@ -7,11 +7,12 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import safetensors.torch
 import torch
 
 from encoderlab.config import from_dict, to_dict
@@ -23,11 +24,12 @@ from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
 from encoderlab.nn.heads import TaskHead
 from encoderlab.tasks.base import Example, Question, Split, Task, is_unlabelled
+from encoderlab.tasks.features import Frozen, FrozenForm, FrozenModel, Store
 from encoderlab.tasks.form import FormSettings, Predictions
 from encoderlab.tasks.infer import with_labels
 from encoderlab.tasks.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.predict import Predictor, record
-from encoderlab.tasks.rows import Item, ItemSource, Packing
+from encoderlab.tasks.rows import Item, ItemSource, Packing, TaskBatch, sorted_batches
 from encoderlab.tasks.scores import score
 from encoderlab.tasks.span import SpanQA
 from encoderlab.train import checkpoint
@@ -48,7 +50,8 @@ class Recipe(Training):
     ``budget``, ``phases`` and ``evaluation`` are set from ``epochs``, ``batch`` (examples per step) and the size of the
     data, unless ``steps`` gives a length. ``row_length``: of packed rows; None is the longest sequence, but not less
     than 128 or the model's limit. ``dropout``: of the encoder, None keeps the model's. ``head``: None is the family's.
-    ``select``: the weights of the epoch that validates best, or the last ones.
+    ``frozen``: train on the activations of the frozen encoder instead. ``select``: the weights of the epoch that
+    validates best, or the last ones.
     """
 
     name: str = "finetune"
@@ -61,6 +64,7 @@ class Recipe(Training):
     dropout: float | None = None
     head: TaskHead | None = None
     head_dropout: float | None = None
+    frozen: Frozen | None = None
     select: Literal["best_epoch", "last"] = "best_epoch"
     optim: AdamW = AdamW(lr=5e-5, eps=1e-6, weight_decay=0.01)
     schedule: Polynomial = Polynomial(warmup=0.1)
@@ -108,7 +112,16 @@ def finetune(
     head = recipe.head
     if recipe.head_dropout is not None and head is None:
         head = replace(form.head(FAMILIES[start.config.family], start), dropout=recipe.head_dropout)
-    start, said = with_head(start, form, seed=recipe.seed, head=head)
+    if (frozen := recipe.frozen) is not None:
+        start.to(join(recipe.execution.device).device)
+        store = Store(out.parent / "features", start, frozen, model_hash(start))
+        recipe = replace(recipe, packing="dynamic")  # a BiLSTM reads a row from end to end
+        form = FrozenForm(form, store)
+        head = form.head(FAMILIES[start.config.family], start)
+        start = FrozenModel(store, frozen, head, form.head_labels(), recipe.seed)  # type: ignore[assignment]
+        said = f"trained on {frozen.layers} of the frozen encoder"
+    else:
+        start, said = with_head(start, form, seed=recipe.seed, head=head)
     items = form.items(splits["train"].examples, train=True)
     recipe = resolved(recipe, task, len(items), items)
     cut = form.cut
@@ -204,14 +217,21 @@ def _data(
             items, batch=rows, room=room, pad=pad, mode=recipe.packing, seed=recipe.seed, world=world, state=state
         )
 
-    def validate() -> dict[str, float]:
-        assert dev is not None
-        return _score(task, dev, predictor.predict(dev.examples))[0]
-
-    if dev is None and recipe.select == "best_epoch":
-        raise ConfigError(f"task {task.name!r} has no dev data to choose an epoch by; set select=last or give some")
     hashes = {name: split.sha256 for name, split in splits.items()}
-    return Data(source=source, score=validate if dev is not None else None, hashes=hashes)
+    if dev is None:
+        if recipe.select == "best_epoch":
+            raise ConfigError(f"task {task.name!r} has no dev data to choose an epoch by; set select=last or give some")
+        return Data(source=source, hashes=hashes)
+    held_out = objective.form.items(dev.examples)
+
+    def losses(phase: Phase) -> Iterator[TaskBatch]:
+        return (batch for _, batch in sorted_batches(held_out, pad=pad, tokens=predictor.tokens))
+
+    def scores() -> dict[str, float]:
+        found = objective.form.decode(held_out, predictor.outputs(held_out), dev.examples)
+        return _score(task, dev, found)[0]
+
+    return Data(source=source, validation=losses, score=scores, hashes=hashes)
 
 
 def _score(task: Task, split: Split, found: Predictions) -> tuple[dict[str, float], tuple[str, ...]]:
@@ -269,7 +289,12 @@ def _write(
     """The model folder with its task, predictions as JSON lines, and last the score, which marks the run as
     finished.
     """
-    folders.save(model, out / "model")
+    if isinstance(model, FrozenModel):
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        (out / "model").mkdir(exist_ok=True)
+        safetensors.torch.save_file(weights, out / "model" / "head.safetensors")
+    else:
+        folders.save(model, out / "model")
     write_task(task, settings, out / "model", predictions)
     for name, found in predictions.items():
         lines = [

@@ -87,15 +87,12 @@ class SpanQA(Form):
         items = []
         for number, (question, query) in enumerate(zip(questions, asked, strict=True)):
             passage = encoded[question.passage]
-            span: tuple[int, int] | None = None
-            if train:
-                if question.answers is None:
-                    continue
-                if question.answers:
-                    span = _tokens_of(question.answers[0], passage)
-                    if span is None:  # stands nowhere in the passage, so there is nothing to learn
-                        self.not_found += 1
-                        continue
+            if train and question.answers is None:
+                continue
+            span = _tokens_of(question.answers[0], passage) if question.answers else None
+            if train and question.answers and span is None:  # stands nowhere in the passage: nothing to learn
+                self.not_found += 1
+                continue
             for window, first in self._windows(query, passage):
                 target = self._target(window, first, span)
                 items.append(Item(number, (replace(window, labels=target),)))
