@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import os
 import subprocess
@@ -54,9 +53,6 @@ def test_importing_the_package_imports_no_heavy_module():
 
 @pytest.mark.parametrize("name", cli.VERBS)
 def test_help_of_every_verb_has_an_example_and_needs_no_torch(name):
-    module, _, function = cli.VERBS[name][1].partition(":")
-    if importlib.util.find_spec(f"encoderlab.commands.{module}") is None:
-        pytest.skip("not written yet")
     code = (
         f"import sys, encoderlab.cli as c; code = c.main({[*name.split(), '--help']});"
         "assert 'torch' not in sys.modules; sys.exit(code)"
@@ -172,8 +168,6 @@ def test_a_closed_pipe_ends_quietly():
 def test_completion_script_mentions_the_verbs():
     code = "from encoderlab.cli import make_app; print(make_app().generate_completion(shell='bash'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    if "No module named 'encoderlab.commands" in done.stderr or "Cannot import module" in done.stderr:
-        pytest.skip("verbs not written yet")
     assert done.returncode == 0, done.stderr
     assert "fill-mask" in done.stdout
 

@@ -43,6 +43,7 @@ def imports() -> list[tuple[Path, str, str, bool]]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         relative = path.relative_to(SOURCE)
         group = relative.parts[0] if len(relative.parts) > 1 else relative.stem
+        top = set(map(id, _top(tree)))
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -52,7 +53,7 @@ def imports() -> list[tuple[Path, str, str, bool]]:
                 names = [f"encoderlab.{alias.name}" for alias in node.names] if whole else [node.module]
             else:
                 continue
-            found += [(relative, group, name, node in _top(tree)) for name in names]
+            found += [(relative, group, name, id(node) in top) for name in names]
     return found
 
 
