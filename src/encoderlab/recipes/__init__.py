@@ -1,4 +1,6 @@
-"""Published pretraining runs by name: a function each, returning a :class:`Recipe`; ``tiny`` and ``mini`` sizes train on a CPU."""
+"""Published pretraining runs by name: a function each, returning a :class:`Recipe`; ``tiny`` and ``mini`` sizes train
+on a CPU.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""BERT (Devlin et al., 2019, appendix A.2; google-research/bert) and whole-word BERT (google-research; Cui et al., 2021, for Chinese)."""
+"""BERT (Devlin et al., 2019, appendix A.2; google-research/bert) and whole-word BERT (its release; for Chinese Cui et
+al., 2021).
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,20 @@ def whole_words(name: str, model: str) -> Recipe:
 
 
 def chinese_whole_words(name: str, model: str, *, steps: tuple[int, int] = (100_000, 100_000)) -> Recipe:
-    """Chinese BERT-wwm: words from a segmenter, set while the corpus is built; LAMB, 128 then 512 tokens, from Google's Chinese BERT."""
+    """Chinese BERT-wwm: words from a segmenter, set while the corpus is built; LAMB, 128 then 512 tokens.
+
+    The original starts from Google's Chinese BERT: give ``--init-from``.
+    """
     total = sum(steps)
     return replace(
         whole_words(name, model),
         optim=Lamb(lr=1e-4),
         schedule=Bert(warmup=0.1),
         budget=Budget(amount=total),
-        phases=(Phase(length=128, rows=2560, share=steps[0] / total), Phase(length=512, rows=384, share=steps[1] / total)),
+        phases=(
+            Phase(length=128, rows=2560, share=steps[0] / total),
+            Phase(length=512, rows=384, share=steps[1] / total),
+        ),
     )
 
 

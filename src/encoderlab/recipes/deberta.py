@@ -1,4 +1,6 @@
-"""DeBERTa v1, v2 (He et al., 2021, appendix A.1), v3 (He et al., 2023) and Erlangshen (Wang et al., 2022; Fengshenbang's script)."""
+"""DeBERTa v1, v2 (He et al., 2021, appendix A.1), v3 (He et al., 2023) and Erlangshen (Wang et al., 2022; the script
+of Fengshenbang).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from encoderlab.train.schedule import Bert, Polynomial
 
 
 def recipe(name: str) -> Recipe:
-    """By name: v1 and v2 masked language modelling with n-grams, v3 replaced token detection, Erlangshen whole-word n-grams."""
+    """By name: v1 and v2 mask n-grams, v3 detects replaced tokens, Erlangshen masks n-grams of segmented words."""
     if name.startswith("erlangshen"):
         published = _erlangshen(name)
     elif "v3" in name:
@@ -43,7 +45,7 @@ def _v1(name: str) -> Recipe:
 
 
 def _v3(name: str) -> Recipe:
-    """500k steps of 8192 rows; masks without n-grams; the discriminator's embeddings are the generator's plus a difference."""
+    """500k steps of 8192 rows; single masks; the discriminator's embeddings are the generator's plus a difference."""
     large = name == "deberta-v3-large"
     masking = Masking(mask=1.0, random=0.0, unit=WindowedNGrams(longest=1))
     return Recipe(
@@ -60,7 +62,9 @@ def _v3(name: str) -> Recipe:
 
 
 def _erlangshen(name: str) -> Recipe:
-    """The public script's settings; batch and steps of the published models are not known, 1024 rows and 1M steps stand in for them."""
+    """The public script's settings; batch and steps of the published models are not known: 1024 rows and 1M steps stand
+    in for them.
+    """
     return Recipe(
         name=name,
         model=models.config(name),

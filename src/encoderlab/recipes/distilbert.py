@@ -16,7 +16,10 @@ from encoderlab.train.schedule import Polynomial
 
 
 def recipe(name: str) -> Recipe:
-    """Six layers from the teacher's 0, 2, 4, 7, 9 and 11; losses 5, 2 and 1; give the teacher with ``--set objective.teacher=FOLDER``."""
+    """Six layers from the teacher's 0, 2, 4, 7, 9 and 11; losses 5, 2 and 1.
+
+    Give the teacher with ``--set objective.teacher=FOLDER``.
+    """
     published = Recipe(
         name=name,
         model=models.config(name),

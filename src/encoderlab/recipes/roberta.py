@@ -8,8 +8,8 @@ from dataclasses import replace
 from encoderlab import models
 from encoderlab.batches.corrupt import Masking
 from encoderlab.batches.pack import FullSentences, SegmentPairs, SentencePairs
-from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.nn.heads import Pooler
+from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.recipes.small import is_small, small
 from encoderlab.train.optim import AdamW
 from encoderlab.train.pretraining import Recipe
@@ -18,7 +18,7 @@ from encoderlab.train.schedule import Polynomial
 
 
 def recipe(name: str) -> Recipe:
-    """500k steps of 8192 rows of 512 tokens, full sentences across documents, no next sentence prediction, no clipping."""
+    """500k steps of 8192 rows of 512 tokens, full sentences across documents, no sentence pairs, no clipping."""
     large = name == "roberta-large"
     published = Recipe(
         name=name,
@@ -44,7 +44,9 @@ def with_rows(name: str, model: str, rows: FullSentences | SegmentPairs | Senten
 
 def _formats(model: str) -> dict[str, Callable[[], Recipe]]:
     return {
-        f"{model}-doc-sentences": lambda: with_rows(f"{model}-doc-sentences", model, FullSentences(cross_documents=False)),
+        f"{model}-doc-sentences": lambda: with_rows(
+            f"{model}-doc-sentences", model, FullSentences(cross_documents=False)
+        ),
         f"{model}-segment-pairs": lambda: with_rows(f"{model}-segment-pairs", model, SegmentPairs()),
         f"{model}-sentence-pairs": lambda: with_rows(f"{model}-sentence-pairs", model, SentencePairs()),
     }

@@ -1,4 +1,4 @@
-"""What makes a published recipe run on a CPU: the same procedure with small batches, few steps and a rate that suits them."""
+"""What makes a published recipe run on a CPU: the same procedure with small batches, few steps, a rate that suits."""
 
 from __future__ import annotations
 
@@ -24,4 +24,3 @@ def small(recipe: Recipe, *, steps: int = 2000, rows: int = 32, length: int = 12
 def is_small(name: str) -> bool:
     """Whether a size is one of ours for a CPU."""
     return name.endswith(("-tiny", "-mini"))
-

@@ -29,5 +29,9 @@ def recipe(name: str) -> Recipe:
     )
     if not is_small(name):
         return published
-    scaled = replace(published, rows=XLNetStreams(reuse=64, separator=False), objective=PermutationSettings(targets=Targets(count=21, block=64), memory=96, reuse=64))
+    scaled = replace(
+        published,
+        rows=XLNetStreams(reuse=64, separator=False),
+        objective=PermutationSettings(targets=Targets(count=21, block=64), memory=96, reuse=64),
+    )
     return small(scaled)

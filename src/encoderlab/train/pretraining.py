@@ -19,6 +19,7 @@ from encoderlab.interchange import folder as folders
 from encoderlab.interchange.load import load, load_pair
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig, resized
+from encoderlab.nn.positions import Disentangled
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.causal import Causal, CausalSettings
 from encoderlab.objectives.distill import Distill, DistillSettings
@@ -115,6 +116,22 @@ def check(recipe: Recipe) -> None:
         raise ConfigError(f"contiguous_streams serve the causal objective, not {objective.kind!r}; set rows to full_sentences")
     if streams and len({phase.rows for phase in recipe.phases}) > 1 or streams and recipe.ramp is not None:
         raise ConfigError("streams keep one number of rows; give every phase the same rows and no ramp")
+    if isinstance(objective, PermutationSettings) and getattr(recipe.rows, "reuse", objective.reuse) != objective.reuse:
+        raise ConfigError(
+            f"the rows reuse {recipe.rows.reuse} tokens and the objective {objective.reuse}, but what is remembered is "  # type: ignore[union-attr]
+            "what is reused; set rows.reuse and objective.reuse to one number"
+        )
+    if recipe.duplicates is not None and (streams or recipe.duplicates < 1):
+        raise ConfigError(
+            f"duplicates {recipe.duplicates} repeats shuffled rows and their masks after so many epochs; give at least 1, "
+            "and null for streams"
+        )
+    for config in filter(None, (recipe.model, recipe.generator)):
+        if config.mask_decoder and not isinstance(config.encoder.position, Disentangled):
+            raise ConfigError(
+                f"the enhanced mask decoder adds absolute positions to an encoder with relative ones, and this one has "
+                f"{config.encoder.position.kind}; set mask_decoder to 0, or take a model of family deberta"
+            )
     if isinstance(recipe.rows, SegmentPairs) and not recipe.model.pair and isinstance(objective, MLMSettings):
         log.info("rows are pairs, but the model has no sentence-pair head: the pair label is not trained")
     limit = recipe.model.encoder.max_length

@@ -1,0 +1,242 @@
+"""Published runs: each parses, survives JSON and builds its networks; what makes no sense is refused with a reason."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from encoderlab import config, models
+from encoderlab.batches.corrupt import Corruptor
+from encoderlab.batches.loader import Loader
+from encoderlab.batches.pack import FullSentences
+from encoderlab.commands import settings
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.models.base import resized
+from encoderlab.objectives.distill import DistillSettings
+from encoderlab.objectives.mlm import MLM, MLMSettings
+from encoderlab.objectives.rtd import RTD, RTDSettings
+from encoderlab.objectives.vocabulary import Vocabulary
+from encoderlab.recipes import RECIPES, recipe
+from encoderlab.train.pretraining import Recipe, build_objective, check, fit
+from encoderlab.train.recipe import Phase, Ramp
+from tests.batches.memory_corpus import BERT, MASK, SPECIAL, random_corpus
+from tests.objectives.conftest import make_rows
+from tests.tasks import tiny
+
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_parses_and_survives_json(name: str) -> None:
+    made = recipe(name)
+    assert made.name == name
+    check(made)
+    assert config.from_dict(Recipe, json.loads(json.dumps(config.to_dict(made)))) == made
+    assert made.schedule.warmup < made.budget.amount or made.schedule.warmup < 1
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_builds_its_networks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its real size, without memory for the weights."""
+    made = recipe(name)
+    if isinstance(made.objective, DistillSettings):
+        with pytest.raises(ConfigError, match="objective.teacher=FOLDER"):
+            build(tiny_model(made))
+        return
+    monkeypatch.setattr(Model, "initialize", lambda self, seed: self)
+    with torch.device("meta"):
+        objective = build(made)
+    names = {"generator", "discriminator"} if made.generator else {"model"}
+    assert objective.models().keys() == names
+
+
+def test_every_family_has_a_size_for_a_cpu() -> None:
+    for family in ("bert", "roberta", "albert", "distilbert", "electra", "convbert", "deberta-v3", "xlnet"):
+        for size in ("tiny", "mini"):
+            made = recipe(f"{family}-{size}")
+            assert made.budget.amount <= 5000 and made.phases[-1].rows * made.phases[-1].length <= 8192
+
+
+def test_an_unknown_name_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="bert-mini"):
+        recipe("bert-mni")
+
+
+# The six mixes of BERT's ablation
+
+
+def documented_mixes() -> list[tuple[tuple[float, float, float], list[str]]]:
+    """(masked, kept, random) in percent and the assignments, from the table of docs/recipes.md."""
+    found = []
+    for line in DOCS.read_text(encoding="utf-8").splitlines():
+        if match := re.match(r"\| (\d+) \| (\d+) \| (\d+) \|.*`(.+)` \|", line):
+            shares = tuple(float(number) for number in match.groups()[:3])
+            found.append((shares, re.findall(r"--set (\S+)", match[4])))
+    return found  # type: ignore[return-value]
+
+
+def test_the_masking_ablation_of_bert() -> None:
+    mixes = documented_mixes()
+    assert [shares for shares, _ in mixes] == [
+        (80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100),
+    ]  # fmt: skip
+    rows = make_rows(400, 128)
+    for (masked, kept, drawn), assignments in mixes:
+        made = settings.resolve(recipe("bert-mini"), assignments=assignments)
+        assert isinstance(made.objective, MLMSettings)
+        corruptor = Corruptor(made.objective.masking, vocab_size=40, mask_id=4, special_ids=SPECIAL)
+        seen: Counter[str] = Counter()
+        for row, hidden in zip(rows, corruptor(rows, 1), strict=True):
+            assert (row.ids[hidden.positions] == hidden.targets).all()
+            shown = hidden.ids[hidden.positions]
+            seen["masked"] += int((shown == 4).sum())
+            seen["kept"] += int((shown == hidden.targets).sum())
+            seen["all"] += len(shown)
+        # A random token is [MASK], or the one that was there, once in 40 times each.
+        assert abs(seen["masked"] / seen["all"] - (masked + drawn / 40) / 100) < 0.015
+        assert abs(seen["kept"] / seen["all"] - (kept + drawn / 40) / 100) < 0.015
+
+
+# Static masking
+
+
+def masks(duplicates: int | None, epochs: int) -> list[Counter[tuple[bytes, bytes, bytes]]]:
+    """What is shown and asked in each epoch."""
+    corpus = random_corpus(3, documents=20, vocab=40)
+    vocabulary = Vocabulary(size=40, pad=0, mask=MASK, special=SPECIAL)
+    objective = MLM(tiny.model("bert-tiny"), recipe("bert-mini-static").objective, vocabulary)  # type: ignore[arg-type]
+    found: list[Counter[tuple[bytes, bytes, bytes]]] = [Counter() for _ in range(epochs)]
+    loader = Loader(
+        corpus, FullSentences(length=32), framing=BERT, seed=1, batch_rows=1, duplicates=duplicates, epochs=epochs
+    )
+    before = 0
+    for rows in loader:
+        batch = objective.make_batch(rows, seed=1)
+        parts = (batch.ids, batch.labels["positions"], batch.labels["targets"])
+        ids, positions, targets = (part.numpy().tobytes() for part in parts)
+        found[before][ids, positions, targets] += 1
+        before = loader.state()["epoch"]
+    return found
+
+
+def test_static_masks_repeat_after_the_duplication_factor() -> None:
+    first, second, third, fourth = masks(2, epochs=4)
+    assert first == third and second == fourth, "rows and masks, in whatever order"
+    assert not first & second
+
+
+def test_dynamic_masks_do_not_repeat() -> None:
+    first, second = masks(None, epochs=2)
+    assert not first & second
+
+
+# What is refused
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a missing generator": ("electra-mini", {"generator": None}, "needs a generator"),
+    "a second network": ("bert-mini", {"generator": models.config("electra-mini-generator")}, "trains one network"),
+    "memory over shuffled rows": ("transformer-xl-mini", {"rows": FullSentences()}, "means nothing for shuffled rows"),
+    "permutation memory over shuffled rows": ("xlnet-mini", {"rows": FullSentences()}, "means nothing for shuffled"),
+    "a stream of XLNet's rows": ("transformer-xl-mini", {"rows": recipe("xlnet-mini").rows}, "not a stream"),
+    "streams for masks": ("bert-mini", {"rows": recipe("transformer-xl-mini").rows}, "serve the causal objective"),
+    "streams that grow": ("transformer-xl-mini", {"ramp": Ramp(rows=8)}, "one number of rows"),
+    "streams of two widths": (
+        "transformer-xl-mini",
+        {"phases": (Phase(rows=8, share=0.5), Phase(rows=16, share=0.5))},
+        "one number of rows",
+    ),
+    "rows longer than the positions": ("bert-mini", {"phases": (Phase(length=1024, rows=8),)}, "512 positions"),
+    "two lengths of reuse": ("xlnet-mini", {"rows": replace(recipe("xlnet-mini").rows, reuse=32)}, "one number"),  # type: ignore[call-arg]
+    "repeated streams": ("transformer-xl-mini", {"duplicates": 10}, "null for streams"),
+    "no repetition": ("bert-mini", {"duplicates": 0}, "at least 1"),
+    "mask decoder on absolute positions": (
+        "bert-mini",
+        {"model": replace(models.config("bert-mini"), mask_decoder=512)},
+        "encoder with relative ones",
+    ),
+    "permutation on absolute positions": (
+        "xlnet-mini",
+        {"model": replace(models.config("bert-mini"), mask_vector=True)},
+        "needs relative_shift positions",
+    ),
+    "permutation without a query vector": (
+        "xlnet-mini",
+        {"model": replace(models.config("xlnet-mini"), mask_vector=False)},
+        "needs mask_vector",
+    ),
+    "masks for a left-to-right model": (
+        "bert-mini",
+        {"model": resized(models.config("bert-mini"), causal=True)},
+        "attention to both sides",
+    ),
+    "masks without LM head": ("bert-mini", {"model": replace(models.config("bert-mini"), lm=None)}, "needs an LM head"),
+    "masks with an adaptive softmax": ("bert-mini", {"model": models.config("transformer-xl-mini")}, "one word table"),
+    "left-to-right with both sides": (
+        "transformer-xl-mini",
+        {"model": models.config("xlnet-mini")},
+        "to the left only",
+    ),
+    "memory on absolute positions": (
+        "transformer-xl-mini",
+        {"model": resized(models.config("bert-mini"), causal=True)},
+        "memory needs relative positions",
+    ),
+    "a detector without head": ("electra-mini", {"model": models.config("bert-mini")}, "no detection head"),
+    "a generator without head": (
+        "electra-mini",
+        {"generator": replace(models.config("electra-mini-generator"), lm=None)},
+        "no LM head",
+    ),
+    "no teacher": ("distilbert-mini", {}, "needs a teacher"),
+    "a generator to continue that is not there": ("electra-mini", {"init_from": "MODEL"}, "holds no generator"),
+    "another architecture to continue": ("bert-tiny", {"init_from": "MODEL"}, "its encoder differs"),
+}
+
+
+def test_two_vocabularies_are_refused() -> None:
+    """A corpus has one tokenizer, so this takes networks made by hand."""
+    made = recipe("electra-tiny")
+    assert isinstance(made.objective, RTDSettings) and made.generator is not None
+    networks = (Model(resized(each, vocab=vocab)) for each, vocab in ((made.generator, 50), (made.model, 60)))
+    with pytest.raises(ConfigError, match="50 and 60 ids; .* needs one tokenizer for both"):
+        RTD(*networks, made.objective, Vocabulary(size=60, pad=0, mask=MASK, special=SPECIAL))
+
+
+def build(made: Recipe) -> Any:
+    tokenizer = tiny.tokenizer(
+        "xlnet" if made.model.family == "xlnet" else "roberta" if made.model.family == "roberta" else "bert"
+    )
+    corpus: Any = SimpleNamespace(counts=lambda: np.ones(tokenizer.vocab_size, np.int64))
+    return build_objective(fit(made, tokenizer), tokenizer, corpus)
+
+
+def tiny_model(made: Recipe) -> Recipe:
+    return replace(made, model=resized(made.model, layers=2, width=32, heads=2, head_width=None, ff_width=32))
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_the_reason(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, changes, reason = REFUSED[case]
+    if "init_from" in changes:
+        Model(fit(recipe("electra-mini"), tiny.tokenizer()).model, tiny.tokenizer()).initialize(0).save(
+            tmp_path / "model"
+        )
+        changes = {"init_from": str(tmp_path / "model")}
+    made = replace(recipe(name), **changes)
+    if "init_from" not in changes:
+        monkeypatch.setattr(Model, "initialize", lambda self, seed: self)
+    with pytest.raises(ConfigError, match=re.escape(reason)) as error:
+        check(made)
+        build(made)
+    assert "\n" not in str(error.value)
+    assert "; " in str(error.value), "says what to do"
