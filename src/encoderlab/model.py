@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,7 +14,7 @@ from encoderlab import models
 from encoderlab.config import override
 from encoderlab.errors import ConfigError
 from encoderlab.models.base import ModelConfig
-from encoderlab.nn.encoder import Encoder, States, absolute_places
+from encoderlab.nn.encoder import Encoder, States
 from encoderlab.nn.heads import (
     AdaptiveLMHead,
     Classification,
@@ -26,9 +25,11 @@ from encoderlab.nn.heads import (
     SpanHead,
     Tagging,
     TaggingHead,
+    TaskHead,
 )
 from encoderlab.nn.init import initialize
 from encoderlab.nn.noise import Noise
+from encoderlab.nn.positions import places as within_documents
 
 if TYPE_CHECKING:
     from encoderlab.corpus.tokenizer import Tokenizer
@@ -36,15 +37,21 @@ if TYPE_CHECKING:
 
 
 class Model(nn.Module):
-    """An encoder with the heads its configuration names; absent heads are None.
+    """An encoder with the heads its configuration names; absent heads are None, weights are not filled yet.
 
-    Attributes: ``encoder``, ``pooler``, ``lm`` (tied to the encoder's word table), ``pair``, ``rtd``, ``mask_positions`` (table of the
-    enhanced mask decoder), ``mask_vector`` (start of XLNet's query stream), ``task``, ``tokenizer``.
+    Attributes: ``encoder``, ``pooler``, ``lm`` (tied to the encoder's word table), ``pair``, ``rtd``,
+    ``mask_positions`` (table of the enhanced mask decoder), ``mask_vector`` (start of XLNet's query stream), ``task``,
+    ``tokenizer``.
     """
 
     def __init__(self, config: ModelConfig, tokenizer: Tokenizer | None = None) -> None:
         super().__init__()
         self.config, self.tokenizer = config, tokenizer
+        with torch.device("meta"):  # torch's own initial values would be drawn for nothing
+            self._make_parts(config)
+        self.to_empty(device=torch.get_default_device())
+
+    def _make_parts(self, config: ModelConfig) -> None:
         encoder = config.encoder
         width, act, eps = encoder.width, encoder.activation, encoder.eps
         self.encoder = Encoder(encoder)
@@ -55,7 +62,8 @@ class Model(nn.Module):
         elif config.lm is not None:
             if not config.lm.transform and encoder.word_width != width:
                 raise ConfigError(
-                    f"an LM head without transform needs embed_width {encoder.word_width} equal to width {width}; use a transform"
+                    f"an LM head without transform needs width {width} and embed_width {encoder.word_width} equal; "
+                    "make them equal or set lm.transform"
                 )
             self.lm = LMHead(config.lm, encoder.vocab, width, encoder.word_width, act, eps)
         self.pair = nn.Linear(width, 2) if config.pair else None
@@ -70,9 +78,9 @@ class Model(nn.Module):
         elif config.task is not None:
             self.task = SpanHead(config.task, width)
 
-    def initialize(self, seed: int) -> Model:
-        """Fill the weights from ``seed``; returns itself."""
-        initialize(self, self.encoder, seed)
+    def initialize(self, seed: int, *, within: str = "") -> Model:
+        """Fill the weights whose names start with ``within`` (all by default) from ``seed``; returns itself."""
+        initialize(self, self.encoder, seed, within=within)
         return self
 
     @property
@@ -83,7 +91,7 @@ class Model(nn.Module):
         return self.encoder.embeddings.words
 
     def token_logits(self, states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
-        """LM logits (S, V) of chosen places of chosen rows, through the enhanced mask decoder where the model has one."""
+        """LM logits (S, V) at chosen places of chosen rows, through the enhanced mask decoder if the model has one."""
         assert isinstance(self.lm, LMHead)
         return self.lm(self.token_states(states, rows, places, noise), self.words)
 
@@ -96,8 +104,8 @@ class Model(nn.Module):
     def decode_masks(self, states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
         """DeBERTa's enhanced mask decoder (He et al., 2021, section 3.2) at chosen places: (S, D).
 
-        The last layer runs twice with keys and values from its own input X and queries X + absolute position. Only chosen rows are queries,
-        so it costs S / (B L) of two layers. ``states`` needs the first N - 1 layers only.
+        The last layer runs twice with keys and values from its own input X and queries X + absolute position. Only
+        chosen rows are queries, so it costs S / (B L) of two layers. ``states`` needs the first N - 1 layers only.
         """
         assert self.mask_positions is not None
         encoder = self.encoder
@@ -108,24 +116,24 @@ class Model(nn.Module):
         slot = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
         at = torch.zeros(batch, int(counts.max()) if len(rows) else 0, dtype=torch.long, device=rows.device)
         at[rows, slot] = places
-        position = absolute_places(states, source.shape[1], source.device).expand(batch, -1).gather(1, at)
+        position = within_documents(states.scope.doc, source.shape[1], source.device).expand(batch, -1).gather(1, at)
         queries = source.gather(1, at[..., None].expand(-1, -1, source.shape[-1])) + self.mask_positions[position]
         return encoder.query_stream(states, queries, at, layers=(last, last), noise=noise)[rows, slot]
 
-    def with_task(self, task: Any, labels: Sequence[str], seed: int) -> Model:
-        """A copy of this model's weights under a new task head, initialised from ``seed``; pretraining heads are left out."""
-        config = replace(
-            self.config, task=task, labels=tuple(labels), lm=None, pair=False, rtd=None, mask_decoder=0, mask_vector=False
-        )
+    def with_task(self, task: TaskHead, labels: Sequence[str], seed: int) -> Model:
+        """A copy of this model's weights under a new task head initialised from ``seed``, without pretraining heads."""
+        family, encoder, pooler = self.config.family, self.config.encoder, self.config.pooler
         needs_pooler = isinstance(task, Classification) and task.summary == "pooler"
-        config = replace(config, pooler=self.config.pooler if needs_pooler else None)
-        if needs_pooler and config.pooler is None:
-            raise ConfigError(f"family {config.family!r} has no pooler for summary 'pooler'; use summary 'dense' or 'raw'")
-        model = Model(config, self.tokenizer).initialize(seed)
+        if needs_pooler and pooler is None:
+            raise ConfigError(f"family {family!r} has no pooler for summary 'pooler'; use summary 'dense' or 'raw'")
+        config = ModelConfig(
+            family=family, encoder=encoder, pooler=pooler if needs_pooler else None, task=task, labels=tuple(labels)
+        )
+        model = Model(config, self.tokenizer).initialize(seed, within="task.")
+        kept = [name for name in model.state_dict() if not name.startswith("task.")]
         own = self.state_dict()
-        model.load_state_dict({k: v for k, v in own.items() if k in model.state_dict() and not k.startswith("task.")}, strict=False)
+        model.load_state_dict({name: own[name] for name in kept}, strict=False)
         return model
-
 
     def fill_mask(self, text: str, *, top: int = 5) -> list[list[Guess]]:
         """Candidates for each mask token of ``text``: see :func:`encoderlab.inference.fill_mask`."""
@@ -147,7 +155,14 @@ class Model(nn.Module):
 
 
 def build(name: str, *, seed: int = 0, tokenizer: Tokenizer | None = None, **settings: Any) -> Model:
-    """A new model of a published architecture, for example ``build("bert-base", **{"encoder.layers": 6})``."""
+    """A new model of a published architecture with weights from ``seed``.
+
+    ``settings`` change its configuration: ``build("bert-base", **{"encoder.layers": 6})``. The vocabulary is that of
+    ``tokenizer``, if given.
+
+    Raises:
+        ConfigError: an unknown name or setting.
+    """
     config = models.config(name)
     if settings:
         config = override(config, settings)
@@ -161,12 +176,9 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
     with torch.device("meta"):
         model = Model(config)
     parts: dict[str, int] = {}
-    seen: set[int] = set()
     for name, parameter in model.named_parameters():
-        if id(parameter) not in seen:
-            seen.add(id(parameter))
-            part = ".".join(name.split(".")[:2]) if name.startswith("encoder.") else name.split(".")[0]
-            parts[part] = parts.get(part, 0) + parameter.numel()
+        part = ".".join(name.split(".")[:2]) if name.startswith("encoder.") else name.split(".")[0]
+        parts[part] = parts.get(part, 0) + parameter.numel()
     parts["encoder"] = sum(count for part, count in parts.items() if part.startswith("encoder."))
     parts["total"] = sum(count for part, count in parts.items() if "." not in part and part != "total")
     return parts
