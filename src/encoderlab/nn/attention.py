@@ -1,4 +1,4 @@
-"""The attention block: projections, the position term, memory, a query stream, and convolution heads beside attention."""
+"""Attention: projections, the position term, memory, a query stream, and convolution heads beside it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ Biases = Literal["all", "query_value", "none"]
 class Scope:
     """What the layers of one forward pass share: who sees whom, distances, and the keys of dropout.
 
-    ``visible`` (B|1, 1, L, M) bool or None for everything; ``different`` (B, 1, L, M) bool, segments differ; ``at`` (B, T) the
-    places of a query stream's queries; ``keys`` (B,) and ``shared_keys`` (1,) of the layer, None outside training.
+    ``doc`` (B, L): the document of each token, -1 for padding; None where every row is one document. ``visible``
+    (B|1, 1, L, M) bool, or None for everything. ``different`` (B, 1, L, M) bool: segments differ. ``reverse`` (B,)
+    bool: rows whose tokens run backwards. ``at`` (B, T): places of a query stream's queries. ``keys`` (B,) and
+    ``shared_keys`` (1,): of the layer; None outside training.
     """
 
     doc: Tensor | None
@@ -46,8 +48,8 @@ class Scope:
 class Attention(nn.Module):
     """Multi-head attention (Vaswani et al., 2017, section 3.2) with the parts of the family.
 
-    Queries come from ``x`` (B, L, D), keys and values from ``source`` (B, M, D): x itself, memory before x, or the stored states that a
-    query stream reads. One product makes queries, keys and values where they have the same source.
+    Queries come from ``x`` (B, L, D), keys and values from ``source`` (B, M, D): x itself, memory before x, or the
+    stored states that a query stream reads. One product makes queries, keys and values where they have the same source.
     """
 
     def __init__(
@@ -136,13 +138,12 @@ class Attention(nn.Module):
         if self.term is None:
             return q, None
         assert scope.distances is not None
-        noise = {"keys": scope.shared_keys, "p": self.position_dropout, "site": 3}
-        if isinstance(self.term, ShiftTerm):
-            return self.term(
-                q, k, scope.distances, self.scale, at=scope.at, different=scope.different, reverse=scope.reverse, **noise
-            )
         if isinstance(self.term, ShawTerm):
-            return self.term(q, k, scope.distances, self.scale, at=scope.at)
+            return self.term(q, scope.distances, self.scale, at=scope.at)
+        noise = {"at": scope.at, "keys": scope.shared_keys, "p": self.position_dropout, "site": 3}
+        if isinstance(self.term, ShiftTerm):
+            sides = {"different": scope.different, "reverse": scope.reverse}
+            return self.term(q, scope.distances, self.scale, **sides, **noise)
         a, bias = self.inner, self._bias()
         maps = [(self.qkv[i * a : (i + 1) * a], None if bias is None else bias[i * a : (i + 1) * a]) for i in (0, 1)]
-        return q, self.term(q, k, scope.distances, self.scale, query_map=maps[0], key_map=maps[1], at=scope.at, **noise)
+        return q, self.term(q, k, scope.distances, self.scale, query_map=maps[0], key_map=maps[1], **noise)

@@ -17,8 +17,10 @@ EmbeddingNorm = Literal["embedding", "width", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """Adaptive input and output (Grave et al., 2017; Baevski and Auli, 2019): ids sorted by frequency and cut at ``cutoffs``; cluster i has
-    width ``embed_width / divisor**i``. The projections of the output are those of the input for the clusters in ``tied_projections``.
+    """Adaptive input and output (Grave et al., 2017; Baevski and Auli, 2019) for vocabularies sorted by frequency.
+
+    Ids are cut at ``cutoffs``; cluster i has width ``embed_width / divisor**i``. The projections of the output are
+    those of the input for the clusters in ``tied_projections``.
     """
 
     cutoffs: tuple[int, ...]
@@ -32,7 +34,10 @@ class Adaptive:
 
 
 class AdaptiveTable(nn.Module):
-    """Word embeddings by cluster: ids (B, L) -> (B, L, D). With divisor 1 it is one table, and a map only where E differs from D."""
+    """Word embeddings by cluster: ids (B, L) -> (B, L, D).
+
+    With divisor 1 it is one table, and a map only where E differs from D.
+    """
 
     def __init__(self, adaptive: Adaptive, vocab: int, embed_width: int, width: int) -> None:
         super().__init__()
@@ -63,8 +68,8 @@ class AdaptiveTable(nn.Module):
 class Embeddings(nn.Module):
     """Token + position + segment tables of width E, LayerNorm and dropout, and a map from E to D where they differ.
 
-    ``norm``: at width E before the map (BERT, ALBERT, ELECTRA), at width D after it (DeBERTa, whose map has no bias), or none (XLNet,
-    Transformer-XL). ``types`` 0 leaves the segment table out.
+    ``norm``: at width E before the map (BERT, ALBERT, ELECTRA), at width D after it (DeBERTa, whose map has no bias),
+    or none (XLNet, Transformer-XL). ``types`` 0 leaves the segment table out.
     """
 
     def __init__(
@@ -82,20 +87,22 @@ class Embeddings(nn.Module):
     ) -> None:
         super().__init__()
         self.dropout, self.norm_place, self.width = dropout, norm, width
-        self.base: tuple[Embeddings, ...] = ()  # whose word table is read without gradient; ``words`` is a difference to it
+        # The embeddings whose word table is read without gradient, ``words`` being a difference to it; in a tuple, so
+        # that they are no submodule of these.
+        self.base: tuple[Embeddings, ...] = ()
         self.words: nn.Parameter | None = None
         self.clusters: AdaptiveTable | None = None
         if adaptive is None:
             self.words = nn.Parameter(torch.empty(vocab, embed_width))
         else:
             self.clusters = AdaptiveTable(adaptive, vocab, embed_width, width)
-        length = {Absolute: "length", Disentangled: "input_positions"}.get(type(position))
-        self.sinusoidal = isinstance(position, Absolute) and position.sinusoidal
-        self.offset = position.offset if isinstance(position, Absolute) else 0
-        self.length = getattr(position, length) if length else 0
-        self.positions = None
-        if self.length and not self.sinusoidal:
-            self.positions = nn.Parameter(torch.empty(self.length + self.offset, embed_width))
+        self.sinusoidal, self.offset, rows = False, 0, 0
+        if isinstance(position, Absolute):
+            self.sinusoidal, self.offset = position.sinusoidal, position.offset
+            rows = 0 if position.sinusoidal else position.length + position.offset
+        elif isinstance(position, Disentangled):
+            rows = position.input_positions
+        self.positions = nn.Parameter(torch.empty(rows, embed_width)) if rows else None
         self.types = nn.Parameter(torch.empty(types, embed_width)) if types else None
         self.norm = None if norm == "none" else nn.LayerNorm(embed_width if norm == "embedding" else width, eps=eps)
         self.map = None
@@ -130,5 +137,8 @@ class Embeddings(nn.Module):
 
     @property
     def base_words(self) -> Tensor | None:
-        """The word table of ``base``, without gradient; asked anew each time, because a sharded module replaces its parameters."""
+        """The word table of ``base`` (V, E), without gradient; None where there is no base.
+
+        Asked anew each time, because a sharded module replaces its parameters.
+        """
         return self.base[0].words.detach() if self.base and self.base[0].words is not None else None

@@ -1,7 +1,8 @@
 """The one encoder of the project, built from typed parts.
 
-Shape letters used throughout: B batch, L query length, M key length (memory included), D width, H heads, K head width, A = H K, F
-feed-forward width, E embedding width, V vocabulary, P relative distances, T chosen positions of a row, N layers.
+Shape letters used throughout: B batch, L query length, M key length (memory included), D width, H heads, K head width,
+A = H K, F feed-forward width, E embedding width, V vocabulary, P relative distances, T chosen positions of a row, N
+layers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from encoderlab.nn.attention import Attention, Biases, Scope
 from encoderlab.nn.embeddings import Adaptive, EmbeddingNorm, Embeddings
 from encoderlab.nn.feedforward import Activation, FeedForward, activation
 from encoderlab.nn.noise import Noise
-from encoderlab.nn.positions import Absolute, Disentangled, DistanceTable, Position, RelativeShift, places
+from encoderlab.nn.positions import Absolute, Disentangled, DistanceTable, Position, RelativeShift
 from encoderlab.nn.spanconv import Convolution
 
 
@@ -28,17 +29,32 @@ from encoderlab.nn.spanconv import Convolution
 class Sharing:
     """Layers with common weights (Lan et al., 2020, section 3.1): layer i of N uses group ``i // (N / groups)``.
 
-    ``parts``: what is shared; the other part keeps weights of its own in every layer. A group of ``inner`` blocks runs them in turn.
+    ``parts``: what is shared; the other part keeps weights of its own in every layer. A group of ``inner`` blocks runs
+    them in turn, and shares both parts.
     """
 
     groups: int = 1
     inner: int = 1
     parts: tuple[Literal["attention", "feed_forward"], ...] = ("attention", "feed_forward")
 
+    def __post_init__(self) -> None:
+        if not self.parts or len(set(self.parts)) != len(self.parts):
+            raise ConfigError(f"shared parts {list(self.parts)} must name attention, feed_forward or both, each once")
+        if self.inner < 1 or self.inner > 1 and not self.whole:
+            raise ConfigError(
+                f"{self.inner} inner blocks cannot share {list(self.parts)} alone; "
+                "set inner to 1, or parts to attention and feed_forward"
+            )
+
+    @property
+    def whole(self) -> bool:
+        """Whether layers of a group have all weights in common."""
+        return len(self.parts) == 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class StemConvolution:
-    """DeBERTa v2's convolution over the embedding output, added to the first layer's output (He et al., 2021, section 5)."""
+    """DeBERTa v2's convolution over the embeddings, added to the first layer's output (He et al., 2021, section 5)."""
 
     kernel: int = 3
     groups: int = 1
@@ -49,9 +65,9 @@ class StemConvolution:
 class EncoderConfig:
     """Everything that determines an :class:`Encoder`. Defaults are BERT-base.
 
-    ``head_width`` None means ``width / heads``. ``ff_dropout`` follows the feed-forward activation, ``output_dropout`` the last layer
-    (XLNet, Transformer-XL). ``truncated_init``: normal values are cut at two standard deviations (TensorFlow originals);
-    ``glorot_map``: the map from E to D starts Glorot-uniform (ELECTRA, ConvBERT).
+    ``head_width`` None means ``width / heads``. ``ff_dropout`` follows the feed-forward activation, ``output_dropout``
+    the last layer (XLNet, Transformer-XL). ``truncated_init``: normal values are cut at two standard deviations
+    (TensorFlow originals); ``glorot_map``: the map from E to D starts Glorot-uniform (ELECTRA, ConvBERT).
     """
 
     vocab: int
@@ -88,14 +104,20 @@ class EncoderConfig:
                 raise ConfigError(f"{name} {getattr(self, name)} is not positive; give at least 1")
         for name in ("dropout", "attention_dropout", "ff_dropout", "output_dropout"):
             if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name} {getattr(self, name)} is no share; give a number from 0 up to, but not including, 1")
+                raise ConfigError(
+                    f"{name} {getattr(self, name)} is no share; give a number from 0 up to, but not including, 1"
+                )
         if self.head_width is None and self.width % self.heads:
             choices = [n for n in range(1, self.width + 1) if self.width % n == 0 and self.width // n >= 8]
-            raise ConfigError(f"width {self.width} is not a multiple of heads {self.heads}; choose heads from {choices}")
+            raise ConfigError(
+                f"width {self.width} is not a multiple of heads {self.heads}; choose heads from {choices}"
+            )
         if isinstance(self.position, RelativeShift) and self.width % 2:
             raise ConfigError(f"width {self.width} is odd; relative shift needs an even width for its sinusoid")
         if isinstance(self.position, Disentangled) and self.causal:
-            raise ConfigError("disentangled positions have no left-to-right form; set causal to false or use relative_shift")
+            raise ConfigError(
+                "disentangled positions have no left-to-right form; set causal to false or use relative_shift"
+            )
         sharing = self.sharing
         if sharing is not None and (sharing.groups < 1 or sharing.groups > self.layers):
             raise ConfigError(f"{sharing.groups} groups for {self.layers} layers; choose 1 to {self.layers}")
@@ -122,7 +144,10 @@ class EncoderConfig:
 
 @dataclass(frozen=True)
 class States:
-    """The output of every layer: ``layers[0]`` is the first layer's input, ``layers[i]`` layer i's output, each (B, L, D)."""
+    """The output of every layer, each (B, L, D), and the scope that they were computed in.
+
+    ``layers[0]`` is the first layer's input, ``layers[i]`` layer i's output.
+    """
 
     layers: tuple[Tensor, ...]
     scope: Scope
@@ -133,7 +158,16 @@ class States:
 
 
 class Block(nn.Module):
-    """One layer: attention, then feed-forward, each with dropout, residual and LayerNorm (after: "post"; before: "pre")."""
+    """One layer: attention, then feed-forward, each with dropout, residual and LayerNorm.
+
+    LayerNorm stands after the sum ("post") or before attention and feed-forward ("pre"). ``parts`` are those of
+    ``shared``; the others are new.
+    """
+
+    attention: Attention
+    attention_norm: nn.LayerNorm
+    feed_forward: FeedForward
+    feed_forward_norm: nn.LayerNorm
 
     def __init__(self, config: EncoderConfig, shared: Block | None = None, parts: Sequence[str] = ()) -> None:
         super().__init__()
@@ -169,7 +203,8 @@ class Block(nn.Module):
             x = x + kernels.dropout(self.attention.out(self.attention(normed, keyed, scope)), self.dropout, keys, 1)
             return x + kernels.dropout(self.feed_forward(self.feed_forward_norm(x), keys, 4), self.dropout, keys, 2)
         out = self.attention.out
-        x = self._join(F.linear(self.attention(x, source, scope), out.weight), out.bias, x, self.attention_norm, keys, 1)
+        change = F.linear(self.attention(x, source, scope), out.weight)
+        x = self._join(change, out.bias, x, self.attention_norm, keys, 1)
         change, bias = self.feed_forward.without_bias(x, keys, 4)
         return self._join(change, bias, x, self.feed_forward_norm, keys, 2)
 
@@ -183,7 +218,7 @@ class Block(nn.Module):
 
 
 class Stem(nn.Module):
-    """``LN(layer output + act(dropout(conv(embeddings))))``; the convolution reads nothing from other documents of the row."""
+    """``LN(layer output + act(dropout(conv(embeddings))))``; documents of a row read nothing from each other."""
 
     def __init__(self, config: StemConvolution, width: int, eps: float, dropout: float) -> None:
         super().__init__()
@@ -197,7 +232,8 @@ class Stem(nn.Module):
         if doc is None:
             mixed = self.conv(embedded.transpose(1, 2)).transpose(1, 2)
         else:
-            # Documents side by side must not mix, so each tap is multiplied on its own and masked: kernel products of (B L, D) by (D, D).
+            # Documents side by side must not mix, so each tap is multiplied on its own and masked: kernel products of
+            # (B L, D) by (D, D).
             length = embedded.shape[1]
             padded, marks = F.pad(embedded, (0, 0, reach, reach)), F.pad(doc, (reach, reach), value=-2)
             taps = []
@@ -241,18 +277,14 @@ class Encoder(nn.Module):
         config, sharing = self.config, self.config.sharing
         if sharing is None:
             return [Block(config) for _ in range(config.layers)]
-        whole = set(sharing.parts) == {"attention", "feed_forward"}
-        firsts: list[Block] = []
-        if whole:
+        if sharing.whole:
             return [Block(config) for _ in range(sharing.groups * sharing.inner)]
-        blocks = []
+        blocks: list[Block] = []
+        firsts: dict[int, Block] = {}  # of each group
         for i in range(config.layers):
             group = i * sharing.groups // config.layers
-            if group == len(firsts):
-                firsts.append(Block(config))
-                blocks.append(firsts[group])
-            else:
-                blocks.append(Block(config, firsts[group], sharing.parts))
+            blocks.append(Block(config, firsts.get(group), sharing.parts))
+            firsts.setdefault(group, blocks[-1])
         return blocks
 
     @property
@@ -263,12 +295,10 @@ class Encoder(nn.Module):
     def block(self, index: int) -> Block:
         """The block that layer ``index`` (0-based) applies."""
         sharing = self.config.sharing
-        if sharing is None or len(self.blocks) == self.depth and sharing.inner == 1 and sharing.groups != 1:
-            return self.blocks[index]  # type: ignore[return-value]
-        if set(sharing.parts) != {"attention", "feed_forward"}:
-            return self.blocks[index]  # type: ignore[return-value]
-        layer, inner = divmod(index, sharing.inner)
-        return self.blocks[layer * sharing.groups // self.config.layers * sharing.inner + inner]  # type: ignore[return-value]
+        if sharing is not None and sharing.whole:
+            layer, inner = divmod(index, sharing.inner)
+            index = layer * sharing.groups // self.config.layers * sharing.inner + inner
+        return self.blocks[index]  # type: ignore[return-value]
 
     def forward(
         self,
@@ -287,13 +317,18 @@ class Encoder(nn.Module):
 
         Args:
             ids: (B, L) token ids.
-            doc: (B, L) document number of each token, -1 for padding; two tokens see each other iff theirs are equal. None: all see all.
+            doc: (B, L) document number of each token, -1 for padding; two tokens see each other iff theirs are equal.
+                None: all see all.
             segments: (B, L) segment ids; None means all 0.
             visible: (B, L, L) further restriction: True where query i may see key j (permutation language modelling).
-            memory: one (B, M, D) tensor per layer, the states before the row, seen by every token (Dai et al., 2019, section 3.2).
+            memory: one (B, M, D) tensor per layer, the states before the row, seen by every token (Dai et al., 2019,
+                section 3.2).
             window: a token sees at most this many keys back, itself included (Transformer-XL's ``same_length``).
             reverse: (B,) bool, rows whose tokens run backwards (XLNet's bidirectional data).
             noise: dropout masks for training; drawn from torch's generator when the module trains and none is given.
+
+        Raises:
+            ConfigError: rows longer than the positions allow, or memory without relative positions.
         """
         if doc is not None and not torch.compiler.is_compiling() and not doc.is_cuda and bool((doc == 0).all()):
             doc = None
@@ -327,10 +362,11 @@ class Encoder(nn.Module):
         memory: Sequence[Tensor] | None = None,
         noise: Noise | None = None,
     ) -> Tensor:
-        """A second pass of ``layers`` (0-based) with other queries over stored states: (B, T, D) at places ``at`` (B, T) -> (B, T, D).
+        """A second pass of ``layers`` (0-based) with other queries over stored states: (B, T, D) -> (B, T, D).
 
-        XLNet's second stream is all layers in turn; DeBERTa's enhanced mask decoder is the last layer twice. Layer i reads
-        ``states.layers[i]``, never the query stream, so this is exact. Costs T / L of the layers' query side.
+        The queries stand at places ``at`` (B, T). XLNet's second stream is all layers in turn; DeBERTa's enhanced mask
+        decoder is the last layer twice. Layer i reads ``states.layers[i]``, never the query stream, so this is exact.
+        Costs T / L of the layers' query side.
         """
         scope = self._at(states, at, visible, segments, memory)
         x = queries
@@ -342,7 +378,10 @@ class Encoder(nn.Module):
         return self._finish(x, noise, stream=1)
 
     def attention_scores(self, states: States, layer: int) -> Tensor:
-        """Scaled scores before the softmax of ``layer`` (0-based), (B, H, L, L), computed again from its stored input (no memory)."""
+        """Scaled scores before the softmax of ``layer`` (0-based), (B, H, L, L), computed again from its stored input.
+
+        Memory is left out.
+        """
         source = states.layers[layer]
         block = self.block(layer)
         if block.pre:
@@ -358,9 +397,13 @@ class Encoder(nn.Module):
     def _check_length(self, ids: Tensor, memory: Sequence[Tensor] | None) -> None:
         limit = self.config.max_length
         if limit is not None and ids.shape[1] > limit:
-            raise ConfigError(f"rows of {ids.shape[1]} tokens exceed the model's {limit} positions; shorten the rows to {limit}")
+            raise ConfigError(
+                f"rows of {ids.shape[1]} tokens exceed the model's {limit} positions; shorten the rows to {limit}"
+            )
         if memory is not None and isinstance(self.config.position, (Absolute, Disentangled)):
-            raise ConfigError("memory needs positions relative to the row (relative_shift or shaw), not absolute or disentangled ones")
+            raise ConfigError(
+                "memory needs positions relative to the row (relative_shift or shaw), not absolute or disentangled ones"
+            )
 
     def _scope(
         self,
@@ -402,8 +445,10 @@ class Encoder(nn.Module):
         )
 
     def _with_padding(self, doc: Tensor | None) -> Tensor | None:
-        """The document that each token asks in, (B, L). Padding asks in none, unless a convolution reads its states
-        (``mask_padding=False``): then, as in the released ConvBERT, it continues the document before it.
+        """The document that each token asks in, (B, L).
+
+        Padding asks in none, unless a convolution reads its states (``mask_padding=False``): then, as in the released
+        ConvBERT, it continues the document before it.
         """
         if doc is None or getattr(self.config.conv, "mask_padding", True):
             return doc
@@ -411,7 +456,7 @@ class Encoder(nn.Module):
         return doc.gather(1, torch.where(doc >= 0, index, 0).cummax(dim=1).values)
 
     def _different(self, of_queries: Tensor | None, of_keys: Tensor | None, remembered: int) -> Tensor | None:
-        """(B, 1, L, M): whether query and key lie in different segments; memory counts as segment 0, as in XLNet's code."""
+        """Whether query and key lie in different segments, (B, 1, L, M); memory is segment 0, as in XLNet's code."""
         position = self.config.position
         if not (isinstance(position, RelativeShift) and position.segments) or of_queries is None or of_keys is None:
             return None
@@ -425,7 +470,10 @@ class Encoder(nn.Module):
         segments: Tensor | None,
         memory: Sequence[Tensor] | None,
     ) -> Scope:
-        """The scope of queries at places ``at``: the rows of the stored scope, with ``visible`` (B, T, L) instead of its mask if given."""
+        """The scope of queries at places ``at`` (B, T): the stored one, its mask reduced to their rows.
+
+        A given ``visible`` (B, T, L) takes the mask's place.
+        """
         remembered = 0 if memory is None else memory[0].shape[1]
         scope = states.scope
         mask = scope.visible
@@ -442,11 +490,6 @@ class Encoder(nn.Module):
         if noise is None:
             return scope
         return replace(scope, keys=noise.layer(layer), shared_keys=noise.layer_shared(layer))
-
-
-def absolute_places(states: States, length: int, device: torch.device) -> Tensor:
-    """Position of each token within its document, (B|1, L), for what adds absolute positions late (DeBERTa's mask decoder)."""
-    return places(states.scope.doc, length, device)
 
 
 def update_memory(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -17,18 +18,24 @@ Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 
 
 def activation(name: Activation) -> Callable[[Tensor], Tensor]:
-    """The activation of that name; ``gelu`` is the erf form, ``gelu_tanh`` the approximation of BERT's and XLNet's code."""
-    return {"gelu": F.gelu, "gelu_tanh": _gelu_tanh, "relu": F.relu, "silu": F.silu, "tanh": torch.tanh}[name]
+    """The activation of that name; ``gelu`` is the erf form, ``gelu_tanh`` that of BERT's and XLNet's code."""
+    return ACTIVATIONS[name]
 
 
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
 
 
 class GroupedLinear(nn.Module):
-    """ConvBERT's grouped linear map (section 3.3): block i of the input by weight i, outputs side by side in order, one bias.
+    """ConvBERT's grouped linear map (section 3.3): block i of the input by weight i, outputs side by side, one bias.
 
-    weight (groups, in / groups, out / groups); costs 1 / groups of a dense map. Channels of different groups never mix here.
+    weight (groups, in / groups, out / groups); costs 1 / groups of a dense map. Channels of different groups never mix
+    here.
     """
 
     def __init__(self, inputs: int, outputs: int, groups: int) -> None:
@@ -47,7 +54,7 @@ class GroupedLinear(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """``W_2 act(W_1 x + b_1) + b_2``, (B, L, D) -> (B, L, D) through width F, with dropout after the activation where p > 0."""
+    """``W_2 dropout(act(W_1 x + b_1)) + b_2``: (B, L, D) -> (B, L, D) through width F."""
 
     def __init__(self, width: int, inner: int, *, groups: int, act: Activation, dropout: float) -> None:
         super().__init__()

@@ -1,5 +1,6 @@
-"""What stands on the encoder. Every head takes chosen vectors (S, D), never whole (B, L, D) blocks: S is what the loss needs.
+"""What stands on the encoder.
 
+Every head but the one for spans takes chosen vectors (S, D), never whole (B, L, D) blocks: S is what the loss needs.
 Dropout keys here are one per chosen vector (:meth:`Noise.at`), so masks do not depend on which others were chosen.
 """
 
@@ -19,7 +20,10 @@ from encoderlab.nn.feedforward import Activation, activation
 
 @dataclass(frozen=True, kw_only=True)
 class LM:
-    """Prediction of tokens through the tied word table: dense D -> E, activation, LayerNorm (``transform``), then ``x W^T + b``."""
+    """Prediction of tokens through the tied word table: ``x W^T + b``.
+
+    ``transform`` puts dense D -> E, activation and LayerNorm before it.
+    """
 
     transform: bool = True
 
@@ -34,7 +38,10 @@ class Pooler:
 
 @dataclass(frozen=True, kw_only=True)
 class RTD:
-    """Is this token the original? ``electra``: dense, GELU, dense to 1. ``deberta``: h + h_[CLS], LayerNorm, dense, GELU, dense to 1."""
+    """Is this token the original? Dense D -> D, activation, dense to 1.
+
+    ``form``: ``electra`` reads h; ``deberta`` reads LayerNorm(h + h_[CLS]).
+    """
 
     form: Literal["electra", "deberta"] = "electra"
 
@@ -69,9 +76,11 @@ class Tagging:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Start and end of an answer: ``independent`` (BERT: affine D -> 2), ``conditional`` (ELECTRA, ConvBERT), ``beam`` (XLNet, ALBERT v2).
+    """Start and end of an answer.
 
-    ``bert_family.md`` calls these section 4.4; the two conditional forms also score answerability.
+    ``form``: ``independent`` (BERT: affine D -> 2), ``conditional`` (ELECTRA, ConvBERT) or ``beam`` (XLNet, ALBERT v2),
+    whose end is scored given a start, and which also score answerability. ``dropout`` is that of the ``beam`` form's
+    answerability.
     """
 
     kind: Literal["span"] = "span"
@@ -83,7 +92,7 @@ TaskHead = Classification | Tagging | Span
 
 
 class LMHead(nn.Module):
-    """(S, D) -> logits (S, V), with the word table of the encoder (V, E) given at the call, so that it is stored once."""
+    """(S, D) -> logits (S, V); the encoder's word table (V, E) is given at the call, so that it is stored once."""
 
     def __init__(self, config: LM, vocab: int, width: int, embed_width: int, act: Activation, eps: float) -> None:
         super().__init__()
@@ -104,18 +113,19 @@ class LMHead(nn.Module):
     def losses(
         self, x: Tensor, words: Tensor, targets: Tensor, *, uniforms: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Summed cross-entropy in nats, number of right first choices, and samples for ``uniforms`` (S,) in [0, 1), if given.
+        """Summed cross-entropy in nats, right first choices, and one sample (S,) per row for ``uniforms``, if given.
 
-        The logits of all S places never exist at once where the compiled kernel runs.
+        x (S, D), words (V, E), targets (S,), ``uniforms`` (S,) in [0, 1). The logits of all S places never exist at
+        once where the compiled kernel runs.
         """
         return kernels.linear_cross_entropy(self.transform(x), words, self.bias, targets, uniforms=uniforms)
 
 
 class AdaptiveLMHead(nn.Module):
-    """Adaptive softmax over the clusters of the input tables (Grave et al., 2017), biases included, cluster rows in natural order.
+    """Adaptive softmax over the clusters of the input tables (Grave et al., 2017), biases included.
 
-    ``log p(w) = log p(cluster) + log p(w | cluster)``; only the rows whose target lies in a cluster are multiplied with its table, which
-    is where the speed comes from. The order of the result is that of the input.
+    ``log p(w) = log p(cluster) + log p(w | cluster)``; only the rows whose target lies in a cluster are multiplied with
+    its table, which is where the speed comes from. The order of the result is that of the input.
     """
 
     def __init__(self, adaptive: Adaptive, vocab: int, width: int, embed_width: int) -> None:
@@ -192,7 +202,10 @@ class PoolerHead(nn.Module):
 
 
 class RTDHead(nn.Module):
-    """Logit that a token was replaced: (S, D) -> (S,); ``first`` (S, D) is the [CLS] vector of each token's text ("deberta")."""
+    """Logit that a token was replaced: (S, D) -> (S,).
+
+    ``first`` (S, D) is the [CLS] vector of each token's text, for the form ``deberta``.
+    """
 
     def __init__(self, config: RTD, width: int, act: Activation, eps: float) -> None:
         super().__init__()
@@ -238,10 +251,10 @@ class TaggingHead(nn.Module):
 
 
 class SpanHead(nn.Module):
-    """Start, end and answerability logits over the rows of windows: x (B, L, D); ``allowed`` (B, L) bool marks legal places."""
+    """Start, end and answerability logits over windows: x (B, L, D); ``allowed`` (B, L) bool marks legal places."""
 
     HIDDEN = 512  # inner width of ELECTRA's conditional head
-    FORBIDDEN = {"independent": 0.0, "conditional": -1000.0, "beam": -1e30}
+    FORBIDDEN = {"conditional": -1000.0, "beam": -1e30}  # logits of illegal places, as in the originals
 
     def __init__(self, config: Span, width: int) -> None:
         super().__init__()
@@ -254,7 +267,8 @@ class SpanHead(nn.Module):
             self.end_dense, self.end_out = nn.Linear(2 * width, self.HIDDEN), nn.Linear(self.HIDDEN, 1)
             self.answer_dense, self.answer_out = nn.Linear(2 * width, self.HIDDEN), nn.Linear(self.HIDDEN, 1)
         else:
-            self.end_dense, self.end_norm, self.end_out = nn.Linear(2 * width, width), nn.LayerNorm(width), nn.Linear(width, 1)
+            self.end_dense, self.end_out = nn.Linear(2 * width, width), nn.Linear(width, 1)
+            self.end_norm = nn.LayerNorm(width)
             self.answer_dense, self.answer_out = nn.Linear(2 * width, width), nn.Linear(width, 1, bias=False)
 
     def start_logits(self, x: Tensor, allowed: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Convolution heads beside attention heads: ConvBERT's mixed attention and what its ablation compares it with.
 
-Half of the heads (``head_ratio`` 2) attend; the other branch, as wide as the attention heads together, convolves over a window of
-``kernel`` neighbours. Taps that fall outside the row read zero. With ``mask_padding`` so do taps on padding or on another document of
-the row, which makes a padded or packed row equal to its documents run alone; the published ConvBERT has it off.
+Half of the heads (``head_ratio`` 2) attend; the other branch, as wide as the attention heads together, convolves over a
+window of ``kernel`` neighbours. Taps that fall outside the row read zero. With ``mask_padding`` so do taps on padding
+or on another document of the row, which makes a padded or packed row equal to its documents run alone; the published
+ConvBERT has it off.
 
 A window is never unfolded: the taps are shifted multiply-adds, in one pass where the compiled kernels run.
 """
@@ -29,9 +30,11 @@ class Bottleneck:
 
 @dataclass(frozen=True, kw_only=True)
 class SpanDynamic:
-    """Span-dynamic convolution (Jiang et al., 2020, section 3.2): the kernel of a token comes from a depthwise-separable
-    convolution of its neighbourhood times its query. ``share_value``: the values are attention's own (the paper's text; the released
-    code, and so its parameter counts, have a second value map).
+    """Span-dynamic convolution (Jiang et al., 2020, section 3.2).
+
+    The kernel of a token comes from a depthwise-separable convolution of its neighbourhood times its query.
+    ``share_value``: the values are attention's own (the paper's text; the released code, and so its parameter counts,
+    have a second value map).
     """
 
     kind: Literal["span_dynamic"] = "span_dynamic"
@@ -75,7 +78,7 @@ Convolution = Bottleneck | SpanDynamic | Dynamic | Light | DepthwiseSeparable
 
 
 def kept_heads(heads: int, head_ratio: int) -> int:
-    """Heads that remain: ``int(heads / head_ratio)``, but at least one (the released code's fallback for one-head generators)."""
+    """Heads that remain: ``heads // head_ratio``, but at least one (the released code's one-head generators)."""
     return max(1, heads // head_ratio)
 
 
@@ -86,7 +89,9 @@ class ConvolutionHeads(nn.Module):
         super().__init__()
         assert not isinstance(config, Bottleneck)
         if config.kernel % 2 == 0:
-            raise ConfigError(f"convolution kernel {config.kernel} is even; a window centred on the token needs an odd one")
+            raise ConfigError(
+                f"convolution kernel {config.kernel} is even; a window centred on the token needs an odd one"
+            )
         self.config, self.heads, self.head_width = config, heads, head_width
         inner, taps = heads * head_width, heads * config.kernel
         if isinstance(config, SpanDynamic):
