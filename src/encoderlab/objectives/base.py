@@ -1,15 +1,19 @@
-"""What the training loop asks of an objective: batches made from rows, counts known before the forward pass, losses as sums."""
+"""What the training loop asks of an objective.
+
+It makes batches from rows, says its counts before the forward pass, and gives losses as sums.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from encoderlab.batches.batch import Batch
     from encoderlab.batches.pack import Row
+    from encoderlab.model import Model
     from encoderlab.nn.noise import Noise
 
 Memory = tuple[Tensor, ...] | None  # one tensor per layer, (B, M, D): rows first, so that a batch can be split anywhere
@@ -19,8 +23,9 @@ Memory = tuple[Tensor, ...] | None  # one tensor per layer, (B, M, D): rows firs
 class Term:
     """One loss as a sum over ``count`` predictions: loss = ``weight * sum / count``, accuracy = ``hits / count``.
 
-    Sums and counts, never means: counts are added over micro-batches and processes before the backward pass, so that one batch of 32, four
-    of 8 and two processes of 16 give the same gradient. ``sum`` is a scalar (nats for a cross-entropy), ``hits`` an integer scalar.
+    Sums and counts, never means: counts are added over micro-batches and processes before the backward pass, so that
+    one batch of 32, four of 8 and two processes of 16 give the same gradient. ``sum`` is a scalar (nats for a
+    cross-entropy), ``hits`` an integer scalar.
     """
 
     sum: Tensor
@@ -32,13 +37,17 @@ class Term:
 class Objective(nn.Module):
     """A training task: it owns the networks, makes batches out of rows and turns a batch into :class:`Term` s by name.
 
-    ``per_token`` names the terms that are cross-entropies of corpus tokens, whose loss can be given in bits per byte of text.
+    ``per_token`` names the terms that are cross-entropies of corpus tokens, whose loss can be given in bits per byte of
+    text.
     """
 
     per_token: tuple[str, ...] = ()
 
     def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
-        """The batch of ``rows``; pure: every random choice comes from ``seeds.generator(seed, *row.key)``. Runs in the loader's thread."""
+        """The batch of ``rows``, a pure function: randomness comes from ``seeds.generator(seed, *row.key)`` alone.
+
+        Runs in the loader's thread.
+        """
         raise NotImplementedError
 
     def counts(self, batch: Batch) -> dict[str, int]:
@@ -54,6 +63,15 @@ class Objective(nn.Module):
         """
         raise NotImplementedError
 
-    def models(self) -> dict[str, Any]:
+    def models(self) -> dict[str, Model]:
         """What is saved as the result: ``{"model": Model}``, or a model folder's name for each network."""
         raise NotImplementedError
+
+
+def carried(memory: Memory, batch: Batch) -> Memory:
+    """``memory`` where every row of ``batch`` goes on where the row at its place in the batch before ended, else None.
+
+    The packers of streams say so in the label ``continues`` (B,); other rows have no such label and no memory.
+    """
+    continues = batch.labels.get("continues")
+    return memory if continues is not None and bool(continues.all()) else None

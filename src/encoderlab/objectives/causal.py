@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from encoderlab.nn.encoder import update_memory
 from encoderlab.nn.heads import AdaptiveLMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import Absolute
-from encoderlab.objectives.base import Memory, Objective, Term
+from encoderlab.objectives.base import Memory, Objective, Term, carried
 from encoderlab.objectives.mlm import lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 
@@ -34,9 +34,10 @@ class CausalSettings:
 
 
 class Causal(Objective):
-    """Predict every token from those before it. With memory, the rows of a batch go on where those of the batch before ended.
+    """Predict every token from those before it.
 
-    The memory is empty at the start of an epoch, as in the original code (``transformers`` filled it with zeros that took part).
+    With memory, the rows of a batch go on where those of the batch before ended. The memory is empty at the start of an
+    epoch, as in the original code (``transformers`` filled it with zeros that took part).
     """
 
     per_token = ("lm",)
@@ -48,7 +49,9 @@ class Causal(Objective):
         if model.lm is None:
             raise ConfigError("left-to-right modelling needs an LM head; set model.lm")
         if settings.memory and isinstance(model.config.encoder.position, Absolute):
-            raise ConfigError("memory needs relative positions: remembered states keep the absolute ones they had; set memory to 0")
+            raise ConfigError(
+                "memory needs relative positions: remembered states keep the absolute ones they had; set memory to 0"
+            )
         self.model, self.settings, self.pad = model, settings, vocabulary.pad
 
     def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
@@ -61,14 +64,15 @@ class Causal(Objective):
     def counts(self, batch: Batch) -> dict[str, int]:
         return {"lm": int((batch.labels["targets"] != IGNORE).sum())}
 
-    def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> tuple[dict[str, Term], Memory]:
+    def forward(
+        self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
+    ) -> tuple[dict[str, Term], Memory]:
         model, settings = self.model, self.settings
         length, window = settings.memory, None
         if not self.training:
             length = settings.memory if settings.evaluation_memory is None else settings.evaluation_memory
             window = length if settings.same_length and length else None
-        if not length or not bool(batch.labels["continues"].all() if "continues" in batch.labels else False):
-            memory = None
+        memory = carried(memory, batch) if length else None
         states = model.encoder(
             batch.ids, doc=batch.doc, segments=batch.segments, memory=memory, window=window, noise=noise
         )
@@ -81,7 +85,7 @@ class Causal(Objective):
             term = lm_term(model, states.last[rows, places], targets)
         return {"lm": term}, update_memory(memory, states, length)
 
-    def models(self) -> dict[str, Any]:
+    def models(self) -> dict[str, Model]:
         return {"model": self.model}
 
 

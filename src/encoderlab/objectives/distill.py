@@ -1,4 +1,7 @@
-"""Distillation of a masked language model (Sanh et al., 2019, section 2; hidden states and attention as in Jiao et al., 2020)."""
+"""Distillation of a masked language model (Sanh et al., 2019, section 2).
+
+Hidden states and attention are matched as in Jiao et al. (2020).
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,10 @@ from encoderlab.objectives.vocabulary import Vocabulary
 class DistillSettings:
     """Settings of :class:`Distill`; a weight of 0 removes its term. Defaults are DistilBERT's.
 
-    ``teacher``: a model folder. ``at``: where logits are compared, at all ``real`` tokens (DistilBERT) or at the ``masked`` ones.
-    ``student_from``: teacher layers that the student's layers start from, in order; empty for a fresh student. ``match``: pairs (student layer,
-    teacher layer) whose outputs ``hidden_weight`` and attention scores ``attention_weight`` compare; 0 is the embedding output.
+    ``teacher``: a model folder. ``at``: where logits are compared, at all ``real`` tokens (DistilBERT) or at the
+    ``masked`` ones. ``student_from``: teacher layers that the student's layers start from, in order; empty for a fresh
+    student. ``match``: pairs (student layer, teacher layer) whose outputs ``hidden_weight`` and attention scores
+    ``attention_weight`` compare; 0 is the embedding output.
     """
 
     kind: Literal["distill"] = "distill"
@@ -48,10 +52,10 @@ class DistillSettings:
 class Distill(Objective):
     """Train a student to give the teacher's distribution, with the masked-LM loss and closeness of states beside it.
 
-    Terms, each a sum over tokens: ``logits`` ``T^2 KL(teacher / T || student / T)`` with temperature T; ``mlm``; ``cosine``
-    ``1 - cos`` of the last states of real tokens; ``hidden`` and ``attention``, mean squared differences of the matched layers (states
-    mapped by a trained matrix where the widths differ). The teacher runs without gradient and in evaluation mode; its LM head
-    computes the compared places only.
+    Terms, each a sum over tokens: ``logits`` ``T^2 KL(teacher / T || student / T)`` with temperature T; ``mlm``;
+    ``cosine`` ``1 - cos`` of the last states of real tokens; ``hidden`` and ``attention``, mean squared differences of
+    the matched layers (states mapped by a trained matrix where the widths differ). The teacher runs without gradient
+    and in evaluation mode; its LM head computes the compared places only.
     """
 
     per_token = ("mlm",)
@@ -77,7 +81,7 @@ class Distill(Objective):
         return super()._apply(*args, **kwargs)
 
     def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
-        return self.masker(rows, seed)[0]
+        return self.masker(rows, seed)
 
     def counts(self, batch: Batch) -> dict[str, int]:
         settings, masked = self.settings, int((batch.labels["positions"] >= 0).sum())
@@ -91,7 +95,9 @@ class Distill(Objective):
                 counts[name] = batch.num_tokens
         return counts
 
-    def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> tuple[dict[str, Term], Memory]:
+    def forward(
+        self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
+    ) -> tuple[dict[str, Term], Memory]:
         settings, student, teacher = self.settings, self.student, self.teacher
         states = student.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise)
         with torch.no_grad():
@@ -100,10 +106,11 @@ class Distill(Objective):
         rows, places, targets = chosen(batch)
         terms: dict[str, Term] = {}
         if settings.logits_weight:
-            where = real if settings.at == "real" else (rows, places)
+            at_rows, at_places = real if settings.at == "real" else (rows, places)
             with torch.no_grad():
-                wanted = teacher.token_logits(theirs, *where)
-            terms["logits"] = soft_term(student.token_logits(states, *where), wanted, settings.temperature, settings.logits_weight)
+                wanted = teacher.token_logits(theirs, at_rows, at_places)
+            logits = student.token_logits(states, at_rows, at_places)
+            terms["logits"] = soft_term(logits, wanted, settings.temperature, settings.logits_weight)
         if settings.mlm_weight:
             term = lm_term(student, student.token_states(states, rows, places), targets)
             terms["mlm"] = replace(term, weight=settings.mlm_weight)
@@ -116,7 +123,7 @@ class Distill(Objective):
             terms["attention"] = Term(self._attention(states, theirs, batch), len(real[0]), settings.attention_weight)
         return terms, None
 
-    def models(self) -> dict[str, Any]:
+    def models(self) -> dict[str, Model]:
         return {"model": self.student}
 
     def _hidden(self, states: States, theirs: States, real: tuple[Tensor, ...]) -> Tensor:
@@ -128,7 +135,10 @@ class Distill(Objective):
         return total
 
     def _attention(self, states: States, theirs: States, batch: Batch) -> Tensor:
-        """Squared differences of attention scores before the softmax, averaged over heads and keys, summed over queries (TinyBERT, eq. 7)."""
+        """Squared differences of attention scores before the softmax (Jiao et al., 2020, eq. 7).
+
+        Averaged over heads and keys, summed over queries.
+        """
         seen = (batch.doc[:, :, None] == batch.doc[:, None, :]) & (batch.doc >= 0)[:, :, None]
         total = states.last.new_zeros(())
         for own, their in self.settings.match:
@@ -143,7 +153,7 @@ class Distill(Objective):
 
 
 def soft_term(logits: Tensor, wanted: Tensor, temperature: float, weight: float) -> Term:
-    """``T^2 KL(softmax(wanted / T) || softmax(logits / T))`` summed over rows of (S, V); hits are equal first choices."""
+    """``T^2 KL(softmax(wanted / T) || softmax(logits / T))``, summed over (S, V) rows; hits: equal first choices."""
     ours = (logits.float() / temperature).log_softmax(-1)
     theirs = (wanted.float() / temperature).log_softmax(-1)
     loss = F.kl_div(ours, theirs, log_target=True, reduction="sum") * temperature**2
@@ -152,7 +162,9 @@ def soft_term(logits: Tensor, wanted: Tensor, temperature: float, weight: float)
 
 @torch.no_grad()
 def copy_layers(student: Model, teacher: Model, layers: tuple[int, ...]) -> None:
-    """Start the student from the teacher: embeddings, LM head, and layer i from teacher layer ``layers[i]``, where shapes agree.
+    """Start the student from the teacher: embeddings, LM head, and layer i from teacher layer ``layers[i]``.
+
+    Tables and heads of another shape stay as they are.
 
     Raises:
         ConfigError: the layers do not exist, or their shapes differ.
@@ -164,7 +176,9 @@ def copy_layers(student: Model, teacher: Model, layers: tuple[int, ...]) -> None
     for own, theirs in pairs:
         wanted, given = own.state_dict(), theirs.state_dict()
         if {k: v.shape for k, v in wanted.items()} != {k: v.shape for k, v in given.items()}:
-            raise ConfigError("student_from copies whole layers, but student and teacher layers differ in shape; leave it empty")
+            raise ConfigError(
+                "student_from copies whole layers, but student and teacher layers differ in shape; leave it empty"
+            )
         own.load_state_dict(given)
     outside = {k: v for k, v in teacher.state_dict().items() if not k.startswith("encoder.blocks.")}
     target = student.state_dict()
@@ -175,15 +189,24 @@ def copy_layers(student: Model, teacher: Model, layers: tuple[int, ...]) -> None
 def _check(student: Model, teacher: Model, settings: DistillSettings) -> None:
     sizes = student.config.encoder.vocab, teacher.config.encoder.vocab
     if sizes[0] != sizes[1]:
-        raise ConfigError(f"student and teacher have {sizes[0]} and {sizes[1]} ids; distillation needs one tokenizer for both")
+        raise ConfigError(
+            f"student and teacher have {sizes[0]} and {sizes[1]} ids; distillation needs one tokenizer for both"
+        )
     for role, model in (("student", student), ("teacher", teacher)):
         if (settings.logits_weight or role == "student" and settings.mlm_weight) and not isinstance(model.lm, LMHead):
             raise ConfigError(f"the {role} has no LM head; give a masked language model, or set its weights to 0")
     widths = student.config.encoder.width, teacher.config.encoder.width
     if settings.cosine_weight and widths[0] != widths[1]:
-        raise ConfigError(f"cosine compares states of one width, not {widths[0]} and {widths[1]}; set cosine_weight to 0 or use match")
-    if settings.attention_weight and student.encoder.block(0).attention.heads != teacher.encoder.block(0).attention.heads:
-        raise ConfigError("attention matching needs as many heads in the student as in the teacher; set attention_weight to 0")
+        raise ConfigError(
+            f"cosine compares states of one width, not {widths[0]} and {widths[1]}; set cosine_weight to 0 or use match"
+        )
+    if (
+        settings.attention_weight
+        and student.encoder.block(0).attention.heads != teacher.encoder.block(0).attention.heads
+    ):
+        raise ConfigError(
+            "attention matching needs as many heads in the student as in the teacher; set attention_weight to 0"
+        )
     if (settings.hidden_weight or settings.attention_weight) and not settings.match:
         raise ConfigError("hidden_weight and attention_weight need pairs of layers in match, such as [[1, 2], [2, 4]]")
     for own, their in settings.match:

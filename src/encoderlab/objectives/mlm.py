@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from encoderlab.batches.batch import IGNORE, Batch, collate, stack
-from encoderlab.batches.corrupt import Corrupted, Corruptor, Masking
+from encoderlab.batches.corrupt import Corruptor, Masking
 from encoderlab.batches.pack import Row
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
@@ -24,7 +24,10 @@ PAIR_LABELS = ("next_sentence", "sentence_order")
 
 @dataclass(frozen=True, kw_only=True)
 class MLMSettings:
-    """``masking``: what is hidden, drawn afresh for every row of every epoch; ``pair_weight``: of the sentence-pair term."""
+    """Settings of :class:`MLM`.
+
+    ``masking``: what is hidden, drawn afresh for every row of every epoch; ``pair_weight``: of the sentence-pair term.
+    """
 
     kind: Literal["mlm"] = "mlm"
     masking: Masking = Masking()
@@ -32,7 +35,10 @@ class MLMSettings:
 
 
 class Masker:
-    """Rows to a batch with some tokens hidden; what was hidden is in ``positions`` and ``targets`` (B, T), filled up with -1 and -100."""
+    """Rows to a batch with some tokens hidden.
+
+    What was hidden is in ``positions`` and ``targets`` (B, T), filled up with -1 and -100.
+    """
 
     def __init__(self, masking: Masking, vocabulary: Vocabulary) -> None:
         self.pad = vocabulary.pad
@@ -44,12 +50,12 @@ class Masker:
             counts=vocabulary.counts,
         )
 
-    def __call__(self, rows: list[Row], seed: int) -> tuple[Batch, list[Corrupted]]:
+    def __call__(self, rows: list[Row], seed: int) -> Batch:
         hidden = self.corruptor(rows, seed)
         batch = collate(rows, pad=self.pad, ids=[c.ids for c in hidden])
         batch.labels["positions"] = stack([c.positions for c in hidden], -1)
         batch.labels["targets"] = stack([c.targets for c in hidden], IGNORE)
-        return batch, hidden
+        return batch
 
 
 def chosen(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,21 +79,29 @@ def token_term(logits: Tensor, targets: Tensor, *, weight: float = 1.0) -> Term:
 
 
 class MLM(Objective):
-    """Predict the hidden tokens of each row, and for pairs whether B belongs to A. Only hidden places reach the LM head."""
+    """Predict the hidden tokens of each row, and for pairs whether B belongs to A.
+
+    Only hidden places reach the LM head.
+    """
 
     per_token = ("mlm",)
 
     def __init__(self, model: Model, settings: MLMSettings, vocabulary: Vocabulary) -> None:
         super().__init__()
         if not isinstance(model.lm, LMHead):
-            raise ConfigError(f"masked language modelling needs an LM head over one word table; family {model.config.family!r} has none")
+            raise ConfigError(
+                f"masked language modelling needs an LM head over one word table, which family {model.config.family!r} "
+                "has not; set model.lm"
+            )
         if model.config.encoder.causal:
-            raise ConfigError("masked language modelling needs attention to both sides; choose the causal objective for this model")
+            raise ConfigError(
+                "masked language modelling needs attention to both sides; choose the causal objective for this model"
+            )
         self.model, self.settings = model, settings
         self.masker = Masker(settings.masking, vocabulary)
 
     def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
-        return self.masker(rows, seed)[0]
+        return self.masker(rows, seed)
 
     def counts(self, batch: Batch) -> dict[str, int]:
         counts = {"mlm": int((batch.labels["positions"] >= 0).sum())}
@@ -95,7 +109,9 @@ class MLM(Objective):
             counts[label] = len(batch)
         return counts
 
-    def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> tuple[dict[str, Term], Memory]:
+    def forward(
+        self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
+    ) -> tuple[dict[str, Term], Memory]:
         model = self.model
         # Of the last layer the mask decoder needs the input only.
         depth = model.encoder.depth - 1 if model.mask_positions is not None else None
@@ -107,7 +123,7 @@ class MLM(Objective):
             terms[label] = token_term(logits, batch.labels[label], weight=self.settings.pair_weight)
         return terms, None
 
-    def models(self) -> dict[str, Any]:
+    def models(self) -> dict[str, Model]:
         return {"model": self.model}
 
 

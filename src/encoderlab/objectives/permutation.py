@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -17,7 +17,7 @@ from encoderlab.nn.encoder import update_memory
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import RelativeShift
-from encoderlab.objectives.base import Memory, Objective, Term
+from encoderlab.objectives.base import Memory, Objective, Term, carried
 from encoderlab.objectives.mlm import lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.seeds import generator
@@ -25,8 +25,12 @@ from encoderlab.seeds import generator
 
 @dataclass(frozen=True, kw_only=True)
 class PermutationSettings:
-    """``targets``: what is predicted and in what order; ``memory``: states of earlier rows; ``reuse``: tokens at the start of a row that
-    continue the stream, and whose states are remembered (the ``reuse`` of the rows; 0 for rows that are no streams)."""
+    """Settings of :class:`Permutation`.
+
+    ``targets``: what is predicted and in what order; ``memory``: states of earlier rows; ``reuse``: tokens at the start
+    of a row that continue the stream, and whose states are remembered (the ``reuse`` of the rows; 0 for rows that are
+    no streams).
+    """
 
     kind: Literal["permutation"] = "permutation"
     targets: Targets = Targets(block=256)
@@ -37,8 +41,9 @@ class PermutationSettings:
 class Permutation(Objective):
     """Predict chosen tokens in a random order, each from the context and from those before it in that order.
 
-    The content stream runs once over the row with the order as its mask; the query stream runs on the targets only, starts from one learned
-    vector, and reads the content stream's stored states. So the second stream costs a sixth, not the same again.
+    The content stream runs once over the row with the order as its mask; the query stream runs on the targets only,
+    starts from one learned vector, and reads the content stream's stored states. So the second stream costs a sixth,
+    not the same again.
     """
 
     per_token = ("plm",)
@@ -48,11 +53,13 @@ class Permutation(Objective):
         encoder = model.config.encoder
         if not isinstance(encoder.position, RelativeShift) or encoder.causal:
             raise ConfigError(
-                "permutation language modelling needs relative_shift positions and attention to both sides: with absolute positions at the "
-                "input a target's place is known only together with its token; take a recipe of xlnet"
+                "permutation language modelling needs relative_shift positions and attention to both sides: with "
+                "absolute positions a target's place is known only together with its token; take a recipe of xlnet"
             )
         if model.mask_vector is None or not isinstance(model.lm, LMHead):
-            raise ConfigError("permutation language modelling needs mask_vector and an LM head; take a model of family xlnet")
+            raise ConfigError(
+                "permutation language modelling needs mask_vector and an LM head; take a model of family xlnet"
+            )
         if encoder.conv is not None:
             raise ConfigError("a query stream has no neighbours to convolve; set model.encoder.conv to null")
         self.model, self.settings, self.pad = model, settings, vocabulary.pad
@@ -74,11 +81,12 @@ class Permutation(Objective):
     def counts(self, batch: Batch) -> dict[str, int]:
         return {"plm": int((batch.labels["positions"] >= 0).sum())}
 
-    def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> tuple[dict[str, Term], Memory]:
+    def forward(
+        self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
+    ) -> tuple[dict[str, Term], Memory]:
         model, settings, labels = self.model, self.settings, batch.labels
         assert model.mask_vector is not None
-        if not settings.memory or not bool(labels["continues"].all() if "continues" in labels else False):
-            memory = None
+        memory = carried(memory, batch) if settings.memory else None
         reverse = labels["backwards"].bool() if "backwards" in labels else None
         query_rank, key_rank = labels["query_rank"], labels["key_rank"]
         itself = torch.eye(query_rank.shape[1], dtype=torch.bool, device=query_rank.device)
@@ -111,5 +119,5 @@ class Permutation(Objective):
         term = lm_term(model, predicted[rows, slots], labels["targets"][rows, slots])
         return {"plm": term}, update_memory(memory, states, settings.memory, reuse=settings.reuse or None)
 
-    def models(self) -> dict[str, Any]:
+    def models(self) -> dict[str, Model]:
         return {"model": self.model}

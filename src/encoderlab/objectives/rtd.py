@@ -1,9 +1,12 @@
-"""Replaced token detection (Clark et al., 2020): a generator fills masks, a discriminator tells its tokens from the originals."""
+"""Replaced token detection (Clark et al., 2020).
+
+A generator fills masks, a discriminator tells its tokens from the originals.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +32,11 @@ Sharing = Literal["block", "tables", "none", "disentangled"]
 class RTDSettings:
     """Settings of :class:`RTD`; the defaults are ELECTRA's.
 
-    ``sharing`` of the embeddings: ``block`` (ELECTRA: tables and LayerNorm), ``tables`` alone, ``none``, or ``disentangled``
-    (DeBERTa v3, section 3.3: the discriminator's table is the generator's, without gradient, plus a difference that only the
-    discriminator trains). ``predict``: ``replaced`` is the paper's objective; its ablations (section 3.4): ``replaced_masked``, the loss on masked
-    places only; ``original_masked``, replace-MLM; ``original_all``, all-tokens MLM with a copy gate.
+    ``sharing`` of the embeddings: ``block`` (ELECTRA: tables and LayerNorm), ``tables`` alone, ``none``, or
+    ``disentangled`` (DeBERTa v3, section 3.3: the discriminator's table is the generator's, without gradient, plus a
+    difference that only the discriminator trains). ``predict``: ``replaced`` is the paper's objective; its ablations
+    (section 3.4): ``replaced_masked``, the loss on masked places only; ``original_masked``, replace-MLM;
+    ``original_all``, all-tokens MLM with a copy gate.
     """
 
     kind: Literal["rtd"] = "rtd"
@@ -45,11 +49,12 @@ class RTDSettings:
 
 
 class RTD(Objective):
-    """Generator and discriminator trained jointly. Samples carry no gradient, so the discriminator trains the generator through shared
-    embeddings only.
+    """Generator and discriminator trained jointly.
 
-    Terms: ``mlm`` (generator), ``rtd`` (discriminator, over all real tokens), and ``replaced``, without loss, whose hits are the
-    masked places where the sample differs from the original.
+    Samples carry no gradient, so the discriminator trains the generator through shared embeddings only.
+
+    Terms: ``mlm`` (generator), ``rtd`` (discriminator, over all real tokens), and ``replaced``, without loss, whose
+    hits are the masked places where the sample differs from the original.
     """
 
     per_token = ("mlm",)
@@ -70,7 +75,7 @@ class RTD(Objective):
         share_embeddings(generator, discriminator, settings.sharing, continued=continued)
 
     def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
-        batch, _ = self.masker(rows, seed)
+        batch = self.masker(rows, seed)
         batch.labels["original"] = stack([row.ids for row in rows], self.masker.pad, length=batch.ids.shape[1])
         return batch
 
@@ -79,7 +84,9 @@ class RTD(Objective):
         everywhere = self.settings.predict in ("replaced", "original_all")
         return {"mlm": masked, "rtd": batch.num_tokens if everywhere else masked, "replaced": masked}
 
-    def forward(self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None) -> tuple[dict[str, Term], Memory]:
+    def forward(
+        self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
+    ) -> tuple[dict[str, Term], Memory]:
         rows, places, targets = chosen(batch)
         generated, samples = self._generate(batch, rows, places, targets, noise)
         corrupted = batch.labels["original"].clone()
@@ -91,16 +98,16 @@ class RTD(Objective):
         }
         return terms, None
 
-    def models(self) -> dict[str, Any]:
+    def models(self) -> dict[str, Model]:
         return {"generator": self.generator, "discriminator": self.discriminator}
 
     def _generate(
         self, batch: Batch, rows: Tensor, places: Tensor, targets: Tensor, noise: Noise | None
     ) -> tuple[Term, Tensor]:
-        """The generator's loss, and one sample (S,) per masked place from softmax(logits / temperature), without gradient.
+        """The generator's loss, and one sample (S,) per masked place from softmax(logits / temperature).
 
-        A sample inverts the cumulative distribution at one uniform number, keyed by row and place: the distribution of the original's Gumbel
-        argmax with one random number instead of V.
+        Samples have no gradient. A sample inverts the cumulative distribution at one uniform number, keyed by row and
+        place: the distribution of the original's Gumbel argmax with one random number instead of V.
         """
         model, settings = self.generator, self.settings
         assert isinstance(model.lm, LMHead) and batch.rows is not None
@@ -114,7 +121,8 @@ class RTD(Objective):
             assert samples is not None
             return Term(loss, len(targets), settings.generator_weight, hits), samples
         logits = model.lm(x, model.words)
-        return token_term(logits, targets, weight=settings.generator_weight), draw(logits.float() / settings.temperature, points)
+        samples = draw(logits.float() / settings.temperature, points)
+        return token_term(logits, targets, weight=settings.generator_weight), samples
 
     def _discriminate(self, batch: Batch, corrupted: Tensor, rows: Tensor, places: Tensor, noise: Noise | None) -> Term:
         settings, model = self.settings, self.discriminator
@@ -159,9 +167,7 @@ def document_starts(doc: Tensor) -> Tensor:
     return torch.where(opens, index, 0).cummax(dim=1).values
 
 
-def share_embeddings(
-    generator: Model, discriminator: Model, sharing: Sharing, *, continued: bool = False
-) -> None:
+def share_embeddings(generator: Model, discriminator: Model, sharing: Sharing, *, continued: bool = False) -> None:
     """Let the two networks share embeddings in place; see :class:`RTDSettings`.
 
     The disentangled difference starts at 0, or, where training is ``continued``, at what the two tables differ by.
@@ -193,20 +199,26 @@ def _check(generator: Model, discriminator: Model, settings: RTDSettings) -> Non
     one, two = generator.config.encoder, discriminator.config.encoder
     if one.vocab != two.vocab:
         raise ConfigError(
-            f"generator and discriminator have {one.vocab} and {two.vocab} ids; replaced token detection needs one tokenizer for both"
+            f"generator and discriminator have {one.vocab} and {two.vocab} ids; "
+            "replaced token detection needs one tokenizer for both"
         )
     if not isinstance(generator.lm, LMHead):
         raise ConfigError("the generator has no LM head; give a model with one, such as NAME-generator")
     if settings.predict != "original_masked" and discriminator.rtd is None:
-        raise ConfigError("the discriminator has no detection head; give a model of family electra, convbert or deberta v3")
+        raise ConfigError(
+            "the discriminator has no detection head; give a model of family electra, convbert or deberta v3"
+        )
     if settings.predict.startswith("original") and not isinstance(discriminator.lm, LMHead):
         raise ConfigError(f"predict {settings.predict!r} needs an LM head on the discriminator; set discriminator.lm")
     if one.causal or two.causal:
         raise ConfigError("replaced token detection needs attention to both sides; set causal to false")
     if settings.temperature <= 0:
-        raise ConfigError(f"temperature {settings.temperature} is not positive; 1.0 samples from the generator as it is")
+        raise ConfigError(
+            f"temperature {settings.temperature} is not positive; 1.0 samples from the generator as it is"
+        )
     shapes = [(c.word_width, c.types, c.max_length, c.embed_norm) for c in (one, two)]
     if settings.sharing != "none" and shapes[0] != shapes[1]:
         raise ConfigError(
-            f"embeddings (width, segments, positions, norm) {shapes[0]} and {shapes[1]} differ and cannot be shared; set sharing to none"
+            f"embeddings (width, segments, positions, norm) {shapes[0]} and {shapes[1]} differ and cannot be shared; "
+            "set sharing to none"
         )

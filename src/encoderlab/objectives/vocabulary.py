@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """``size`` ids, of which ``special`` are never text; ``counts`` (V,) how often each occurs in the corpus, if known."""
+    """The ids 0 .. ``size`` - 1, of which ``special`` are never text.
+
+    ``counts`` (V,): how often each occurs in the corpus, if known.
+    """
 
     size: int
     pad: int
