@@ -1,9 +1,9 @@
 """ALBERT (Lan et al., 2020).
 
-Differs from BERT: word, position and segment tables of width 128, then a map to the width of the layers; all layers share one set of
-weights (``Sharing``); GELU in the tanh form; the masked-LM head maps back to 128; sentence order prediction instead of next sentence
-prediction; a SentencePiece vocabulary of 30,000. Version 2 and xxlarge have no dropout. The paper gives xxlarge 235M parameters; the released
-model has 222.6M.
+Differs from BERT: word, position and segment tables of width 128, then a map to the width of the layers; all layers
+share one set of weights (``Sharing``); GELU in the tanh form; the masked-LM head maps back to 128; sentence order
+prediction instead of next sentence prediction; a SentencePiece vocabulary of 30,000. Version 2 and xxlarge have no
+dropout. The paper gives xxlarge 235M parameters; the released model has 222.6M.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from encoderlab.nn.heads import LM, Pooler, Span
 
 
 def albert(
-    *, layers: int, width: int, heads: int, dropout: float = 0.1, vocab: int = 30000, groups: int = 1, embed_width: int = 128
+    *,
+    layers: int,
+    width: int,
+    heads: int,
+    dropout: float = 0.1,
+    vocab: int = 30000,
+    groups: int = 1,
+    embed_width: int = 128,
 ) -> ModelConfig:
     """ALBERT of any size; ``groups`` parameter groups."""
     encoder = EncoderConfig(

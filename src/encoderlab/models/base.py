@@ -13,9 +13,10 @@ from encoderlab.nn.heads import LM, RTD, Classification, Pooler, Span, Tagging, 
 class ModelConfig:
     """One model. ``family`` names the module in ``encoderlab.models`` that explains it and maps its weights.
 
-    ``pooler``, ``lm``, ``pair`` (next sentence, sentence order: D -> 2 on the pooled vector), ``rtd``: the pretraining heads that
-    it has. ``mask_decoder`` > 0: DeBERTa's enhanced mask decoder with a table of that many absolute positions. ``mask_vector``:
-    XLNet's learned start of the query stream. ``task``: the head of a fine-tuned model, its labels by name in ``labels``.
+    ``pooler``, ``lm``, ``pair`` (next sentence, sentence order: D -> 2 on the pooled vector), ``rtd``: the pretraining
+    heads that it has. ``mask_decoder`` > 0: DeBERTa's enhanced mask decoder with a table of that many absolute
+    positions. ``mask_vector``: XLNet's learned start of the query stream. ``task``: the head of a fine-tuned model, its
+    labels by name in ``labels``.
     """
 
     family: str

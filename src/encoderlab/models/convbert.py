@@ -1,10 +1,11 @@
 """ConvBERT (Jiang et al., 2020): ELECTRA with half of the attention heads replaced by span-dynamic convolution.
 
-Differs from ELECTRA: mixed attention (``SpanDynamic``), and grouped feed-forward maps in medium-small. The width of a head is that of
-all heads together, width / heads, before half of them are dropped; one head stays where none would, and the output map then reads twice the
-width. The generator has the same parts. The released code, which the parameter counts follow, has a value map for the convolution beside
-attention's, where the paper has one for both. Its convolutions read padding; ``mask_padding=False`` (here, to load its weights) keeps that,
-new recipes mask. ``transformers`` computes other head widths for head ratios other than 2 and cannot express the one-head generator.
+Differs from ELECTRA: mixed attention (``SpanDynamic``), and grouped feed-forward maps in medium-small. The width of a
+head is that of all heads together, width / heads, before half of them are dropped; one head stays where none would, and
+the output map then reads twice the width. The generator has the same parts. The released code, which the parameter
+counts follow, has a value map for the convolution beside attention's, where the paper has one for both. Its
+convolutions read padding; ``mask_padding=False`` (here, to load its weights) keeps that, new recipes mask.
+``transformers`` computes other head widths for head ratios other than 2 and cannot express the one-head generator.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ SIZES = {
 }
 
 
-def _generator(layers: int, width: int, heads: int, embed_width: int, groups: int = 1, masked: bool = False) -> ModelConfig:
+def _generator(
+    layers: int, width: int, heads: int, embed_width: int, groups: int = 1, masked: bool = False
+) -> ModelConfig:
     return convbert(
         layers=layers,
         width=width,

@@ -1,10 +1,11 @@
 """ELECTRA (Clark et al., 2020): a generator fills masks, a discriminator finds the tokens it replaced.
 
-Differs from BERT: no pooler and no next sentence prediction; small has tables of width 128 mapped to 256 after LayerNorm. The generator
-is as deep and 1/4 (small, large) or 1/3 (base) as wide; both networks share the whole embedding block, LayerNorm included. The
-discriminator head is dense, GELU, dense to 1; the generator's is BERT's masked-LM head. The checkpoint released as small ("small++")
-has a generator as wide as the discriminator. Fine-tuning puts dropout and an affine map on the raw [CLS] vector; ``transformers`` adds a dense
-layer and GELU there that the original does not have.
+Differs from BERT: no pooler and no next sentence prediction; small has tables of width 128 mapped to 256 after
+LayerNorm. The generator is as deep and 1/4 (small, large) or 1/3 (base) as wide; both networks share the whole
+embedding block, LayerNorm included. The discriminator head is dense, GELU, dense to 1; the generator's is BERT's
+masked-LM head. The checkpoint released as small ("small++") has a generator as wide as the discriminator. Fine-tuning
+puts dropout and an affine map on the raw [CLS] vector; ``transformers`` adds a dense layer and GELU there that the
+original does not have.
 """
 
 from __future__ import annotations
@@ -45,9 +46,7 @@ SIZES = {
 
 def _generator(layers: int, width: int, embed_width: int) -> ModelConfig:
     heads = max(1, width // 64)
-    return electra(
-        layers=layers, width=width, heads=heads, ff_width=4 * width, embed_width=embed_width, generator=True
-    )
+    return electra(layers=layers, width=width, heads=heads, ff_width=4 * width, embed_width=embed_width, generator=True)
 
 
 GENERATORS = {

@@ -1,9 +1,10 @@
 """RoBERTa (Liu et al., 2019).
 
-Differs from BERT: byte-level BPE with 50,265 ids; no segment table (``transformers`` has one row of it, zero in
-the published weights; a folder where it is not zero is loaded with that one row); position ids start at 2, so the table has 514 rows; LayerNorm eps 1e-5; normal initial
-values that are not cut; no next sentence prediction and no pretrained pooler. A pair is framed ``<s> A </s></s> B </s>``. The fine-tuning
-head is dropout, dense, tanh, dropout, affine on ``<s>``.
+Differs from BERT: byte-level BPE with 50,265 ids; no segment table (``transformers`` has one row of it, zero in the
+published weights; a folder where it is not zero is loaded with that one row); position ids start at 2, so the table has
+514 rows; LayerNorm eps 1e-5; normal initial values that are not cut; no next sentence prediction and no pretrained
+pooler. A pair is framed ``<s> A </s></s> B </s>``. The fine-tuning head is dropout, dense, tanh, dropout, affine on
+``<s>``.
 """
 
 from __future__ import annotations

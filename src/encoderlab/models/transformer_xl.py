@@ -1,9 +1,9 @@
 """Transformer-XL (Dai et al., 2019): a left-to-right language model with segment recurrence.
 
-Differs from BERT: left-to-right; relative positions by a fixed sinusoid (:class:`RelativeShift`); keys and values also from the states of
-earlier rows (memory), without gradient; ReLU; projections without bias; no embedding LayerNorm; input scaled by sqrt(D); adaptive
-input and softmax for word vocabularies (:class:`Adaptive`). In the PyTorch original one pair u, v serves all layers; the large TensorFlow
-models have one per layer (``shared_biases=False``).
+Differs from BERT: left-to-right; relative positions by a fixed sinusoid (:class:`RelativeShift`); keys and values also
+from the states of earlier rows (memory), without gradient; ReLU; projections without bias; no embedding LayerNorm;
+input scaled by sqrt(D); adaptive input and softmax for word vocabularies (:class:`Adaptive`). In the PyTorch original
+one pair u, v serves all layers; the large TensorFlow models have one per layer (``shared_biases=False``).
 """
 
 from __future__ import annotations
