@@ -1,1 +1,4 @@
-"""Speed measurements: contenders take turns in one process tree, so that a drifting machine slows them alike, and ratios are the result."""
+"""Speed measurements.
+
+Contenders take turns in one process tree, so that a drifting machine slows them alike; ratios are the result.
+"""

@@ -1,4 +1,7 @@
-"""One training step each: ours, and ``transformers`` in its best settings (sdpa where it has it, fused AdamW, masked labels)."""
+"""One training step each: ours, and that of ``transformers`` in its best settings.
+
+Those are sdpa where it has it, fused AdamW, and labels at the masked places only.
+"""
 
 from __future__ import annotations
 
@@ -114,13 +117,13 @@ class Theirs:
         return objective.models()
 
     def _load(self, model: Model) -> nn.Module:
-        kind = {"bert": "AutoModelForPreTraining"}.get(model.config.family, "AutoModelForMaskedLM")
-        if model.rtd is not None:
+        kind = "AutoModelForMaskedLM"
+        if model.config.family == "bert" and model.config.pair:
+            kind = "AutoModelForPreTraining"
+        elif model.rtd is not None:
             kind = "AutoModelForPreTraining" if model.config.family == "electra" else "AutoModel"
-        if model.mask_vector is not None:
+        elif model.mask_vector is not None:
             kind = "XLNetLMHeadModel"
-        if kind == "AutoModelForPreTraining" and model.config.family == "bert" and not model.config.pair:
-            kind = "AutoModelForMaskedLM"
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place) / "model"
             huggingface.save(model, folder)
@@ -130,17 +133,17 @@ class Theirs:
         return network
 
     def _join(self, networks: dict[str, nn.Module], objective: Objective) -> None:
-        """Tie the embeddings of generator and discriminator, and give the discriminator its head where the library has none."""
+        """Tie the embeddings of generator and discriminator; add the detection head where the library has none."""
         if not isinstance(objective, RTD):
             return
-        generator, discriminator = networks["generator"], networks["discriminator"]
-        body = getattr(discriminator, "base_model", discriminator)
-        other = generator.base_model
+        generator: Any = networks["generator"]
+        discriminator: Any = networks["discriminator"]
+        body, other = discriminator.base_model, generator.base_model
         if objective.settings.sharing == "block":
             other.embeddings = body.embeddings
         else:
             other.embeddings.word_embeddings = body.embeddings.word_embeddings
-        output: Any = generator.get_output_embeddings()
+        output = generator.get_output_embeddings()
         if hasattr(output, "weight") and output.weight.shape == body.embeddings.word_embeddings.weight.shape:
             output.weight = body.embeddings.word_embeddings.weight
         if self.case.model.family != "electra":
@@ -190,11 +193,12 @@ class Theirs:
         with torch.no_grad():
             teacher = self.networks["teacher"](**inputs, output_hidden_states=True)
         t = settings.temperature
-        wanted = (teacher.logits[masked].float() / t).log_softmax(-1)
-        soft = F.kl_div((student.logits[masked].float() / t).log_softmax(-1), wanted, log_target=True, reduction="batchmean") * t * t
+        given, wanted = ((out.logits[masked].float() / t).log_softmax(-1) for out in (student, teacher))
+        soft = t * t * F.kl_div(given, wanted, log_target=True, reduction="batchmean")
         real = batch.doc >= 0
         close = F.cosine_similarity(student.hidden_states[-1][real], teacher.hidden_states[-1][real], dim=-1)
-        return settings.logits_weight * soft + settings.mlm_weight * student.loss + settings.cosine_weight * (1 - close).mean()
+        weighted = settings.logits_weight * soft + settings.mlm_weight * student.loss
+        return weighted + settings.cosine_weight * (1 - close).mean()
 
     def _permutation(self, batch: Batch) -> Tensor:
         labels = batch.labels

@@ -1,13 +1,15 @@
-"""What the benchmark trains for each family, by us and by ``transformers``: same sizes, weights, batches, losses and dropout rates.
+"""What the benchmark trains for each family, by us and by ``transformers``.
 
-12 layers of width 256 (or any other size), each with its family's own vocabulary. Where ``transformers`` lacks a part of the original, ours runs
-without it: no mask decoder for DeBERTa; for ConvBERT's generator two heads instead of the one that it cannot express. Its pretraining of ELECTRA,
-ConvBERT and DeBERTa v3 is composed of its models as a user would: masked-LM generator, sampling at the masked places, discriminator with a
-detection head, tied embeddings.
+Sizes, weights, batches, losses and dropout rates are the same for both. 12 layers of width 256 (or any other size),
+each with its family's own vocabulary. Where ``transformers`` lacks a part of the original, ours runs without it: no
+mask decoder for DeBERTa; for ConvBERT's generator two heads instead of the one that it cannot express. Its pretraining
+of ELECTRA, ConvBERT and DeBERTa v3 is composed of its models as a user would: masked-LM generator, sampling at the
+masked places, discriminator with a detection head, tied embeddings.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from encoderlab import models
@@ -84,22 +86,27 @@ def _distilbert(name: str, layers: int, width: int) -> Case:
     """A student of half the teacher's layers; logits compared at the masked places."""
     teacher = replace(bert(layers=layers, width=width), pooler=None, pair=False)
     objective = DistillSettings(at="masked", masking=Masking())
-    return Case(name=name, model=distilbert(layers=max(layers // 2, 1), width=width), second=teacher, objective=objective)
+    student = distilbert(layers=max(layers // 2, 1), width=width)
+    return Case(name=name, model=student, second=teacher, objective=objective)
 
 
 def _electra(name: str, layers: int, width: int) -> Case:
-    size = {"layers": layers, "embed_width": min(width, 128) if width < 768 else width}
-    narrow = width // 4 if width < 768 else max(64, width // 3 // 64 * 64)
-    model = electra(width=width, heads=width // 64, ff_width=4 * width, **size)
-    second = electra(width=narrow, heads=max(1, narrow // 64), ff_width=4 * narrow, generator=True, **size)
-    return Case(name=name, model=model, second=second, objective=RTDSettings())
+    return _detection(name, electra, layers, width, fewest_heads=1)
 
 
 def _convbert(name: str, layers: int, width: int) -> Case:
-    size = {"layers": layers, "embed_width": min(width, 128) if width < 768 else width}
-    narrow = width // 4 if width < 768 else max(64, width // 3 // 64 * 64)
-    model = convbert(width=width, heads=width // 64, ff_width=4 * width, **size)
-    second = convbert(width=narrow, heads=max(2, narrow // 64), ff_width=4 * narrow, generator=True, **size)
+    return _detection(name, convbert, layers, width, fewest_heads=2)
+
+
+def _detection(name: str, family: Callable[..., ModelConfig], layers: int, width: int, *, fewest_heads: int) -> Case:
+    """A discriminator and a generator of 1/4 (small) or 1/3 (base) of its width, with tables of one width."""
+    small = width < 768
+    embed_width = min(width, 128) if small else width
+    narrow = width // 4 if small else max(64, width // 3 // 64 * 64)
+    model, second = (
+        family(layers=layers, width=w, heads=heads, ff_width=4 * w, embed_width=embed_width, generator=generator)
+        for w, heads, generator in ((width, width // 64, False), (narrow, max(fewest_heads, narrow // 64), True))
+    )
     return Case(name=name, model=model, second=second, objective=RTDSettings())
 
 

@@ -16,12 +16,18 @@ PARTS: list[tuple[str, tuple[str, ...]]] = [  # the first part with a matching f
     ("loss", ("log_softmax", "nll_loss", "cross_entropy", "argmax", "logsumexp", "binary_cross_entropy", "kl_div")),
     ("convolution", ("convolution", "conv1d", "conv_", "unfold", "im2col", "col2im", "spanconv")),
     ("embedding", ("embedding", "index_select")),
-    ("copies and sums", ("copy_", "cat", "add", "sum", "mul", "fill", "zero", "clone", "contiguous", "gather", "where")),
+    (
+        "copies and sums",
+        ("copy_", "cat", "add", "sum", "mul", "fill", "zero", "clone", "contiguous", "gather", "where"),
+    ),
 ]
 
 
 def time_by_part(step: Callable[[], Any], case: Case) -> dict[str, float]:
-    """Share of one step's time by part; matrix products are told apart by their shapes (projections, feed-forward, head)."""
+    """Share of one step's time by part.
+
+    Matrix products are told apart by their shapes: projections, feed-forward, head.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:

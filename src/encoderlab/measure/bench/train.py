@@ -40,8 +40,8 @@ class Setting:
 def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict[str, Any]:
     """Time the contenders in turns on the same batches.
 
-    Returns tokens per second, their ratio with its spread, the share of the matrix-product peak, peak memory, the shares of
-    a step's time by part, and the difference of the losses after 20 steps from equal weights without dropout.
+    Returns tokens per second, their ratio with its spread, the share of the matrix-product peak, peak memory, the
+    shares of a step's time by part, and the difference of the losses after 20 steps from equal weights without dropout.
     """
     names = ["ours"] + ([against] if against else [])
     vocabulary, rows = real_rows(case, corpus, setting)
@@ -94,7 +94,8 @@ def loss_difference(case: Case, vocabulary: Vocabulary, rows: list[list[Row]], s
     plain = Setting(threads=setting.threads)
     with ExitStack() as stack:
         one, two = (
-            _start(stack, name, case.with_dropout(0.0), vocabulary, few, plain).call("steps", 20)[2] for name in ("ours", against)
+            _start(stack, name, case.with_dropout(0.0), vocabulary, few, plain).call("steps", 20)[2]
+            for name in ("ours", against)
         )
     return max(abs(a - b) / abs(b) for a, b in zip(one, two, strict=True))
 
@@ -109,7 +110,10 @@ def training_operations(case: Case, length: int) -> float:
 
 
 def real_rows(case: Case, path: Path, setting: Setting) -> tuple[Vocabulary, list[list[Row]]]:
-    """Batches of rows from a corpus, in the ids of its tokenizer; the model's vocabulary may be larger, as its family's is."""
+    """Batches of rows from a corpus, in the ids of its tokenizer.
+
+    The model's vocabulary may be larger, as its family's is.
+    """
     corpus = Corpus(path)
     tokenizer = Tokenizer.load(corpus.tokenizer_path)
     special = tokenizer.special
@@ -147,7 +151,13 @@ def _start(
     stack: ExitStack, name: str, case: Case, vocabulary: Vocabulary, rows: list[list[Row]], setting: Setting
 ) -> Worker:
     worker = Worker(
-        name, case, vocabulary, rows, threads=setting.threads, precision=setting.precision, compile=setting.compile and name != "ours"
+        name,
+        case,
+        vocabulary,
+        rows,
+        threads=setting.threads,
+        precision=setting.precision,
+        compile=setting.compile and name != "ours",
     )
     stack.callback(worker.close)
     return worker

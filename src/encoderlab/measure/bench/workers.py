@@ -1,4 +1,7 @@
-"""Contenders in processes of their own, which work only when told to: memory is counted apart, and time is shared fairly."""
+"""Contenders in processes of their own, which work only when told to.
+
+So memory is counted apart, and time is shared fairly.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import multiprocessing
 import resource
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from typing import Any
@@ -46,7 +50,9 @@ class Worker:
         try:
             answer = self.pipe.recv()
         except EOFError:
-            raise EncoderlabError(f"a benchmark process ended with code {self.process.exitcode}; is there enough memory?") from None
+            raise EncoderlabError(
+                f"a benchmark process ended with code {self.process.exitcode}; is there enough memory?"
+            ) from None
         if isinstance(answer, EncoderlabError):
             raise answer
         return answer
@@ -128,7 +134,7 @@ def _serve(
 
         return time_by_part(lambda: steps(1), case)
 
-    verbs = {
+    verbs: dict[str, Callable[..., Any]] = {
         "steps": steps,
         "peak": peak,
         "profile": profile,
@@ -141,7 +147,8 @@ def _serve(
         except EncoderlabError as error:
             pipe.send(error)
         except Exception as error:
-            pipe.send(EncoderlabError(f"{contender} failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}"))
+            reason = " ".join(str(error).split())[:300]
+            pipe.send(EncoderlabError(f"{contender} failed: {type(error).__name__}: {reason}"))
 
 
 def rows_tokens(rows: list[list[Row]]) -> int:
