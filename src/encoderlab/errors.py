@@ -1,6 +1,7 @@
 """Errors that a user can cause, each with the exit code that the command line returns for it.
 
-The message is one line: the value, what was expected, and what to do. Everything else that is raised is a bug (exit code 1).
+The message is one line: the value, what was expected, and what to do. Everything else that is raised is a bug (exit
+code 1).
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Diverged(EncoderlabError):
 class Stopped(EncoderlabError):
     """The run was stopped early after a checkpoint was written; run the same command again to resume.
 
-    ``signal``: the number of the signal that asked for it; the exit code is then 128 + number (SIGINT 130, SIGTERM 143).
+    ``signal``: the number of the signal that asked for it; the exit code is then 128 + number (SIGINT 130, SIGTERM
+    143).
     """
 
     code = 75

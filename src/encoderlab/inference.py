@@ -1,4 +1,7 @@
-"""Using a model on texts: filling masks and encoding. Texts of similar length share a batch, so little padding is computed."""
+"""Using a model on texts: filling masks and encoding.
+
+Texts of similar length share a batch, so little padding is computed.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +49,15 @@ def tokenizer_of(model: Model) -> Tokenizer:
         ConfigError: it was saved without one.
     """
     if model.tokenizer is None:
-        raise ConfigError("the model has no tokenizer; load it from a folder with tokenizer.json, or set model.tokenizer")
+        raise ConfigError(
+            "the model has no tokenizer; load it from a folder with tokenizer.json, or set model.tokenizer"
+        )
     return model.tokenizer
 
 
-def batches(tokenizer: Tokenizer, framed: Sequence[tuple[np.ndarray, np.ndarray]], budget: int = BATCH_TOKENS) -> Iterator[Rows]:
+def batches(
+    tokenizer: Tokenizer, framed: Sequence[tuple[np.ndarray, np.ndarray]], budget: int = BATCH_TOKENS
+) -> Iterator[Rows]:
     """Framed texts (ids, segments) in batches of at most ``budget`` tokens, longest first."""
     order = sorted(range(len(framed)), key=lambda i: -len(framed[i][0]))
     start = 0
@@ -75,7 +82,10 @@ def limit(model: Model, longest: int = 512) -> int:
 
 @torch.inference_mode()
 def encode(model: Model, texts: Sequence[str], *, pooling: Literal["mean", "first", "last"] = "mean") -> np.ndarray:
-    """One vector per text, (n, D) float32: the mean over its tokens, or the first or last token's vector of the last layer."""
+    """One vector per text, (n, D) float32.
+
+    It is the mean over the tokens of the last layer, or the vector of the first or the last token.
+    """
     tokenizer = tokenizer_of(model)
     longest = limit(model)
     framed = [tokenizer.frame(e.ids, max_length=longest) for e in tokenizer.encode_batch(texts)]
@@ -104,7 +114,10 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
     """
     tokenizer = tokenizer_of(model)
     if not isinstance(model.lm, LMHead):
-        raise ConfigError(f"a {model.config.family} model without LM head cannot fill masks; use its generator or a pretraining checkpoint")
+        raise ConfigError(
+            f"a {model.config.family} model without LM head cannot fill masks; "
+            "use its generator or a pretraining checkpoint"
+        )
     mask = tokenizer.special.mask
     ids, segments = tokenizer.frame(tokenizer.encode(text).ids, max_length=limit(model))
     places = np.flatnonzero(ids == mask)
@@ -128,7 +141,6 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
 
 def _token_probabilities(model: Model, rows: Rows, places: Tensor) -> Tensor:
     """Probabilities (S, V) at ``places`` of a batch of one row."""
-    which = torch.zeros_like(places)
     if model.mask_vector is not None:
         # A permutation model predicts from its query stream, each mask hidden from the content stream.
         hidden = torch.zeros_like(rows.ids, dtype=torch.bool)
@@ -147,7 +159,7 @@ def _token_probabilities(model: Model, rows: Rows, places: Tensor) -> Tensor:
         assert isinstance(model.lm, LMHead)
         return model.lm(last[0], model.words).float().softmax(-1)
     states = model.encoder(rows.ids, doc=rows.doc, segments=rows.segments)
-    return model.token_logits(states, which, places).float().softmax(-1)
+    return model.token_logits(states, torch.zeros_like(places), places).float().softmax(-1)
 
 
 def _to(rows: Rows, model: Model) -> Rows:

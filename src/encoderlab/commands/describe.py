@@ -22,7 +22,7 @@ def describe(
     length: int = 128,
     rows: int = 32,
 ) -> dict[str, Any]:
-    """Show an architecture: shapes, parameters by part, operations per token, memory of training, and how it differs from BERT.
+    """Show an architecture: shapes, parameters by part, operations per token, memory, and how it differs from BERT.
 
     Example: encoderlab describe convbert-small --length 512
 
@@ -85,10 +85,11 @@ def _show(found: dict[str, Any], root: Node) -> None:
         caption=f"a multiply-add is 2, backward twice forward, LM head on {flops['predicted']:.0%} of tokens; "
         f"ELECTRA's convention: {other['forward'] / 1e6:.2f} forward, {other['training'] / 1e6:.2f} training",
     )
-    causes = ", ".join(f"{part} {memory[part] / 2**20:,.0f}" for part in ("weights", "gradients", "optimizer", "activations"))
+    parts = ("weights", "gradients", "optimizer", "activations")
+    causes = ", ".join(f"{part} {memory[part] / 2**20:,.0f}" for part in parts)
     terminal.say(
-        f"Memory of training {memory['rows']} rows of {memory['length']} tokens in single precision with Adam, estimated: "
-        f"{memory['total'] / 2**20:,.0f} MiB ({causes})"
+        f"Memory of training {memory['rows']} rows of {memory['length']} tokens in single precision with Adam, "
+        f"estimated: {memory['total'] / 2**20:,.0f} MiB ({causes})"
     )
     terminal.say()
     terminal.say(found["about"])

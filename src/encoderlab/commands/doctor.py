@@ -11,8 +11,8 @@ from encoderlab.commands import terminal
 def doctor(run: Path, /, *, corpus: Path | None = None) -> dict[str, Any]:
     """Say what is likely wrong with a run, and what to change.
 
-    Looks at the metrics against ln V and the entropy of single tokens, at gradients, masks, the discriminator, the initial
-    weights and the reference curve of the recipe; with --corpus also at duplicates and the tokenizer.
+    Looks at the metrics against ln V and the entropy of single tokens, at gradients, masks, the discriminator, the
+    initial weights and the reference curve of the recipe; with --corpus also at duplicates and the tokenizer.
 
     Example: encoderlab doctor runs/wiki --corpus corpora/wiki
 

@@ -16,7 +16,10 @@ from encoderlab.models.base import ModelConfig
 
 @dataclass
 class Node:
-    """A part of the model: its name, the shapes of its own tensors, parameters with all below it, and how often it repeats."""
+    """A part of the model.
+
+    Its name, the shapes of its own tensors, parameters with all below it, and how often it repeats.
+    """
 
     name: str
     shapes: str
@@ -35,8 +38,9 @@ def tree(config: ModelConfig) -> Node:
 def facts(name: str, config: ModelConfig, *, length: int, rows: int, predicted: float = 0.15) -> dict[str, Any]:
     """What ``encoderlab describe NAME --json`` prints.
 
-    ``parameters``: of the encoder, of its embeddings, of each head, and of pretraining (all of it); ``flops``: per token at ``length``, by part,
-    forward and training, in our convention and the ELECTRA paper's; ``memory``: of training ``rows`` x ``length`` tokens, in bytes.
+    ``parameters``: of the encoder, of its embeddings, of each head, and of pretraining (all of it); ``flops``: per
+    token at ``length``, by part, forward and training, in our convention and the ELECTRA paper's; ``memory``: of
+    training ``rows`` x ``length`` tokens, in bytes.
     """
     counts = count_parameters(config)
     parts = flops.forward(config, length, predicted=predicted)

@@ -1,10 +1,12 @@
 """Floating-point operations and memory, from configurations alone.
 
-Our convention: a multiply-add is 2 operations, the backward pass costs twice the forward pass, and only matrix products and convolutions
-count (look-ups, normalisation, activations and dropout do not: they are bandwidth, not arithmetic). Positions attend to whole rows, so a
-causal mask saves nothing. What a vocabulary head costs is counted on the share of tokens that it sees.
+Our convention: a multiply-add is 2 operations, the backward pass costs twice the forward pass, and only matrix products
+and convolutions count (look-ups, normalisation, activations and dropout do not: they are bandwidth, not arithmetic).
+Positions attend to whole rows, so a causal mask saves nothing. What a vocabulary head costs is counted on the share of
+tokens that it sees.
 
-:func:`electra_training` is the ELECTRA paper's convention instead, in which the papers of ELECTRA and ConvBERT give their costs.
+:func:`electra_training` is the ELECTRA paper's convention instead, in which the papers of ELECTRA and ConvBERT give
+their costs.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def training(config: ModelConfig, length: int, *, predicted: float = 0.15, memor
 
 
 def _query_stream(config: ModelConfig, layer: dict[str, float], predicted: float) -> float:
-    """The layers' query side on the predicted tokens; the mask decoder also makes keys and values of one layer twice."""
+    """The layers' query side on the predicted tokens, and keys and values again, which the mask decoder makes twice."""
     encoder = config.encoder
     inner = encoder.heads * encoder.key_width
     queries = 4.0 * encoder.width * inner + sum(count for name, count in layer.items() if name != "projections")
@@ -96,7 +98,7 @@ def _head(config: ModelConfig, predicted: float) -> float:
 
 
 def _vocabulary_width(encoder: EncoderConfig) -> float:
-    """Columns times width of the output tables; of an adaptive softmax only the head cluster, which every token pays."""
+    """Columns times width of the output tables; of an adaptive softmax the head cluster, which every token pays."""
     if encoder.adaptive is None or not encoder.adaptive.cutoffs:
         return float(encoder.vocab * encoder.word_width)
     return float((encoder.adaptive.cutoffs[0] + len(encoder.adaptive.cutoffs)) * encoder.word_width)
@@ -109,7 +111,7 @@ OUTPUT_SHARE = 0.15625  # of positions that the output softmax sees: 20 of 128
 
 
 def electra_forward(config: ModelConfig, length: int) -> float:
-    """Operations per token as ``flops_computation.py`` of the ELECTRA release counts them (``bert_family.md`` calls this 3.7).
+    """Operations per token as ``flops_computation.py`` of the ELECTRA release counts them.
 
     Element-wise work counts a few operations each, and embedding look-ups as dense products with the whole vocabulary.
     """
@@ -127,14 +129,19 @@ def electra_forward(config: ModelConfig, length: int) -> float:
         embedding += 2 * words * width + width
     head = 0.0
     if config.lm is not None:
-        head += OUTPUT_SHARE * (2 * words * vocab + 2 * width * words + words * (1 + GELU + NORM) + vocab * (SOFTMAX + 2))
+        head += OUTPUT_SHARE * (
+            2 * words * vocab + 2 * width * words + words * (1 + GELU + NORM) + vocab * (SOFTMAX + 2)
+        )
     if config.rtd is not None:
         head += 2 * width * width + width * (1 + GELU) + 2 * width
     return layers + embedding + head
 
 
 def electra_training(configs: list[ModelConfig], length: int, rows: int, steps: int) -> float:
-    """Operations of a whole run of networks trained together: twice the forward pass, over ``rows * length * steps`` tokens."""
+    """Operations of a whole run of networks trained together.
+
+    Twice the forward pass, over ``rows * length * steps`` tokens.
+    """
     return 2.0 * sum(electra_forward(config, length) for config in configs) * rows * length * steps
 
 
@@ -158,8 +165,8 @@ class Memory:
 def training_memory(config: ModelConfig, parameters: int, rows: int, length: int, *, predicted: float = 0.15) -> Memory:
     """Single precision with Adam: 16 bytes per parameter, and 4 per value that the backward pass keeps.
 
-    Kept per token and layer: the input, queries, keys, values, the heads' output, the sum before each LayerNorm and its output, the
-    feed-forward width before and after the activation, and a row of attention probabilities per head.
+    Kept per token and layer: the input, queries, keys, values, the heads' output, the sum before each LayerNorm and its
+    output, the feed-forward width before and after the activation, and a row of attention probabilities per head.
     """
     encoder = config.encoder
     heads = encoder.heads if encoder.conv is None else kept_heads(encoder.heads, encoder.conv.head_ratio)
