@@ -17,23 +17,27 @@ from encoderlab.nn.spanconv import Bottleneck
 
 ENCODERS = {
     "bert-tiny": 4_369_408, "bert-mini": 11_104_768, "bert-small": 28_500_992, "bert-medium": 41_110_528,
-    "bert-base": 108_891_648, "bert-large": 334_092_288, "bert-base-cased": 107_719_680, "bert-large-cased": 332_529_664,
+    "bert-base": 108_891_648, "bert-large": 334_092_288, "bert-base-cased": 107_719_680,
+    "bert-large-cased": 332_529_664,
     "albert-base": 11_092_992, "albert-large": 16_634_368, "albert-xlarge": 54_528_512, "albert-xxlarge": 205_814_272,
     "distilbert-base": 66_362_880, "distilbert-base-cased": 65_190_912, "distilbert-base-multilingual": 134_734_080,
     "electra-small": 13_483_008, "electra-base": 108_891_648, "electra-large": 334_092_288,
     "electra-small-generator": 4_580_928, "electra-base-generator": 33_511_168, "electra-large-generator": 50_999_552,
     "convbert-small": 13_143_768, "convbert-medium-small": 17_475_888, "convbert-base": 105_680_520,
-    "convbert-small-generator": 4_743_852, "convbert-medium-small-generator": 4_844_748, "convbert-base-generator": 33_171_928,
+    "convbert-small-generator": 4_743_852, "convbert-medium-small-generator": 4_844_748,
+    "convbert-base-generator": 33_171_928,
     "deberta-base": 138_601_728, "deberta-large": 405_163_008, "deberta-xlarge": 757_804_032,
     "deberta-v2-xlarge": 884_593_152, "deberta-v2-xxlarge": 1_564_549_632,
     "deberta-v3-xsmall": 70_682_112, "deberta-v3-small": 141_304_320, "deberta-v3-base": 183_831_552,
     "deberta-v3-large": 434_012_160, "mdeberta-v3-base": 278_218_752,
-    "erlangshen-deberta-v2-97m": 97_052_928, "erlangshen-deberta-v2-320m": 319_093_760, "erlangshen-deberta-v2-710m": 707_492_352,
+    "erlangshen-deberta-v2-97m": 97_052_928, "erlangshen-deberta-v2-320m": 319_093_760,
+    "erlangshen-deberta-v2-710m": 707_492_352,
 }  # fmt: skip
 
 TOTALS = {  # with the pretraining heads
     "bert-tiny": 4_433_468, "bert-mini": 11_267_900, "bert-small": 29_058_876, "bert-medium": 41_668_412,
-    "bert-base": 110_106_428, "bert-large": 336_226_108, "bert-base-cased": 108_932_934, "bert-large-cased": 334_661_958,
+    "bert-base": 110_106_428, "bert-large": 336_226_108, "bert-base-cased": 108_932_934,
+    "bert-large-cased": 334_661_958,
     "roberta-base": 124_696_665, "roberta-large": 355_411_033,
     "albert-base": 11_813_810, "albert-large": 17_847_474, "albert-xlarge": 59_021_490, "albert-xxlarge": 223_158_450,
     "distilbert-base": 66_985_530, "distilbert-base-cased": 65_812_036, "distilbert-base-multilingual": 135_445_755,
@@ -88,7 +92,9 @@ def test_convbert_ablation_counts() -> None:
 
 def test_classifiers_have_no_parameters_they_do_not_use() -> None:
     assert count_parameters(replace(models.config("bert-base"), lm=None, pair=False))["total"] == 109_482_240
-    assert count_parameters(replace(models.config("roberta-base"), lm=None, pooler=Pooler()))["total"] == 124_645_632 - 768
+    assert (
+        count_parameters(replace(models.config("roberta-base"), lm=None, pooler=Pooler()))["total"] == 124_645_632 - 768
+    )
 
 
 @pytest.mark.parametrize("name", [*models.SIZES, *(f"{name}-generator" for name in models.GENERATORS)])

@@ -12,7 +12,15 @@ from encoderlab.nn.heads import AdaptiveLMHead, Span, SpanHead
 
 def adaptive_model(divisor: int, tied: str, cutoffs: tuple[int, ...] = (5, 9)) -> Model:
     config = transformer_xl(
-        layers=1, width=8, heads=2, head_width=4, ff_width=8, vocab=20, cutoffs=cutoffs, divisor=divisor, tied_projections=tied
+        layers=1,
+        width=8,
+        heads=2,
+        head_width=4,
+        ff_width=8,
+        vocab=20,
+        cutoffs=cutoffs,
+        divisor=divisor,
+        tied_projections=tied,
     )
     model = Model(config).double()
     torch.manual_seed(0)
@@ -32,6 +40,7 @@ def test_adaptive_softmax_is_its_definition(divisor: int, tied: str) -> None:
     targets = torch.tensor([0, 4, 5, 8, 9, 19])
     losses = head.losses(x, targets, model.encoder.embeddings)
     for row, target in enumerate(targets.tolist()):
+
         def projected(cluster: int, row: int = row) -> torch.Tensor:
             if divisor == 1:
                 return x[row]
@@ -40,9 +49,13 @@ def test_adaptive_softmax_is_its_definition(divisor: int, tied: str) -> None:
             return x[row] @ matrix
 
         def table(cluster: int) -> torch.Tensor:
-            return tables.tables[cluster] if divisor > 1 else tables.tables[0][slice(*[(0, 5), (5, 9), (9, 20)][cluster])]
+            return (
+                tables.tables[cluster] if divisor > 1 else tables.tables[0][slice(*[(0, 5), (5, 9), (9, 20)][cluster])]
+            )
 
-        first = torch.cat([table(0) @ projected(0) + head.biases[0], head.cluster_weight @ projected(0) + head.cluster_bias])
+        first = torch.cat(
+            [table(0) @ projected(0) + head.biases[0], head.cluster_weight @ projected(0) + head.cluster_bias]
+        )
         if target < 5:
             want = -first.log_softmax(0)[target]
         else:

@@ -81,7 +81,11 @@ def test_relative_shift(memory: int, clamp: int, backwards: bool) -> None:
                     d = max(-clamp, min(clamp, d)) if clamp else d
                     r = weight[h] @ wave(-d if backwards and b == 0 else d)
                     e = term.segment[int(different[b, 0, i, j]), h]
-                    total = (q[b, h, i] + term.u[h]) @ k[b, h, j] + (q[b, h, i] + term.v[h]) @ r + (q[b, h, i] + term.s[h]) @ e
+                    total = (
+                        (q[b, h, i] + term.u[h]) @ k[b, h, j]
+                        + (q[b, h, i] + term.v[h]) @ r
+                        + (q[b, h, i] + term.s[h]) @ e
+                    )
                     want[b, h, i, j] = total / math.sqrt(K)
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)  # the sinusoid is computed in single precision
 
@@ -138,7 +142,9 @@ def test_disentangled(position: Disentangled, biases: str) -> None:
                     if position.buckets:
                         mid = position.buckets // 2
                         size = min(abs(d), position.span - 1)
-                        far = mid + math.ceil(math.log(max(size, 1) / mid) / math.log((position.span - 1) / mid) * (mid - 1))
+                        far = mid + math.ceil(
+                            math.log(max(size, 1) / mid) / math.log((position.span - 1) / mid) * (mid - 1)
+                        )
                         d = int(math.copysign(size if size <= mid else far, d)) if d else 0
                     slot = max(0, min(2 * position.slots - 1, d + position.slots))
                     total = q[b, h, i] @ k[b, h, j]

@@ -1,4 +1,4 @@
-"""The product of parts: every legal combination builds, back-propagates, and treats padding and packing as if they were not there."""
+"""The product of parts: every legal combination builds, back-propagates, and ignores padding and packing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,13 @@ CONVS = [
     Light(kernel=5),
     DepthwiseSeparable(kernel=3),
 ]
-SHARINGS = [None, Sharing(), Sharing(groups=2, inner=2), Sharing(parts=("attention",)), Sharing(parts=("feed_forward",))]
+SHARINGS = [
+    None,
+    Sharing(),
+    Sharing(groups=2, inner=2),
+    Sharing(parts=("attention",)),
+    Sharing(parts=("feed_forward",)),
+]
 
 PRODUCT = [
     replace(
@@ -83,7 +89,9 @@ def test_padding_and_packing_do_not_matter(part: int) -> None:
                 single = encoder(
                     ids[row : row + 1, one], segments=None if used is None else used[row : row + 1, one]
                 ).last
-                torch.testing.assert_close(batch[row, one], single[0], atol=2e-5, rtol=1e-5, msg=lambda m, c=config: f"{c}\n{m}")
+                torch.testing.assert_close(
+                    batch[row, one], single[0], atol=2e-5, rtol=1e-5, msg=lambda m, c=config: f"{c}\n{m}"
+                )
 
 
 def test_published_convbert_reads_padding() -> None:

@@ -69,7 +69,11 @@ def test_light_and_dynamic_kernels() -> None:
         for p in heads.parameters():
             p.data = torch.randn_like(p)
         value = heads.value(x).view(1, L, H, K)
-        logits = heads.kernel(heads.value(x)).view(1, L, H, 3) if isinstance(config, Dynamic) else heads.weight.expand(1, L, H, 3)
+        logits = (
+            heads.kernel(heads.value(x)).view(1, L, H, 3)
+            if isinstance(config, Dynamic)
+            else heads.weight.expand(1, L, H, 3)
+        )
         want = torch.zeros(1, L, H, K, dtype=torch.float64)
         for t in range(L):
             for j in range(3):

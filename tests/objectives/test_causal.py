@@ -24,7 +24,9 @@ def window(ids: np.ndarray, continues: int, number: int = 0) -> Row:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("position", [RelativeShift(shared_biases=True), RelativeShift(), RelativeShift(clamp=3), Shaw(span=4)])
+@pytest.mark.parametrize(
+    "position", [RelativeShift(shared_biases=True), RelativeShift(), RelativeShift(clamp=3), Shaw(span=4)]
+)
 def test_memory_of_everything_is_one_long_row(position: object, vocabulary) -> None:
     """In evaluation, windows with a memory that reaches back to the start have the losses of the whole text at once."""
     config = resized(small("transformer-xl-tiny"), position=position)
@@ -63,7 +65,9 @@ def test_same_length_limits_what_is_seen(vocabulary) -> None:
     second = objective.make_batch([window(text[8:], 1)], seed=0)
     got = objective(second, memory=memory)[0]["lm"].sum
     ids = torch.as_tensor(text[:-1])[None]
-    states = model.encoder(ids, window=5)  # the same by masking one long row; layer 2 sees through layer 1, so only layer 1 is exact
+    states = model.encoder(
+        ids, window=5
+    )  # the same by masking one long row; layer 2 sees through layer 1, so only layer 1 is exact
     one = model.encoder(ids[:, 8:], memory=memory, window=5)
     torch.testing.assert_close(one.layers[1], states.layers[1][:, 8:], atol=1e-5, rtol=1e-5)
     assert got.isfinite()

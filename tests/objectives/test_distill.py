@@ -7,7 +7,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models.base import resized
 from encoderlab.objectives.distill import Distill, DistillSettings
-from tests.objectives.small import build, small
+from tests.objectives.small import small
 
 ALONE = {"logits_weight": 0.0, "mlm_weight": 0.0, "cosine_weight": 0.0}
 
@@ -21,7 +21,9 @@ def pair(layers: int = 1) -> tuple[Model, Model]:
 @pytest.mark.parametrize("at", ["real", "masked"])
 def test_a_copy_of_the_teacher_loses_nothing(at: str, rows, vocabulary) -> None:
     student, teacher = pair(2)
-    settings = DistillSettings(at=at, student_from=(0, 1), match=((0, 0), (1, 1), (2, 2)), hidden_weight=1.0, attention_weight=1.0)
+    settings = DistillSettings(
+        at=at, student_from=(0, 1), match=((0, 0), (1, 1), (2, 2)), hidden_weight=1.0, attention_weight=1.0
+    )
     objective = Distill(student, teacher, settings, vocabulary).eval()
     batch = objective.make_batch(rows, seed=1)
     terms, _ = objective(batch)
@@ -51,7 +53,10 @@ def test_kl_is_its_definition(rows, vocabulary) -> None:
     batch = objective.make_batch(rows, seed=1)
     got = objective(batch)[0]["logits"].sum
     real = batch.doc >= 0
-    logits = [m.lm(m.encoder(batch.ids, doc=batch.doc, segments=batch.segments).last[real], m.words) for m in (student, teacher)]
+    logits = [
+        m.lm(m.encoder(batch.ids, doc=batch.doc, segments=batch.segments).last[real], m.words)
+        for m in (student, teacher)
+    ]
     own, wanted = ((x / 3).softmax(-1) for x in logits)
     torch.testing.assert_close(got, 9 * (wanted * (wanted / own).log()).sum(), atol=1e-3, rtol=1e-4)
 

@@ -39,7 +39,7 @@ def predicted(objective: Permutation, batch, memory=None):
 
 
 def test_a_target_sees_what_its_order_allows(vocabulary) -> None:
-    """Changing a token leaves the logits of every target that must not see it, itself included, to the bit; the others change."""
+    """A changed token leaves logits of targets that must not see it, itself included, to the bit, and no others."""
     objective = Permutation(build("xlnet-tiny").eval(), SETTINGS, vocabulary)
     batch = objective.make_batch(rows_of(1), seed=1)
     before = predicted(objective, batch)

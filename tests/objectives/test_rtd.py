@@ -43,7 +43,9 @@ def test_only_shared_embeddings_join_the_networks(name: str, sharing: str, rows,
     words = objective.discriminator.encoder.embeddings.words
     assert words.grad is not None and words.grad.abs().sum() > 0
     assert (objective.generator.encoder.embeddings.words is words) is (sharing in ("block", "tables"))
-    assert (objective.generator.encoder.embeddings.norm is objective.discriminator.encoder.embeddings.norm) is (sharing == "block")
+    assert (objective.generator.encoder.embeddings.norm is objective.discriminator.encoder.embeddings.norm) is (
+        sharing == "block"
+    )
 
 
 def test_disentangled_table_is_the_generators_plus_a_difference(rows, vocabulary) -> None:
@@ -77,7 +79,9 @@ def test_labels_say_what_differs(name: str, rows, vocabulary) -> None:
     objective._generate = lambda *a: (generate(*a)[0], target)  # a perfect generator
     terms, _ = objective(batch, noise=Noise(1, 1, batch.rows))
     assert int(terms["replaced"].hits) == 0
-    states = objective.discriminator.encoder(batch.labels["original"], doc=batch.doc, segments=batch.segments, noise=Noise(1, 1, batch.rows).branch(1))
+    states = objective.discriminator.encoder(
+        batch.labels["original"], doc=batch.doc, segments=batch.segments, noise=Noise(1, 1, batch.rows).branch(1)
+    )
     real = (batch.doc >= 0).nonzero(as_tuple=True)
     logits = objective._detect(batch, states, *real)
     torch.testing.assert_close(terms["rtd"].sum, torch.nn.functional.softplus(logits).sum())
@@ -115,7 +119,9 @@ def test_samples_follow_the_distribution(temperature: float, vocabulary) -> None
 @pytest.mark.parametrize("predict", ["replaced_masked", "original_masked", "original_all"])
 def test_ablations(predict: str, rows, vocabulary) -> None:
     config = replace(small("electra-tiny"), lm=LM())
-    objective = RTD(build("electra-tiny-generator"), Model(config).initialize(0), RTDSettings(predict=predict), vocabulary)
+    objective = RTD(
+        build("electra-tiny-generator"), Model(config).initialize(0), RTDSettings(predict=predict), vocabulary
+    )
     batch, terms = losses(objective, rows)
     assert {name: term.count for name, term in terms.items()} == objective.counts(batch)
     assert terms["rtd"].count == (batch.num_tokens if predict == "original_all" else terms["mlm"].count)
