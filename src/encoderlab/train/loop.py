@@ -274,7 +274,7 @@ class _Run:
             self.writer.wait()
         why = signal.Signals(number).name if number else "the end of the session"
         step = self.place.step
-        self._note(f"stopped by {why} at step {step}; checkpoint {self.checkpoints / checkpoint.name(step)}")
+        log.info("stopped by %s at step %d", why, step)
         raise Stopped(f"stopped by {why} at step {step}; run the same command again to resume", signal=number or None)
 
     def _diverged(self, error: Diverged) -> Diverged:
