@@ -30,8 +30,8 @@ _CJK_CHUNKS = re.compile(f"[{_CJK}]|[^{_CJK} \n\t\r]+|[ \n\t\r]+")
 _NOT_ONE_SPACE = re.compile(r"[\s\u180e] |\x00")  # GPT-2 cuts runs of white space by what follows them
 _FIRST = "\0"  # marks a chunk without a space before it
 
-# Normalisers that work on a chunk as on the text around it; and the replacements that do, with whether they leave one space
-# between words.
+# Normalisers that work on a chunk as on the text around it; and the replacements that do, with whether they leave one
+# space between words.
 _LOCAL = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip", "Replace", "Precompiled")
 _PATTERNS = {"``": False, "''": False, "^ | $": False, " {2,}": True, "^ +| +$| +(?= )": True} | {
     r"[\x00-\x08\x0B\x0E-\x1F\x7F-\x84\x86-\x9F]": False,
@@ -51,8 +51,7 @@ class Tokens(NamedTuple):
 def tokenize(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> Tokens:
     """Tokens of ``texts`` by the library alone."""
     encodings = backend.encode_batch(list(texts), add_special_tokens=False)
-    bounds = np.zeros(len(texts) + 1, np.int64)
-    np.cumsum([len(encoding) for encoding in encodings], out=bounds[1:])
+    bounds = _sums(np.array([len(encoding) for encoding in encodings], np.int64))
     ids = np.empty(bounds[-1], np.int32)
     starts = np.empty(bounds[-1], np.int32)
     for index, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
@@ -96,7 +95,7 @@ class ChunkEncoder:
                 chunks[0] = _FIRST + chunks[0]
             numbers.extend(map(self._numbers.__getitem__, chunks))
         self._learn()
-        return self._look_up(texts, np.array(numbers), counts, gaps)
+        return self._look_up(texts, np.array(numbers, np.int64), counts, gaps)
 
     def _cut(self, text: str) -> tuple[list[str], int]:
         """Chunks of ``text`` and the characters between two of them; no chunks if it must be tokenized whole."""
@@ -157,8 +156,12 @@ class ChunkEncoder:
         """Whether a chunk of SentencePiece text means the same in any neighbourhood.
 
         Not so if it begins or ends with a mark, which may combine with the space beside it, or with a character whose
-        normal form is white space or nothing, as the spaces around it would merge.
+        normal form is white space or nothing, as the spaces around it would merge; nor if it has a double quote as in
+        TeX, which ALBERT and XLNet replace: the library then places the space before it differently at the start of a
+        text.
         """
+        if "``" in chunk or "''" in chunk:
+            return False
         return (chunk.isascii() and chunk.isprintable()) or (self._is_solid(chunk[0]) and self._is_solid(chunk[-1]))
 
     def _is_solid(self, char: str) -> bool:
@@ -168,28 +171,29 @@ class ChunkEncoder:
         return len(normal) > 2 and not any(one.isspace() or one == "\u2581" for one in normal)
 
     def _look_up(self, texts: Sequence[str], numbers: np.ndarray, counts: np.ndarray, gaps: np.ndarray) -> Tokens:
-        sizes = np.array(self._sizes)[numbers] if len(numbers) else np.zeros(0, np.int64)
-        edges = np.concatenate([[0], np.cumsum(counts)])  # chunks of text i: edges[i] to edges[i + 1]
-        unknown = np.concatenate([[0], np.cumsum(sizes < 0)])
+        """The tokens of ``texts``, each of so many chunks of these numbers, so many characters apart."""
+        sizes = np.array(self._sizes)[numbers]
+        edges = _sums(counts)  # chunks of text i: edges[i] to edges[i + 1]
+        unknown = _sums(sizes < 0)
         whole = np.flatnonzero((unknown[edges[1:]] > unknown[edges[:-1]]) | (counts == 0))
         sizes = np.maximum(sizes, 0)
-        # Where each chunk starts in its text: the chunks and gaps before it, less those of the texts before.
-        widths = np.array(self._widths)[numbers] if len(numbers) else np.zeros(0, np.int64)
-        ends = np.cumsum(widths + np.repeat(gaps, counts))
-        positions = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
-        bases = np.concatenate([[0], ends])[edges[:-1]]
-        positions = positions - np.repeat(bases, counts)
-        last = np.concatenate([[0], np.cumsum(sizes)])  # tokens before each chunk
-        total = int(last[-1])
-        source = np.repeat(np.array(self._begins)[numbers] - last[:-1], sizes) + np.arange(total) if total else last[:0]
-        ids = np.array(self._ids)[source]
-        starts = (np.array(self._starts)[source] + np.repeat(positions, sizes)).astype(np.int32)
-        tokens = Tokens(ids, starts, last[edges])
-        return (
-            _insert(tokens, whole, tokenize(self.backend, [texts[int(index)] for index in whole]))
-            if len(whole)
-            else tokens
-        )
+        # Where a chunk starts in its text: the chunks and gaps before it, less those of the texts before.
+        ends = _sums(np.array(self._widths)[numbers] + np.repeat(gaps, counts))
+        positions = ends[:-1] - np.repeat(ends[edges[:-1]], counts)
+        before = _sums(sizes)  # tokens before a chunk
+        places = np.repeat(np.array(self._begins)[numbers] - before[:-1], sizes) + np.arange(before[-1])
+        starts = (np.array(self._starts)[places] + np.repeat(positions, sizes)).astype(np.int32)
+        tokens = Tokens(np.array(self._ids)[places], starts, before[edges])
+        if not len(whole):
+            return tokens
+        return _insert(tokens, whole, tokenize(self.backend, [texts[int(index)] for index in whole]))
+
+
+def _sums(values: np.ndarray) -> np.ndarray:
+    """Sums of what comes before each place: (n,) -> (n + 1,) int64."""
+    sums = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums
 
 
 class _Numbers(dict[str, int]):
@@ -216,7 +220,7 @@ def _insert(tokens: Tokens, places: np.ndarray, others: Tokens) -> Tokens:
         ids.append(source.ids[span])
         starts.append(source.starts[span])
         sizes.append(span.stop - span.start)
-    return Tokens(np.concatenate(ids), np.concatenate(starts), np.concatenate([[0], np.cumsum(sizes)]))
+    return Tokens(np.concatenate(ids), np.concatenate(starts), _sums(np.array(sizes)))
 
 
 def _skip_space(text: str, starts: np.ndarray) -> np.ndarray:

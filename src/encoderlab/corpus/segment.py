@@ -1,7 +1,8 @@
 """Words in text without spaces, for whole-word masking of Chinese.
 
-The text is segmented once, while a corpus is built, and the words are laid over the tokens by their characters (BERT-wwm,
-Erlangshen; relative_family 4.2 segments the joined tokens instead, and loses the words around unknown characters).
+The text is segmented once, while a corpus is built, and the words are laid over the tokens by their characters
+(BERT-wwm, Erlangshen; relative_family 4.2 segments the joined tokens instead, and loses the words around unknown
+characters).
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ def word_start_offsets(text: str, segment: Segment) -> list[int]:
     Raises:
         DataError: a word is not in the text where it should be.
     """
-    words = segment(text)
+    words = [word for word in segment(text) if word]
     if "".join(words) == text:
         return list(accumulate(map(len, words[:-1]), initial=0)) if words else []
     offsets, position = [], 0
     for word in words:
         place = text.find(word, position)
-        if place < 0 or not word or text[position:place].strip():
+        if place < 0 or text[position:place].strip():
             raise DataError(
                 f"the segmenter gave {word!r}, which does not come next in {text[position : position + 20]!r}; "
                 "it must return the words of the text unchanged and in order"

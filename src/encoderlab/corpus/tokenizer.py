@@ -124,8 +124,8 @@ class Tokenizer:
         seen. Give about a megabyte at a time.
         """
         tokens = self._chunks(texts) if self._chunks else tokenize(self._plain, texts)
-        ids = np.where(self._control[tokens.ids], np.int32(self.special.unk), tokens.ids)
-        return CorpusTokens(ids, tokens.starts, self._word_starts(ids, tokens.bounds[:-1]), tokens.bounds)
+        word_starts = self._word_starts(tokens.ids, tokens.bounds[:-1])
+        return CorpusTokens(tokens.ids, tokens.starts, word_starts, tokens.bounds)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of token ids."""
@@ -283,20 +283,24 @@ class Tokenizer:
         return WordStarts(self._tokens, self.kind, self.special.all_special)
 
     @functools.cached_property
-    def _control(self) -> np.ndarray:
-        """(V,) whether an id is a special token, which no text of a corpus may hold (SentencePiece would find some)."""
-        control = np.zeros(self.vocab_size, bool)
-        control[list(self.special.all_special)] = True
-        return control
-
-    @functools.cached_property
     def _chunks(self) -> ChunkEncoder | None:
         return ChunkEncoder.of(self._plain)
 
     @functools.cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         """The backend for text in which special tokens have no meaning."""
-        plain = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        parts = json.loads(self.backend.to_str())
+        parts["post_processor"] = None
+        if self.kind == "unigram":  # would find them among its pieces; a piece with a space is never found
+            control = set(self.special.all_special) - {self.special.unk}
+            pieces = parts["model"]["vocab"]
+            parts["model"]["vocab"] = [
+                (f" {piece}" if index in control else piece, score) for index, (piece, score) in enumerate(pieces)
+            ]
+            parts["added_tokens"] = [
+                item for item in parts["added_tokens"] if not item["special"] or item["id"] >= len(pieces)
+            ]
+        plain = tokenizers.Tokenizer.from_str(json.dumps(parts))
         plain.encode_special_tokens = True
         return plain
 

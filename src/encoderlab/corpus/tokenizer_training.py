@@ -18,7 +18,7 @@ from encoderlab.corpus.layouts import DEFAULT_FAMILY, FAMILIES, Family
 from encoderlab.corpus.sentencepiece_model import CONTROL, NORMAL, UNKNOWN, Model, Piece
 from encoderlab.corpus.tokenizer import Kind, Tokenizer
 from encoderlab.corpus.words import LETTER, char_class
-from encoderlab.errors import ConfigError, MissingDependency, nearest
+from encoderlab.errors import ConfigError, DataError, MissingDependency, nearest
 
 
 def train(
@@ -54,7 +54,7 @@ def train(
         raise ConfigError(f"unknown tokenizer family {family!r}{nearest(family, FAMILIES)}")
     sample = [text for text in texts if text]
     if not sample:
-        raise ConfigError("the tokenizer cannot be trained without text; give a source with text")
+        raise DataError("the tokenizer cannot be trained without text; give a source with text")
     if kind == "wordpiece":
         return _wordpiece(sample, vocab_size, FAMILIES[family], lowercase is not False, min_frequency)
     if kind == "bpe":
@@ -177,11 +177,12 @@ def _unigram(sample: Sequence[str], vocab_size: int, name: str, lowercase: bool)
 def _alphabet(sample: Sequence[str], backend: tokenizers.Tokenizer, vocab_size: int, reserved: int) -> list[str]:
     """The characters of the normalised text that become tokens, sorted.
 
-    The 1,000 most frequent, or as many as cover 99.99% of the text (Chinese has thousands), but no more than three
-    quarters of the vocabulary hold: a letter takes two tokens, as it also occurs inside words.
+    They cover 98% of the text, and beyond that take at most three quarters of the vocabulary (a letter takes two
+    tokens, as it also occurs inside words): the 1,000 most frequent, or as many as cover 99.99% (Chinese has
+    thousands).
 
     Raises:
-        ConfigError: they cover less than 98% of the text.
+        ConfigError: 98% take more than the vocabulary.
     """
     counts = np.zeros(0x110000, np.int64)
     for text in sample:
@@ -200,11 +201,12 @@ def _alphabet(sample: Sequence[str], backend: tokenizers.Tokenizer, vocab_size: 
         )
     covered = np.cumsum([totals[char] for char in ranked]) / sum(totals.values())
     tokens = np.cumsum([1 + (char_class(char) == LETTER) for char in ranked])
-    number = min(max(1000, int(np.searchsorted(covered, 0.9999)) + 1), len(ranked))
-    number = min(number, int(np.searchsorted(tokens, 3 * (vocab_size - reserved) // 4, side="right")))
-    if number == 0 or covered[number - 1] < 0.98:
-        enough = int(tokens[np.searchsorted(covered, 0.98)])
-        raise _too_small(vocab_size, reserved + -(-4 * enough // 3))
+    needed = int(np.searchsorted(covered, 0.98)) + 1
+    if tokens[needed - 1] > vocab_size - reserved:
+        raise _too_small(vocab_size, reserved + int(tokens[needed - 1]))
+    wanted = min(max(1000, int(np.searchsorted(covered, 0.9999)) + 1), len(ranked))
+    affordable = int(np.searchsorted(tokens, 3 * (vocab_size - reserved) // 4, side="right"))
+    number = max(needed, min(wanted, affordable))
     return sorted(ranked[:number])
 
 

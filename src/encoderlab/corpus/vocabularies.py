@@ -7,6 +7,7 @@ import dataclasses
 import gzip
 import json
 import struct
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,8 +134,8 @@ _CLASSES = {
     "DebertaV2Tokenizer": "deberta-v2", "AlbertTokenizer": "albert", "XLNetTokenizer": "xlnet",
 }  # fmt: skip
 _MODEL_TYPES = {
-    "bert": "bert", "electra": "bert", "distilbert": "bert", "convbert": "bert", "roberta": "roberta", "deberta": "deberta",
-    "deberta-v2": "deberta-v2", "albert": "albert", "xlnet": "xlnet",
+    "bert": "bert", "electra": "bert", "distilbert": "bert", "convbert": "bert", "roberta": "roberta",
+    "deberta": "deberta", "deberta-v2": "deberta-v2", "albert": "albert", "xlnet": "xlnet",
 }  # fmt: skip
 
 
@@ -319,7 +320,7 @@ def _bytes(file: Path) -> bytes:
     try:
         data = file.read_bytes()
         return gzip.decompress(data) if file.name.endswith(".gz") else data
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 

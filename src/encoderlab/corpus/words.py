@@ -1,10 +1,10 @@
-"""Where words start among subword tokens, for whole-word masking; the same rule for WordPiece, byte-level BPE and
-Unigram.
+"""Where words start among subword tokens, for whole-word masking; one rule for WordPiece, byte-level BPE and Unigram.
 
-A token starts a word if it follows white space, if it is punctuation or a Chinese character, or if it continues such a
-one (``world`` in ``hello-world``). So the words are those of BERT's basic tokenizer, whatever the pieces are. ALBERT's
-rule for SentencePiece (``_is_start_piece_sp``) differs in one point: there a piece after punctuation without white
-space continues the word of the punctuation, and a piece with a digit always starts a word.
+A token starts a word if it follows white space, if it is punctuation or a Chinese character, or if it follows one of
+these (``world`` in ``hello-world``). So the words are those of BERT's basic tokenizer, as far as tokens allow: a run of
+punctuation that is one token is one word. ALBERT's rule for SentencePiece (``_is_start_piece_sp``) differs in two
+points: there a piece after punctuation continues the word of the punctuation, and a piece with a digit always starts a
+word.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-# What a token begins with: the inside of a word, a letter, white space, or a word of one character (punctuation, CJK).
-INSIDE, LETTER, OPEN, OTHER = range(4)
+# What a token begins with, and what it ends with: the inside of a character; what words are made of; white space; what
+# is a word of its own (punctuation, Chinese characters); the end of a token that is but a space.
+INSIDE, LETTER, OPEN, OTHER, SPACE = range(5)
 
 
 def is_cjk(char: str) -> bool:
@@ -81,6 +82,7 @@ class WordStarts:
             known[firsts] = True
             tail = tail[np.maximum.accumulate(np.where(known, np.arange(len(ids)), 0))]
         starts[1:] |= (head[1:] == LETTER) & (tail[:-1] == OTHER)
+        starts[1:] &= (head[1:] == OPEN) | (tail[:-1] != SPACE)
         starts[firsts] = True
         return starts
 
@@ -88,8 +90,8 @@ class WordStarts:
 def _unigram_classes(tokens: Sequence[str]) -> list[tuple[int, int]]:
     classes = []
     for token in tokens:
-        if token == "▁" * len(token):  # a lone marker belongs to the piece after it
-            classes.append((OPEN, LETTER))
+        if token == "▁":
+            classes.append((OPEN, SPACE))
         elif len(token) == 6 and token.startswith("<0x"):  # byte fallback
             classes.append((LETTER, LETTER))
         else:
@@ -107,7 +109,7 @@ def _bpe_classes(tokens: Sequence[str]) -> list[tuple[int, int]]:
             classes.append((OTHER, OTHER))
             continue
         if data == b" ":
-            classes.append((OPEN, LETTER))
+            classes.append((OPEN, SPACE))
             continue
         head = _first_class(data)
         if 0x80 <= data[-1] < 0xC0 and (len(data) == 1 or all(0x80 <= byte < 0xC0 for byte in data)):
