@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.tasks import suites
+from encoderlab.tasks.answers import cmrc, squad
 from encoderlab.tasks.base import Answer, Choice, Question, Task, Text, Words
 from encoderlab.tasks.choice import MultipleChoice
 from encoderlab.tasks.classify import Classify
@@ -166,6 +169,30 @@ def test_a_passage_that_fits_is_one_window_with_the_answer():
     assert shown(window) == "[CLS] where ? [SEP] the cat is in oslo . the dog is in rome . [SEP]"
     assert BERT.decode(window.ids[start : end + 1]) == "rome" and window.labels["impossible"] == 0
     assert window.marks["allowed"].tolist() == [True, False, False, False] + [True] * 13
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "vocabulary", "wanted"),
+    [
+        ("squad1", "qa", "bert-base-uncased", 99.7),
+        ("squad1", "qa", "bert-base-cased", 99.7),
+        ("cmrc2018", "clue", "bert-base-chinese", 99.7),
+    ],
+)
+def test_windows_of_real_passages_hold_the_answers(shared, name, folder, vocabulary, wanted):
+    """Read back from the windows, the trained spans are the answers, but for the few that begin or end within a piece."""
+    text = Tokenizer.load(shared / f"data/vocab/{vocabulary}/vocab.txt", lowercase=vocabulary.endswith("uncased"))
+    dev = suites.task(name).load(shared / "data" / folder, "dev").examples[:500]
+    form = SpanQA(task("span"), text, FormSettings(max_length=384))
+    found = {}
+    for item in form.items(dev, train=True):
+        window, question = item.sequences[0], dev[item.example]
+        if not window.labels["impossible"]:
+            start, end = (int(window.labels[side]) - window.start for side in ("start", "end"))
+            found[question.id] = question.passage[window.offsets[start][0] : window.offsets[end][1]]
+    gold = {question.id: [question.answers[0].text] for question in dev if question.answers[0].start >= 0}
+    scores = cmrc(gold, found) if name == "cmrc2018" else squad(gold, found)
+    assert scores["exact"] >= wanted
 
 
 def test_windows_overlap_and_only_the_most_central_counts():

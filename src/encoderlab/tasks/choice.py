@@ -106,6 +106,14 @@ class MultipleChoice(Form):
         )
         return {"choice": Term((everything - answers).sum(), len(groups), hits=(best_right >= best).sum())}
 
+    def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
+        """(examples, most options), filled up with the least number where an example has fewer."""
+        scores, items, rows, slots = self._scores(model, states, batch, noise)
+        groups, group = torch.unique(items, return_inverse=True)
+        option = batch.labels["option"][rows, slots]
+        table = scores.new_full((len(groups), int(option.max()) + 1), torch.finfo(scores.dtype).min / 2)
+        return table.index_put((group, option), scores)
+
     def _scores(
         self, model: Model, states: States, batch: TaskBatch, noise: Noise | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

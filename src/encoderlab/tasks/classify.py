@@ -107,6 +107,10 @@ class Classify(Form):
         x, keys = summaries(model, states, rows, places, noise)
         return model.task(x, keys), batch.labels["target"][rows, slots]
 
+    def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> torch.Tensor:
+        scores, target = self._scores(model, states, batch, noise)
+        return scores[target.isfinite() if self.numbers else target != IGNORE]
+
     def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
         scores = to_numpy(self._scores(model, states, batch, None)[0])
         rows, slots = batch.sequences()

@@ -31,6 +31,7 @@ from encoderlab.tasks.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.predict import Predictor, record
 from encoderlab.tasks.rows import Item, ItemSource, Packing, TaskBatch, sorted_batches
 from encoderlab.tasks.scores import score
+from encoderlab.tasks.sift import SiFT, SiFTObjective
 from encoderlab.tasks.span import SpanQA
 from encoderlab.train import checkpoint
 from encoderlab.train.distributed import join
@@ -50,8 +51,8 @@ class Recipe(Training):
     ``budget``, ``phases`` and ``evaluation`` are set from ``epochs``, ``batch`` (examples per step) and the size of the
     data, unless ``steps`` gives a length. ``row_length``: of packed rows; None is the longest sequence, but not less
     than 128 or the model's limit. ``dropout``: of the encoder, None keeps the model's. ``head``: None is the family's.
-    ``frozen``: train on the activations of the frozen encoder instead. ``select``: the weights of the epoch that
-    validates best, or the last ones.
+    ``frozen``: train on the activations of the frozen encoder instead. ``sift``: add DeBERTa's adversarial term.
+    ``select``: the weights of the epoch that validates best, or the last ones.
     """
 
     name: str = "finetune"
@@ -65,6 +66,7 @@ class Recipe(Training):
     head: TaskHead | None = None
     head_dropout: float | None = None
     frozen: Frozen | None = None
+    sift: SiFT | None = None
     select: Literal["best_epoch", "last"] = "best_epoch"
     optim: AdamW = AdamW(lr=5e-5, eps=1e-6, weight_decay=0.01)
     schedule: Polynomial = Polynomial(warmup=0.1)
@@ -125,7 +127,7 @@ def finetune(
     items = form.items(splits["train"].examples, train=True)
     recipe = resolved(recipe, task, len(items), items)
     cut = form.cut
-    objective = TaskObjective(start, form)
+    objective = TaskObjective(start, form) if recipe.sift is None else SiFTObjective(start, form, recipe.sift)
     outcome = train(objective, recipe, _data(objective, task, splits, recipe, items), out, session=session)
     if outcome.best is not None:
         load_weights(objective, outcome.best)

@@ -82,6 +82,10 @@ class Form:
         """The losses of a labelled batch."""
         raise NotImplementedError
 
+    def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
+        """Class scores (n, classes) of everything that :meth:`terms` counts, for losses that compare predictions."""
+        raise NotImplementedError
+
     def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
         """The head's scores of every item of the batch, as arrays that :meth:`decode` takes."""
         raise NotImplementedError

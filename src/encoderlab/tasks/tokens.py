@@ -116,6 +116,10 @@ class Tagging(Form):
         loss = F.cross_entropy(scores.float(), target, reduction="sum")
         return {"tagging": Term(loss, len(target), hits=(scores.argmax(-1) == target).sum())}
 
+    def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
+        rows, places = (batch.labels["target"] >= 0).nonzero(as_tuple=True)
+        return self._scores(model, states, rows, places, noise)
+
     @staticmethod
     def _scores(model: Model, states: States, rows: Tensor, places: Tensor, noise: Noise | None) -> Tensor:
         assert isinstance(model.task, TaggingHead)

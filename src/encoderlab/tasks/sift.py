@@ -1,0 +1,132 @@
+"""Scale-invariant fine-tuning (He et al., 2021, section 5.1, as microsoft/DeBERTa implements it).
+
+The input of the embeddings' LayerNorm is normalised without weights, to unit variance whatever the norms of word
+vectors are, and perturbed there: one step along the gradient of the divergence between perturbed and clean predictions,
+then that divergence is a second loss. It costs about two further forward passes and one backward pass per step.
+
+    d ~ N(0, start^2), within 2 start;  d += step g / max|g|,  g = gradient of D(f(x + d), f(x)) in d
+    loss + weight D(f(x), f(x + d)),  D(p, q) = CE(p -> log q) + CE(q -> log p), the probability sides detached
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from encoderlab.batches.batch import Batch
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.nn.encoder import States
+from encoderlab.nn.noise import Noise, mix64, stream
+from encoderlab.objectives.base import Memory, Term
+from encoderlab.tasks.form import Form
+from encoderlab.tasks.objective import TaskObjective
+from encoderlab.tasks.rows import TaskBatch
+
+EPS = 1e-7
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiFT:
+    """``weight`` of the divergence, ``start`` deviation of the first perturbation, length of its one ``step``."""
+
+    weight: float = 5.0
+    start: float = 1e-2
+    step: float = 1e-4
+
+
+class SiFTObjective(TaskObjective):
+    """A task with the adversarial term; without noise (evaluation) it is the plain task.
+
+    Raises:
+        ConfigError: the model has no LayerNorm on its embeddings, or the form of task has no scores to compare.
+    """
+
+    def __init__(self, model: Model, form: Form, settings: SiFT) -> None:
+        super().__init__(model, form)
+        self.settings = settings
+        if model.encoder.embeddings.norm is None:
+            raise ConfigError(
+                f"SiFT perturbs the input of the embeddings' LayerNorm, which {model.config.family} has not"
+            )
+        if form.task.form not in ("classification", "regression", "choice", "tagging"):
+            raise ConfigError(f"SiFT compares class scores; a {form.task.form} task has none: leave sift unset")
+        self._clean: Tensor | None = None
+        self._shift: Tensor | None = None
+        self._on = False
+        model.encoder.embeddings.norm.register_forward_pre_hook(lambda _, inputs: self._perturb(inputs[0]))
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        counts = super().counts(batch)
+        return counts | {"sift": sum(counts.values())}
+
+    def forward(
+        self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
+    ) -> tuple[dict[str, Term], Memory]:
+        if noise is None:
+            return super().forward(batch, noise=None)
+        assert isinstance(batch, TaskBatch)
+        self._on = True
+        try:
+            states = self.states(batch, noise)
+            assert self._clean is not None
+            clean = self.form.scores(self.model, states, batch, noise)
+            kept, count = self._clean.detach(), self.counts(batch)["sift"]
+            terms = self.form.terms(self.model, states, batch, noise)
+            self._shift = self._start(kept, noise)
+            found = self._divergence(self._scores(kept, batch, _other(noise, 1)), clean.detach())
+            (gradient,) = torch.autograd.grad(found, self._shift)
+            self._shift = self._ascend(self._shift.detach(), gradient)
+            distance = self._divergence(self._scores(kept, batch, _other(noise, 2)), clean)
+        finally:
+            self._on, self._clean, self._shift = False, None, None
+        return terms | {"sift": Term(distance, count, self.settings.weight)}, None
+
+    def _scores(self, kept: Tensor, batch: TaskBatch, noise: Noise) -> Tensor:
+        self._clean = kept
+        states: States = self.states(batch, noise)
+        return self.form.scores(self.model, states, batch, noise)
+
+    def _perturb(self, x: Tensor) -> tuple[Tensor] | None:
+        """What the LayerNorm reads: the normalised embeddings, remembered, or those remembered plus the shift."""
+        if not self._on:
+            return None
+        if self._shift is None:
+            self._clean = F.layer_norm(x.float(), x.shape[-1:], eps=EPS)
+            return (self._clean.to(x.dtype),)
+        assert self._clean is not None
+        return ((self._clean + self._shift).to(x.dtype),)
+
+    def _start(self, like: Tensor, noise: Noise) -> Tensor:
+        """Normal numbers (B, L, E) that belong to step and row."""
+        size = like[0].numel()
+        places = torch.arange(size, device=like.device)
+        bits = mix64(stream(noise.keys, 3 << 32)[:, None] + (places + 1) * 0x9E3779B97F4A7C1)
+        uniform = ((bits >> 11) & ((1 << 52) - 1)).double() / (1 << 52) + 2.0**-53
+        normal = (torch.special.ndtri(uniform) * self.settings.start).float().view_as(like)
+        return normal.clamp(-2 * self.settings.start, 2 * self.settings.start).requires_grad_()
+
+    def _ascend(self, shift: Tensor, gradient: Tensor) -> Tensor:
+        if not bool(gradient.isfinite().all()):
+            return shift
+        return shift + self.settings.step * gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
+
+    def _divergence(self, first: Tensor, second: Tensor) -> Tensor:
+        """Symmetric, summed over rows; squared distance for numbers."""
+        first, second = first.float(), second.float()
+        if self.form.task.form == "regression":
+            return ((first - second) ** 2).sum()
+        p, q = first.log_softmax(-1), second.log_softmax(-1)
+        return -(p.detach().exp() * q + q.detach().exp() * p).sum()
+
+
+def _other(noise: Noise, number: int) -> Noise:
+    """Masks of a further pass of the same step."""
+    other = copy.copy(noise)
+    other.keys = stream(noise.keys, (5 << 32) + number)
+    other.step = stream(noise.step, (5 << 32) + number)
+    return other
