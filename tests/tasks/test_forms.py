@@ -180,7 +180,7 @@ def test_a_passage_that_fits_is_one_window_with_the_answer():
     ],
 )
 def test_windows_of_real_passages_hold_the_answers(shared, name, folder, vocabulary, wanted):
-    """Read back from the windows, the trained spans are the answers, but for the few that begin or end within a piece."""
+    """Read back from the windows, the learned spans are the answers, but for a few that begin or end within a piece."""
     text = Tokenizer.load(shared / f"data/vocab/{vocabulary}/vocab.txt", lowercase=vocabulary.endswith("uncased"))
     dev = suites.task(name).load(shared / "data" / folder, "dev").examples[:500]
     form = SpanQA(task("span"), text, FormSettings(max_length=384))

@@ -50,9 +50,7 @@ class SiFTObjective(TaskObjective):
         super().__init__(model, form)
         self.settings = settings
         if model.encoder.embeddings.norm is None:
-            raise ConfigError(
-                f"SiFT perturbs the input of the embeddings' LayerNorm, which {model.config.family} has not"
-            )
+            raise ConfigError(f"SiFT perturbs the input of the embeddings' LayerNorm; {model.config.family} has none")
         if form.task.form not in ("classification", "regression", "choice", "tagging"):
             raise ConfigError(f"SiFT compares class scores; a {form.task.form} task has none: leave sift unset")
         self._clean: Tensor | None = None
