@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from encoderlab.nn.attention import Attention, Scope
+from encoderlab.nn.kernels.plain import relative_bias, skew
 from encoderlab.nn.positions import (
     Disentangled,
     DistanceTable,
@@ -17,7 +18,6 @@ from encoderlab.nn.positions import (
     log_bucket,
     places,
     sinusoid,
-    skew,
 )
 
 B, L, D, H, K = 2, 6, 12, 3, 4
@@ -39,8 +39,9 @@ def scores(module: Attention, table: DistanceTable, x: Tensor, source: Tensor, *
     shared = table(L, source.shape[1], causal=False, device=x.device, dtype=x.dtype)
     query, key, _ = module._project(x, source)
     q, k = module._split(query), module._split(key)
-    content, bias = module._terms(q, k, Scope(doc=None, visible=None, distances=shared, **scope))
-    return content @ k.transpose(-1, -2) * module.scale + bias
+    content, terms = module._terms(q, k, Scope(doc=None, visible=None, distances=shared, **scope))
+    plain = content @ k.transpose(-1, -2) * module.scale
+    return plain + (relative_bias(q, k, terms["relative"], module.scale) if "relative" in terms else terms["bias"])
 
 
 def projections(module: Attention, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:

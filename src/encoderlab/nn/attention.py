@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoderlab.nn import kernels
+from encoderlab.nn.kernels.plain import relative_bias
 from encoderlab.nn.positions import (
     Disentangled,
     DisentangledTerm,
@@ -19,6 +20,7 @@ from encoderlab.nn.positions import (
     Shaw,
     ShawTerm,
     ShiftTerm,
+    bias_at,
 )
 from encoderlab.nn.spanconv import Bottleneck, Convolution, ConvolutionHeads, kept_heads
 
@@ -98,9 +100,9 @@ class Attention(nn.Module):
             )
         query, key, value = self._project(x, source)
         q, k, v = (self._split(part) for part in (query, key, value))
-        content, bias = self._terms(q, k, scope)
+        content, terms = self._terms(q, k, scope)
         attended = kernels.attend(
-            content, k, v, bias=bias, visible=scope.visible, scale=self.scale, p=self.dropout, keys=scope.keys, site=0
+            content, k, v, **terms, visible=scope.visible, scale=self.scale, p=self.dropout, keys=scope.keys, site=0
         )
         attended = attended.transpose(1, 2).flatten(2)
         if self.conv is None:
@@ -111,9 +113,11 @@ class Attention(nn.Module):
         """Scaled scores (B, H, L, L) before mask and softmax, for looking at attention and for matching it."""
         query, key, _ = self._project(x, x)
         q, k = self._split(query), self._split(key)
-        content, bias = self._terms(q, k, scope)
+        content, terms = self._terms(q, k, scope)
         scores = content @ k.transpose(-1, -2) * self.scale
-        return scores if bias is None else scores + bias
+        if "relative" in terms:
+            return scores + relative_bias(content, k, terms["relative"], self.scale)
+        return scores + terms["bias"] if terms else scores
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         bias = self._bias()
@@ -133,17 +137,25 @@ class Attention(nn.Module):
     def _split(self, states: Tensor) -> Tensor:
         return states.unflatten(-1, (self.heads, self.head_width)).transpose(1, 2)
 
-    def _terms(self, q: Tensor, k: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
-        """The content query and the additive bias that the position term gives."""
+    def _terms(self, q: Tensor, k: Tensor, scope: Scope) -> tuple[Tensor, dict[str, Any]]:
+        """The content query, and what the position term adds to the scores, as an argument of kernels.attend."""
         if self.term is None:
-            return q, None
+            return q, {}
         assert scope.distances is not None
         if isinstance(self.term, ShawTerm):
-            return self.term(q, scope.distances, self.scale, at=scope.at)
-        noise = {"at": scope.at, "keys": scope.shared_keys, "p": self.position_dropout, "site": 3}
+            content, bias = self.term(q, scope.distances, self.scale, at=scope.at)
+            return content, {"bias": bias}
+        noise = {"keys": scope.shared_keys, "p": self.position_dropout, "site": 3}
         if isinstance(self.term, ShiftTerm):
-            sides = {"different": scope.different, "reverse": scope.reverse}
-            return self.term(q, scope.distances, self.scale, **sides, **noise)
-        a, bias = self.inner, self._bias()
-        maps = [(self.qkv[i * a : (i + 1) * a], None if bias is None else bias[i * a : (i + 1) * a]) for i in (0, 1)]
-        return q, self.term(q, k, scope.distances, self.scale, query_map=maps[0], key_map=maps[1], **noise)
+            content, relative = self.term(
+                q, scope.distances, different=scope.different, reverse=scope.reverse, **noise
+            )
+        else:
+            a, biases = self.inner, self._bias()
+            maps = [
+                (self.qkv[i * a : (i + 1) * a], None if biases is None else biases[i * a : (i + 1) * a]) for i in (0, 1)
+            ]
+            content, relative = q, self.term(scope.distances, query_map=maps[0], key_map=maps[1], **noise)
+        if scope.at is None:
+            return content, {"relative": relative}
+        return content, {"bias": bias_at(q, k, relative, self.scale, scope.at, scope.distances.length)}

@@ -309,7 +309,7 @@ class DisentangledTerm(nn.Module):
         p: float,
         site: int,
     ) -> Relative:
-        """``q_i K_r[d] + k_j Q_r[d]`` with d = i - j for both; the maps are (weight, bias) of the content projections."""
+        """``q_i K_r[d] + k_j Q_r[d]``, d = i - j for both; the maps are weight and bias of the content projections."""
         assert shared.rows is not None
         rows = shared.rows
         if keys is not None and p > 0:
