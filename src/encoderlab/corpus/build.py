@@ -119,7 +119,7 @@ def build_corpus(
     """
     out = Path(out)
     _check(settings, workers, shard_index, num_shards)
-    sources = _sources(settings)
+    sources = resolve_sources(settings.sources, settings.reading)
     with _locked(out), _file_errors(out):
         part = out if num_shards > 1 else out / WORK
         if num_shards == 1 and (out / MANIFEST).exists():
@@ -187,13 +187,14 @@ def _check(settings: BuildSettings, workers: int, shard_index: int, num_shards: 
         raise ConfigError(f"max_chars {selection.max_chars} is below min_chars {selection.min_chars}; raise it")
 
 
-def _sources(settings: BuildSettings) -> list[Source]:
+def resolve_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
+    """:func:`~encoderlab.corpus.documents.find_sources` that also knows ``python:stdlib`` and ``python:all``."""
     sources: list[Source] = []
-    for pattern in settings.sources or [""]:
+    for pattern in patterns or [""]:
         if pattern.startswith(PREFIX):
             sources.append(python_source(pattern))
         else:
-            sources += find_sources([pattern] if pattern else [], settings.reading)
+            sources += find_sources([pattern] if pattern else [], reading)
     unique = {(source.path.resolve(), source.member): source for source in reversed(sources)}
     return list(reversed(unique.values()))
 

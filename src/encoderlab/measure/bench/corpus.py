@@ -1,4 +1,4 @@
-"""``encoderlab bench corpus``: building a corpus, against the tokenizer library alone with as many processes, in turns."""
+"""``encoderlab bench corpus``: building a corpus, against the tokenizer library alone with as many processes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import tokenizers
 
-from encoderlab.corpus.build import BuildSettings, GivenTokenizer, build_corpus
-from encoderlab.corpus.documents import Reading, find_sources, inspect_source, read_documents
+from encoderlab.corpus.build import BuildSettings, GivenTokenizer, build_corpus, resolve_sources
+from encoderlab.corpus.documents import Reading, read_documents
 from encoderlab.corpus.tokenizer import Tokenizer
 
 TRAINING_SAMPLE = 32_000_000  # bytes that a tokenizer is trained on
@@ -55,8 +55,8 @@ def _take(patterns: Sequence[str], path: Path, size: int) -> int:
     """Copy the first ``size`` bytes of documents into one text file; returns how many it took."""
     reading, written = Reading(), 0
     with path.open("w", encoding="utf-8") as file:
-        for source in find_sources(patterns, reading):
-            for document in read_documents(inspect_source(source, reading), reading):
+        for source in resolve_sources(patterns, reading):
+            for document in read_documents(source, reading):
                 text = "\n".join(document) + "\n\n"
                 file.write(text)
                 written += len(text.encode())
