@@ -76,10 +76,12 @@ def _distill(recipe: Recipe) -> Objective:
     return Distill(build(recipe.name), build("bert-tiny", 1), DistillSettings(student_from=(1,)), VOCABULARY)
 
 
+ALTERNATING = replace(recipes.recipe("deberta-v3-tiny").objective, updates="alternating")  # type: ignore[call-arg]
 CASES: dict[str, tuple[str, Callable[[Recipe], Objective], dict[str, Any]]] = {
     "mlm": ("bert-tiny", _mlm, {}),
     "rtd": ("electra-tiny", _rtd, {}),
     "rtd-gdes": ("deberta-v3-tiny", _rtd, {}),
+    "rtd-alternating": ("deberta-v3-tiny", _rtd, {"objective": ALTERNATING}),
     "permutation": ("xlnet-tiny", _permutation, {"rows": XLNetStreams(reuse=8, separator=False)}),
     "causal": ("transformer-xl-tiny", _causal, {"rows": ContiguousStreams(separator=False)}),
     "distill": ("distilbert-tiny", _distill, {}),

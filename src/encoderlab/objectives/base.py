@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from encoderlab.model import Model
     from encoderlab.nn.noise import Noise
 
-Memory = tuple[Tensor, ...] | None  # one tensor per layer, (B, M, D): rows first, so that a batch can be split anywhere
+Memory = tuple[Tensor, ...] | None  # what a forward pass leaves for the next: rows first, so that batches can be split
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,9 @@ class Objective(nn.Module):
     """
 
     per_token: tuple[str, ...] = ()
+    stages: int = 1
+    """Updates per batch: each stage is a forward pass, a backward pass and an update, and its memory is the next one's.
+    """
 
     def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
         """The batch of ``rows``, a pure function: randomness comes from ``seeds.generator(seed, *row.key)`` alone.

@@ -34,14 +34,16 @@ class RTDSettings:
 
     ``sharing`` of the embeddings: ``block`` (ELECTRA: tables and LayerNorm), ``tables`` alone, ``none``, or
     ``disentangled`` (DeBERTa v3, section 3.3: the discriminator's table is the generator's, without gradient, plus a
-    difference that only the discriminator trains). ``predict``: ``replaced`` is the paper's objective; its ablations
-    (section 3.4): ``replaced_masked``, the loss on masked places only; ``original_masked``, replace-MLM;
-    ``original_all``, all-tokens MLM with a copy gate.
+    difference that only the discriminator trains). ``updates``: ``joint``, or ``alternating`` as in DeBERTa v3's code:
+    the generator's step, then the discriminator's on what was sampled before it, each clipped by itself. ``predict``:
+    ``replaced`` is the paper's objective; its ablations (section 3.4): ``replaced_masked``, the loss on masked places
+    only; ``original_masked``, replace-MLM; ``original_all``, all-tokens MLM with a copy gate.
     """
 
     kind: Literal["rtd"] = "rtd"
     masking: Masking = Masking(mask=0.85, random=0.0)
     sharing: Sharing = "block"
+    updates: Literal["joint", "alternating"] = "joint"
     predict: Literal["replaced", "replaced_masked", "original_masked", "original_all"] = "replaced"
     temperature: float = 1.0
     generator_weight: float = 1.0
@@ -72,6 +74,7 @@ class RTD(Objective):
         _check(generator, discriminator, settings)
         self.generator, self.discriminator, self.settings = generator, discriminator, settings
         self.masker = Masker(settings.masking, vocabulary)
+        self.stages = 1 if settings.updates == "joint" else 2
         share_embeddings(generator, discriminator, settings.sharing, continued=continued)
 
     def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
@@ -88,15 +91,17 @@ class RTD(Objective):
         self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
     ) -> tuple[dict[str, Term], Memory]:
         rows, places, targets = chosen(batch)
+        alternating = self.stages > 1 and self.training
+        if alternating and memory is not None:
+            return {"rtd": self._discriminate(batch, memory[0], rows, places, noise)}, None
         generated, samples = self._generate(batch, rows, places, targets, noise)
         corrupted = batch.labels["original"].clone()
         corrupted[rows, places] = samples
-        terms = {
-            "mlm": generated,
-            "rtd": self._discriminate(batch, corrupted, rows, places, noise),
-            "replaced": Term(no_loss(samples), len(targets), 0.0, (samples != targets).sum()),
-        }
-        return terms, None
+        replaced = Term(no_loss(samples), len(targets), 0.0, (samples != targets).sum())
+        if alternating:
+            return {"mlm": generated, "replaced": replaced}, (corrupted,)
+        found = self._discriminate(batch, corrupted, rows, places, noise)
+        return {"mlm": generated, "rtd": found, "replaced": replaced}, None
 
     def models(self) -> dict[str, Model]:
         return {"generator": self.generator, "discriminator": self.discriminator}
@@ -215,6 +220,11 @@ def _check(generator: Model, discriminator: Model, settings: RTDSettings) -> Non
     if settings.temperature <= 0:
         raise ConfigError(
             f"temperature {settings.temperature} is not positive; 1.0 samples from the generator as it is"
+        )
+    if settings.updates == "alternating" and settings.sharing in ("block", "tables"):
+        raise ConfigError(
+            f"alternating updates would step the embeddings that sharing {settings.sharing!r} ties twice; "
+            "set sharing to disentangled or none, or updates to joint"
         )
     shapes = [(c.word_width, c.types, c.max_length, c.embed_norm) for c in (one, two)]
     if settings.sharing != "none" and shapes[0] != shapes[1]:

@@ -45,6 +45,7 @@ class Engine:
         self.norm = self.largest_norm = torch.zeros((), device=world.device)
         self.scale = FIRST_SCALE if recipe.precision == "fp16" else 1.0
         self.fine_steps = 0  # since the last overflow
+        self.counted = False  # whether an earlier stage of this step has made its update
 
     def step(self, batch: Batch, *, rows: int, counts: Mapping[str, float], lr: float, number: int) -> None:
         """Train on this process's part of the global batch of step ``number``, which has ``rows`` rows and whose terms
@@ -59,6 +60,15 @@ class Engine:
         micro = self.recipe.execution.micro_rows or largest_part
         pieces = min(-(-largest_part // micro), rows // self.world.size)  # the same for all processes
         bounds = [len(batch) * i // pieces for i in range(pieces + 1)]
+        self.counted = False
+        for _ in range(self.objective.stages):
+            self._stage(batch, bounds, counts, number)
+            self._update(lr)
+        if self.world.device.type == "cpu":
+            self.check()
+
+    def _stage(self, batch: Batch, bounds: list[int], counts: Mapping[str, float], number: int) -> None:
+        """One forward and backward pass of all micro-batches, the rows between ``bounds``."""
         memories: list[Memory] = []
         failure = None
         try:
@@ -74,9 +84,6 @@ class Engine:
         if failure is not None:  # outside the except clause, whose traceback keeps the activations alive
             self._out_of_memory(batch, bounds[1], counts, number, failure)
         self.memory = join_memory(memories)
-        self._update(lr)
-        if self.world.device.type == "cpu":
-            self.check()
 
     def check(self) -> None:
         """Raise Diverged if a gradient has not been finite; waits for the device."""
@@ -110,7 +117,8 @@ class Engine:
             self._lower_scale()
         else:
             self.largest_norm = torch.maximum(self.largest_norm, self.norm)  # NaN stays
-            self.optimizer.step(lr, grad_scale=divisor, skip=broken.float())
+            self.optimizer.step(lr, grad_scale=divisor, skip=broken.float(), counted=self.counted)
+            self.counted = True
             self.fine_steps += 1
             if self.recipe.precision == "fp16" and self.fine_steps % SCALE_GROWTH == 0:
                 self.scale *= 2

@@ -190,13 +190,16 @@ class Optimizer:
         return [parameter for group in self.groups for parameter in group.parameters]
 
     @torch.no_grad()
-    def step(self, lr: float, *, grad_scale: Tensor | None = None, skip: Tensor | None = None) -> None:
+    def step(
+        self, lr: float, *, grad_scale: Tensor | None = None, skip: Tensor | None = None, counted: bool = False
+    ) -> None:
         """Divide the gradients by ``grad_scale``, then update with rate ``lr``; nothing changes where ``skip`` is 1.
 
         Both are float scalars on the parameters' device, so that neither clipping nor a non-finite gradient waits for
-        it. The gradients are used up. A parameter without gradient is left alone.
+        it. The gradients are used up. A parameter without gradient is left alone. ``counted``: other parameters were
+        updated in this step already.
         """
-        self.steps += 1
+        self.steps += not counted
         for group in self.groups:
             kept = [(n, p) for n, p in zip(group.names, group.parameters, strict=True) if p.grad is not None]
             if not kept:
