@@ -189,8 +189,8 @@ def scaling(
     result = run(case, corpus, processes=processes, rows=rows, length=length, steps=steps)
     lines = [(count, f"{speed:,.0f}") for count, speed in result["tokens_per_second"].items()]
     caption = (
-        f"efficiency {result['efficiency']:.0%}; a step takes {result['step_seconds']:.2f} s, of which communication adds "
-        f"{result['exposed_communication_seconds']:.3f} s"
+        f"efficiency {result['efficiency']:.0%}; a step takes {result['step_seconds']:.2f} s, "
+        f"of which communication adds {result['exposed_communication_seconds']:.3f} s"
     )
     terminal.table(f"{name}, {rows} x {length} per process", ["processes", "tokens/s"], lines, caption=caption)
     model = [(n, f"{m['step_seconds']:.2f}", f"{m['efficiency']:.0%}") for n, m in result["model"].items()]
@@ -201,7 +201,10 @@ def scaling(
 def _show(result: dict[str, Any], against: str | None) -> None:
     speeds = result["tokens_per_second"]
     lines = [(name, f"{speed:,.0f}", f"{result['memory'][name] / 2**20:,.0f}") for name, speed in speeds.items()]
-    caption = f"ours at {result['peak_share']:.0%} of the measured {result['peak'] / 1e9:,.0f} GFLOP/s; padding {result['padding']:.1%}"
+    caption = (
+        f"ours at {result['peak_share']:.0%} of the measured {result['peak'] / 1e9:,.0f} GFLOP/s; "
+        f"padding {result['padding']:.1%}"
+    )
     terminal.table(
         f"{result['case']}, {result['rows']} x {result['length']}, {result['precision']}, {result['threads']} threads",
         ["", "tokens/s", "MiB"],
@@ -211,8 +214,8 @@ def _show(result: dict[str, Any], against: str | None) -> None:
     if "ratio" in result:
         ratio = result["ratio"]
         terminal.say(
-            f"ratio {ratio[result['precision']]:.2f} (from {ratio['min']:.2f} to {ratio['max']:.2f} over turns), memory "
-            f"{result['memory_ratio']:.2f}, losses after 20 steps differ by {result['loss_difference']:.1e}"
+            f"ratio {ratio[result['precision']]:.2f} (from {ratio['min']:.2f} to {ratio['max']:.2f} over turns), "
+            f"memory {result['memory_ratio']:.2f}, losses after 20 steps differ by {result['loss_difference']:.1e}"
         )
     for name, reason in result.get("failed", {}).items():
         terminal.say(f"{name}: {reason}")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 from encoderlab import models
 from encoderlab.batches.corrupt import Masking, NGrams, WindowedNGrams
@@ -80,7 +81,7 @@ def _erlangshen(name: str) -> Recipe:
 def _sharing(name: str, model: str) -> Recipe:
     base = recipe(model)
     assert isinstance(base.objective, RTDSettings)
-    kind = "tables" if name.endswith("-es") else "none"
+    kind: Literal["tables", "none"] = "tables" if name.endswith("-es") else "none"
     return replace(base, name=name, objective=replace(base.objective, sharing=kind))
 
 

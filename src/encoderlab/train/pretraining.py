@@ -41,9 +41,9 @@ VALIDATION_SEED = 20181011  # validation rows and masks are the same in every ru
 class Recipe(Training):
     """Everything that determines a pretraining run, but for the corpus.
 
-    ``generator``: the second network of replaced token detection. ``rows``: how rows are made of text; each phase sets their length.
-    ``duplicates``: epochs repeat after so many (static masking with that duplication factor); None draws every epoch afresh. ``init_from``: a model
-    folder to continue from instead of starting fresh; ``fresh_generator`` keeps only its discriminator.
+    ``generator``: the second network of replaced token detection. ``rows``: how rows are made of text; each phase sets
+    their length. ``duplicates``: epochs repeat after so many (static masking with that duplication factor); None draws
+    every epoch afresh. ``init_from``: a model folder to continue from instead of starting fresh; ``fresh_generator`` keeps only its discriminator.
     """
 
     name: str = ""
@@ -102,18 +102,22 @@ def check(recipe: Recipe) -> None:
     """
     objective, streams = recipe.objective, isinstance(recipe.rows, StreamFormat)
     if isinstance(objective, RTDSettings) and recipe.generator is None:
-        raise ConfigError("replaced token detection needs a generator; take a recipe of electra, convbert or deberta-v3, or set generator")
+        raise ConfigError(
+            "replaced token detection needs a generator; take a recipe of electra, convbert or deberta-v3, or set generator"
+        )
     if not isinstance(objective, RTDSettings) and recipe.generator is not None:
         raise ConfigError(f"objective {objective.kind!r} trains one network; set generator to null")
     if isinstance(objective, (CausalSettings, PermutationSettings)) and objective.memory and not streams:
         raise ConfigError(
-            f"memory of earlier rows means nothing for shuffled rows ({recipe.rows.kind}); set rows to contiguous_streams or xlnet_streams, "
-            "or memory to 0"
+            f"memory of earlier rows means nothing for shuffled rows ({recipe.rows.kind}); "
+            "set rows to contiguous_streams or xlnet_streams, or memory to 0"
         )
     if isinstance(objective, CausalSettings) and isinstance(recipe.rows, XLNetStreams):
         raise ConfigError("xlnet_streams hold reused and paired text, not a stream; set rows to contiguous_streams")
     if isinstance(recipe.rows, ContiguousStreams) and not isinstance(objective, CausalSettings):
-        raise ConfigError(f"contiguous_streams serve the causal objective, not {objective.kind!r}; set rows to full_sentences")
+        raise ConfigError(
+            f"contiguous_streams serve the causal objective, not {objective.kind!r}; set rows to full_sentences"
+        )
     if streams and len({phase.rows for phase in recipe.phases}) > 1 or streams and recipe.ramp is not None:
         raise ConfigError("streams keep one number of rows; give every phase the same rows and no ramp")
     if isinstance(objective, PermutationSettings) and getattr(recipe.rows, "reuse", objective.reuse) != objective.reuse:
@@ -137,7 +141,9 @@ def check(recipe: Recipe) -> None:
     limit = recipe.model.encoder.max_length
     longest = max(phase.length for phase in recipe.phases)
     if limit is not None and longest > limit:
-        raise ConfigError(f"rows of {longest} tokens exceed the model's {limit} positions; shorten phases.length to {limit}")
+        raise ConfigError(
+            f"rows of {longest} tokens exceed the model's {limit} positions; shorten phases.length to {limit}"
+        )
 
 
 def fit(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
@@ -186,7 +192,9 @@ def _networks(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Model, Model | None
     _take(fresh, model, recipe.init_from)
     if generator is not None and not recipe.fresh_generator:
         if old_generator is None:
-            raise ConfigError(f"{recipe.init_from}: holds no generator; set fresh_generator=true to continue with a new one")
+            raise ConfigError(
+                f"{recipe.init_from}: holds no generator; set fresh_generator=true to continue with a new one"
+            )
         _take(generator, old_generator, recipe.init_from)
     return fresh, generator
 

@@ -1,4 +1,4 @@
-"""``encoderlab bench predict``: states of texts of mixed lengths, ours against ``transformers`` and ONNX Runtime, in turns."""
+"""``encoderlab bench predict``: states of texts of mixed lengths, against ``transformers`` and ONNX Runtime, in turns."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from encoderlab.model import Model
 Texts = list[tuple[np.ndarray, np.ndarray]]  # framed: ids and segments
 
 
-def run(case: Case, corpus: Path, *, texts: int, rows: int, turns: int, threads: int, against: list[str]) -> dict[str, Any]:
+def run(
+    case: Case, corpus: Path, *, texts: int, rows: int, turns: int, threads: int, against: list[str]
+) -> dict[str, Any]:
     """Seconds for the states of ``texts`` paragraphs, and how often faster ours is than each contender.
 
-    Ours sorts by length into batches of equal token counts; the others take batches of ``rows`` in the given order, padded to the
-    longest, as their pipelines do.
+    Ours sorts by length into batches of equal token counts; the others take batches of ``rows`` in the given order,
+    padded to the longest, as their pipelines do.
     """
     torch.set_num_threads(threads)
     model = Model(case.model).initialize(0).eval()
@@ -40,7 +42,9 @@ def run(case: Case, corpus: Path, *, texts: int, rows: int, turns: int, threads:
         theirs = _theirs(model, Path(place)) if against else None
         if "transformers" in against:
             assert theirs is not None
-            players["transformers"] = lambda: _padded(lambda x, m: theirs(input_ids=x, attention_mask=m), tokenizer, framed, rows)
+            players["transformers"] = lambda: _padded(
+                lambda x, m: theirs(input_ids=x, attention_mask=m), tokenizer, framed, rows
+            )
         if "onnxruntime" in against:
             assert theirs is not None
             session = _onnx(theirs, Path(place) / "model.onnx", threads)

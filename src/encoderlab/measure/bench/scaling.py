@@ -1,8 +1,8 @@
-"""``encoderlab bench scaling``: training with several processes of one thread, what communication costs, and a model of it.
+"""``encoderlab bench scaling``: training with several processes of one thread, and a model of what communication costs.
 
-The model: a step takes ``compute + max(0, exchange - overlap)``, where averaging G bytes of gradients over N processes takes
-``2 (N - 1) / N * G / bandwidth + 2 (N - 1) * latency`` (a ring). Latency and bandwidth are fitted from exchanges of several sizes in the same
-run; the overlap is what the backward pass hid of the measured exchange.
+A step takes ``compute + max(0, exchange - overlap)``, where averaging G bytes of gradients over N processes takes
+``2 (N - 1) / N * G / bandwidth + 2 (N - 1) * latency`` (a ring). Latency and bandwidth are fitted from exchanges of
+several sizes in the same run; the overlap is what the backward pass hid of the measured exchange.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class Link:
 
 
 def run(case: Case, corpus: Path, *, processes: int, rows: int, length: int, steps: int) -> dict[str, Any]:
-    """Tokens per second of one process and of ``processes``, each with one thread and ``rows`` rows; seconds of a step that
-    communication adds; and what the model predicts for other process counts at this link.
+    """Tokens per second of one process and of ``processes``, each with one thread and ``rows`` rows.
+
+    Also the seconds of a step that communication adds, and what the model predicts for other counts at this link.
     """
     vocabulary, batches = real_rows(case, corpus, Setting(rows=rows, length=length))
     alone = _launch(1, case, vocabulary, batches, steps)
@@ -68,7 +69,10 @@ def run(case: Case, corpus: Path, *, processes: int, rows: int, length: int, ste
         "exposed_communication_seconds": exposed,
         "link": {"latency_seconds": link.latency, "bytes_per_second": link.bandwidth},
         "gradient_bytes": together["gradient_bytes"],
-        "model": {str(n): {"step_seconds": predicted(n), "efficiency": together["local_step"] / predicted(n)} for n in (2, 4, 8, 16, 64)},
+        "model": {
+            str(n): {"step_seconds": predicted(n), "efficiency": together["local_step"] / predicted(n)}
+            for n in (2, 4, 8, 16, 64)
+        },
     }
 
 
@@ -87,7 +91,8 @@ def _launch(world: int, case: Case, vocabulary: Vocabulary, batches: list[list[R
     with tempfile.TemporaryDirectory() as place:
         meeting = f"file://{place}/meeting"
         workers = [
-            context.Process(target=_work, args=(rank, world, meeting, case, vocabulary, batches, steps, results)) for rank in range(world)
+            context.Process(target=_work, args=(rank, world, meeting, case, vocabulary, batches, steps, results))
+            for rank in range(world)
         ]
         for worker in workers:
             worker.start()
@@ -98,7 +103,14 @@ def _launch(world: int, case: Case, vocabulary: Vocabulary, batches: list[list[R
 
 
 def _work(
-    rank: int, world: int, meeting: str, case: Case, vocabulary: Vocabulary, rows: list[list[Row]], steps: int, results: Any
+    rank: int,
+    world: int,
+    meeting: str,
+    case: Case,
+    vocabulary: Vocabulary,
+    rows: list[list[Row]],
+    steps: int,
+    results: Any,
 ) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
