@@ -1,4 +1,4 @@
-"""``encoderlab bench predict``: states of texts of mixed lengths, against ``transformers`` and ONNX Runtime, in turns."""
+"""``encoderlab bench predict``: states of texts of mixed lengths, also by ``transformers`` and ONNX Runtime."""
 
 from __future__ import annotations
 
