@@ -43,7 +43,8 @@ class Recipe(Training):
 
     ``generator``: the second network of replaced token detection. ``rows``: how rows are made of text; each phase sets
     their length. ``duplicates``: epochs repeat after so many (static masking with that duplication factor); None draws
-    every epoch afresh. ``init_from``: a model folder to continue from instead of starting fresh; ``fresh_generator`` keeps only its discriminator.
+    every epoch afresh. ``init_from``: a model folder to continue from instead of starting fresh; ``fresh_generator``
+    keeps only its discriminator.
     """
 
     name: str = ""
@@ -103,7 +104,8 @@ def check(recipe: Recipe) -> None:
     objective, streams = recipe.objective, isinstance(recipe.rows, StreamFormat)
     if isinstance(objective, RTDSettings) and recipe.generator is None:
         raise ConfigError(
-            "replaced token detection needs a generator; take a recipe of electra, convbert or deberta-v3, or set generator"
+            "replaced token detection needs a generator; "
+            "take a recipe of electra, convbert or deberta-v3, or set generator"
         )
     if not isinstance(objective, RTDSettings) and recipe.generator is not None:
         raise ConfigError(f"objective {objective.kind!r} trains one network; set generator to null")
@@ -127,8 +129,8 @@ def check(recipe: Recipe) -> None:
         )
     if recipe.duplicates is not None and (streams or recipe.duplicates < 1):
         raise ConfigError(
-            f"duplicates {recipe.duplicates} repeats shuffled rows and their masks after so many epochs; give at least 1, "
-            "and null for streams"
+            f"duplicates {recipe.duplicates} repeats shuffled rows and their masks after so many epochs; "
+            "give at least 1, and null for streams"
         )
     for config in filter(None, (recipe.model, recipe.generator)):
         if config.mask_decoder and not isinstance(config.encoder.position, Disentangled):
