@@ -11,7 +11,8 @@ import pytest
 from encoderlab.cli import main
 
 README = Path(__file__).parents[1] / "README.md"
-SHORTER = {"8000": "2000", "--steps 2000": "--steps 12", "--seeds 3": "--seeds 2 --epochs 1"}  # what is changed to save time
+# What is changed to save time.
+SHORTER = {"8000": "2000", "--steps 2000": "--steps 12", "--seeds 3": "--seeds 2 --epochs 1"}
 
 
 @pytest.fixture
