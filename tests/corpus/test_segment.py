@@ -6,11 +6,14 @@ import builtins
 import gzip
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from encoderlab.corpus.pieces import encode_lines
 from encoderlab.corpus.segment import load_segmenter, make_segmenter, word_start_offsets
+from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError, MissingDependency
 
 
@@ -28,6 +31,15 @@ def test_rjieba_keeps_every_character(text: str) -> None:
     assert offsets == sorted(set(offsets))
     assert "".join(rjieba.cut(text)) == text
     assert offsets[:1] == [0][: len(text)]
+
+
+def test_words_over_tokens_that_are_parts_of_characters() -> None:
+    tokenizer = Tokenizer.train("bpe", ["a b c"], 261)  # bytes: three tokens for a character
+    encoded = encode_lines(["北京大学 北京ab ", "京"], tokenizer, lambda text: [0, 2, 4, 5, 7][: len(text)])
+    tokens = tokenizer.encode_corpus(["北京大学 北京ab ", "京"])
+    starts = np.flatnonzero(encoded.words)
+    assert tokens.starts[starts].tolist() == [0, 2, 5, 7, 10, 0]
+    assert len(encoded.words) == 4 * 3 + 1 + 2 * 3 + 2 + 1 + 3
 
 
 def test_characters_are_words() -> None:

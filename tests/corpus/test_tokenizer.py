@@ -241,6 +241,8 @@ def test_binary_missing_and_truncated_files(trained: dict[str, Tokenizer], tmp_p
         Tokenizer.load(tmp_path / "whole")
     with pytest.raises(ConfigError, match="did you mean 'albert'"):
         Tokenizer.load(tmp_path, family="alberta")
+    with pytest.raises(ConfigError, match="leave lowercase=True out"):
+        Tokenizer.load(tmp_path / "whole", lowercase=True)
 
 
 # Ids equal to the references.
@@ -389,8 +391,9 @@ def test_a_saved_folder_gives_the_same_rows_in_transformers(
 
 @pytest.mark.parametrize(
     ("class_name", "name"),
-    [("BertTokenizer", "wordpiece"), ("RobertaTokenizer", "bpe"), ("DebertaTokenizer", "bpe-deberta")],
-)
+    [("BertTokenizer", "wordpiece"), ("RobertaTokenizer", "bpe"), ("DebertaTokenizer", "bpe-deberta"),
+     ("AlbertTokenizer", "unigram"), ("XLNetTokenizer", "unigram-xlnet"), ("DebertaV2Tokenizer", "unigram-deberta")],
+)  # fmt: skip
 def test_folders_of_transformers_give_the_same_ids_here(
     class_name: str, name: str, trained: dict[str, Tokenizer], tmp_path: Path
 ) -> None:

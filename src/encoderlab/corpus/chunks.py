@@ -62,7 +62,7 @@ def tokenize(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> Tokens:
 
 
 class ChunkEncoder:
-    """Looks tokens up by chunk.
+    """Looks tokens up by chunk; for one thread at a time.
 
     Args:
         backend: a tokenizer that treats the chunks of ``mode`` independently.

@@ -139,7 +139,11 @@ def _segmented(
         marks[first + np.asarray(segmenter(line), np.int64)] = True
     codes = np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)
     characters = np.minimum(np.repeat(firsts, sizes) + starts, max(len(codes) - 1, 0))
-    return np.where(is_cjk_code(codes[characters]), marks[characters], words)
+    # Byte tokens inside a character, and a character after a space of its own, have the place of the token before.
+    repeated = np.zeros(len(starts), bool)
+    repeated[1:] = characters[1:] == characters[:-1]
+    repeated[(np.cumsum(sizes) - sizes)[sizes > 0]] = False  # the first token of a line
+    return np.where(is_cjk_code(codes[characters]), marks[characters] & ~repeated, words)
 
 
 def is_cjk_code(codes: np.ndarray) -> np.ndarray:

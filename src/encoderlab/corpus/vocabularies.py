@@ -1,5 +1,4 @@
-"""Existing vocabularies: ``vocab.txt``, ``vocab.json`` with ``merges.txt``, SentencePiece models, ``tokenizer.json``,
-folders."""
+"""Existing vocabularies: ``tokenizer.json``, ``vocab.txt``, ``vocab.json`` with ``merges.txt``, ``.model``, folders."""
 
 from __future__ import annotations
 
@@ -38,8 +37,10 @@ def wordpiece(
     strip_accents: bool | None = None,
     chinese: bool = True,
 ) -> tokenizers.Tokenizer:
-    """BERT's tokenizer; accents are stripped where text is lower-cased, unless said otherwise, and CJK characters stand
-    alone."""
+    """BERT's tokenizer.
+
+    Accents are stripped where text is lower-cased, unless said otherwise; with ``chinese`` CJK characters stand alone.
+    """
     backend = tokenizers.Tokenizer(
         models.WordPiece({token: index for index, token in enumerate(vocabulary)}, unk_token=unk)
     )
@@ -75,24 +76,26 @@ def read(
         merges: the ``merges.txt`` of a ``vocab.json``, where it does not lie beside it.
         family: the special tokens and normalisation of this family (a key of :data:`layouts.FAMILIES`), in place of
             what the files say.
-        lowercase: lower-case the text (and strip accents); by default what the files say, else whether the vocabulary
-            has no upper-case letter.
+        lowercase: lower-case the text (and strip accents), for ``vocab.txt`` and ``.model``; by default what the folder
+            says, else for ``vocab.txt`` whether the vocabulary has no upper-case letter, and for ALBERT yes.
         add_special: append special tokens that the vocabulary lacks, as new ids at its end.
 
     Raises:
         DataError: the file is missing, broken, or not a vocabulary.
-        ConfigError: ``family`` is unknown.
+        ConfigError: ``family`` is unknown, or ``lowercase`` cannot be chosen.
     """
     if family is not None and family not in FAMILIES:
         raise ConfigError(f"unknown tokenizer family {family!r}{nearest(family, FAMILIES)}")
     if not path.exists():
         raise DataError(f"{path}: no such file or folder; give a tokenizer folder, {_NAMES}")
     file, config = (_main_file(path), _folder_config(path)) if path.is_dir() else (path, _Config())
+    suffix = file.name.removesuffix(".gz").rsplit(".", 1)[-1]
     if lowercase is None:
         lowercase = config.options.get("do_lower_case")
+    elif suffix == "json" and lowercase != config.options.get("do_lower_case", False):
+        raise ConfigError(f"{file}: says itself what becomes of upper case; leave lowercase={lowercase} out")
     family = family or config.family
     control: tuple[str, ...] = ()
-    suffix = file.name.removesuffix(".gz").rsplit(".", 1)[-1]
     if suffix == "json" and isinstance((data := _json(file)).get("model"), dict):
         backend = _library(file, data)
         options = config.options
@@ -262,8 +265,7 @@ def _read_sentencepiece(
 def unigram_normalizers(
     family: str | None, *, lowercase: bool, keep_accents: bool = False
 ) -> list[normalizers.Normalizer]:
-    """What the tokenizers of a family do to text before sentencepiece does; nothing for DeBERTa and where none is
-    named."""
+    """What a family does to text before sentencepiece sees it: nothing for DeBERTa, and where no family is named."""
     steps: list[normalizers.Normalizer] = []
     if family in ("albert", "xlnet"):
         steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
