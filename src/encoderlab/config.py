@@ -1,7 +1,7 @@
 """Frozen dataclasses to and from plain dictionaries, JSON and YAML, checked by pydantic at the border.
 
 A choice among options is a union of dataclasses, each with a literal field ``kind``; it is written as a dictionary with
-that field. An unknown key is an error that names the nearest known key.
+that field. An unknown key or kind is an error that names the nearest known one.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import reprlib
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from pydantic import TypeAdapter, ValidationError
 
 from encoderlab.errors import ConfigError, nearest
 
@@ -34,38 +36,39 @@ def to_dict(value: Any) -> Any:
 
 
 def from_dict(kind: type[T], data: Any, *, where: str = "configuration") -> T:
-    """The configuration of type ``kind`` that ``data`` describes.
+    """The configuration of type ``kind``, a dataclass or a union of some, that ``data`` describes.
 
     Raises:
-        ConfigError: an unknown key, a missing key, or a value of the wrong type; the message names the path.
+        ConfigError: an unknown or missing key, or a value of the wrong type; the message names the path.
     """
-    _check_keys(kind, data, where)
-    try:
-        return _adapter(kind).validate_python(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(str(part) for part in first["loc"] if not str(part)[:1].isupper())  # no names of classes
-        message = first["msg"].removeprefix("Value error, ")
-        place = f"{where}: {path}: " if path else f"{where}: "
-        shown = "" if isinstance(first["input"], (dict, list)) else f" (got {first['input']!r})"
-        raise ConfigError(f"{place}{message}{shown}") from None
+    return _validated(kind, _read(kind, data, where), where, "")
 
 
-def override(config: T, assignments: dict[str, Any], *, where: str = "--set") -> T:
+def override(config: T, assignments: Mapping[str, Any], *, where: str = "--set") -> T:
     """A copy of ``config`` with the fields at dotted paths replaced: ``{"optim.lr": "3e-4"}``.
 
     A value that is a string is read as YAML, so ``"3e-4"``, ``"true"``, ``"[1, 2]"`` and ``"{kind: absolute}"`` mean
-    what they say. An entry of a list is named by its number: ``{"phases.0.rows": 32}``.
+    what they say; in a field that holds text it stays text. An entry of a list is named by its number:
+    ``{"phases.0.rows": 32}``. Another ``kind`` drops the fields of the option chosen before, and is set before the
+    fields of its own.
+
+    Raises:
+        ConfigError: a path that leads nowhere, or what :func:`from_dict` refuses.
     """
     data = to_dict(config)
-    for path, value in assignments.items():
-        node, parts = data, path.split(".")
-        for depth, part in enumerate(parts[:-1]):
-            place = _place(node, part, ".".join(parts[: depth + 1]), where)
-            if node[place] is None:
+    for path, value in sorted(assignments.items(), key=lambda item: _kinds_first(item[0])):
+        *parents, last = path.split(".")
+        node, allowed = data, type(config)
+        for depth, part in enumerate(parents):
+            place = _place(node, part, ".".join(parents[: depth + 1]), where)
+            if isinstance(node, dict) and node.get(place) is None:
                 node[place] = {}
-            node = node[place]
-        node[_place(node, parts[-1], path, where)] = parse_value(value) if isinstance(value, str) else value
+            node, allowed = node[place], _below(allowed, node, place)
+        place = _place(node, last, path, where)
+        new = _meant(_below(allowed, node, place), value) if isinstance(value, str) else value
+        if last == "kind" and len(_options(allowed)) > 1 and node.get("kind") != new:
+            node.clear()
+        node[place] = new
     return from_dict(type(config), data, where=where)
 
 
@@ -80,7 +83,11 @@ def parse_value(text: str) -> Any:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The dictionary in a JSON or YAML file."""
+    """The dictionary in a JSON or YAML file.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
     try:
         text = path.read_text(encoding="utf-8")
         data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
@@ -93,54 +100,113 @@ def read_file(path: Path) -> dict[str, Any]:
     return data
 
 
-@functools.cache
-def _adapter(kind: type) -> TypeAdapter:
-    return TypeAdapter(with_config(ConfigDict(extra="forbid"))(kind) if dataclasses.is_dataclass(kind) else kind)
+def _read(kind: Any, data: Any, where: str, path: str = "") -> Any:
+    """``data`` with its dictionaries turned into the configurations that ``kind`` asks for, innermost first.
+
+    So pydantic sees one option where there is a choice, and its message is about that one.
+    """
+    if isinstance(data, (list, tuple)):
+        return [_read(_entry(kind, i), item, where, f"{path}.{i}") for i, item in enumerate(data)]
+    options = _options(kind)
+    if not isinstance(data, dict) or not options:
+        return data
+    option = _chosen(options, data, where, path)
+    hints, values = _hints(option), {}
+    for key, value in data.items():
+        inside = f"{path}.{key}"
+        if key not in hints:
+            raise ConfigError(f"{where}: unknown key {inside[1:]!r}{nearest(str(key), hints)}")
+        values[key] = _read(hints[key], value, where, inside)
+    return _validated(option, values, where, path)
 
 
-def _place(node: Any, part: str, path: str, where: str) -> str | int:
-    """The key of ``part`` in a mapping or its index in a list; a choice that is not made yet ({}) takes any key."""
+def _validated(kind: Any, value: Any, where: str, path: str) -> Any:
+    try:
+        return _adapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        # The field, then indices of lists and the names of types that a union tried; those are left out.
+        place = [str(part) for i, part in enumerate(first["loc"]) if i == 0 or isinstance(part, int)]
+        path = ".".join([path, *place]).strip(".")
+        if first["type"] == "missing":
+            raise ConfigError(f"{where}: key {path!r} is missing") from None
+        message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "dataclass_type":
+            message = "Input should be a mapping of fields to values"
+        prefix = f"{where}: {path}" if path else where
+        raise ConfigError(f"{prefix}: {message} (got {reprlib.repr(first['input'])})") from None
+
+
+def _chosen(options: dict[str | None, Any], data: dict, where: str, path: str) -> Any:
+    """The option that ``data`` names by its ``kind``; where there is one option, that one."""
+    if len(options) == 1:
+        return next(iter(options.values()))
+    kind, known = data.get("kind"), [str(name) for name in options]
+    if kind in options:
+        return options[kind]
+    place = path.removeprefix(".") or "the configuration"
+    if kind is None:
+        raise ConfigError(f"{where}: {place} names no kind{nearest('', known)}")
+    raise ConfigError(f"{where}: {place} has unknown kind {kind!r}{nearest(str(kind), known)}")
+
+
+def _options(kind: Any) -> dict[str | None, Any]:
+    """The dataclasses among what ``kind`` allows, by their ``kind`` field."""
+    parts = typing.get_args(kind) if _is_union(kind) else (kind,)
+    return {getattr(part, "kind", None): part for part in parts if dataclasses.is_dataclass(part)}
+
+
+def _below(kind: Any, data: Any, place: str | int) -> Any:
+    """The type of the field or entry at ``place`` of ``data``, whose own type is ``kind``; Any where it has none."""
+    if isinstance(place, int):
+        return _entry(kind, place)
+    options = _options(kind)
+    option = next(iter(options.values())) if len(options) == 1 else options.get(data.get("kind"))
+    return Any if option is None else _hints(option).get(place, Any)
+
+
+def _entry(kind: Any, index: int) -> Any:
+    """The type of an entry of the list or tuple that ``kind`` allows."""
+    for part in typing.get_args(kind) if _is_union(kind) else (kind,):
+        if typing.get_origin(part) in (list, tuple):
+            entries = typing.get_args(part)
+            return entries[min(index, len(entries) - 1)] if entries[-1] is not ... else entries[0]
+    return Any
+
+
+def _is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (typing.Union, types.UnionType)
+
+
+def _meant(kind: Any, text: str) -> Any:
+    """The value that ``text`` of a command line stands for in a field of type ``kind``; a title 2024 is no number."""
+    value = parse_value(text)
+    holds_text = kind is str or _is_union(kind) and set(typing.get_args(kind)) == {str, types.NoneType}
+    return text if holds_text and (value is not None or kind is str) else value
+
+
+def _kinds_first(path: str) -> tuple[bool, int]:
+    """The order of assignments: kinds, the outermost first, and then the others as they came."""
+    kind = path == "kind" or path.endswith(".kind")
+    return not kind, path.count(".") if kind else 0
+
+
+def _place(node: Any, part: str, path: str, where: str) -> Any:
+    """The key of ``part`` in a mapping, or its index in a list; unknown keys are refused when all are set."""
+    if isinstance(node, dict):
+        return part
     if isinstance(node, list) and part.isdigit() and int(part) < len(node):
         return int(part)
-    if not isinstance(node, dict) or (part not in node and node):
-        _unknown(path, node, where)
-    return part
-
-
-def _unknown(path: str, node: Any, where: str) -> typing.NoReturn:
-    known = (
-        list(node) if isinstance(node, dict) else [str(i) for i in range(len(node))] if isinstance(node, list) else []
-    )
-    raise ConfigError(f"{where}: unknown key {path!r}{nearest(path.rsplit('.', 1)[-1], known) if known else ''}")
-
-
-def _check_keys(kind: Any, data: Any, where: str, path: str = "") -> None:
-    """Refuse unknown keys before pydantic sees them, so that the message can name the nearest key of the right option."""
-    if not isinstance(data, dict):
-        return
-    option = _option(kind, data)
-    if option is None:
-        return
-    hints = _hints(option)
-    for key, value in data.items():
-        if key not in hints:
-            raise ConfigError(f"{where}: unknown key {path + key!r}{nearest(key, hints)}")
-        _check_keys(hints[key], value, where, f"{path}{key}.")
+    known = [str(i) for i in range(len(node))] if isinstance(node, list) else []
+    raise ConfigError(f"{where}: unknown key {path!r}{nearest(part, known) if known else '; nothing lies below it'}")
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
+def _adapter(kind: Any) -> TypeAdapter:
+    return TypeAdapter(kind)
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
-
-
-def _option(kind: Any, data: dict) -> type | None:
-    """The dataclass that ``data`` is meant for: ``kind`` itself, or the member of a union with the same ``kind`` field."""
-    if dataclasses.is_dataclass(kind):
-        return typing.cast(type, kind)
-    if typing.get_origin(kind) in (typing.Union, types.UnionType, typing.Annotated):
-        options = [part for part in typing.get_args(kind) if dataclasses.is_dataclass(part)]
-        named = [part for part in options if data.get("kind") == getattr(part, "kind", None)]
-        if named or len(options) == 1:
-            return typing.cast(type, (named or options)[0])
-    return None

@@ -1,0 +1,194 @@
+"""Configurations to plain data and back, overrides by path, and what is refused with which words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from encoderlab.config import from_dict, override, parse_value, read_file, to_dict
+from encoderlab.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circle:
+    kind: Literal["circle"] = "circle"
+    radius: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Square:
+    kind: Literal["square"] = "square"
+    side: int = 1
+    corners: tuple[int, ...] = ()
+
+
+Shape = Circle | Square
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pen:
+    """Its ``kind`` is a field like any other: there is no choice of pens."""
+
+    kind: Literal["ink", "lead"] = "ink"
+    width: float | None = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    title: str
+    note: str | None = None
+    pages: int = 1
+    colour: Literal["black", "white"] = "black"
+    shown: bool = True
+    shape: Shape = Circle()
+    hole: Shape | None = None
+    pen: Pen | None = None
+    layers: tuple[Shape, ...] = ()
+    options: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.pages < 1:
+            raise ConfigError(f"pages {self.pages} is not positive; give at least 1")
+
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+shapes = st.builds(Circle, radius=numbers) | st.builds(
+    Square, side=st.integers(-9, 9), corners=st.lists(st.integers(), max_size=3).map(tuple)
+)
+drawings = st.builds(
+    Drawing,
+    title=st.text(max_size=8),
+    note=st.none() | st.just("2024"),
+    pages=st.integers(1, 10**9),
+    colour=st.sampled_from(["black", "white"]),
+    shown=st.booleans(),
+    shape=shapes,
+    hole=st.none() | shapes,
+    pen=st.none() | st.builds(Pen, kind=st.sampled_from(["ink", "lead"]), width=st.none() | numbers),
+    layers=st.lists(shapes, max_size=3).map(tuple),
+    options=st.lists(st.tuples(st.integers(), numbers), max_size=2).map(tuple),
+)
+
+
+@given(drawings)
+def test_round_trips(drawing: Drawing) -> None:
+    data = to_dict(drawing)
+    assert from_dict(Drawing, data) == drawing
+    assert from_dict(Drawing, json.loads(json.dumps(data))) == drawing
+    assert from_dict(Drawing, yaml.safe_load(yaml.safe_dump(data))) == drawing
+    assert override(drawing, data) == drawing
+
+
+@given(drawings, shapes)
+def test_a_path_changes_one_field(drawing: Drawing, shape: Shape) -> None:
+    changed = override(drawing, {"shape": to_dict(shape), "pages": "7"})
+    assert changed.shape == shape and changed.pages == 7
+    assert override(changed, {"shape": to_dict(drawing.shape), "pages": drawing.pages}) == drawing
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3e-4", 3e-4),
+        ("1E6", 1e6),
+        ("-2e3", -2000.0),
+        ("0x1e", 30),
+        ("12", 12),
+        ("0.5", 0.5),
+        ("true", True),
+        ("null", None),
+        ("[1, 2]", [1, 2]),
+        ("{kind: circle}", {"kind": "circle"}),
+        ("eel", "eel"),
+        ("wiki: a: b", "wiki: a: b"),
+        ("", None),
+    ],
+)
+def test_values_of_the_command_line(text: str, value: Any) -> None:
+    assert parse_value(text) == value and type(parse_value(text)) is type(value)
+
+
+def test_text_stays_text() -> None:
+    drawing = override(Drawing(title="a"), {"title": "2024", "note": "1e3"})
+    assert (drawing.title, drawing.note) == ("2024", "1e3")
+    assert override(drawing, {"note": "null"}).note is None
+    assert override(drawing, {"title": ""}).title == ""
+
+
+def test_a_choice_is_made_by_its_kind() -> None:
+    assert from_dict(Shape, {"kind": "square", "side": 3}) == Square(side=3)  # type: ignore[arg-type]
+    drawing = Drawing(title="a", layers=(Circle(), Square()))
+    assert override(drawing, {"shape.kind": "square"}).shape == Square()
+    assert override(drawing, {"shape.side": "4", "shape.kind": "square"}).shape == Square(side=4), "whatever the order"
+    assert override(drawing, {"hole.kind": "circle", "hole.radius": "2e-1"}).hole == Circle(radius=0.2)
+    assert override(drawing, {"layers.1.side": 5}).layers == (Circle(), Square(side=5))
+    assert override(drawing, {"pen.width": "1"}).pen == Pen(width=1.0), "one option needs no kind"
+    thin = override(drawing, {"pen.width": 0.1})
+    assert override(thin, {"pen.kind": "lead"}).pen == Pen(kind="lead", width=0.1), "no choice: the width stays"
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        ({"titel": "x"}, "--set: unknown key 'titel'; did you mean 'title'?"),
+        ({"shape.radios": 1}, "--set: unknown key 'shape.radios'; did you mean 'radius'?"),
+        ({"shape.side": 1}, "--set: unknown key 'shape.side'; choose from: kind, radius"),
+        ({"shape.kind": "cirle"}, "--set: shape has unknown kind 'cirle'; did you mean 'circle'?"),
+        ({"hole.radius": 1}, "--set: hole names no kind; choose from: circle, square"),
+        ({"layers": [{"kind": "circle", "radios": 1}]}, "unknown key 'layers.0.radios'; did you mean 'radius'?"),
+        ({"layers.0.radius": 1}, "--set: unknown key 'layers.0'; nothing lies below it"),
+        ({"pages.first": 1}, "--set: unknown key 'pages.first'; nothing lies below it"),
+        ({"pages": "many"}, "--set: pages: Input should be a valid integer"),
+        ({"pages": "2.5"}, "(got 2.5)"),
+        ({"pages": "0"}, "pages 0 is not positive; give at least 1"),
+        ({"colour": "red"}, "--set: colour: Input should be 'black' or 'white' (got 'red')"),
+        ({"shape.radius": "wide"}, "--set: shape.radius: Input should be a valid number"),
+        ({"shape": "circle"}, "--set: shape: Input should be a mapping of fields to values (got 'circle')"),
+        ({"shape": "{kind: square, corners: [1, x]}"}, "--set: shape.corners.1: Input should be a valid integer"),
+        ({"pen.width": "wide"}, "--set: pen.width: Input should be a valid number"),
+        ({"options": "[[1, x]]"}, "--set: options.0.1: Input should be a valid number"),
+        ({"shape.kind.deep": "x"}, "--set: unknown key 'shape.kind.deep'; nothing lies below it"),
+    ],
+)
+def test_refused_in_one_line(assignments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        override(Drawing(title="a"), assignments)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "Circle" not in str(caught.value) and "Square" not in str(caught.value), "no names of classes"
+
+
+def test_the_place_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^a.json: key 'title' is missing$"):
+        from_dict(Drawing, {"pages": 2}, where="a.json")
+    with pytest.raises(ConfigError, match="^a.json: Input should be a mapping of fields to values"):
+        from_dict(Drawing, 3, where="a.json")
+    with pytest.raises(ConfigError, match="^environment: unknown key 'shape.radios'"):
+        override(Drawing(title="a"), {"shape.radios": "1"}, where="environment")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.yaml", "- 1", "holds list, expected a mapping"),
+        ("a.yaml", "a: [", "not valid .yaml"),
+        ("a.json", "{", "not valid .json"),
+        ("a.json", "\udcff", "not valid .json"),
+    ],
+)
+def test_files(tmp_path: Path, name: str, text: str, message: str) -> None:
+    path = tmp_path / name
+    with pytest.raises(ConfigError, match="give an existing .yaml or .json file"):
+        read_file(path)
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ConfigError, match=message):
+        read_file(path)
+    path.write_text("{}" if path.suffix == ".json" else "a: {b: 1.5}")
+    assert read_file(path) in ({}, {"a": {"b": 1.5}})
