@@ -260,3 +260,36 @@ def test_prediction_does_not_depend_on_neighbours():
 def test_prepared_copies_weights():
     start = model()
     assert model_hash(prepared(start, replace(RECIPE, dropout=0.3))) == model_hash(start)
+
+
+def test_labels_that_training_never_shows_are_refused(tmp_path):
+    task, splits = data("single", train=20, dev=4)
+    strange = replace(splits["dev"].examples[0], label="mauve", row=7)
+    with pytest.raises(DataError, match="dev:7: label 'mauve' never occurs in the training data"):
+        finetune(
+            model(), task, {**splits, "dev": replace(splits["dev"], examples=(strange,))}, RECIPE, tmp_path / "run"
+        )
+
+
+def test_a_model_for_pairs_takes_no_single_texts(tmp_path):
+    task, splits = data("pair", train=20, dev=4)
+    result = finetune(model(), task, splits, replace(RECIPE, epochs=1), tmp_path / "run")
+    predictor = Predictor.of(
+        load(result.model), completed(task, splits["train"].examples), read_task(result.model)["settings"]
+    )
+    with pytest.raises(DataError, match="the model learned from two texts per example, here is one"):
+        predictor.predict([Text(id="0", text="red")])
+
+
+def test_examples_are_encoded_once_for_several_runs(tmp_path, monkeypatch):
+    from encoderlab.tasks.classify import Classify
+    from encoderlab.tasks.finetune import Encodings
+
+    task, splits = data("number", train=20, dev=8)
+    encodings, calls = Encodings(), []
+    original = Classify.items
+    monkeypatch.setattr(Classify, "items", lambda self, *a, **k: calls.append(1) or original(self, *a, **k))
+    first = finetune(model(), task, splits, replace(RECIPE, epochs=1), tmp_path / "a", encodings=encodings)
+    assert len(calls) == 2
+    second = finetune(model(), task, splits, replace(RECIPE, epochs=1), tmp_path / "b", encodings=encodings)
+    assert len(calls) == 2 and second.scores == first.scores

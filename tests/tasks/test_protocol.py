@@ -59,7 +59,7 @@ def test_unknown_names_are_refused():
 
 def test_a_protocol_searches_on_dev_runs_seeds_and_stores_everything(tmp_path):
     found, splits = data("tagged", train=48, dev=24)
-    splits["test"] = data("tagged", train=4, dev=24, seed=9)[1]["dev"]
+    splits["test"] = replace(data("tagged", train=4, dev=24, seed=9)[1]["dev"], name="test")
     searched = replace(QUICK, grid={"optim.lr": (1e-6, 2e-3)})
     said = []
     outcome = run(searched, model(), found, splits, tmp_path / "out", say=said.append, after=("mnli",))

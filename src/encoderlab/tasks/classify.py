@@ -27,6 +27,8 @@ from encoderlab.tasks.rows import Encoded, Item, TaskBatch, to_numpy
 class Classify(Form):
     """A label: cross-entropy over the classes. A number: squared error of one output."""
 
+    learned = ("cut", "offset", "factor")
+
     def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
         super().__init__(task, tokenizer, settings)
         self.numbers = task.form == "regression"
@@ -55,6 +57,9 @@ class Classify(Form):
             raise DataError(
                 f"{len(examples) - len(pairs)} of {len(examples)} examples have no second text; give all or none"
             )
+        if self.settings.pairs is not None and self.settings.pairs != bool(pairs) and examples:
+            learned, given = ("two texts", "one") if self.settings.pairs else ("one text", "two")
+            raise DataError(f"the model learned from {learned} per example, here is {given}; give the columns it needs")
         second = self.tokenizer.encode_batch(pairs) if pairs else [None] * len(examples)
         items = []
         for number, (example, a, b) in enumerate(zip(examples, first, second, strict=True)):
@@ -144,4 +149,3 @@ class Classify(Form):
         with torch.no_grad():
             model.task.out.weight.mul_(self.factor)
             model.task.out.bias.mul_(self.factor).add_(self.offset)
-        self.offset, self.factor = 0.0, 1.0

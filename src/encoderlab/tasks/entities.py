@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from encoderlab.errors import DataError
@@ -66,27 +66,28 @@ def write_tags(spans: Sequence[Entity], length: int, scheme: Scheme = "BIO") -> 
     return tags
 
 
-def detect_scheme(sentences: Sequence[Sequence[str]]) -> tuple[Scheme, int]:
-    """The tag scheme of a file and the number of tags that do not fit it.
+def detect_scheme(sentences: Iterable[Sequence[str]]) -> tuple[Scheme, int]:
+    """The tag scheme of a file and the number of tags that do not fit it; reads the sentences once.
 
     E, S, L, U, W or M decide for the four-letter schemes. Between BIO and IOB1: a file in which an I tag opens an
     entity is IOB1 if every B tag stands right behind an entity of its type; otherwise it is BIO with that many faults
     (read as conlleval reads them).
     """
-    prefixes = {tag.partition("-")[0] for tags in sentences for tag in tags} - {"O", ""}
-    if prefixes & {"M"} and prefixes & {"I"}:
-        raise DataError("tags mix the prefixes I and M, that is BIO and BMES; convert the file to one scheme")
-    if prefixes - {"B", "I"}:
-        return ("BMES" if "M" in prefixes or "I" not in prefixes else "BIOES"), 0
+    prefixes: set[str] = set()
     opened_by_inside = needless_begin = 0
     for tags in sentences:
         before, kind_before = "O", ""
         for tag in tags:
             prefix, kind = split_tag(tag)
+            prefixes.add(tag.partition("-")[0])
             follows = before != "O" and kind == kind_before
             opened_by_inside += prefix == "I" and not follows
             needless_begin += prefix == "B" and not follows
             before, kind_before = prefix, kind
+    if {"M", "I"} <= prefixes:
+        raise DataError("tags mix the prefixes I and M, that is BIO and BMES; convert the file to one scheme")
+    if prefixes - {"B", "I", "O", ""}:
+        return ("BMES" if "I" not in prefixes else "BIOES"), 0
     if opened_by_inside and not needless_begin:
         return "IOB1", 0
     return "BIO", opened_by_inside

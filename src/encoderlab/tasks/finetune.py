@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import safetensors.torch
 import torch
@@ -23,9 +23,9 @@ from encoderlab.model import Model
 from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
 from encoderlab.nn.heads import TaskHead
-from encoderlab.tasks.base import Example, Question, Split, Task, is_unlabelled
+from encoderlab.tasks.base import Example, Question, Split, Task, Text, is_unlabelled
 from encoderlab.tasks.features import Frozen, FrozenForm, FrozenModel, Store
-from encoderlab.tasks.form import FormSettings, Predictions
+from encoderlab.tasks.form import Form, FormSettings, Predictions
 from encoderlab.tasks.infer import with_labels
 from encoderlab.tasks.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.predict import Predictor, record
@@ -96,43 +96,33 @@ def finetune(
     *,
     about: Mapping[str, Any] | None = None,
     session: Budget | None = None,
+    encodings: Encodings | None = None,
 ) -> Result:
     """Fine-tune ``model`` on ``splits["train"]``, choose weights on ``splits["dev"]``, predict every other split.
 
     The run resumes after an interruption; a finished one is read, not run again. ``about`` is written into the score
-    beside the recipe (the hash of the initial model, intermediate tasks, ...).
+    beside the recipe (the hash of the initial model, intermediate tasks, ...). ``encodings`` keeps encoded examples for
+    further runs.
 
     Raises:
         ConfigError, DataError, Stopped, Diverged, OutOfMemory: as the training loop.
     """
+    recipe = replace(recipe, form=replace(recipe.form, pairs=has_pairs(splits["train"])))
     finished = read_result(out, recipe, splits)
     if finished is not None:
         return finished
     task = completed(task, splits["train"].examples)
-    start = prepared(model, recipe)
-    form = form_of(task, start, recipe.form)
-    head = recipe.head
-    if recipe.head_dropout is not None and head is None:
-        head = replace(form.head(FAMILIES[start.config.family], start), dropout=recipe.head_dropout)
-    if (frozen := recipe.frozen) is not None:
-        start.to(join(recipe.execution.device).device)
-        store = Store(out.parent / "features", start, frozen, model_hash(start))
-        recipe = replace(recipe, packing="dynamic")  # a BiLSTM reads a row from end to end
-        form = FrozenForm(form, store)
-        head = form.head(FAMILIES[start.config.family], start)
-        start = FrozenModel(store, frozen, head, form.head_labels(), recipe.seed)  # type: ignore[assignment]
-        said = f"trained on {frozen.layers} of the frozen encoder"
-    else:
-        start, said = with_head(start, form, seed=recipe.seed, head=head)
-    items = form.items(splits["train"].examples, train=True)
-    recipe = resolved(recipe, task, len(items), items)
+    check_splits(task, splits)
+    encodings = encodings or Encodings()
+    start, form, said = _assemble(model, task, recipe, out)
+    items = encodings.items(form, splits["train"], train=True)
     cut = form.cut
+    recipe = resolved(recipe, task, items)
     objective = TaskObjective(start, form) if recipe.sift is None else SiFTObjective(start, form, recipe.sift)
-    outcome = train(objective, recipe, _data(objective, task, splits, recipe, items), out, session=session)
+    outcome = train(objective, recipe, _data(objective, task, splits, recipe, encodings), out, session=session)
     if outcome.best is not None:
         load_weights(objective, outcome.best)
-    world = join(recipe.execution.device)
-    predictions, scores, notes = _evaluate(objective, task, splits)
+    predictions, scores, notes = _evaluate(objective, task, splits, encodings)
     form.finish(objective.model)
     written = {
         "task": task.name,
@@ -141,7 +131,7 @@ def finetune(
         "notes": sorted(set(notes)),
         "head": said,
         "seed": recipe.seed,
-        "epochs": _epochs(recipe, len(items)),
+        "epochs": round(recipe.budget.amount * recipe.batch / len(items), 2),
         "best_step": _best_step(outcome.best),
         "steps": outcome.step,
         "examples": {name: len(split) for name, split in splits.items()},
@@ -154,9 +144,76 @@ def finetune(
         "recipe": to_dict(recipe),
         **(about or {}),
     }
-    if world.main:
+    if join(recipe.execution.device).main:
         _write(objective.model, task, form.settings, splits, predictions, written, out)
     return Result(folder=out, record=written, model=out / "model", predictions=predictions)
+
+
+def _assemble(model: Model, task: Task, recipe: Recipe, out: Path) -> tuple[Model, Form, str]:
+    """The model with the head that is trained, the form of the task, and what was done about the head."""
+    start = prepared(model, recipe)
+    form = form_of(task, start, recipe.form)
+    head = recipe.head
+    if head is None and recipe.head_dropout is not None:
+        head = replace(form.head(FAMILIES[start.config.family], start), dropout=recipe.head_dropout)
+    if recipe.frozen is None:
+        start, said = with_head(start, form, seed=recipe.seed, head=head)
+        return start, form, said
+    start.to(join(recipe.execution.device).device)
+    form = FrozenForm(form, Store(out.parent / "features", start, recipe.frozen, model_hash(start)))
+    head = form.head(FAMILIES[start.config.family], start)
+    small = FrozenModel(form.store, recipe.frozen, head, form.head_labels(), recipe.seed)
+    return cast(Model, small), form, f"trained on {recipe.frozen.layers} of the frozen encoder"
+
+
+class Encodings:
+    """Encoded splits by the hash of all that determines them, so that the runs of a protocol encode them once."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, tuple[list[Item], dict[str, float]]] = {}
+
+    def items(self, form: Form, split: Split, *, train: bool = False) -> list[Item]:
+        """``form.items`` of the split; what the form learns from it (scale of the numbers) is restored too."""
+        if isinstance(form, FrozenForm):  # its items belong to its store, which is kept on disk
+            return form.items(split.examples, train=train)
+        task = form.task
+        parts = [task.name, task.form, task.labels, task.range, task.swap, to_dict(form.settings), train]
+        parts += [form.tokenizer.hash(), split.sha256, split.name, len(split)]
+        key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        if key not in self.found:
+            items = form.items(split.examples, train=train)
+            self.found[key] = items, {name: getattr(form, name) for name in form.learned}
+        items, learned = self.found[key]
+        if train:
+            for name, value in learned.items():
+                setattr(form, name, value)
+        return items
+
+
+def has_pairs(split: Split) -> bool | None:
+    """Whether the examples have two texts; None for other forms of task."""
+    first = split.examples[0]
+    return first.pair is not None if isinstance(first, Text) else None
+
+
+def check_splits(task: Task, splits: Mapping[str, Split]) -> None:
+    """Refuse labels that training never shows.
+
+    Raises:
+        DataError: with file, row and label.
+    """
+    if task.form not in ("classification", "tagging"):
+        return
+    known = set(task.labels or ())
+    for split in splits.values():
+        for example in split.examples:
+            labels = (example.label,) if isinstance(example, Text) else example.tags or ()
+            strange = next((label for label in labels if label is not None and label not in known), None)
+            if strange is not None:
+                raise DataError(
+                    f"{split.files[0]}:{example.row}: label {strange!r} never occurs in the training data "
+                    f"({', '.join(sorted(known))[:200]}); correct the row or train on it"
+                )
 
 
 def completed(task: Task, examples: Sequence[Example]) -> Task:
@@ -181,11 +238,11 @@ def prepared(model: Model, recipe: Recipe) -> Model:
     return copy
 
 
-def resolved(recipe: Recipe, task: Task, examples: int, items: Sequence[Item]) -> Recipe:
-    """The recipe with the budget and the evaluations that its epochs mean for so many training items."""
-    if examples == 0:
+def resolved(recipe: Recipe, task: Task, items: Sequence[Item]) -> Recipe:
+    """The recipe with the budget and the evaluations that its epochs mean for these training items."""
+    if not items:
         raise DataError(f"task {task.name!r}: no training example can be learned from; check labels and answers")
-    per_epoch = math.ceil(examples / recipe.batch)
+    per_epoch = math.ceil(len(items) / recipe.batch)
     steps = recipe.steps or max(1, round(recipe.epochs * per_epoch))
     longest = max(len(sequence) for item in items for sequence in item.sequences)
     return replace(
@@ -205,12 +262,12 @@ def row_length(recipe: Recipe, model: Model, longest: int) -> int:
 
 
 def _data(
-    objective: TaskObjective, task: Task, splits: Mapping[str, Split], recipe: Recipe, items: Sequence[Item]
+    objective: TaskObjective, task: Task, splits: Mapping[str, Split], recipe: Recipe, encodings: Encodings
 ) -> Data:
     model, world = objective.model, join(recipe.execution.device)
     assert model.tokenizer is not None
     pad = model.tokenizer.special.pad
-    predictor = Predictor(objective)
+    predictor, items = Predictor(objective), encodings.items(objective.form, splits["train"], train=True)
     dev = splits.get("dev")
 
     def source(phase: Phase, rows: int, state: dict[str, int] | None) -> ItemSource:
@@ -224,7 +281,7 @@ def _data(
         if recipe.select == "best_epoch":
             raise ConfigError(f"task {task.name!r} has no dev data to choose an epoch by; set select=last or give some")
         return Data(source=source, hashes=hashes)
-    held_out = objective.form.items(dev.examples)
+    held_out = encodings.items(objective.form, dev)
 
     def losses(phase: Phase) -> Iterator[TaskBatch]:
         return (batch for _, batch in sorted_batches(held_out, pad=pad, tokens=predictor.tokens))
@@ -241,7 +298,7 @@ def _score(task: Task, split: Split, found: Predictions) -> tuple[dict[str, floa
 
 
 def _evaluate(
-    objective: TaskObjective, task: Task, splits: Mapping[str, Split]
+    objective: TaskObjective, task: Task, splits: Mapping[str, Split], encodings: Encodings
 ) -> tuple[dict[str, Predictions], dict[str, dict[str, float]], list[str]]:
     """Predictions and scores of every split but the training one; the threshold of "no answer" comes from dev alone."""
     predictor, form = Predictor(objective), objective.form
@@ -252,11 +309,13 @@ def _evaluate(
         if name == "train":
             continue
         split = splits[name]
-        found = predictor.predict(split.examples)
+        items = encodings.items(form, split)
+        outputs = predictor.outputs(items)
+        found = form.decode(items, outputs, split.examples)
         if name == "dev" and isinstance(form, SpanQA) and form.nullable:
             form.threshold = choose_threshold(task, split, found)
             notes.append(f"no answer is given where the null score is above {form.threshold:.4f}, chosen on dev")
-            found = predictor.predict(split.examples)
+            found = form.decode(items, outputs, split.examples)
         predictions[name] = found
         if not any(map(is_unlabelled, split.examples)):
             scores[name], said = _score(task, split, found)
@@ -269,10 +328,6 @@ def choose_threshold(task: Task, split: Split, found: Predictions) -> float:
     texts = [next((span["text"] for span in spans if span["text"]), "") for spans in (found.nbest or {}).values()]
     scores, _ = score(task, split.examples, texts, null_odds=found.null_odds)
     return scores["best_f1_threshold"]
-
-
-def _epochs(recipe: Recipe, items: int) -> float:
-    return round(recipe.budget.amount * recipe.batch / items, 2)
 
 
 def _best_step(folder: Path | None) -> int | None:

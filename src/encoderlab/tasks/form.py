@@ -30,6 +30,7 @@ class FormSettings:
 
     Args:
         max_length: tokens of a sequence, special ones included; longer texts are cut.
+        pairs: whether examples have two texts; a model that learned from one kind cannot take the other. None: any.
         swap: also train on the two texts in the other order, where the task allows it (ELECTRA's MRPC and STS-B).
         context: ``document`` shows a sentence to be tagged within its document, as far as it fits (BERT's CoNLL-2003).
         targets: of a regression: ``unit`` trains on numbers scaled to 0..1 (ELECTRA), ``raw`` on those of the file
@@ -39,6 +40,7 @@ class FormSettings:
     """
 
     max_length: int = 128
+    pairs: bool | None = None
     swap: bool = False
     context: Literal["sentence", "document"] = "sentence"
     targets: Literal["unit", "raw"] = "unit"
@@ -56,7 +58,12 @@ class FormSettings:
 
 
 class Form:
-    """One form of task with a tokenizer. ``cut`` counts the examples that were too long for a sequence."""
+    """One form of task with a tokenizer. ``cut`` counts the examples that were too long for a sequence.
+
+    ``learned`` names what :meth:`items` finds out from training data.
+    """
+
+    learned: tuple[str, ...] = ("cut",)
 
     def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
         self.task, self.tokenizer, self.settings = task, tokenizer, settings

@@ -20,7 +20,7 @@ from encoderlab.errors import ConfigError, Diverged, nearest
 from encoderlab.files import write_text
 from encoderlab.model import Model
 from encoderlab.tasks.base import Split, Task
-from encoderlab.tasks.finetune import SCORE_FILE, Recipe, Result, finetune, model_hash
+from encoderlab.tasks.finetune import SCORE_FILE, Encodings, Recipe, Result, finetune, model_hash
 from encoderlab.tasks.form import FormSettings
 from encoderlab.tasks.metrics import mean_interval
 from encoderlab.train.folder import hardware
@@ -312,10 +312,12 @@ def run(
         recipe = replace(override(base, dict(point)) if point else base, seed=seed)
         say(f"{task.name}: {describe(point)}seed {seed}")
         try:
-            return finetune(model, task, splits, recipe, out / folder_name(point) / f"seed-{seed}", about=about)
+            folder = out / folder_name(point) / f"seed-{seed}"
+            return finetune(model, task, splits, recipe, folder, about=about, encodings=encodings)
         except Diverged as error:
             return str(error)
 
+    encodings = Encodings()
     search: list[dict[str, Any]] = []
     chosen: Mapping[str, Any] = {}
     if len(points) > 1:

@@ -67,6 +67,7 @@ class SpanQA(Form):
 
     def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
         super().__init__(task, tokenizer, settings)
+        self.learned = ("cut", "not_found")
         self.nullable = task.labels == ("answer", "no_answer")
         self.threshold = 0.0
         self.not_found = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +10,7 @@ from typing import Any, Literal
 from encoderlab.errors import DataError
 from encoderlab.tasks import tables
 from encoderlab.tasks.base import Remarks, Words
-from encoderlab.tasks.entities import Entity, detect_scheme, entities, write_tags
+from encoderlab.tasks.entities import Entity, Scheme, detect_scheme, entities, write_tags
 from encoderlab.tasks.readers.common import id_of, nearest_place, records, text_of
 
 
@@ -30,7 +30,7 @@ class Conll:
         return True
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Words]:
-        yield from _converted(self._sentences(path), self.scheme, path, remarks)
+        yield from _converted(lambda _: self._sentences(path), self.scheme, path, remarks)
 
     def _sentences(self, path: Path) -> Iterator[Words]:
         words: list[str] = []
@@ -77,7 +77,7 @@ class WordLists:
         return self.words in columns
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Words]:
-        yield from _converted(self._sentences(path, remarks), self.scheme, path, remarks)
+        yield from _converted(lambda notes: self._sentences(path, notes), self.scheme, path, remarks)
 
     def _sentences(self, path: Path, remarks: Remarks) -> Iterator[Words]:
         for number, record in enumerate(records(path, remarks, self.needs, False, self.tags, False)):
@@ -129,28 +129,31 @@ class CharacterSpans:
         return write_tags(kept, len(text))
 
 
-def _converted(sentences: Iterable[Words], scheme: Any, path: Path, remarks: Remarks) -> Iterator[Words]:
-    """Sentences with their tags in ``scheme``; the scheme of the file is found from all of it."""
+def _converted(
+    sentences: Callable[[Remarks], Iterator[Words]], scheme: Scheme | None, path: Path, remarks: Remarks
+) -> Iterator[Words]:
+    """Sentences with their tags in ``scheme``. The scheme of the file is found from all of it, so it is read twice."""
     if scheme is None:
-        yield from sentences
+        yield from sentences(remarks)
         return
-    sentences = list(sentences)
-    tagged = [sentence for sentence in sentences if sentence.tags is not None]
-    if any(tag.isdigit() for sentence in tagged[:1] for tag in sentence.tags or ()):
-        yield from sentences  # numbers of the labels of the task
+    unsaid = Remarks(path)
+    first = next((sentence.tags for sentence in sentences(unsaid) if sentence.tags), None)
+    if first is None or any(tag.isdigit() for tag in first):  # no tags, or numbers of the labels of the task
+        yield from sentences(remarks)
         return
     try:
-        found, faults = detect_scheme([sentence.tags or () for sentence in tagged])
+        found, faults = detect_scheme(sentence.tags or () for sentence in sentences(unsaid))
         if faults:
-            row = next((s.row for s in tagged if _opens_inside(s.tags or ())), 0)
+            row = next((s.row for s in sentences(unsaid) if _opens_inside(s.tags or ())), 0)
             remarks.note(f"BIO tags, but {faults:,} I tags open an entity (first: row {row}); read as conlleval does")
-        for sentence in sentences:
+        for sentence in sentences(remarks):
             if sentence.tags is None or found == scheme and not faults:
                 yield sentence
             else:
-                yield replace(sentence, tags=tuple(write_tags(entities(sentence.tags), len(sentence.words), scheme)))
+                tags = write_tags(entities(sentence.tags), len(sentence.words), scheme)
+                yield replace(sentence, tags=tuple(tags))
     except DataError as error:
-        raise DataError(f"{path}: {error}") from None
+        raise DataError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
 def _opens_inside(tags: Sequence[str]) -> bool:
