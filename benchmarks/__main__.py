@@ -54,7 +54,8 @@ def main(wanted: list[str]) -> None:
         results = {name: [bench(*words) for words in known[name]] for name in (wanted or known)}
     RESULTS.mkdir(exist_ok=True)
     now = datetime.datetime.now(datetime.UTC)
-    record = {"date": now.isoformat(timespec="seconds"), "machine": platform.platform(), "cpu": cpu(), "tables": results}
+    machine = {"system": platform.platform(), "cpu": cpu()}
+    record = {"date": now.isoformat(timespec="seconds"), "machine": machine, "tables": results}
     path = RESULTS / f"{now:%Y-%m-%d-%H%M}.json"
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(f"written to {path}")
@@ -77,8 +78,8 @@ def command(*words: str) -> None:
 def cpu() -> str:
     """The processor's name, where the system says it."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    return names[0].split(":", 1)[1].strip() if names else platform.processor()
 
 
 if __name__ == "__main__":
