@@ -333,11 +333,11 @@ def test_peak_memory_does_not_grow_with_the_input(tmp_path):
     block = sample_text(4000, words=3000)
     Tokenizer.train("wordpiece", [block[:1_000_000]], 1000).save(tokenizer)
     code = """
-import resource, sys
+import re, sys
 from encoderlab.corpus.build import *
 settings = BuildSettings(sources=(sys.argv[1],), tokenizer=GivenTokenizer(path=sys.argv[2]))
 build_corpus(settings, sys.argv[3])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])  # getrusage counts the parent's memory too
 """
     peaks = []
     for copies in (5, 40):
@@ -350,3 +350,35 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         peaks.append(int(done.stdout) * 1024)
     assert path.stat().st_size > 60_000_000
     assert peaks[1] < 400e6 and peaks[1] < peaks[0] + 40e6
+
+
+def test_a_script_needs_no_main_guard(text, tokenizer, tmp_path):
+    """Workers do not import the program that starts them, so it is not run again."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys; print('once')\n"
+        "from encoderlab.corpus.build import *\n"
+        "settings = BuildSettings(sources=(sys.argv[1],), tokenizer=GivenTokenizer(path=sys.argv[2]))\n"
+        "build_corpus(settings, sys.argv[3], workers=2)\n"
+    )
+    command = [sys.executable, str(script), str(text / "a.txt"), str(tokenizer), str(tmp_path / "out")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "once\n"
+
+
+def test_a_merge_that_was_killed_continues_and_takes_no_other_parts(text, chosen, tokenizer, tmp_path):
+    for number in range(2):
+        build_corpus(chosen, tmp_path / f"part{number}", shard_index=number, num_shards=2)
+    parts = [tmp_path / "part0", tmp_path / "part1"]
+    merge_corpora(parts, tmp_path / "whole")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(assemble, "shard_record", lambda *args: 1 / 0)
+        merge_corpora(parts, tmp_path / "merged")
+    other = settings(text / "a.txt", tokenizer=GivenTokenizer(path=str(tokenizer)))
+    build_corpus(other, tmp_path / "single0", shard_index=0, num_shards=2)
+    build_corpus(other, tmp_path / "single1", shard_index=1, num_shards=2)
+    with pytest.raises(ConfigError, match="a merge of other parts was begun here"):
+        merge_corpora([tmp_path / "single0", tmp_path / "single1"], tmp_path / "merged")
+    with pytest.raises(ConfigError, match="holds another corpus"):
+        merge_corpora([tmp_path / "single0", tmp_path / "single1"], tmp_path / "whole")
+    merge_corpora(parts, tmp_path / "merged")
+    assert digests(tmp_path / "merged") == digests(tmp_path / "whole")

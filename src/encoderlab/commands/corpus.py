@@ -134,7 +134,7 @@ def build(
             progress=progress,
         )
     for source in record["sources"]:
-        if source["field"] is not None and field is None:
+        if source["field"] is not None and field is None and not source["name"].startswith("python:"):
             terminal.note(f"{source['name']}: text from {source['format']} field {source['field']!r} (inferred)")
     if num_shards > 1:
         terminal.say(f"{out}: part {shard_index} of {num_shards}; join them: encoderlab corpus merge PART... --out DIR")

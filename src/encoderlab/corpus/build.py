@@ -48,7 +48,7 @@ from encoderlab.corpus.tokenizer import Kind, Tokenizer
 from encoderlab.corpus.workers import Workers
 from encoderlab.errors import ConfigError, DataError
 
-WORK, PLAN, PART, PIECES, ASSEMBLY = ".work", "plan.json", "part.json", "pieces", "assembly"
+WORK, PLAN, PART, MERGE, PIECES, ASSEMBLY = ".work", "plan.json", "part.json", "merge.json", "pieces", "assembly"
 Progress = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much where that is known
 
 
@@ -165,9 +165,11 @@ def merge_corpora(
             if [manifest["settings"], manifest["sources"]] != [first["settings"], first["sources"]]:
                 raise ConfigError(f"{out}: holds another corpus; choose another output folder, or delete it")
             return manifest
-        if not (out / WORK).exists():
-            _require_empty(out)
-        (out / WORK).mkdir(parents=True, exist_ok=True)
+        merged = {name: first[name] for name in ("settings", "sources", "tokenizer", "num_shards")}
+        if not (out / WORK / MERGE).exists():
+            _begin(out / WORK, out, MERGE, merged)
+        elif json.loads((out / WORK / MERGE).read_bytes()) != merged:
+            raise ConfigError(f"{out}: a merge of other parts was begun here; choose another folder, or delete it")
         return _assemble(ordered, out, workers, progress)
 
 
@@ -231,11 +233,6 @@ def _file_errors(out: Path) -> Iterator[None]:
         raise
 
 
-def _require_empty(out: Path) -> None:
-    if any(out.iterdir()):
-        raise ConfigError(f"{out}: not empty, and holds no corpus; choose another folder, or delete it")
-
-
 def _claim(
     part: Path, out: Path, settings: BuildSettings, sources: list[Source], shard_index: int, num_shards: int
 ) -> None:
@@ -260,11 +257,17 @@ def _claim(
         for leftover in part.rglob(".*.tmp"):
             leftover.unlink(missing_ok=True)
         return
-    if part != out and part.exists() and all(item.name.startswith(f".{PLAN}") for item in part.iterdir()):
-        shutil.rmtree(part)  # killed before the plan was written
-    _require_empty(out)
-    part.mkdir(parents=True, exist_ok=True)
-    _write_json(part / PLAN, asked)
+    _begin(part, out, PLAN, asked)
+
+
+def _begin(folder: Path, out: Path, name: str, value: Any) -> None:
+    """Write the first file of ``folder``, which is ``out`` or below it; nothing else may be there."""
+    if folder != out and folder.exists() and all(item.name.startswith(f".{name}") for item in folder.iterdir()):
+        shutil.rmtree(folder)  # killed before the file was complete
+    if any(out.iterdir()):
+        raise ConfigError(f"{out}: not empty, and holds no corpus; choose another folder, or delete it")
+    folder.mkdir(exist_ok=True)
+    _write_json(folder / name, value)
 
 
 def _complete(settings: BuildSettings, sources: list[Source], out: Path) -> dict[str, Any]:

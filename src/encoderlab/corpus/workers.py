@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -18,8 +21,8 @@ class Workers:
     """Runs functions in ``number`` processes; with one, in this process.
 
     At most two units more than there are workers are submitted at a time, so that the one who reads does not run ahead.
-    The workers are spawned, as threads of libraries do not survive a fork; a script that uses more than one therefore
-    needs the usual ``if __name__ == "__main__":``. They end with this process, however it ends.
+    The workers are spawned, as threads of libraries do not survive a fork, and import nothing of the program that runs,
+    so that it needs no ``if __name__ == "__main__":``. They end with this process, however it ends.
 
     Raises:
         OutOfMemory: a worker was killed, which only the system does.
@@ -44,7 +47,8 @@ class Workers:
         while len(self._pending) >= self._number + 2:
             self._collect()
         try:
-            self._pending.add(self._pool.submit(function, *args))
+            with _no_main():
+                self._pending.add(self._pool.submit(function, *args))
         except BrokenProcessPool:
             raise self._killed() from None
 
@@ -90,4 +94,17 @@ def run_all(function: Callable[[Any], Any], items: Sequence[Any], *, workers: in
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(items)), mp_context=context, initializer=_start) as executor:
-        yield from executor.map(function, items)
+        with _no_main():
+            results = executor.map(function, items)
+        yield from results
+
+
+@contextlib.contextmanager
+def _no_main() -> Iterator[None]:
+    """While a process starts: hide the main module, which it would import, with all that a script loads and does."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
