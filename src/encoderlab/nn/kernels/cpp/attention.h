@@ -126,18 +126,20 @@ inline bool holds_nan(const float* p, int64_t n) {
 
 constexpr int64_t MOST_ROWS = 144;
 
-// Rows of a block: equal blocks of whole tiles whose scores (`budget` floats) stay in the L2 cache.
-inline int64_t block_rows(int64_t queries, int64_t columns, int64_t budget) {
-  int64_t most = std::clamp<int64_t>(budget / columns, TILE, MOST_ROWS) / TILE * TILE;
-  int64_t blocks = (queries + most - 1) / most;
-  return round_up((queries + blocks - 1) / blocks, TILE);
+// Queries of a block: equal blocks of whole tiles whose scores stay in the L2 cache. Larger ones waste less of a band of
+// positions; smaller ones see fewer keys where documents are packed.
+inline int64_t block_rows(const Attention& at, bool masked) {
+  const int64_t scores = masked ? 32768 : 65536;
+  int64_t most = std::clamp<int64_t>(scores / round_up(at.keys, BLOCK), TILE, MOST_ROWS) / TILE * TILE;
+  int64_t blocks = (at.queries + most - 1) / most;
+  return round_up((at.queries + blocks - 1) / blocks, TILE);
 }
 
 template <class T>
 void attend(const Attention& at, const T* q, const T* k, const T* v, const T* bias, const uint8_t* visible,
             const int64_t* row_keys, const Relative<T>* relative, T* out, float* normalisers) {
   const int64_t depth = at.width, wide = round_up(at.width, BLOCK), value_wide = round_up(at.value_width, BLOCK);
-  const int64_t columns = round_up(at.keys, BLOCK), block = block_rows(at.queries, columns, 32768);
+  const int64_t columns = round_up(at.keys, BLOCK), block = block_rows(at, visible);
   const bool by_queries = relative && relative->query_rows, by_keys = relative && relative->key_rows;
   const int64_t stride = columns + (by_keys ? GROUP : 0), spare = by_keys ? GROUP : 0;
   const Tables<T> query_tables(at, by_queries ? relative->query_rows : nullptr, at.query_rows, false, false, 1.0f);
@@ -234,7 +236,7 @@ void attend_backward(const Attention& at, const Attention& to, const T* grad, co
                      const T* bias, const uint8_t* visible, const int64_t* row_keys, const float* normalisers,
                      const Relative<T>* relative, T* dq, T* dk, T* dv, T* dbias) {
   const int64_t depth = at.width, wide = round_up(depth, BLOCK), value_wide = round_up(at.value_width, BLOCK);
-  const int64_t columns = round_up(at.keys, BLOCK), block = block_rows(at.queries, columns, 16384);
+  const int64_t columns = round_up(at.keys, BLOCK), block = block_rows(at, visible);
   const int64_t query_panels = round_up(depth, PANEL) / PANEL, value_panels = round_up(at.value_width, PANEL) / PANEL;
   const bool by_queries = relative && relative->query_rows, by_keys = relative && relative->key_rows;
   const int64_t spare = by_keys ? GROUP : 0, stride = columns + spare;
