@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.nn.heads import LMHead
 
+Pooling = Literal["mean", "first", "last"]
 BATCH_TOKENS = 4096  # of one forward pass; large enough to keep a processor busy, small enough for its cache
 
 
@@ -81,11 +82,16 @@ def limit(model: Model, longest: int = 512) -> int:
 
 
 @torch.inference_mode()
-def encode(model: Model, texts: Sequence[str], *, pooling: Literal["mean", "first", "last"] = "mean") -> np.ndarray:
+def encode(model: Model, texts: Sequence[str], *, pooling: Pooling = "mean") -> np.ndarray:
     """One vector per text, (n, D) float32.
 
     It is the mean over the tokens of the last layer, or the vector of the first or the last token.
+
+    Raises:
+        ConfigError: another ``pooling``, or a model without tokenizer.
     """
+    if pooling not in get_args(Pooling):
+        raise ConfigError(f"pooling {pooling!r} is unknown; choose mean, first or last")
     tokenizer = tokenizer_of(model)
     longest = limit(model)
     framed = [tokenizer.frame(e.ids, max_length=longest) for e in tokenizer.encode_batch(texts)]

@@ -1,0 +1,36 @@
+"""Exit codes that differ, and the clause that names what was meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from encoderlab import errors
+
+
+def test_every_error_has_an_exit_code_of_its_own() -> None:
+    kinds = errors.EncoderlabError.__subclasses__()
+    codes = [kind.code for kind in kinds]
+    assert len(set(codes)) == len(codes) and not {0, 1} & set(codes)
+
+
+def test_a_stopped_run_names_its_signal() -> None:
+    assert errors.Stopped("later").code == 75
+    assert errors.Stopped("later", signal=15).code == 143
+    assert errors.Stopped("later").code == 75, "one instance changes no other"
+
+
+def test_a_missing_package_comes_with_its_install_line() -> None:
+    message = str(errors.MissingDependency("rjieba", "zh", "segmenting Chinese"))
+    assert message == "segmenting Chinese needs rjieba, which is not installed; run: pip install 'encoderlab[zh]'"
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "clause"),
+    [
+        ("widht", ["width", "heads"], "; did you mean 'width'?"),
+        ("colour", ["width", "heads"], "; choose from: heads, width"),
+        ("x", [f"name{i:02}" for i in range(13)], "name11, ..."),
+    ],
+)
+def test_the_nearest_name(name: str, known: list[str], clause: str) -> None:
+    assert errors.nearest(name, known).endswith(clause)

@@ -1,0 +1,223 @@
+"""A model from its name to a folder and back, what it is used for, and folders that are broken."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.interchange.load import load
+from encoderlab.model import Model, build, count_parameters
+from encoderlab.nn.encoder import Sharing
+from encoderlab.nn.heads import Classification, Tagging
+
+TEXTS = [
+    "The river flows past the old mill and the bridge.",
+    "A child reads a long book about rivers and ships.",
+    "Ships carry grain from the mill to the harbour.",
+    "The harbour is closed when the wind is strong.",
+]
+TINY: dict[str, Any] = {f"encoder.{name}": value for name, value in {"layers": 1, "width": 16, "heads": 2}.items()}
+TINY |= {"encoder.ff_width": 24, "encoder.embed_width": 16}
+NAMES = ["bert-tiny", "albert-tiny", "deberta-v2-tiny", "xlnet-tiny", "electra-tiny-generator"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train("wordpiece", TEXTS * 10, 120)
+
+
+def test_equal_seeds_give_equal_weights_whatever_else_is_built() -> None:
+    one, two = build("bert-tiny", seed=3, **TINY), build("bert-tiny", seed=3, **TINY | {"encoder.layers": 2})
+    assert one.config.encoder.layers == 1
+    for name, parameter in one.named_parameters():
+        assert torch.equal(parameter, two.get_parameter(name)), name
+        assert parameter.isfinite().all(), name
+    assert not torch.equal(one.words, build("bert-tiny", seed=4, **TINY).words)
+
+
+def test_truncated_weights_keep_two_deviations() -> None:
+    words = build("bert-tiny").words
+    assert words.abs().max() <= 0.04 and 0.0172 < words.std() < 0.0180  # 0.88 of 0.02: the normal cut at two deviations
+
+
+def test_the_vocabulary_is_the_tokenizers(tokenizer: Tokenizer) -> None:
+    assert build("bert-tiny", tokenizer=tokenizer, **TINY).words.shape == (tokenizer.vocab_size, 16)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parameters_are_counted_as_they_are(name: str) -> None:
+    model = build(name, **TINY)
+    counts = count_parameters(model.config)
+    assert counts["total"] == sum(parameter.numel() for parameter in model.parameters())
+    assert counts["encoder"] == sum(parameter.numel() for parameter in model.encoder.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_and_loaded_it_is_the_same(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = build(name, tokenizer=tokenizer, **TINY).eval()
+    model.save(tmp_path / "model")
+    again = load(tmp_path / "model")
+    assert again.config == model.config
+    assert again.tokenizer is not None and again.tokenizer.hash() == tokenizer.hash()
+    state = again.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    np.testing.assert_array_equal(model.encode(TEXTS), again.encode(TEXTS))
+    guesses = model.fill_mask("The river flows past the [MASK].", top=3)
+    assert guesses == again.fill_mask("The river flows past the [MASK].", top=3)
+    assert len(guesses) == 1 and len(guesses[0]) == 3
+    scores = [guess.score for guess in guesses[0]]
+    assert scores == sorted(scores, reverse=True) and 0 < scores[-1] and sum(scores) <= 1
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_a_text_is_encoded_the_same_alone_and_among_others(pooling: Any, tokenizer: Tokenizer) -> None:
+    model = build("bert-tiny", tokenizer=tokenizer, **TINY)
+    together = model.encode([*TEXTS, "Ships."], pooling=pooling)
+    assert together.shape == (5, 16) and together.dtype == np.float32
+    alone = np.concatenate([model.encode([text], pooling=pooling) for text in [*TEXTS, "Ships."]])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+    assert model.encode([], pooling=pooling).shape == (0, 16)
+
+
+def test_every_mask_has_candidates_of_its_own(tokenizer: Tokenizer) -> None:
+    found = build("bert-tiny", tokenizer=tokenizer, **TINY).fill_mask("The [MASK] carry [MASK].", top=2)
+    assert [len(candidates) for candidates in found] == [2, 2]
+    assert all(first.token != second.token and first.score >= second.score for first, second in found)
+
+
+def test_what_cannot_be_used_says_so(tokenizer: Tokenizer) -> None:
+    model = build("bert-tiny", **TINY)
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        model.encode(TEXTS)
+    model = build("electra-tiny", tokenizer=tokenizer, **TINY)
+    with pytest.raises(ConfigError, match="without LM head cannot fill masks"):
+        model.fill_mask("[MASK]")
+    model = build("bert-tiny", tokenizer=tokenizer, **TINY)
+    with pytest.raises(ConfigError, match=r"holds no \[MASK\]"):
+        model.fill_mask("The river.")
+    with pytest.raises(ConfigError, match="pooling 'max' is unknown"):
+        model.encode(TEXTS, pooling="max")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="unknown model 'bert-bas'; did you mean 'bert-base'?"):
+        build("bert-bas")
+    with pytest.raises(ConfigError, match="needs width 16 and embed_width 8 equal"):
+        build("xlnet-tiny", **TINY | {"encoder.embed_width": 8})
+
+
+def test_a_task_head_on_the_same_encoder() -> None:
+    model = build("bert-tiny", seed=1, **TINY)
+    tuned = model.with_task(Classification(labels=3), ["a", "b", "c"], seed=2)
+    assert tuned.config.labels == ("a", "b", "c") and tuned.lm is None and tuned.pair is None
+    for part in ("encoder", "pooler"):
+        state = getattr(tuned, part).state_dict()
+        assert all(torch.equal(value, state[name]) for name, value in getattr(model, part).state_dict().items())
+    assert tuned.encoder.embeddings.words is not model.encoder.embeddings.words
+    again = tuned.with_task(Classification(labels=3), ["a", "b", "c"], seed=3)
+    assert tuned.task is not None and again.task is not None
+    assert not torch.equal(tuned.task.out.weight, again.task.out.weight), "a new task has a new head"
+    assert model.with_task(Tagging(labels=2), ["O", "B"], seed=2).pooler is None
+    with pytest.raises(ConfigError, match="'electra' has no pooler for summary 'pooler'"):
+        build("electra-tiny", **TINY).with_task(Classification(labels=2), ["a", "b"], seed=1)
+
+
+def test_layers_that_share_one_part_have_no_inner_blocks() -> None:
+    with pytest.raises(ConfigError, match="2 inner blocks cannot share"):
+        Sharing(inner=2, parts=("attention",))
+    with pytest.raises(ConfigError, match="must name attention, feed_forward or both"):
+        Sharing(parts=())
+    shared = build("bert-tiny", **TINY | {"encoder.layers": 2, "encoder.sharing": {"parts": ["attention"]}}).encoder
+    assert shared.block(0).attention is shared.block(1).attention
+    assert shared.block(0).feed_forward is not shared.block(1).feed_forward
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    build("bert-tiny", **TINY).save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def break_weights(folder: Path, how: str) -> None:
+    path = folder / "model.safetensors"
+    if how == "truncated":
+        path.write_bytes(path.read_bytes()[:-100])
+        return
+    weights = safetensors.torch.load_file(path)
+    if how == "nan":
+        weights["encoder.embeddings.words"][5, 3] = float("nan")
+    elif how == "shape":
+        weights["lm.bias"] = weights["lm.bias"][:-1].clone()
+    elif how == "missing":
+        del weights["lm.bias"]
+    elif how == "extra":
+        weights["lm.scale"] = torch.ones(1)
+    safetensors.torch.save_file(weights, path)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("truncated", "model.safetensors"),
+        ("nan", "encoder.embeddings.words holds values that are not finite"),
+        ("shape", r"lm.bias has shape \(30521,\), the configuration says \(30522,\)"),
+        ("missing", "missing lm.bias"),
+        ("extra", "unexpected lm.scale"),
+    ],
+)
+def test_broken_weights(folder: Path, how: str, message: str) -> None:
+    break_weights(folder, how)
+    with pytest.raises(DataError, match=message) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": 99}, "format version 99, this release reads 1"),
+        ({"version": None}, "format version None"),
+        ({"encodr": {}}, "unknown key 'encodr'; did you mean 'encoder'"),
+        ({"encoder": {"vocab": 30, "position": {"kind": "absolut"}}}, "encoder.position has unknown kind 'absolut'"),
+        ({"encoder": {"vocab": "many"}}, "encoder.vocab: Input should be a valid integer"),
+        ({"encoder": {"vocab": 30, "width": 17}}, "width 17 is not a multiple of heads 12"),
+        ({"encoder": {}}, "key 'encoder.vocab' is missing"),
+    ],
+)
+def test_broken_configurations(folder: Path, changes: dict[str, Any], message: str) -> None:
+    rewrite(folder, **changes)
+    with pytest.raises(DataError, match=message) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_files(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such folder"):
+        load(tmp_path / "nowhere")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(DataError, match="model.safetensors: does not exist"):
+        load(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(DataError, match="config.json"):
+        load(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(DataError, match="holds no config.json"):
+        load(folder)
+
+
+def test_a_model_is_made_on_the_device_that_is_asked_for() -> None:
+    config = replace(build("bert-tiny", **TINY).config, pair=False)
+    with torch.device("meta"):
+        assert Model(config).words.is_meta
+    assert Model(config).words.device.type == "cpu"
