@@ -281,12 +281,12 @@ class SpanHead(nn.Module):
         if self.config.form == "independent":
             return self.out(x)[..., 1][:, None].expand(-1, starts.shape[1], -1)
         chosen = x.gather(1, starts[..., None].expand(-1, -1, x.shape[-1]))
-        chosen = chosen[:, :, None].expand(-1, -1, x.shape[1], -1)
-        here = x[:, None].expand(-1, starts.shape[1], -1, -1)
-        if self.config.form == "conditional":
-            hidden = F.gelu(self.end_dense(torch.cat([chosen, here], dim=-1)))
-        else:
-            hidden = self.end_norm(torch.tanh(self.end_dense(torch.cat([here, chosen], dim=-1))))
+        # A dense map of two joined vectors is the sum of a map of each: every token is mapped once, not once per start.
+        conditional, width = self.config.form == "conditional", x.shape[-1]
+        first, second = self.end_dense.weight[:, :width], self.end_dense.weight[:, width:]
+        of_start, of_end = (first, second) if conditional else (second, first)
+        joined = F.linear(chosen, of_start)[:, :, None] + F.linear(x, of_end, self.end_dense.bias)[:, None]
+        hidden = F.gelu(joined) if conditional else self.end_norm(torch.tanh(joined))
         return self._masked(self.end_out(hidden)[..., 0], allowed[:, None])
 
     def answer_logits(self, x: Tensor, first: Tensor, start_logits: Tensor, keys: Tensor | None = None) -> Tensor:
