@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
 
 from encoderlab.nn.encoder import Encoder, EncoderConfig, Sharing, StemConvolution
 from encoderlab.nn.init import initialize
-from encoderlab.nn.positions import Absolute, Disentangled, RelativeShift, Shaw
-from encoderlab.nn.spanconv import Bottleneck, DepthwiseSeparable, Dynamic, Light, SpanDynamic
+from encoderlab.nn.positions import Absolute, Disentangled, Position, RelativeShift, Shaw
+from encoderlab.nn.spanconv import Bottleneck, Convolution, DepthwiseSeparable, Dynamic, Light, SpanDynamic
 
 BASE = EncoderConfig(
     vocab=50, layers=3, width=24, heads=4, ff_width=32, position=Absolute(length=32), init_std=0.4, eps=1e-5
@@ -52,6 +53,14 @@ PRODUCT += [replace(BASE, sharing=sharing, norm=norm) for sharing in SHARINGS fo
 PRODUCT += [replace(BASE, position=p, causal=True) for p in (Absolute(length=32), RelativeShift(), Shaw(span=4))]
 PRODUCT += [replace(BASE, position=Absolute(sinusoidal=True), types=0, embed_norm=norm) for norm in ("width", "none")]
 PRODUCT += [replace(BASE, position=replace(POSITIONS[2], terms=("p2c",)), attention_biases=b) for b in ("all", "none")]
+
+
+def test_every_part_is_in_the_product() -> None:
+    for union, used in (
+        (Position, {type(config.position) for config in PRODUCT}),
+        (Convolution, {type(config.conv) for config in PRODUCT}),
+    ):
+        assert set(get_args(union)) <= used
 
 
 def make(config: EncoderConfig) -> Encoder:
