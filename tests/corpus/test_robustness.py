@@ -205,6 +205,11 @@ def test_another_corpus_or_changed_sources(run, tmp_path):
     code, line = run("a.txt")
     assert code == 2 and "a.txt has changed since" in line
     assert digests(tmp_path / "out") == before
+    for letters, expected in (("abcde", 0), ("abcde", 0), ("xyzuv", 2)):
+        bad(tmp_path, "vocab.txt", "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters]))
+        code, line = run("a.txt", "--tokenizer", "vocab.txt", out="given")
+        assert code == expected
+    assert "the tokenizer has changed since" in line
 
 
 def test_sources_that_change_while_a_build_is_interrupted(tmp_path, monkeypatch, capsys):

@@ -214,6 +214,8 @@ def _locked(out: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"{out}: in use by another process; wait for it, or choose another folder") from None
+        except OSError:
+            pass  # a file system without locks
         yield
     finally:
         os.close(handle)
@@ -244,6 +246,7 @@ def _claim(
     asked = {
         "settings": json.loads(json.dumps(to_dict(settings))),
         "sources": fingerprints,
+        "tokenizer": _given_hash(settings),
         "shard_index": shard_index,
         "num_shards": num_shards,
     }
@@ -277,6 +280,8 @@ def _complete(settings: BuildSettings, sources: list[Source], out: Path) -> dict
     if manifest.get("settings") != asked:
         changed = _differences(manifest.get("settings"), asked)
         raise ConfigError(f"{out}: holds a corpus built otherwise: {changed}; choose another folder, or delete it")
+    if _given_hash(settings) not in (None, manifest["tokenizer"]["hash"]):
+        raise ConfigError(f"{out}: the tokenizer has changed since; choose another folder, or delete this one")
     recorded = {record["name"]: record["sha256"] for record in manifest["sources"]}
     for record in _source_records(sources):
         if recorded.get(record["name"]) != record["sha256"]:
@@ -314,7 +319,7 @@ def _tokenizer(settings: BuildSettings, sources: list[Source], part: Path, progr
         return Tokenizer.load(folder)
     wanted = settings.tokenizer
     if isinstance(wanted, GivenTokenizer):
-        tokenizer = Tokenizer.load(wanted.path, family=wanted.family, lowercase=wanted.lowercase)
+        tokenizer = _load_given(wanted)
     else:
         tokenizer = Tokenizer.train(
             wanted.kind,
@@ -328,6 +333,14 @@ def _tokenizer(settings: BuildSettings, sources: list[Source], part: Path, progr
     tokenizer.save(temporary)
     os.replace(temporary, folder)
     return Tokenizer.load(folder)
+
+
+def _load_given(given: GivenTokenizer) -> Tokenizer:
+    return Tokenizer.load(given.path, family=given.family, lowercase=given.lowercase)
+
+
+def _given_hash(settings: BuildSettings) -> str | None:
+    return _load_given(settings.tokenizer).hash() if isinstance(settings.tokenizer, GivenTokenizer) else None
 
 
 def _sample(sources: list[Source], reading: Reading, budget: int, progress: Progress) -> Iterator[str]:
