@@ -12,3 +12,11 @@ def shared() -> Path:
     if not path.is_dir():
         pytest.skip("reference data (../shared) is not present")
     return path
+
+
+@pytest.fixture(autouse=True)
+def plain_output() -> None:
+    """Each test starts without the --json and -v of an earlier one in the same process."""
+    from encoderlab.commands import terminal
+
+    terminal.configure(json=False, verbose=False)

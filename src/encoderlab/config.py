@@ -6,6 +6,7 @@ that field. An unknown key or kind is an error that names the nearest known one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -74,11 +75,12 @@ def override(config: T, assignments: Mapping[str, Any], *, where: str = "--set")
 
 def parse_value(text: str) -> Any:
     """The YAML value of ``text``; exponents without a dot (``3e-4``) are numbers here, unlike in YAML 1.1."""
+    with contextlib.suppress(ValueError):
+        if "e" in text.lower() and not text.lower().startswith("0x"):
+            return float(text)
     try:
-        return float(text) if "e" in text.lower() and not text.lower().startswith("0x") else yaml.safe_load(text)
-    except ValueError:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # what YAML cannot read is text
         return text
 
 
