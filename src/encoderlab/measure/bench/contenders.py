@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,14 +29,6 @@ from encoderlab.objectives.rtd import GENERATOR_SAMPLES, RTD, RTDSettings, unifo
 from encoderlab.objectives.vocabulary import Vocabulary
 
 LR, SEED = 1e-4, 0
-
-
-class Contender(Protocol):
-    """Trains one step and returns the loss."""
-
-    parameters: list[nn.Parameter]
-
-    def loss(self, batch: Batch, step: int) -> Tensor: ...
 
 
 def objective_of(case: Case, vocabulary: Vocabulary) -> Objective:

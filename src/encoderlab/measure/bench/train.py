@@ -17,7 +17,7 @@ from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import EncoderlabError
 from encoderlab.measure import flops
 from encoderlab.measure.bench.families import Case
-from encoderlab.measure.bench.workers import Worker
+from encoderlab.measure.bench.workers import Work, Worker
 from encoderlab.objectives.rtd import RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.train.pretraining import row_framing
@@ -150,14 +150,15 @@ def padded_share(rows: list[list[Row]]) -> float:
 def _start(
     stack: ExitStack, name: str, case: Case, vocabulary: Vocabulary, rows: list[list[Row]], setting: Setting
 ) -> Worker:
-    worker = Worker(
-        name,
-        case,
-        vocabulary,
-        rows,
+    work = Work(
+        contender=name,
+        case=case,
+        vocabulary=vocabulary,
+        rows=rows,
         threads=setting.threads,
         precision=setting.precision,
         compile=setting.compile and name != "ours",
     )
+    worker = Worker(work)
     stack.callback(worker.close)
     return worker

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,6 +21,19 @@ from encoderlab.measure.bench.families import Case
 from encoderlab.objectives.vocabulary import Vocabulary
 
 
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a worker is started with; ``rows`` are the batches that it goes through again and again."""
+
+    contender: str
+    case: Case
+    vocabulary: Vocabulary
+    rows: list[list[Row]]
+    threads: int
+    precision: str
+    compile: bool
+
+
 class Worker:
     """A process that holds one contender; every call waits for its answer.
 
@@ -27,21 +41,10 @@ class Worker:
         EncoderlabError: what the process raised, by its message.
     """
 
-    def __init__(
-        self,
-        contender: str,
-        case: Case,
-        vocabulary: Vocabulary,
-        rows: list[list[Row]],
-        *,
-        threads: int,
-        precision: str,
-        compile: bool,
-    ) -> None:
+    def __init__(self, work: Work) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
-        arguments = (other, contender, case, vocabulary, rows, threads, precision, compile)
-        self.process = context.Process(target=_serve, args=arguments, daemon=True)
+        self.process = context.Process(target=_serve, args=(other, work), daemon=True)
         self.process.start()
 
     def call(self, verb: str, *arguments: Any) -> Any:
@@ -63,27 +66,19 @@ class Worker:
         self.process.join(10)
 
 
-def _serve(
-    pipe: Connection,
-    contender: str,
-    case: Case,
-    vocabulary: Vocabulary,
-    rows: list[list[Row]],
-    threads: int,
-    precision: str,
-    compile: bool,
-) -> None:
+def _serve(pipe: Connection, work: Work) -> None:
     import torch
 
     from encoderlab.measure.bench.contenders import CONTENDERS, LR, Ours
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(work.threads)
+    case, rows, reduced = work.case, work.rows, work.precision == "bf16"
     device = "cuda" if torch.cuda.is_available() else "cpu"
     before = _peak_memory()
     state: dict[str, Any] = {"step": 0}
     try:
-        player = CONTENDERS[contender](case, vocabulary, compile=compile)
-        maker = player if isinstance(player, Ours) else Ours(case, vocabulary)
+        player = CONTENDERS[work.contender](case, work.vocabulary, compile=work.compile)
+        maker = player if isinstance(player, Ours) else Ours(case, work.vocabulary)
         batches = [batch.to(device) for batch in maker.batches(rows)]
         if maker is not player:
             del maker
@@ -101,7 +96,7 @@ def _serve(
         started = time.perf_counter()
         for _ in range(count):
             batch = batches[state["step"] % len(batches)]
-            autocast = torch.autocast(device, torch.bfloat16) if precision == "bf16" else nullcontext()
+            autocast = torch.autocast(device, torch.bfloat16) if reduced else nullcontext()
             with autocast:
                 loss = player.loss(batch, state["step"])
             loss.backward()
@@ -116,7 +111,7 @@ def _serve(
     def peak() -> float:
         """Operations per second of matrix products at the model's own projection and feed-forward shapes."""
         encoder = case.model.encoder
-        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        dtype = torch.bfloat16 if reduced else torch.float32
         x = torch.randn(rows_tokens(rows), encoder.width, device=device, dtype=dtype)
         w = torch.randn(encoder.width, encoder.ff_width, device=device, dtype=dtype)
         best = 0.0
@@ -148,7 +143,7 @@ def _serve(
             pipe.send(error)
         except Exception as error:
             reason = " ".join(str(error).split())[:300]
-            pipe.send(EncoderlabError(f"{contender} failed: {type(error).__name__}: {reason}"))
+            pipe.send(EncoderlabError(f"{work.contender} failed: {type(error).__name__}: {reason}"))
 
 
 def rows_tokens(rows: list[list[Row]]) -> int:
