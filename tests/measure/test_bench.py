@@ -53,7 +53,7 @@ def test_equal_weights_give_equal_losses(name: str) -> None:
     ours, theirs = Ours(one, VOCABULARY), Theirs(one, VOCABULARY)
     batch = ours.batches(rows())[0]
     mine, other = float(ours.loss(batch, 0).detach()), float(theirs.loss(batch, 0).detach())
-    assert math.isclose(mine, other, rel_tol=2e-3), (mine, other)
+    assert math.isclose(mine, other, rel_tol=1e-4), (mine, other)
 
 
 def test_a_worker_trains_and_says_what_it_used() -> None:

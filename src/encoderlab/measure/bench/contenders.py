@@ -19,6 +19,7 @@ from encoderlab.errors import MissingDependency
 from encoderlab.interchange import huggingface
 from encoderlab.measure.bench.families import Case
 from encoderlab.model import Model
+from encoderlab.models.base import ModelConfig
 from encoderlab.nn.kernels.plain import draw
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Objective
@@ -142,9 +143,10 @@ class Theirs:
             assert objective.discriminator.rtd is not None
             networks["head"] = objective.discriminator.rtd
 
-    def _inputs(self, batch: Batch) -> dict[str, Tensor]:
+    def _inputs(self, batch: Batch, reader: ModelConfig | None = None) -> dict[str, Tensor]:
+        """What the library's form of ``reader`` (by default the case's model) is given."""
         inputs = {"input_ids": batch.ids, "attention_mask": (batch.doc >= 0).long()}
-        if self.case.model.encoder.types and batch.segments is not None:
+        if (reader or self.case.model).encoder.types and batch.segments is not None:
             inputs["token_type_ids"] = batch.segments
         return inputs
 
@@ -183,7 +185,7 @@ class Theirs:
         masked = labels >= 0
         student = self.networks["model"](**inputs, labels=labels, output_hidden_states=True)
         with torch.no_grad():
-            teacher = self.networks["teacher"](**inputs, output_hidden_states=True)
+            teacher = self.networks["teacher"](**self._inputs(batch, self.case.second), output_hidden_states=True)
         t = settings.temperature
         given, wanted = ((out.logits[masked].float() / t).log_softmax(-1) for out in (student, teacher))
         soft = t * t * F.kl_div(given, wanted, log_target=True, reduction="batchmean")
