@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
+from encoderlab.train.optim import AdamW, BertAdam
 from encoderlab.train.pretraining import Recipe
 from encoderlab.train.recipe import Budget, Evaluation, Phase
 
 
 def small(recipe: Recipe, *, steps: int = 2000, rows: int = 32, length: int = 128, lr: float = 1e-3) -> Recipe:
-    """The recipe at the size of a laptop: one phase of ``rows`` x ``length`` tokens, 10% warm-up."""
+    """The recipe at the size of a laptop: one phase of ``rows`` x ``length`` tokens, 10% warm-up.
+
+    BERT's Adam becomes AdamW. Without bias correction the first thousand steps are up to three times as long as the rate
+    says, which 1M steps forgive and 2000 do not (docs/LOG.md: 7.07 against 6.94 nats after 400 steps).
+    """
+    optim = recipe.optim
+    if isinstance(optim, BertAdam):
+        optim = AdamW(**{field.name: getattr(optim, field.name) for field in fields(optim) if field.name != "kind"})
     return replace(
         recipe,
         budget=Budget(amount=steps),
         phases=(Phase(length=length, rows=rows),),
         ramp=None,
-        optim=replace(recipe.optim, lr=lr),
+        optim=replace(optim, lr=lr),
         schedule=replace(recipe.schedule, warmup=0.1),
         evaluation=Evaluation(every=max(steps // 10, 1), rows=256),
     )
