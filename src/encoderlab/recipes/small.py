@@ -12,8 +12,8 @@ from encoderlab.train.recipe import Budget, Evaluation, Phase
 def small(recipe: Recipe, *, steps: int = 2000, rows: int = 32, length: int = 128, lr: float = 1e-3) -> Recipe:
     """The recipe at the size of a laptop: one phase of ``rows`` x ``length`` tokens, 10% warm-up.
 
-    BERT's Adam becomes AdamW. Without bias correction the first thousand steps are up to three times as long as the rate
-    says, which 1M steps forgive and 2000 do not (docs/LOG.md: 7.07 against 6.94 nats after 400 steps).
+    BERT's Adam becomes AdamW. Without bias correction the first thousand steps are up to three times as long as the
+    rate says, which 1M steps forgive and 2000 do not (docs/LOG.md: 7.07 against 6.94 nats after 400 steps).
     """
     optim = recipe.optim
     if isinstance(optim, BertAdam):
