@@ -13,7 +13,7 @@ from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError, Stopped
 from encoderlab.interchange.load import load
 from encoderlab.nn.noise import Noise
-from encoderlab.tasks.base import Remarks, Text
+from encoderlab.tasks.base import Remarks, Submission, Text
 from encoderlab.tasks.finetune import Recipe, completed, finetune, model_hash, prepared, read_task
 from encoderlab.tasks.form import FormSettings
 from encoderlab.tasks.objective import TaskObjective, form_of, with_head
@@ -279,6 +279,15 @@ def test_a_model_for_pairs_takes_no_single_texts(tmp_path):
     )
     with pytest.raises(DataError, match="the model learned from two texts per example, here is one"):
         predictor.predict([Text(id="0", text="red")])
+
+
+def test_leaderboard_files_are_written_and_wrong_counts_noted(tmp_path):
+    task, splits = data("tagged", train=20, dev=6)
+    splits["test"] = replace(splits["dev"], name="test")
+    both = Submission(format="conll", files={"dev": "dev.txt", "test": "test.txt"}, rows={"test": 7})
+    result = finetune(model(), replace(task, submission=both), splits, replace(RECIPE, epochs=1), tmp_path / "run")
+    assert (tmp_path / "run/submission-dev/dev.txt").exists() and not (tmp_path / "run/submission").exists()
+    assert any("6 predictions for test, the leaderboard expects 7" in note for note in result.record["notes"])
 
 
 def test_examples_are_encoded_once_for_several_runs(tmp_path, monkeypatch):

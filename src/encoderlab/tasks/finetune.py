@@ -33,13 +33,14 @@ from encoderlab.tasks.rows import Item, ItemSource, Packing, TaskBatch, sorted_b
 from encoderlab.tasks.scores import score
 from encoderlab.tasks.sift import SiFT, SiFTObjective
 from encoderlab.tasks.span import SpanQA
+from encoderlab.tasks.submit import write_submission
 from encoderlab.train import checkpoint
 from encoderlab.train.distributed import join
 from encoderlab.train.folder import hardware
 from encoderlab.train.loop import Data, load_weights, train
-from encoderlab.train.optim import AdamW
+from encoderlab.train.optim import AdamW, Optim
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Phase, Training
-from encoderlab.train.schedule import Polynomial
+from encoderlab.train.schedule import Polynomial, Schedule
 
 TASK_FILE, SCORE_FILE = "task.json", "score.json"
 
@@ -68,8 +69,8 @@ class Recipe(Training):
     frozen: Frozen | None = None
     sift: SiFT | None = None
     select: Literal["best_epoch", "last"] = "best_epoch"
-    optim: AdamW = AdamW(lr=5e-5, eps=1e-6, weight_decay=0.01)
-    schedule: Polynomial = Polynomial(warmup=0.1)
+    optim: Optim = AdamW(lr=5e-5, eps=1e-6, weight_decay=0.01)
+    schedule: Schedule = Polynomial(warmup=0.1)
     checkpoints: Checkpoints = Checkpoints(minutes=10.0, keep=1)
 
 
@@ -128,7 +129,6 @@ def finetune(
         "task": task.name,
         "metric": task.metric,
         "scores": scores,
-        "notes": sorted(set(notes)),
         "head": said,
         "seed": recipe.seed,
         "epochs": round(recipe.budget.amount * recipe.batch / len(items), 2),
@@ -145,6 +145,8 @@ def finetune(
         **(about or {}),
     }
     if join(recipe.execution.device).main:
+        notes += _submissions(task, splits, predictions, out)
+        written["notes"] = sorted(set(notes))
         _write(objective.model, task, form.settings, splits, predictions, written, out)
     return Result(folder=out, record=written, model=out / "model", predictions=predictions)
 
@@ -332,6 +334,31 @@ def choose_threshold(task: Task, split: Split, found: Predictions) -> float:
 
 def _best_step(folder: Path | None) -> int | None:
     return None if folder is None else int(checkpoint.read_json(folder / checkpoint.STATE)["step"])
+
+
+def _submissions(
+    task: Task, splits: Mapping[str, Split], predictions: Mapping[str, Predictions], out: Path
+) -> list[str]:
+    """Write what leaderboards take into ``submission/``; a file with another number of rows than theirs is only
+    noted.
+    """
+    notes = []
+    for name, found in predictions.items():
+        if task.submission is not None and name in task.submission.files:
+            folder = out / "submission" if name.startswith("test") else out / f"submission-{name}"
+            try:
+                write_submission(
+                    task,
+                    name,
+                    splits[name].examples,
+                    found.values,
+                    folder,
+                    nbest=found.nbest,
+                    null_odds=found.null_odds,
+                )
+            except DataError as error:
+                notes.append(f"no submission: {error}")
+    return notes
 
 
 def _write(

@@ -48,13 +48,14 @@ class FormSettings:
     query_length: int = 64
     answer_length: int = 30
     n_best: int = 20
-    beam: int = 20
+    beam: int | None = None
     impossible_weight: float = 0.5
 
     def __post_init__(self) -> None:
         for name in ("max_length", "stride", "query_length", "answer_length", "n_best", "beam"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} {getattr(self, name)} is not positive; give at least 1")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} {value} is not positive; give at least 1")
 
 
 class Form:

@@ -24,7 +24,8 @@ from encoderlab.tasks.finetune import SCORE_FILE, Encodings, Recipe, Result, fin
 from encoderlab.tasks.form import FormSettings
 from encoderlab.tasks.metrics import mean_interval
 from encoderlab.train.folder import hardware
-from encoderlab.train.optim import AdamW, LayerDecay
+from encoderlab.train.optim import AdamW, BertAdam, LayerDecay
+from encoderlab.train.schedule import Bert, Electra
 
 Report = Literal["median", "mean", "best"]
 SHORT = {"lr": "optim.lr", "weight_decay": "optim.weight_decay", "dropout": "dropout", "max_length": "form.max_length"}
@@ -69,10 +70,12 @@ class Protocol:
 
 _LONG = {"form.max_length": 384, "epochs": 2.0}
 _ADAM = AdamW(lr=5e-5, eps=1e-6, weight_decay=0.01)
+_BERT_ADAM = BertAdam(lr=5e-5, eps=1e-6, weight_decay=0.01)  # the release fine-tunes without bias correction too
 _ELECTRA = Recipe(
     name="electra",
     epochs=3.0,
-    optim=AdamW(lr=1e-4, eps=1e-6, weight_decay=0.0, layer_decay=LayerDecay(decay=0.8, offset=2)),
+    optim=BertAdam(lr=1e-4, eps=1e-6, weight_decay=0.0, layer_decay=LayerDecay(decay=0.8, offset=2)),
+    schedule=Electra(warmup=0.1),
     form=FormSettings(max_length=128, swap=True),
     select="last",
 )
@@ -112,7 +115,7 @@ PROTOCOLS: dict[str, Protocol] = {
         Protocol(
             name="bert",
             source="Devlin et al., 2019, appendix A.3 and sections 4.1-4.4: best of four rates on the development set",
-            recipe=Recipe(name="bert", optim=_ADAM, select="last"),
+            recipe=Recipe(name="bert", optim=_BERT_ADAM, schedule=Bert(warmup=0.1), select="last"),
             tasks={
                 "squad1": {"form.max_length": 384, "optim.lr": 5e-5, "batch": 32, "epochs": 3.0},
                 "squad2": {"form.max_length": 384, "optim.lr": 5e-5, "batch": 48, "epochs": 2.0},
@@ -149,7 +152,13 @@ PROTOCOLS: dict[str, Protocol] = {
         Protocol(
             name="albert",
             source="google-research/albert and Lan et al., 2020, appendix A.4: no dropout but in the classifier",
-            recipe=Recipe(name="albert", optim=_ADAM, dropout=0.0, form=FormSettings(max_length=512, targets="raw")),
+            recipe=Recipe(
+                name="albert",
+                optim=_BERT_ADAM,
+                schedule=Bert(warmup=0.1),
+                dropout=0.0,
+                form=FormSettings(max_length=512, targets="raw"),
+            ),
             tasks={
                 "cola": _albert(1e-5, 16, 5336, 320),
                 "stsb": _albert(2e-5, 16, 3598, 214),

@@ -60,9 +60,10 @@ class SpanQA(Form):
     """Start and end of an answer among the tokens of a window.
 
     A passage that does not fit is read in windows that begin every ``stride`` tokens; a window without the answer is to
-    answer with its summary token. Predictions are the best of ``beam`` starts and as many ends over all windows, none
-    longer than ``answer_length`` tokens. If training holds questions without an answer, "" is predicted where the null
-    score exceeds the best span's by more than a threshold, which is chosen on the development set.
+    answer with its summary token. Predictions are the best of ``beam`` starts (by default 20, for XLNet's and ALBERT's
+    head 5) and as many ends over all windows, none longer than ``answer_length`` tokens. If training holds questions
+    without an answer, "" is predicted where the null score exceeds the best span's by more than a threshold, which is
+    chosen on the development set.
     """
 
     def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
@@ -224,7 +225,8 @@ class SpanQA(Form):
         independent = head.config.form == "independent"
         starts = torch.where(real, head.start_logits(x, allowed).float(), -torch.inf)
         passage = torch.where(allowed, starts, -torch.inf)
-        best = min(self.settings.beam, x.shape[1])
+        beam = self.settings.beam or (5 if head.config.form == "beam" else 20)
+        best = min(beam, x.shape[1])
         scores, places = (passage if independent else passage - starts.logsumexp(-1, keepdim=True)).topk(best)
         ends = torch.where(real[:, None], head.end_logits(x, allowed, places).float(), -torch.inf)
         shown = torch.where(allowed[:, None], ends, -torch.inf)

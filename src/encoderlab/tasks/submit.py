@@ -70,13 +70,14 @@ def _json_lines(task: Task, pairs: Sequence[tuple[Any, Any]]) -> str:
         return _multirc(pairs)
     lines = []
     for example, guess in pairs:
-        label: Any = guess
+        label: Any = str(guess).capitalize() if task.name == "wsc" else guess
         if isinstance(example, Choice):
             label = example.options[guess] if task.answers == "record" else int(guess)
         elif isinstance(example, Words):
             lines.append(json.dumps({"id": _number(example.id), "label": _nested(example, guess)}, ensure_ascii=False))
             continue
-        lines.append(json.dumps({key: _number(example.id), "label": label}, ensure_ascii=False))
+        name = "answer" if task.name == "chid" else "label"
+        lines.append(json.dumps({key: _number(example.id), name: label}, ensure_ascii=False))
     return "\n".join(lines) + "\n"
 
 

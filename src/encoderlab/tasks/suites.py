@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from encoderlab.errors import ConfigError, nearest
 from encoderlab.tasks.base import Submission, Task
@@ -255,8 +256,8 @@ def _squad(name: str, version: str, folders: tuple[str, ...], **fields) -> Task:
     return Task(name=name, form="span", metrics=("f1", "exact"), folders=folders, layouts=(Squad(),), **fields)
 
 
-def _predictions(format, *names: str) -> Submission:
-    return Submission(format=format, files={split: "predictions.json" for split in ("dev", "test")})
+def _predictions(format: Literal["squad", "squad2"], test: str = "predictions.json") -> Submission:
+    return Submission(format=format, files={"dev": "predictions.json", "test": test})
 
 
 QA = (
@@ -264,7 +265,7 @@ QA = (
     _squad("squad2", "2.0", ("squad_v2.0", "squad2", "squad_v2"), submission=_predictions("squad2")),
     _squad("triviaqa", "1.0", ("triviaqa", "TriviaQA"), submission=_predictions("squad")),
     _squad("cmrc2018", "1.0", ("cmrc2018", "clue/cmrc2018"), answers="cmrc", language="zh",
-           submission=_predictions("squad"),
+           submission=_predictions("squad", "cmrc2018_predict.json"),
            files={"train": ("cmrc2018_train.json", "train.json", "train-*.parquet", "train-part.json"),
                   "dev": ("cmrc2018_dev.json", "dev.json", "validation-*.parquet", "dev-part.json"),
                   "test": ("cmrc2018_test*.json", "test.json")}),
