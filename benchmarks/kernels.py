@@ -157,13 +157,13 @@ def layer(width: int, dtype: torch.dtype, rounds: int) -> None:
         change = kernels.feed_forward(x, up, up_bias, down)
         return kernels.dropout_add_norm(change, x, w2, b2, 1e-12, RATE, KEYS, 2, x_bias=down_bias)
 
-    states = torch.randn(tokens, width, dtype=dtype)
+    states, inner = torch.randn(tokens, width, dtype=dtype), torch.randn(tokens, 4 * width, dtype=dtype)
     pairs = torch.randn(ROWS * heads, LENGTH, HEAD, dtype=dtype)
     scores = torch.randn(ROWS * heads, LENGTH, LENGTH, dtype=dtype)
 
     @torch.no_grad()
     def products() -> None:
-        for weight, given in ((qkv, states), (out, states), (up, states), (down, states.repeat(1, 4))):
+        for weight, given in ((qkv, states), (out, states), (up, states), (down, inner)):
             made = given @ weight.T
             made @ weight, made.T @ given
         for _ in range(2):
