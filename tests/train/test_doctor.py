@@ -29,6 +29,7 @@ from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.train import doctor
 from encoderlab.train.doctor import CorpusFacts, Evidence, Watch, diagnose
 from encoderlab.train.loop import train
+from encoderlab.train.optim import BertAdam
 from encoderlab.train.pretraining import Recipe, build_objective, corpus_data, fit
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase
 
@@ -118,7 +119,7 @@ def test_a_healthy_run_has_no_findings(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_learning_rate_times_100(corpus: Path, tmp_path: Path) -> None:
-    recipe = replace(with_rate(0.4), budget=Budget(amount=120))
+    recipe = replace(with_rate(0.4), optim=BertAdam(lr=0.4), budget=Budget(amount=120))
     try:
         out = run(recipe, corpus, tmp_path / "run")
     except Diverged:
