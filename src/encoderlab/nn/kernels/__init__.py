@@ -53,7 +53,7 @@ def dropout(x: Tensor, p: float, keys: Tensor | None, site: int) -> Tensor:
     _check_keys(keys, len(x))
     if not _compiled(x):
         return plain.dropout(x, p, keys, site)
-    return fast.Dropout.apply(x.contiguous(), keys, site, p)
+    return fast.apply(fast.Dropout, x.contiguous(), keys, site, p)
 
 
 def dropout_add_norm(
@@ -74,14 +74,14 @@ def dropout_add_norm(
     if not _compiled(x, residual):
         return plain.dropout_add_norm(x, residual, weight, bias, eps, p, keys, site, x_bias=x_bias)
     residual = None if residual is None else residual.contiguous()
-    return fast.AddNorm.apply(x.contiguous(), x_bias, residual, weight, bias, keys, site, p, eps)
+    return fast.apply(fast.AddNorm, x.contiguous(), x_bias, residual, weight, bias, keys, site, p, eps)
 
 
 def bias_gelu(x: Tensor, bias: Tensor | None, *, tanh: bool = False) -> Tensor:
     """GELU(x + bias), exact (erf) or with the tanh approximation (Hendrycks and Gimpel 2016); x (..., F), bias (F,)."""
     if not _compiled(x):
         return plain.bias_gelu(x, bias, tanh=tanh)
-    return fast.BiasGelu.apply(x.contiguous(), bias, tanh)
+    return fast.apply(fast.BiasGelu, x.contiguous(), bias, tanh)
 
 
 def attend(
@@ -114,10 +114,10 @@ def attend(
         visible = fast.full_rows(visible, k.shape[2])
     if relative is not None:
         terms = fast.relative_arguments(q, k, relative, scale)
-        return fast.AttendRelative.apply(q, k, v, *terms, visible, keys, scale, p, site)
+        return fast.apply(fast.AttendRelative, q, k, v, *terms, visible, keys, scale, p, site)
     if bias is not None:
         bias = fast.full_rows(bias.to(q.dtype), k.shape[2])
-    return fast.Attend.apply(q, k, v, bias, visible, keys, scale, p, site)
+    return fast.apply(fast.Attend, q, k, v, bias, visible, keys, scale, p, site)
 
 
 def attend_packed(
@@ -141,7 +141,7 @@ def attend_packed(
     if visible is not None:
         visible = fast.full_rows(visible, qkv.shape[1])
     parts = qkv.contiguous().unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
-    return fast.AttendPacked.apply(parts, visible, keys, scale, p, site).transpose(1, 2).flatten(2)
+    return fast.apply(fast.AttendPacked, parts, visible, keys, scale, p, site).transpose(1, 2).flatten(2)
 
 
 def feed_forward(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, *, tanh: bool = False) -> Tensor:
@@ -152,7 +152,7 @@ def feed_forward(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, *, tanh: 
     """
     if not _compiled(x, up, down):
         return plain.feed_forward(x, up, up_bias, down, tanh=tanh)
-    return fast.FeedForward.apply(x.flatten(0, -2), up, up_bias, down, tanh).unflatten(0, x.shape[:-1])
+    return fast.apply(fast.FeedForward, x.flatten(0, -2), up, up_bias, down, tanh).unflatten(0, x.shape[:-1])
 
 
 def linear_cross_entropy(
@@ -166,7 +166,8 @@ def linear_cross_entropy(
     """
     if not _compiled(x, weight):
         return plain.linear_cross_entropy(x, weight, bias, labels, uniforms=uniforms)
-    loss, hits, sampled = fast.LinearCrossEntropy.apply(x.contiguous(), weight, bias, labels.contiguous(), uniforms)
+    given = (x.contiguous(), weight, bias, labels.contiguous(), uniforms)
+    loss, hits, sampled = fast.apply(fast.LinearCrossEntropy, *given)
     return loss, hits, None if uniforms is None else sampled
 
 
@@ -178,7 +179,7 @@ def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None = None) -> Tensor:
     """
     if not _compiled(x) or weight.shape[1] > fast.MOST_TAPS:
         return plain.depthwise(x, weight, doc)
-    return fast.Depthwise.apply(x.contiguous(), weight, fast.documents(doc))
+    return fast.apply(fast.Depthwise, x.contiguous(), weight, fast.documents(doc))
 
 
 def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | None = None) -> Tensor:
@@ -188,4 +189,4 @@ def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | Non
     """
     if not _compiled(x, logits) or logits.shape[-1] > heads * fast.MOST_TAPS:
         return plain.dynamic_convolution(x, logits, heads, doc)
-    return fast.Dynamic.apply(x.contiguous(), logits.contiguous(), fast.documents(doc), heads)
+    return fast.apply(fast.Dynamic, x.contiguous(), logits.contiguous(), fast.documents(doc), heads)

@@ -8,6 +8,7 @@ function itself, which costs 5 rather than 30 microseconds.
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -39,23 +40,40 @@ def operation(shapes: Callable[..., Any], mutates: tuple[str, ...] = ()) -> Call
     return wrap
 
 
+functions: dict[str, Any] = {}
+
+
 def call(name: str, *args: Any) -> None:
-    """Calls ``encoderlab_NAME``: tensors go as pointers, None as null, floats as C floats, ints as 64-bit integers."""
-    library = build.load()
-    assert library is not None
-    getattr(library, f"encoderlab_{name}")(*map(argument, args))
+    """Calls ``encoderlab_NAME``: tensors, bytes and None are pointers, floats C floats, ints and bools int64."""
+    values = [x.data_ptr() if isinstance(x, Tensor) else x for x in args]
+    function = functions.get(name)
+    if function is None:
+        library = build.load()
+        assert library is not None
+        function = functions[name] = getattr(library, f"encoderlab_{name}")
+        function.argtypes, function.restype = [argument_type(x) for x in args], None
+    function(*values)
 
 
-def argument(value: Any) -> Any:
-    if value is None:
-        return None
-    if isinstance(value, Tensor):
-        return ctypes.c_void_p(value.data_ptr())
+def argument_type(value: Any) -> Any:
     if isinstance(value, float):
-        return ctypes.c_float(value)
-    if isinstance(value, int):
-        return ctypes.c_int64(value)
-    return ctypes.byref(value)
+        return ctypes.c_float
+    return ctypes.c_int64 if isinstance(value, int) else ctypes.c_void_p
+
+
+class Unrecorded:
+    """Stands for the context of a Function whose result needs no gradient."""
+
+    needs_input_grad = (False,) * 16
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+
+
+def apply(function: type[Function], *args: Any) -> Any:
+    """``function.apply``, without its cost where nothing is recorded."""
+    return function.apply(*args) if torch.is_grad_enabled() else function.forward(Unrecorded(), *args)
 
 
 def threads(x: Tensor) -> int:
@@ -276,39 +294,44 @@ class FeedForward(Function):
 # ------------------------------------------------------------------------------------------------------------ attention
 
 
-class AttentionArguments(ctypes.Structure):
-    """``Attention`` of arguments.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys", "width", "value_width")),
-        *((name, ctypes.c_int64 * 3) for name in ("q", "k", "v", "out", "bias", "visible")),
-        *((name, ctypes.c_int64) for name in ("site", "threshold", "threads", "positions", "tables")),
-        *((name, ctypes.c_int64 * 2) for name in ("query_rows", "key_rows")),
-        *((name, ctypes.c_int64 * 3) for name in ("position_query", "different")),
-        *((name, ctypes.c_float) for name in ("scale", "keep_scale")),
-    ]
+ATTENTION = struct.Struct("39q2f")  # ``Attention`` of arguments.h
+RELATIVE = struct.Struct("10P")  # ``Pointers`` of arguments.h
 
 
-def strides(x: Tensor) -> Any:
-    return (ctypes.c_int64 * 3)(*x.stride()[:3])
-
-
-def strides_broadcast(x: Tensor | None) -> Any:
+def strides(x: Tensor | None) -> tuple[int, ...]:
+    """Of (batch, head, position); 0 where x is broadcast."""
     if x is None:
-        return (ctypes.c_int64 * 3)()
-    return (ctypes.c_int64 * 3)(*(0 if x.shape[i] == 1 else x.stride(i) for i in range(3)))
+        return 0, 0, 0
+    (a, b, c, _), (i, j, k, _) = x.shape, x.stride()
+    return 0 if a == 1 else i, 0 if b == 1 else j, 0 if c == 1 else k
 
 
 def attention_arguments(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, bias: Tensor | None, visible: Tensor | None, keys: Tensor | None,
-    scale: float, p: float, site: int,
-) -> AttentionArguments:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    bias: Tensor | None,
+    visible: Tensor | None,
+    keys: Tensor | None,
+    scale: float,
+    p: float,
+    site: int,
+    query_rows: Tensor | None = None,
+    key_rows: Tensor | None = None,
+    position_query: Tensor | None = None,
+    different: Tensor | None = None,
+) -> bytes:
     batch, heads, queries, width = q.shape
     threshold, keep_scale = scaling(keys, p)
-    work = threads(q) if k.shape[2] < 64 else torch.get_num_threads()
-    return AttentionArguments(
-        batch, heads, queries, k.shape[2], width, v.shape[-1], strides(q), strides(k), strides(v), strides(out),
-        strides_broadcast(bias), strides_broadcast(visible), site, threshold, work, scale=scale, keep_scale=keep_scale,
+    work = torch.get_num_threads() if q.numel() * k.shape[2] >= 32 * SMALL else 1
+    rows = query_rows if query_rows is not None else key_rows
+    tables, positions = (1, 0) if rows is None else rows.shape[:2]
+    row_strides = [0 if x is None else x.stride(dim) for x in (query_rows, key_rows) for dim in (1, 2)]
+    return ATTENTION.pack(
+        batch, heads, queries, k.shape[2], width, v.shape[-1], *strides(q), *strides(k), *strides(v), *strides(out),
+        *strides(bias), *strides(visible), site, threshold, work, positions, tables, *row_strides,
+        *strides(position_query), *strides(different), scale, keep_scale,
     )  # fmt: skip
 
 
@@ -442,36 +465,9 @@ class AttendPacked(Function):
 # ----------------------------------------------------------------------------------- attention with relative positions
 
 
-class RelativePointers(ctypes.Structure):
-    """``Pointers`` of arguments.h."""
-
-    _fields_ = [
-        (name, ctypes.c_void_p)
-        for name in ("query_rows", "key_rows", "position_query", "table", "segment", "different",
-                     "dquery_rows", "dkey_rows", "dsegment", "dposition_query")
-    ]  # fmt: skip
-
-
-def relative_pointers(**tensors: Tensor | None) -> RelativePointers:
-    return RelativePointers(**{name: x.data_ptr() for name, x in tensors.items() if x is not None and x.numel()})
-
-
-def add_relative(
-    at: AttentionArguments,
-    query_rows: Tensor | None,
-    key_rows: Tensor | None,
-    position_query: Tensor | None,
-    different: Tensor | None,
-) -> None:
-    """Completes the arguments with the layout of relative positions."""
-    for name, rows in (("query_rows", query_rows), ("key_rows", key_rows)):
-        if rows is not None:
-            at.tables, at.positions = rows.shape[:2]
-            setattr(at, name, (ctypes.c_int64 * 2)(rows.stride(1), rows.stride(2)))
-    at.tables = max(at.tables, 1)
-    if position_query is not None:
-        at.position_query = strides(position_query)
-    at.different = strides_broadcast(different)
+def pointers(*tensors: Tensor | None) -> bytes:
+    given = [0 if x is None or x.dim() == 0 else x.data_ptr() for x in tensors]
+    return RELATIVE.pack(*given, *[0] * (10 - len(given)))
 
 
 def relative_arguments(q: Tensor, k: Tensor, relative: Relative, scale: float) -> tuple[Tensor | None, ...]:
@@ -510,13 +506,11 @@ def attend_relative(
 ) -> tuple[Tensor, Tensor]:
     """As :func:`attend`; rows (S, P, H, K) contiguous, segment (B, H, L, 2) float32 contiguous."""
     out, normalisers = _attend_shapes(q, k, v)
-    at = attention_arguments(q, k, v, out, None, visible, keys, scale, p, site)
-    add_relative(at, query_rows, key_rows, position_query, different)
-    pointers = relative_pointers(
-        query_rows=query_rows, key_rows=key_rows, position_query=position_query, table=table, segment=segment,
-        different=different,
-    )  # fmt: skip
-    call("attend", half(q), at, q, k, v, None, visible, keys, pointers, out, normalisers)
+    at = attention_arguments(
+        q, k, v, out, None, visible, keys, scale, p, site, query_rows, key_rows, position_query, different
+    )
+    relative = pointers(query_rows, key_rows, position_query, table, segment, different)
+    call("attend", half(q), at, q, k, v, None, visible, keys, relative, out, normalisers)
     return out, normalisers
 
 
@@ -561,16 +555,14 @@ def attend_relative_backward(
     """Gradients of the first eight but one; rows and segment in float32, scalars for what is absent."""
     grads = _attend_relative_backward_shapes(grad, q, k, v, query_rows, key_rows, position_query, segment)
     dq, dk, dv, dquery_rows, dkey_rows, dposition_query, dsegment = grads
-    at = attention_arguments(q, k, v, grad, None, visible, keys, scale, p, site)
-    add_relative(at, query_rows, key_rows, position_query, different)
-    to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site)
-    add_relative(to, None, None, None if position_query is None else dposition_query, None)
-    pointers = relative_pointers(
-        query_rows=query_rows, key_rows=key_rows, position_query=position_query, table=table, segment=segment,
-        different=different, dquery_rows=dquery_rows, dkey_rows=dkey_rows, dposition_query=dposition_query,
-        dsegment=dsegment,
-    )  # fmt: skip
-    given = (grad, q, k, v, None, visible, keys, normalisers, pointers)
+    at = attention_arguments(
+        q, k, v, grad, None, visible, keys, scale, p, site, query_rows, key_rows, position_query, different
+    )
+    to_position = None if position_query is None else dposition_query
+    to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site, position_query=to_position)
+    made = (dquery_rows, dkey_rows, dsegment, dposition_query)
+    relative = pointers(query_rows, key_rows, position_query, table, segment, different, *made)
+    given = (grad, q, k, v, None, visible, keys, normalisers, relative)
     call("attend_backward", half(q), at, to, *given, dq, dk, dv, None)
     return dq, dk, dv, dquery_rows, dkey_rows, dposition_query, dsegment
 
