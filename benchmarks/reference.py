@@ -1,0 +1,191 @@
+"""Record pretraining runs as the reference curves that others are judged against, and draw them on one page.
+
+    python -m benchmarks.reference RUN ... --corpus CORPUS
+
+writes ``src/encoderlab/recipes/reference/NAME.json`` for each run folder (the doctor reads them), then
+``docs/reference_runs/README.md`` and ``curves.svg`` of all that are recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from encoderlab.corpus.shards import Corpus
+from encoderlab.files import write_text
+from encoderlab.measure.runs import quantity, read_run, unigram_entropy
+
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "src" / "encoderlab" / "recipes" / "reference"
+PAGE = ROOT / "docs" / "reference_runs"
+COLUMNS, WIDTH, HEIGHT = 3, 300, 190
+LEFT, RIGHT, TOP, BOTTOM = 40, 12, 30, 26
+
+
+def record(run: Path, corpus: Corpus) -> dict[str, Any]:
+    """What is kept of a run; losses in nats per predicted token."""
+    read = read_run(run)
+    term, session, last = read.term, read.sessions[0], read.valid[-1]
+    speeds = sorted(line["tokens_per_second"] for line in read.train)
+    detection = {
+        key.removeprefix("losses."): value
+        for key, value in last.items()
+        if key.startswith("losses.") and key != f"losses.{term}"
+    }
+    weights = next(iter(sorted((run / "model").glob("**/model.safetensors"))))
+    return {
+        "recipe": read.recipe["name"],
+        "command": " ".join(session["command"]),
+        "term": term,
+        "vocab": corpus.vocab_size,
+        "entropy": round(unigram_entropy(corpus.counts()), 4),
+        "train": [[line["step"], line["tokens"], round(line[f"losses.{term}"], 4)] for line in read.train],
+        "valid": [[line["step"], line["tokens"], round(line[f"losses.{term}"], 4)] for line in read.valid],
+        "accuracy": round(last.get(f"accuracy.{term}", 0.0), 4),
+        "bits_per_byte": round(last[f"bits_per_byte.{term}"], 4) if f"bits_per_byte.{term}" in last else None,
+        "others": {
+            name: [round(loss, 4), round(last[f"accuracy.{name}"], 4) if f"accuracy.{name}" in last else None]
+            for name, loss in detection.items()
+        },
+        "tokens_per_second": round(speeds[len(speeds) // 2]),
+        "seconds": round(last["seconds"]),
+        "sessions": len(read.sessions),
+        "weights": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "data": session["data"],
+        "versions": session["versions"],
+        "hardware": session["hardware"],
+    }
+
+
+def page(records: list[dict[str, Any]]) -> str:
+    """The table and what it means."""
+    rows = []
+    for r in records:
+        others = "; ".join(
+            f"{name.replace('_', ' ')} {loss:.3f}" + (f" ({share:.1%})" if share is not None else "")
+            for name, (loss, share) in r["others"].items()
+        )
+        bits = f"{r['bits_per_byte']:.3f}" if r["bits_per_byte"] else ""
+        rows.append(
+            f"| {r['recipe']} | {quantity(r['valid'][-1][1])} | {r['entropy']:.2f} | **{r['valid'][-1][2]:.2f}** "
+            f"| {r['accuracy']:.1%} | {bits} | {others} | {r['tokens_per_second']:,} | {r['seconds'] / 60:.0f} "
+            f"| `{r['weights'][:12]}` |"
+        )
+    first = records[0]
+    machine = first["hardware"]
+    versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
+    commands = "\n".join(r["command"] for r in records)
+    return f"""# Reference runs
+
+One short run of each `mini` recipe, recorded so that yours can be judged against it: `encoderlab doctor RUN` compares
+with these curves by the name of the recipe. They show that everything learns and how fast; they are far too short to
+compare architectures by (8 rows of 128 tokens a step, on a CPU).
+
+![Loss curves of all runs](curves.svg)
+
+Losses are nats per predicted token on held-out text; *frequencies* is the loss of guessing by token frequency alone
+(the unigram entropy of the training text). Accuracy is that of the predicted tokens. For replaced token detection the
+loss is the generator's, and the discriminator's stands under *further losses* with its accuracy.
+
+| recipe | tokens | frequencies | loss | accuracy | bits per byte | further losses | tokens/s | minutes | weights |
+|---|---|---|---|---|---|---|---|---|---|
+{chr(10).join(rows)}
+
+Machine: {machine["cpu"]}, {machine["threads"]} thread of {machine["cores"]} cores, shared with other work, so tokens
+per second are a lower bound. {versions}. *weights* begins the SHA-256 of `model.safetensors`: the same command on the same
+text, thread count, processor family and torch gives the same file.
+
+## Commands
+
+```
+encoderlab corpus build wiki_en.txt.gz --out corpora/wiki --vocab-size 8192
+encoderlab corpus build CLUECorpusSmall.txt.gz tech_articles.txt.gz classics_in_modern_chinese.txt.gz \\
+    --out corpora/zh --tokenizer bert-base-chinese/vocab.txt --segmenter rjieba
+export OMP_NUM_THREADS=1
+{commands}
+```
+
+Hashes of corpus and tokenizer, versions and hardware of each run are in `src/encoderlab/recipes/reference/`; this page
+is written by `python -m benchmarks.reference`.
+"""
+
+
+def drawing(records: list[dict[str, Any]]) -> str:
+    """A panel for each run: training loss, validation loss, and the loss of token frequencies as a dashed line."""
+    lines = -(-len(records) // COLUMNS)
+    panels = "".join(
+        f'<g transform="translate({i % COLUMNS * WIDTH},{i // COLUMNS * HEIGHT})">{panel(r)}</g>'
+        for i, r in enumerate(records)
+    )
+    width, height = COLUMNS * WIDTH, lines * HEIGHT + 24
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'font-family="system-ui,sans-serif" font-size="11"><rect width="100%" height="100%" fill="#fff"/>{panels}'
+        f'<text x="{LEFT}" y="{height - 8}" fill="#555">Nats per predicted token against million tokens. '
+        f'<tspan fill="#9db7d9">training</tspan>, <tspan fill="#1f4e8c">held-out</tspan>, '
+        f'<tspan fill="#b3541e">token frequencies alone (dashed)</tspan></text></svg>\n'
+    )
+
+
+def panel(r: dict[str, Any]) -> str:
+    train, valid, entropy = r["train"], r["valid"], r["entropy"]
+    right = max(valid[-1][1], train[-1][1])
+    low = math.floor(min(entropy, *(p[2] for p in train + valid)) * 2 - 0.2) / 2
+    high = math.ceil((entropy + 0.8) * 2) / 2
+
+    def x(tokens: float) -> float:
+        return LEFT + tokens / right * (WIDTH - LEFT - RIGHT)
+
+    def y(loss: float) -> float:
+        return TOP + (high - min(loss, high)) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+    def path(points: list[list[float]], colour: str, thick: float) -> str:
+        places = " ".join(f"{x(tokens):.1f},{y(loss):.1f}" for _, tokens, loss in points if loss <= high)
+        return f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="{thick}"/>'
+
+    parts = [f'<text x="{LEFT}" y="18" font-weight="600" font-size="12">{escape(r["recipe"])}</text>']
+    steps = round((high - low) * 2)
+    for i in range(0, steps + 1, 2 if steps > 4 else 1):
+        level = low + i / 2
+        parts.append(
+            f'<path d="M{LEFT} {y(level):.1f}H{WIDTH - RIGHT}" stroke="#eee"/>'
+            f'<text x="{LEFT - 5}" y="{y(level) + 4:.1f}" text-anchor="end" fill="#777">{level:.1f}</text>'
+        )
+    for tokens in (0, right / 2, right):
+        anchor = "start" if tokens == 0 else "end" if tokens == right else "middle"
+        parts.append(
+            f'<text x="{x(tokens):.1f}" y="{HEIGHT - 10}" text-anchor="{anchor}" fill="#777">{tokens / 1e6:.2g}</text>'
+        )
+    parts.append(
+        f'<path d="M{LEFT} {y(entropy):.1f}H{WIDTH - RIGHT}" stroke="#b3541e" stroke-dasharray="4 3" fill="none"/>'
+    )
+    parts += [path(train, "#9db7d9", 1), path(valid, "#1f4e8c", 2)]
+    end = valid[-1]
+    parts.append(
+        f'<circle cx="{x(end[1]):.1f}" cy="{y(end[2]):.1f}" r="3" fill="#1f4e8c"/><text x="{WIDTH - RIGHT}" y="18" '
+        f'text-anchor="end" fill="#1f4e8c">{end[2]:.2f}</text>'
+    )
+    return "".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("--corpus", type=Path, help="that the runs were trained on")
+    given = parser.parse_args()
+    RECORDS.mkdir(exist_ok=True)
+    for run in given.runs:
+        facts = record(run, Corpus(given.corpus))
+        write_text(RECORDS / f"{facts['recipe']}.json", json.dumps(facts, ensure_ascii=False) + "\n")
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("*.json"))]
+    write_text(PAGE / "README.md", page(records))
+    write_text(PAGE / "curves.svg", drawing(records))
+
+
+if __name__ == "__main__":
+    main()
