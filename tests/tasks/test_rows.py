@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from encoderlab.errors import DataError
-from encoderlab.tasks.rows import Encoded, Item, ItemSource, pack, sorted_batches
+from encoderlab.tasks.rows import Encoded, Item, ItemSource, _bins, _even_bins, pack, sorted_batches
 from encoderlab.train.distributed import World
 
 
@@ -67,6 +67,21 @@ def test_packing_leaves_little_padding():
     items = [item(i, int(n)) for i, n in enumerate(rng.integers(5, 40, 32))]
     packed, dynamic, fixed = (pack(items, pad=0, room=128, mode=mode) for mode in ("packed", "dynamic", "fixed"))
     assert packed.ids.numel() < 1.2 * packed.num_tokens < dynamic.ids.numel() < fixed.ids.numel()
+
+
+@given(st.lists(st.integers(1, 80), min_size=1, max_size=40), st.integers(8, 96))
+def test_even_rows_lose_nothing_and_are_no_more_and_no_longer_than_best_fit_takes(lengths, room):
+    even, best = _even_bins(lengths, room), _bins(lengths, room)
+    assert sorted(i for row in even for i in row) == list(range(len(lengths)))
+    assert len(even) <= len(best)
+    sizes = [[sum(lengths[i] for i in row) for row in rows] for rows in (even, best)]
+    assert all(size <= room or len(row) == 1 for size, row in zip(sizes[0], even, strict=True))
+    assert max(sizes[0]) <= max(sizes[1]) + 7  # rows are padded to whole eights
+
+
+def test_the_last_row_is_not_mostly_padding():
+    batch = pack([item(i, 13) for i in range(32)], pad=0, room=256)  # 416 tokens: 2 x 208 rather than 2 x 256
+    assert batch.ids.shape == (2, 208)
 
 
 def source(items, *, size=1, rank=0, state=None, batch=4):

@@ -50,10 +50,10 @@ class Recipe(Training):
     """Everything that determines a fine-tuning run, but for model and data.
 
     ``budget``, ``phases`` and ``evaluation`` are set from ``epochs``, ``batch`` (examples per step) and the size of the
-    data, unless ``steps`` gives a length. ``row_length``: of packed rows; None is the longest sequence, but not less
-    than 128 or the model's limit. ``dropout``: of the encoder, None keeps the model's. ``head``: None is the family's.
-    ``frozen``: train on the activations of the frozen encoder instead. ``sift``: add DeBERTa's adversarial term.
-    ``select``: the weights of the epoch that validates best, or the last ones.
+    data, unless ``steps`` gives a length. ``row_length``: of packed rows at most; None is the longest sequence, but not
+    less than 256 or the model's limit. ``dropout``: of the encoder, None keeps the model's. ``head``: None is the
+    family's. ``frozen``: train on the activations of the frozen encoder instead. ``sift``: add DeBERTa's adversarial
+    term. ``select``: the weights of the epoch that validates best, or the last ones.
     """
 
     name: str = "finetune"
@@ -259,7 +259,7 @@ def row_length(recipe: Recipe, model: Model, longest: int) -> int:
     """Tokens of a packed row."""
     if recipe.row_length is not None and recipe.row_length < longest:
         raise ConfigError(f"row_length {recipe.row_length} is shorter than the longest sequence, {longest}; raise it")
-    wanted = recipe.row_length or max(longest, min(128, model.config.encoder.max_length or 128))
+    wanted = recipe.row_length or max(longest, 256)
     return min(wanted, model.config.encoder.max_length or wanted)
 
 

@@ -91,13 +91,13 @@ def pack(
     """``items`` as one batch.
 
     Args:
-        room: length of a row. ``packed``: rows are filled up to it, longest item first and each where it fits best
+        room: longest row. ``packed``: rows are filled evenly up to it, longest item first and each where it fits best
             (Krell et al., 2021); an item with more tokens has rows of its own. ``dynamic``: a sequence per row, padded
             to the longest. ``fixed``: padded to ``room``.
         number: of the first item within the run; a row's number, which keys dropout, is that of its first item.
         parts: at least so many parts, so that every process has one.
     """
-    bins = _bins([len(item) for item in items], room) if mode == "packed" else [[i] for i in range(len(items))]
+    bins = _even_bins([len(item) for item in items], room) if mode == "packed" else [[i] for i in range(len(items))]
     if len(bins) < parts:
         bins = [[i] for i in range(len(items))]
     rows: list[list[tuple[int, int]]] = []  # (item, option) side by side
@@ -112,6 +112,19 @@ def pack(
             rows += [[pairs[k] for k in row] for row in own]
         starts.append(len(rows))
     return _tensors(items, rows, tuple(starts), pad, room if mode == "fixed" else 0, number)
+
+
+def _even_bins(lengths: Sequence[int], room: int) -> list[list[int]]:
+    """As few rows as :func:`_bins` finds for ``room``, of the least length (in eights) that takes no more: the last
+    row would be mostly padding otherwise.
+    """
+    bins = _bins(lengths, room)
+    least = max(max(lengths), -(-sum(lengths) // len(bins)))
+    for length in range(-(-least // 8) * 8, room, 8):
+        tighter = _bins(lengths, length)
+        if len(tighter) == len(bins):
+            return tighter
+    return bins
 
 
 def _bins(lengths: Sequence[int], room: int) -> list[list[int]]:

@@ -102,9 +102,9 @@ def records(path: Path) -> Iterator[Record]:
         DataError: a line that is no JSON object.
     """
     if suffix(path) == ".parquet":
-        for group in _parquet(path).iter_batches(1024):
-            for i, fields in enumerate(group.to_pylist()):
-                yield Record(i + 1, fields)
+        groups = _parquet(path).iter_batches(1024)
+        for row, fields in enumerate((fields for group in groups for fields in group.to_pylist()), start=1):
+            yield Record(row, fields)
         return
     if _starts_with(path, "["):
         for i, item in enumerate(document(path)):
