@@ -53,6 +53,22 @@ def test_formula(optim: Optim) -> None:
         torch.testing.assert_close(p.double(), expected, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("optim", [AdamW(weight_decay=0.0), BertAdam(weight_decay=0.0)])
+def test_update_ratio_is_how_far_the_last_step_went(optim: Optim) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(7, 5), nn.LayerNorm(5), nn.Linear(5, 2))
+    optimizer = Optimizer(group_parameters(module, optim), optim)
+    matrices = [p for p in module.parameters() if p.ndim > 1]
+    for _ in range(STEPS):
+        for p in module.parameters():
+            p.grad = torch.randn_like(p)
+        before = [p.detach().clone() for p in matrices]
+        optimizer.step(LR)
+    moved = sum((p - b).square().sum() for p, b in zip(matrices, before, strict=True))
+    length = sum(p.square().sum() for p in matrices)
+    torch.testing.assert_close(optimizer.update_ratio(LR), (moved / length).sqrt().detach(), rtol=1e-4, atol=0)
+
+
 def test_a_broken_gradient_changes_nothing() -> None:
     for optim in (AdamW(), BertAdam(), Lamb()):
         module = nn.Linear(3, 2)

@@ -257,6 +257,21 @@ def spikes(e: Evidence) -> Finding | None:
     return None
 
 
+def update_ratio(e: Evidence) -> Finding | None:
+    """How far a step moves the weights, once the rate has warmed up."""
+    highest = max((line.get("lr", 0.0) for line in e.train), default=0.0)
+    ratios = [line["update_ratio"] for line in e.train if "update_ratio" in line and line["lr"] > highest / 2]
+    if len(ratios) < 3:
+        return None
+    middle = float(np.median(ratios))
+    seen = f"a step moves the weights by {middle:.1g} of their length, where 1e-4 to 1e-2 is usual"
+    if middle > 0.1:
+        return Finding("large updates", "warning", seen, f"lower optim.lr, which reaches {highest:.2g}")
+    if middle < 1e-6:
+        return Finding("tiny updates", "warning", seen, f"raise optim.lr, which reaches {highest:.2g}")
+    return None
+
+
 def no_warmup(e: Evidence) -> Finding | None:
     schedule, encoder = e.recipe.get("schedule") or {}, (e.recipe.get("model") or {}).get("encoder") or {}
     warmup = schedule.get("warmup")
@@ -306,8 +321,8 @@ def stuck_at_frequencies(e: Evidence) -> Finding | None:
             "warning",
             f"the {e.term} loss {level:.2f} is the entropy {e.corpus.entropy:.2f} of single tokens: the model guesses "
             "frequent ones and reads no context yet",
-            "train longer, warm up longer, or use larger batches; every encoder passes here, deep ones for thousands "
-            "of steps; where it stays, labels do not belong to their inputs",
+            "train longer, or with smaller batches, which make more steps of the same text; every encoder passes here, "
+            "deep ones for thousands of steps; where it stays, labels do not belong to their inputs",
         )
     return None
 
@@ -465,6 +480,8 @@ def behind_reference(e: Evidence) -> Finding | None:
     if last["step"] > steps[-1] or last["step"] < steps[0]:
         return None
     expected = float(np.interp(last["step"], steps, losses))
+    if e.vocabulary:  # a guess among more tokens costs more
+        expected *= math.log(e.vocabulary) / math.log(e.reference["vocab"])
     if last["losses"].get(e.term, 0.0) > expected * 1.1:
         return Finding(
             "behind the reference curve",
@@ -514,6 +531,7 @@ CHECKS: tuple[Callable[[Evidence], Finding | None], ...] = (
     generator_too_good,
     no_warmup,
     spikes,
+    update_ratio,
     behind_reference,
     padding,
     starved,

@@ -7,6 +7,7 @@ that the optimisers share one checkpoint layout. Under FSDP2 each process update
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -244,6 +245,28 @@ class Optimizer:
             grad_scale=grad_scale,
             found_inf=skip,
         )
+
+    @torch.no_grad()
+    def update_ratio(self, lr: float) -> Tensor:
+        """||last update|| / ||weights|| over all matrices, without weight decay, float32 scalar; healthy encoders have
+        1e-4 to 1e-2. Reads moments and weights once. Under LAMB it is the rate, by construction.
+        """
+        if isinstance(self.optim, Lamb):
+            return torch.tensor(lr)
+        count = self.steps if isinstance(self.optim, AdamW) else UNCORRECTED
+        (beta1, beta2), eps = self.optim.betas, self.optim.eps
+        first, second = 1 - beta1**count, math.sqrt(1 - beta2**count)
+        moved, length = [], []
+        for group in (group for group in self.groups if group.matrices):
+            for name, weight in zip(group.names, group.parameters, strict=True):
+                root = local(self.state[name]["exp_avg_sq"]).sqrt().div_(second).add_(eps)
+                update = torch.div(local(self.state[name]["exp_avg"]), root, out=root)
+                moved.append(torch.linalg.vector_norm(update).float() * (lr * group.rate / first))
+                length.append(torch.linalg.vector_norm(local(weight)).float())
+        sums = torch.stack([torch.stack(norms).square().sum() for norms in (moved, length)])
+        if any(isinstance(parameter, DTensor) for parameter in self.parameters):
+            dist.all_reduce(sums)
+        return (sums[0] / sums[1]).sqrt()
 
     def _lamb(
         self,
