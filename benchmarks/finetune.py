@@ -1,6 +1,6 @@
 """Times fine-tuning steps with packed rows against the same model with dynamic padding and padded to 128.
 
-    python -m benchmarks.finetune DATA --vocab VOCAB [--tasks sst2 mrpc] [--layers 12 --width 256] [--steps 6] [--rounds 3]
+    python -m benchmarks.finetune DATA --vocab VOCAB [--tasks sst2 mrpc] [--layers 12 --width 256]
 
 ``DATA`` is a folder with GLUE's folders, ``VOCAB`` one with a vocabulary (vocab.txt or tokenizer.json). A step is what
 training does with 32 examples: making the batch, forward, backward, clipping, update. The three contenders take the
@@ -14,6 +14,7 @@ import argparse
 import itertools
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,12 +48,10 @@ class Contender:
         self.seconds: list[float] = []
         self.positions = 0
 
-    def run(self, steps: int, clock: object) -> None:
+    def run(self, steps: int, clock: Callable[[], float]) -> None:
         """The first ``steps`` steps of an epoch."""
         engine, begin = self.engine, clock()
-        source = ItemSource(
-            self.items, batch=BATCH, room=self.room, pad=0, mode=self.mode, seed=1, world=engine.world
-        )
+        source = ItemSource(self.items, batch=BATCH, room=self.room, pad=0, mode=self.mode, seed=1, world=engine.world)
         self.positions = 0
         for number, batch in enumerate(itertools.islice(iter(source.__next__, None), steps)):
             self.positions += batch.ids.numel()

@@ -14,9 +14,9 @@ from encoderlab.errors import ConfigError, DataError, Stopped
 from encoderlab.interchange.load import load
 from encoderlab.nn.noise import Noise
 from encoderlab.tasks.base import Remarks, Submission, Text
-from encoderlab.tasks.finetune import Recipe, completed, finetune, model_hash, prepared, read_task
+from encoderlab.tasks.finetune import Recipe, completed, finetune, prepared, read_task
 from encoderlab.tasks.form import FormSettings
-from encoderlab.tasks.objective import TaskObjective, form_of, with_head
+from encoderlab.tasks.objective import TaskObjective, form_of, model_hash, with_head
 from encoderlab.tasks.predict import (
     Predictor,
     check_head,
@@ -240,11 +240,31 @@ def test_a_file_is_predicted_in_chunks_and_gone_on_from(tmp_path):
     lines = [json.loads(line) for line in whole.splitlines()]
     assert [line["id"] for line in lines] == [str(i) for i in range(100)]
     assert lines[0]["label"] in ("red", "blue", "green") and len(lines[0]["probabilities"]) == 3
-    out.write_text("".join(line + "\n" for line in whole.splitlines()[:40]) + whole.splitlines()[40][:10])
-    assert run(out) == [70, 100] and out.read_text() == whole
-    out.write_text(whole * 2)
-    with pytest.raises(DataError, match="holds 200 predictions"):
-        run(out)
+    assert {path.name for path in tmp_path.iterdir()} == {"texts.csv", "out.jsonl"}
+    running = predict_file(predictor, path, out, task=task, remarks=Remarks(path), chunk=30)
+    assert [next(running), next(running)] == [30, 60]
+    running.close()
+    assert out.read_text() == whole  # until the end
+    out.unlink()
+    (part,) = tmp_path.glob("out.jsonl.part-*")
+    part.write_text("".join(line + "\n" for line in whole.splitlines()[:50]) + whole.splitlines()[50][:10])
+    assert run(out) == [60, 90, 100] and out.read_text() == whole
+    assert not part.exists()
+
+
+def test_predictions_of_another_model_are_not_gone_on_from(tmp_path):
+    path, out = tmp_path / "texts.csv", tmp_path / "out.jsonl"
+    path.write_text("text\n" + "red cat\n" * 20)
+    for epochs in (0, 1):
+        objective, _, _ = objective_of("single")
+        with torch.no_grad():
+            objective.model.task.out.bias.add_(epochs)
+        task = task_of_model(objective.model)
+        predictor = Predictor.of(objective.model, task, FormSettings(max_length=16))
+        running = predict_file(predictor, path, out, task=task, remarks=Remarks(path), chunk=5)
+        next(running)
+        running.close()
+    assert len(list(tmp_path.glob("out.jsonl.part-*"))) == 2
 
 
 def test_prediction_does_not_depend_on_neighbours():

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from encoderlab.commands.terminal import note, say, table
+from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ def predict(
     """Label texts with a fine-tuned model.
 
     The input is a file (CSV, TSV, JSON lines, Parquet with named columns; `.txt` with one
-    text per line), of any size: it is read in parts, and the same command goes on where
-    it was interrupted. Or it is texts; two texts of a pair stand on both sides of [SEP].
+    text per line), of any size: it is read in parts, and the same command with --out goes
+    on where it was interrupted. Or it is texts; two texts of a pair stand on both sides of [SEP].
 
     Example:
         encoderlab predict runs/reviews/seed-1 texts.csv --out labels.jsonl
@@ -319,8 +319,9 @@ def _predict_file(
     with tempfile.TemporaryDirectory() as folder:
         target = out or Path(folder) / "predictions.jsonl"
         target.parent.mkdir(parents=True, exist_ok=True)
-        for done in predict_file(predictor, path, target, task=task, remarks=remarks):
-            note(f"{done:,} predicted")
+        with progress("predict") as show:
+            for done in predict_file(predictor, path, target, task=task, remarks=remarks):
+                show("examples", done, None)
         for line in remarks.lines():
             note(line)
         if out is not None:
@@ -332,6 +333,7 @@ def _predict_file(
     return {"predictions": found}
 
 
+@dataclass(frozen=True)
 class _OneTextPerLine:
     """The layout of a plain text file to predict: every line is a text, a tab separates the two texts of a pair."""
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import safetensors.torch
-import torch
 
 from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError, DataError
@@ -27,7 +26,7 @@ from encoderlab.tasks.base import Example, Question, Split, Task, Text, is_unlab
 from encoderlab.tasks.features import Frozen, FrozenForm, FrozenModel, Store
 from encoderlab.tasks.form import Form, FormSettings, Predictions
 from encoderlab.tasks.infer import with_labels
-from encoderlab.tasks.objective import TaskObjective, form_of, with_head
+from encoderlab.tasks.objective import TaskObjective, form_of, model_hash, with_head
 from encoderlab.tasks.predict import Predictor, record
 from encoderlab.tasks.rows import Item, ItemSource, Packing, TaskBatch, sorted_batches
 from encoderlab.tasks.scores import score
@@ -442,12 +441,3 @@ def read_result(out: Path, recipe: Recipe, splits: Mapping[str, Split]) -> Resul
         if found["data"].get(name) != split.sha256:
             raise ConfigError(f"{out}: holds a finished run on other {name} data; choose another folder")
     return Result(folder=out, record=found, model=out / "model")
-
-
-def model_hash(model: Model) -> str:
-    """SHA-256 of the weights by name: which model a run began with."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

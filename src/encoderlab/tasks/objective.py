@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from encoderlab.batches.batch import Batch
 from encoderlab.errors import ConfigError
@@ -87,3 +90,12 @@ def with_head(model: Model, form: Form, *, seed: int, head: TaskHead | None = No
         else f" (the model's head for {len(model.config.labels)} other labels is dropped)"
     )
     return model.with_task(wanted, form.head_labels(), seed), f"the task head is new{had}"
+
+
+def model_hash(model: Model) -> str:
+    """SHA-256 of the weights by name: which model this is."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -11,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from encoderlab.errors import ConfigError, DataError
+from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.nn.heads import ClassificationHead, SpanHead, TaggingHead
 from encoderlab.tasks.base import Example, Form, Question, Remarks, Task, Text
 from encoderlab.tasks.form import FormSettings, Predictions
-from encoderlab.tasks.objective import TaskObjective, form_of
+from encoderlab.tasks.objective import TaskObjective, form_of, model_hash
 from encoderlab.tasks.rows import Item, TaskBatch, sorted_batches
 from encoderlab.tasks.scores import score
 from encoderlab.tasks.span import SpanQA, average_answers
@@ -165,24 +168,23 @@ def predict_file(
     """Predict every example of ``path`` into ``out``, one JSON object per line, and yield how many are done after each
     chunk.
 
-    Memory is bounded by ``chunk``. What ``out`` already holds is kept and gone on from: its last line may be cut by a
-    crash and is then written again.
+    Memory is bounded by ``chunk``. Until the end the lines are in ``out.part-...``, named by model and file: after an
+    interruption the same call goes on behind the last whole chunk, and ends with the same bytes as without one.
     """
-    done = _complete_lines(out)
+    part = out.with_name(f"{out.name}.part-{_source(predictor, path, task, chunk)}")
+    done = _whole_chunks(part, chunk)
     examples = task.stream(path, remarks)
-    skipped = sum(1 for _ in islice(examples, done))
-    if skipped < done:
-        raise DataError(
-            f"{out}: holds {done:,} predictions, {path} only {skipped:,} examples; choose another output file"
-        )
-    with open(out, "a", encoding="utf-8") as file:
-        while part := list(islice(examples, chunk)):
-            found = predictor.predict(part)
-            for example, value, detail in zip(part, found.values, found.details, strict=True):
+    deque(islice(examples, done), maxlen=0)
+    with open(part, "a", encoding="utf-8", newline="\n") as file:
+        while some := list(islice(examples, chunk)):
+            found = predictor.predict(some)
+            for example, value, detail in zip(some, found.values, found.details, strict=True):
                 file.write(json.dumps(record(example, value, detail), ensure_ascii=False) + "\n")
             file.flush()
-            done += len(part)
+            done += len(some)
             yield done
+        os.fsync(file.fileno())
+    os.replace(part, out)
 
 
 def record(example: Example, value: Any, detail: dict[str, Any]) -> dict[str, Any]:
@@ -197,14 +199,23 @@ def record(example: Example, value: Any, detail: dict[str, Any]) -> dict[str, An
     return plain
 
 
-def _complete_lines(path: Path) -> int:
-    """Lines of a file, after a last line without its end was cut off."""
+def _source(predictor: Predictor, path: Path, task: Task, chunk: int) -> str:
+    """A name for all that determines the predictions of a file."""
+    size, changed = path.stat().st_size, path.stat().st_mtime_ns
+    form = predictor.form
+    parts = [model_hash(predictor.objective.model), form.settings, form.head_labels(), task.layouts]
+    return hashlib.sha256(repr([*parts, str(path.resolve()), size, changed, chunk]).encode()).hexdigest()[:12]
+
+
+def _whole_chunks(path: Path, chunk: int) -> int:
+    """Lines of a file, after those behind its last whole chunk were cut off."""
     if not path.exists():
         return 0
-    count, good = 0, 0
+    count = kept = size = place = 0
     with open(path, "rb+") as file:
         for line in file:
-            if line.endswith(b"\n"):
-                count, good = count + 1, good + len(line)
-        file.truncate(good)
-    return count
+            count, place = count + line.endswith(b"\n"), place + len(line)
+            if line.endswith(b"\n") and count % chunk == 0:
+                kept, size = count, place
+        file.truncate(size)
+    return kept

@@ -20,9 +20,10 @@ from encoderlab.errors import ConfigError, Diverged, nearest
 from encoderlab.files import write_text
 from encoderlab.model import Model
 from encoderlab.tasks.base import Split, Task
-from encoderlab.tasks.finetune import SCORE_FILE, Encodings, Recipe, Result, finetune, model_hash
+from encoderlab.tasks.finetune import SCORE_FILE, Encodings, Recipe, Result, finetune
 from encoderlab.tasks.form import FormSettings
 from encoderlab.tasks.metrics import mean_interval
+from encoderlab.tasks.objective import model_hash
 from encoderlab.train.folder import hardware
 from encoderlab.train.optim import AdamW, BertAdam, LayerDecay
 from encoderlab.train.schedule import Bert, Electra
