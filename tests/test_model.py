@@ -88,6 +88,17 @@ def test_a_text_is_encoded_the_same_alone_and_among_others(pooling: Any, tokeniz
     assert model.encode([], pooling=pooling).shape == (0, 16)
 
 
+def test_filled_texts_are_readable(tokenizer: Tokenizer) -> None:
+    model = build("bert-tiny", tokenizer=tokenizer, **TINY)
+    first, second = model.fill_mask("The [MASK] carry [MASK].", top=tokenizer.vocab_size)
+    assert all("[MASK]" in guess.sequence and guess.token_str for guess in [*first, *second])
+    special = next(guess for guess in first if guess.token == tokenizer.special.sep)
+    assert special.token_str == "[SEP]" and special.sequence.startswith("the [SEP] carry [MASK]")
+    chinese = Tokenizer.train("wordpiece", ["北京是中国的首都。"] * 9, 14)
+    (guesses,) = build("bert-tiny", tokenizer=chinese, **TINY).fill_mask("北京是[MASK]国的首都。", top=14)
+    assert next(guess.sequence for guess in guesses if guess.token_str == "中") == "北京是中国的首都。"
+
+
 def test_every_mask_has_candidates_of_its_own(tokenizer: Tokenizer) -> None:
     found = build("bert-tiny", tokenizer=tokenizer, **TINY).fill_mask("The [MASK] carry [MASK].", top=2)
     assert [len(candidates) for candidates in found] == [2, 2]

@@ -5,6 +5,7 @@ Texts of similar length share a batch, so little padding is computed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -20,6 +21,8 @@ from encoderlab.model import Model
 from encoderlab.nn.heads import LMHead
 
 Pooling = Literal["mean", "first", "last"]
+_CHINESE = "[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]"  # characters and punctuation
+_CHINESE_GAP = re.compile(f"(?<={_CHINESE}) (?={_CHINESE})")
 BATCH_TOKENS = 4096  # of one forward pass; large enough to keep a processor busy, small enough for its cache
 
 
@@ -115,6 +118,10 @@ def encode(model: Model, texts: Sequence[str], *, pooling: Pooling = "mean") -> 
 def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
     """The ``top`` candidates for every mask token in ``text``, best first, one list per mask.
 
+    Every token of the vocabulary competes, special ones too, as in the ``transformers`` pipeline. What is shown differs
+    from it where that would not be readable: a special token and the other masks are written out, Chinese characters
+    stand without spaces.
+
     Raises:
         ConfigError: the model has no LM head, or the text no mask token.
     """
@@ -125,7 +132,10 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
             "use its generator or a pretraining checkpoint"
         )
     mask = tokenizer.special.mask
-    ids, segments = tokenizer.frame(tokenizer.encode(text).ids, max_length=limit(model))
+    encoding, longest = tokenizer.encode(text), limit(model)
+    ids, segments = tokenizer.frame(encoding.ids, max_length=longest)
+    inside = tokenizer.spans(len(encoding), max_length=longest)
+    own = slice(inside.a_start, inside.a_start + inside.a)
     places = np.flatnonzero(ids == mask)
     if not len(places):
         raise ConfigError(f"the text holds no {tokenizer.token(mask)}; write it where a word is to be guessed")
@@ -140,27 +150,35 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
         for score, token in zip(row_scores, row_tokens, strict=True):
             filled = ids.copy()
             filled[place] = token
-            found.append(Guess(score, token, tokenizer.decode([token]).strip(), tokenizer.decode(filled)))
+            word = tokenizer.decode([token], skip_special=False).strip()
+            found.append(Guess(score, token, word or tokenizer.token(token), _readable(tokenizer, filled[own])))
         guesses.append(found)
     return guesses
 
 
+def _readable(tokenizer: Tokenizer, ids: np.ndarray) -> str:
+    """Text of token ids, without the spaces that WordPiece leaves between Chinese characters."""
+    return _CHINESE_GAP.sub("", tokenizer.decode(ids, skip_special=False)).strip()
+
+
 def _token_probabilities(model: Model, rows: Rows, places: Tensor) -> Tensor:
     """Probabilities (S, V) at ``places`` of a batch of one row."""
+    depth = model.encoder.depth
     if model.mask_vector is not None:
         # A permutation model predicts from its query stream, each mask hidden from the content stream.
         hidden = torch.zeros_like(rows.ids, dtype=torch.bool)
         hidden[0, places] = True
         visible = ~hidden[:, None, :] | torch.eye(rows.ids.shape[1], dtype=torch.bool, device=rows.ids.device)
-        states = model.encoder(rows.ids, doc=rows.doc, segments=rows.segments, visible=visible)
+        states = model.encoder(
+            rows.ids, doc=rows.doc, segments=rows.segments, visible=visible, depth=depth - 1, keep_keyed=True
+        )
         queries = model.mask_vector.expand(1, len(places), -1)
         last = model.encoder.query_stream(
             states,
             queries,
             places[None],
-            layers=range(model.encoder.depth),
+            layers=range(depth),
             visible=(~hidden)[:, None].expand(1, len(places), -1),
-            segments=rows.segments,
         )
         assert isinstance(model.lm, LMHead)
         return model.lm(last[0], model.words).float().softmax(-1)
