@@ -312,6 +312,7 @@ class _Run:
             "lr": self.lr,
             "grad_norm": engine.norm.item(),
             "grad_norm_max": max(engine.largest_norm.item(), place.window_norm),
+            "update_ratio": engine.optimizer.update_ratio(self.lr).item(),
             "padding": 1 - place.window_tokens / place.window_positions,
             "rows": place.batch_rows,
             "length": phase.length,
