@@ -58,7 +58,7 @@ def test_lines_of_metrics(tmp_path: Path) -> None:
     assert rates == [RECIPE.optim.lr * RECIPE.schedule.share(step - 1, 24) for step in (3, 6, 9, 12, 15, 18, 21, 24)]
 
 
-def test_a_phase_begins_with_a_source_of_its_own(tmp_path: Path) -> None:
+def test_a_phase_has_a_source_of_its_own_that_goes_on_in_the_text(tmp_path: Path) -> None:
     opened = []
 
     class Watched(Rows):
@@ -68,8 +68,8 @@ def test_a_phase_begins_with_a_source_of_its_own(tmp_path: Path) -> None:
 
     recipe = replace(RECIPE, ramp=Ramp(rows=2, share=0.5))
     run(tmp_path, recipe, data=toy_data(source=Watched))
-    # Doubling from 2 to 8 over the first half; a larger batch goes on where the smaller one ended.
-    assert opened == [(8, 2, None), (8, 4, {"rows": 12}), (12, 6, None)]
+    # Doubling from 2 to 8 over the first half; a larger batch and a later phase go on where the source before ended.
+    assert opened == [(8, 2, None), (8, 4, {"rows": 12}), (12, 6, {"rows": 36})]
 
 
 def test_a_budget_of_tokens(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Source(Protocol):
 
 
 OpenSource = Callable[[Phase, int, "dict[str, int] | None"], Source]
-"""(phase, rows of a global batch, state of an earlier source of the same phase) -> source."""
+"""(phase, rows of a global batch, state of the source before, perhaps of another phase) -> source."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,8 +248,7 @@ class _Run:
         if self.source is None or moved:
             state = self.source_state if self.source is None else self.source.state()
             self._close_source()
-            same_phase = stage.phase == place.phase
-            self.source = self.data.source(recipe.phases[stage.phase], stage.rows, state if same_phase else None)
+            self.source = self.data.source(recipe.phases[stage.phase], stage.rows, state)
         if moved:
             self.engine.memory = None
             place.phase, place.batch_rows = stage
