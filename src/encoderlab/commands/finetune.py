@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from encoderlab.commands import settings
 from encoderlab.commands.terminal import note, say, table
-from encoderlab.errors import ConfigError
+from encoderlab.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from encoderlab.measure.report import TaskScores
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from encoderlab.tasks.base import Split, Task
     from encoderlab.tasks.finetune import Recipe
     from encoderlab.tasks.infer import Given
-    from encoderlab.tasks.protocol import Outcome, Protocol
+    from encoderlab.tasks.protocol import Outcome, Protocol, Row
 
 Job = tuple["Task", "dict[str, Split]"]
 
@@ -119,14 +119,13 @@ def finetune(
             replace(chosen, seeds=1), start, between, splits, out / f"after-{name}", adjust=adjust, after=done, say=note
         )
         start, done = load(found.best.model), [*done, name]
-    outcomes, tables = [], []
+    finished = []
     for job, splits in jobs:
         folder = out if len(jobs) == 1 else out / job.name
-        outcome, scores = _run(chosen, start, job, splits, folder, adjust, done, scratch)
-        outcomes.append(outcome)
-        tables.append(scores)
-    _show(tables, chosen)
-    averages = _averages(outcomes)
+        finished.append(_run(chosen, start, job, splits, folder, adjust, done, scratch))
+    _show(finished, chosen)
+    averages = _averages([found.pretrained for found in finished])
+    tables = [found.scores() for found in finished]
     for name, value in averages.items():
         say(f"average as {name} has it: {100 * value:.2f}")
     page = Report(
@@ -141,8 +140,8 @@ def finetune(
     return {
         "out": out,
         "protocol": chosen.name,
-        "tasks": {outcome.task.name: outcome.record for outcome in outcomes},
-        "baselines": {t.name: {m.name: m.scores[0] for m in t.methods if not m.ours} for t in tables},
+        "tasks": {found.task.name: found.pretrained.record for found in finished},
+        "baselines": {found.task.name: found.baselines for found in finished},
         "averages": averages,
     }
 
@@ -173,12 +172,59 @@ def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, giv
         tasks = [suites.task(one) for one in names]
         if data is None:
             raise ConfigError(f"{name} is a benchmark; give the folder of its files with --data")
+        if len(tasks) > 1:
+            tasks = [one for one in tasks if _lies_in(one, data)]
+            if not tasks:
+                raise DataError(f"{data}: holds no training file of {name} ({', '.join(names)})")
         jobs = [(one, usable_splits(one, data)) for one in tasks]
     for _, splits in jobs:
         for split in splits.values():
             for remark in split.remarks:
                 note(remark)
     return jobs
+
+
+def _lies_in(task: Task, data: Path) -> bool:
+    """Whether a task of a suite has its training file there; says so if not."""
+    try:
+        task.find(data, "train")
+    except DataError:
+        note(f"{task.name}: no training file in {data}; left out")
+        return False
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Finished:
+    """One task: scores of simple baselines on the development set by metric, and what the protocol found by system."""
+
+    task: Task
+    about: str
+    baselines: Mapping[str, Mapping[str, float]]
+    systems: Mapping[str, Outcome]
+
+    @property
+    def pretrained(self) -> Outcome:
+        return self.systems["pretrained"]
+
+    def rows(self) -> list[Row]:
+        from encoderlab.tasks.protocol import baseline_rows, rows
+
+        ours = [row for system, outcome in self.systems.items() for row in rows([outcome], system)]
+        return baseline_rows(self.task, self.baselines) + ours
+
+    def scores(self) -> TaskScores:
+        """The section of the report."""
+        from encoderlab.measure.report import Score, TaskScores
+
+        metric = self.task.metric
+        simple = [Score(name=row.system, scores=[row.mean]) for row in self.rows() if row.system in self.baselines]
+        ours = [
+            Score(name=system, scores=[run.scores["dev"][metric] for run in outcome.runs], ours=True)
+            for system, outcome in self.systems.items()
+        ]
+        compare = ("pretrained", "without pretraining") if len(ours) > 1 else None
+        return TaskScores(name=self.task.name, about=self.about, metric=metric, methods=simple + ours, compare=compare)
 
 
 def _run(
@@ -190,62 +236,46 @@ def _run(
     adjust: Callable[[Recipe], Recipe],
     after: Sequence[str],
     scratch: bool,
-) -> tuple[Outcome, TaskScores]:
+) -> _Finished:
     """One task: baselines, the same model from fresh weights if asked for, and the model."""
-    from encoderlab.measure.report import Score, TaskScores
     from encoderlab.model import Model as Network
     from encoderlab.tasks.baselines import baselines
     from encoderlab.tasks.finetune import completed
     from encoderlab.tasks.protocol import run
 
     task = completed(task, splits["train"].examples)
-    methods = [
-        Score(name=name, scores=[scores[task.metric]])
-        for name, scores in baselines(task, splits["train"], splits["dev"]).items()
-        if task.metric in scores
-    ]
+    simple = baselines(task, splits["train"], splits["dev"])
+    systems = {}
     if scratch:
         fresh = Network(model.config, model.tokenizer).initialize(1)
-        methods.append(
-            _score("without pretraining", run(protocol, fresh, task, splits, out / "scratch", adjust=adjust, say=note))
-        )
-    outcome = run(protocol, model, task, splits, out, adjust=adjust, after=after, say=note)
-    methods.append(_score("pretrained", outcome))
-    return outcome, TaskScores(
-        name=task.name,
-        about=f"{len(splits['train']):,} training and {len(splits['dev']):,} development examples.",
-        metric=task.metric,
-        methods=methods,
-        compare=("pretrained", "without pretraining") if scratch else None,
-    )
+        systems["without pretraining"] = run(protocol, fresh, task, splits, out / "scratch", adjust=adjust, say=note)
+    systems["pretrained"] = run(protocol, model, task, splits, out, adjust=adjust, after=after, say=note)
+    about = f"{len(splits['train']):,} training and {len(splits['dev']):,} development examples."
+    return _Finished(task=task, about=about, baselines=simple, systems=systems)
 
 
-def _score(name: str, outcome: Outcome) -> Any:
-    from encoderlab.measure.report import Score
-
-    return Score(name=name, scores=[run.scores["dev"][outcome.task.metric] for run in outcome.runs], ours=True)
-
-
-def _show(tables: Sequence[TaskScores], protocol: Protocol) -> None:
-    import statistics
-
-    rows = []
-    for scores in tables:
-        for method in scores.methods:
-            several = len(method.scores) > 1
-            rows.append(
-                [
-                    scores.name,
-                    scores.metric,
-                    method.name,
-                    f"{100 * statistics.median(method.scores):.1f}",
-                    f"{100 * statistics.fmean(method.scores):.1f}",
-                    f"{100 * statistics.stdev(method.scores):.1f}" if several else "",
-                    len(method.scores) if method.ours else "",
-                ]
-            )
+def _show(finished: Sequence[_Finished], protocol: Protocol) -> None:
+    """Scores on the development sets; a seed that failed is counted and named."""
+    lines = [row for found in finished for row in found.rows()]
+    cells = [
+        [
+            row.task,
+            row.metric,
+            row.system,
+            f"{100 * row.median:.1f}",
+            f"{100 * row.mean:.1f}",
+            "" if row.sd is None else f"{100 * row.sd:.1f}",
+            f"{row.n or ''}" + (f" ({row.failed} failed)" if row.failed else ""),
+        ]
+        for row in lines
+    ]
     title = f"development sets, × 100; protocol {protocol.name}"
-    table(title, ["task", "metric", "system", "median", "mean", "sd", "seeds"], rows)
+    table(title, ["task", "metric", "system", "median", "mean", "sd", "seeds"], cells)
+    for found in finished:
+        for system, outcome in found.systems.items():
+            for seed, entry in outcome.record["seeds"].items():
+                if "failed" in entry:
+                    note(f"{found.task.name}, {system}: seed {seed} failed: {entry['failed']}")
 
 
 def _averages(outcomes: Sequence[Outcome]) -> dict[str, float]:

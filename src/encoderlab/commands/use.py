@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -57,6 +57,7 @@ def evaluate(
         Also write the leaderboard's file into this folder.
     """
     from encoderlab.tasks import suites
+    from encoderlab.tasks.base import is_unlabelled
     from encoderlab.tasks.predict import predict_ensemble
     from encoderlab.tasks.scores import score
     from encoderlab.tasks.submit import write_submission
@@ -77,15 +78,17 @@ def evaluate(
     labels = [str(name) for name in names]
     if len(members) > 1:
         labels, each = ["ensemble", *labels], [together, *each]
-    for name, predictions in zip(labels, each, strict=True):
+    if submission is not None and any(map(is_unlabelled, part.examples)):
+        labels = []
+        note(f"{task.name}: the {split} examples have no labels; nothing to score")
+    for name, predictions in zip(labels, each, strict=False):
         found[name], notes = score(
             task, part.examples, predictions.values, null_odds=predictions.null_odds, threshold=predictions.threshold
         )
         for remark in notes:
             note(f"{name}: {remark}")
-    metrics = list(found[labels[0]])
-    rows = [[name, *(f"{100 * scores[metric]:.2f}" for metric in metrics)] for name, scores in found.items()]
-    table(f"{task.name}, {len(part):,} examples (× 100)", ["model", *metrics], rows)
+    if found:
+        _show_scores(f"{task.name}, {len(part):,} examples (× 100)", found)
     files = []
     if submission is not None:
         files = write_submission(
@@ -93,6 +96,17 @@ def evaluate(
         )
         say(f"written: {', '.join(map(str, files))}")
     return {"task": task.name, "examples": len(part), "data": part.sha256, "scores": found, "submission": files}
+
+
+def _show_scores(title: str, found: Mapping[str, Mapping[str, float]]) -> None:
+    """Scores by model, and what an ensemble gains."""
+    metrics = list(next(iter(found.values())))
+    rows = [[name, *(f"{100 * scores[metric]:.2f}" for metric in metrics)] for name, scores in found.items()]
+    table(title, ["model", *metrics], rows)
+    if "ensemble" in found:
+        together, *alone = (scores[metrics[0]] for scores in found.values())
+        mean, best = together - sum(alone) / len(alone), together - max(alone)
+        say(f"gain of the ensemble in {metrics[0]}: {100 * mean:+.2f} over their mean, {100 * best:+.2f} over the best")
 
 
 def predict(

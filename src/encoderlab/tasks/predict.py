@@ -21,7 +21,6 @@ from encoderlab.tasks.base import Example, Form, Question, Remarks, Task, Text
 from encoderlab.tasks.form import FormSettings, Predictions
 from encoderlab.tasks.objective import TaskObjective, form_of, model_hash
 from encoderlab.tasks.rows import Item, TaskBatch, sorted_batches
-from encoderlab.tasks.scores import score
 from encoderlab.tasks.span import SpanQA, average_answers
 
 BATCH_TOKENS = 4096  # of one forward pass; see inference.BATCH_TOKENS
@@ -94,19 +93,6 @@ def predict_ensemble(
             "the models of the ensemble cut sentences differently; give models with one tokenizer and max_length"
         )
     return members[0].form.decode(items[0], members[0].form.average(outputs), examples), own
-
-
-def score_ensemble(members: Sequence[Predictor], task: Task, examples: Sequence[Example]) -> dict[str, Any]:
-    """The ensemble's score, each member's, and the gain over their mean and over the best of them."""
-    together, own = predict_ensemble(members, examples)
-    scores = [score(task, examples, found.values)[0][task.metric] for found in own]
-    ensemble, _ = score(task, examples, together.values)
-    return {
-        "scores": ensemble,
-        "members": scores,
-        "gain_over_mean": ensemble[task.metric] - sum(scores) / len(scores),
-        "gain_over_best": ensemble[task.metric] - max(scores),
-    }
 
 
 def task_of_model(model: Model) -> Task:

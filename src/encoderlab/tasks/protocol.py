@@ -421,15 +421,18 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of a table: a task and a system, with a score over n seeds."""
+    """One line of a table: a task and a system, with a score over ``n`` seeds (0: a baseline, which has no chance in
+    it); of all its seeds, ``failed`` did.
+    """
 
     task: str
     metric: str
     system: str
     median: float
     mean: float
-    sd: float | None
-    n: int
+    sd: float | None = None
+    interval: tuple[float, float] | None = None
+    n: int = 0
     failed: int = 0
 
 
@@ -446,6 +449,7 @@ def rows(outcomes: Sequence[Outcome], system: str, split: str = "dev") -> list[R
                 metric=outcome.task.metric,
                 system=system,
                 failed=sum("failed" in entry for entry in outcome.record["seeds"].values()),
+                interval=stats["interval"] and tuple(stats["interval"]),
                 **{key: stats[key] for key in ("median", "mean", "sd", "n")},
             )
         )
@@ -455,29 +459,24 @@ def rows(outcomes: Sequence[Outcome], system: str, split: str = "dev") -> list[R
 def baseline_rows(task: Task, scores: Mapping[str, Mapping[str, float]]) -> list[Row]:
     """The table's lines of what :func:`encoderlab.tasks.baselines.baselines` found."""
     return [
-        Row(
-            task=task.name,
-            metric=task.metric,
-            system=name,
-            median=found[task.metric],
-            mean=found[task.metric],
-            sd=None,
-            n=1,
-        )
+        Row(task=task.name, metric=task.metric, system=name, median=found[task.metric], mean=found[task.metric])
         for name, found in scores.items()
         if task.metric in found
     ]
 
 
 def table(lines: Sequence[Row]) -> str:
-    """A Markdown table, scores times 100: median, mean, standard deviation, n; failed seeds are marked."""
-    out = ["| task | metric | system | median | mean | sd | n |", "|---|---|---|---:|---:|---:|---:|"]
+    """A Markdown table, scores times 100: median, mean with the 95% interval, standard deviation, n; failed seeds are
+    marked.
+    """
+    out = ["| task | metric | system | median | mean | sd | seeds |", "|---|---|---|---:|---:|---:|---:|"]
     for line in lines:
-        sd = "" if line.sd is None else f"{100 * line.sd:.2f}"
-        failed = f" ({line.failed} failed)" if line.failed else ""
+        half = "" if line.interval is None else f" ± {100 * (line.interval[1] - line.mean):.1f}"
+        sd = "" if line.sd is None else f"{100 * line.sd:.1f}"
+        seeds = f"{line.n or ''}" + (f" ({line.failed} failed)" if line.failed else "")
         out.append(
-            f"| {line.task} | {line.metric} | {line.system} | {100 * line.median:.2f} | {100 * line.mean:.2f} | {sd} | "
-            f"{line.n}{failed} |"
+            f"| {line.task} | {line.metric} | {line.system} | {100 * line.median:.1f} | {100 * line.mean:.1f}{half} | "
+            f"{sd} | {seeds} |"
         )
     return "\n".join(out)
 
