@@ -6,7 +6,8 @@ import pytest
 
 from encoderlab import recipes
 from encoderlab.measure import estimate
-from encoderlab.measure.flops import training
+from encoderlab.models.flops import training
+from encoderlab.train.pretraining import operations
 from encoderlab.train.recipe import Budget
 
 
@@ -25,6 +26,13 @@ def test_a_budget_in_steps_counts_the_tokens_of_every_phase():
     assert 100e6 < found.parameters["model"] < 120e6
 
 
+def test_a_budget_in_flops_is_its_own_cost():
+    recipe = replace(recipes.recipe("bert-tiny"), budget=Budget(amount=1e15, unit="flops"))
+    found = estimate.estimate(recipe)
+    assert found.flops == pytest.approx(1e15)
+    assert found.tokens == pytest.approx(1e15 / found.flops_per_token)
+
+
 def test_a_budget_in_hours_is_its_own_time():
     found = estimate.estimate(replace(recipes.recipe("bert-tiny"), budget=Budget(amount=0.5, unit="hours")))
     assert found.seconds == 1800 and found.tokens is None
@@ -33,3 +41,25 @@ def test_a_budget_in_hours_is_its_own_time():
 def test_both_networks_of_replaced_token_detection_count():
     found = estimate.estimate(recipes.recipe("electra-tiny"))
     assert set(found.parameters) == {"model", "generator"}
+
+
+def test_a_token_costs_what_its_objective_computes():
+    def cost(recipe, **changes):
+        return operations(replace(recipe, objective=replace(recipe.objective, **changes)), 128)
+
+    masked, causal, xl, electra = map(
+        recipes.recipe, ("bert-tiny", "bert-base-ltr", "transformer-xl-tiny", "electra-tiny")
+    )
+    vocabulary = 6 * masked.model.encoder.vocab * masked.model.encoder.width
+    transform = 6 * masked.model.encoder.width**2
+    twice = cost(masked, masking=replace(masked.objective.masking, rate=0.3)) - cost(masked)
+    assert twice == pytest.approx(0.15 * (vocabulary + transform))
+    assert operations(causal, 128) > training(causal.model, 128)  # the head sees every token
+    assert cost(xl, memory=128) > cost(xl, memory=0)
+    both = training(electra.model, 128, predicted=0.0) + training(electra.generator, 128)
+    assert operations(electra, 128) == pytest.approx(both)
+    student = recipes.recipe("distilbert-tiny")
+    assert (
+        operations(student, 128, masked.model) - operations(student, 128)
+        < training(masked.model, 128, predicted=1.0) / 2
+    )

@@ -83,6 +83,19 @@ def test_a_budget_of_tokens(tmp_path: Path) -> None:
     assert of(lines, "train", "length")[0] == 8 and of(lines, "train", "length")[-1] == 12
 
 
+def test_a_budget_of_flops(tmp_path: Path) -> None:
+    budget = Budget(amount=5000, unit="flops")
+    recipe = replace(RECIPE, budget=budget, schedule=Bert(warmup=0.1), log_every=1)
+    run(tmp_path / "run", recipe, data=replace(toy_data(), operations=lambda phase: phase.length))
+    lines = metrics(tmp_path / "run")
+    tokens, spent = of(lines, "train", "tokens"), of(lines, "train", "flops")
+    costs = [(b - a) / (t - s) for a, b, s, t in zip(spent, spent[1:], tokens, tokens[1:], strict=False)]
+    assert costs == of(lines, "train", "length")[1:] and set(costs) == {8, 12}
+    assert spent[-1] >= 5000 > spent[-2]
+    with pytest.raises(ConfigError, match="what a token costs"):
+        run(tmp_path / "unknown", recipe)
+
+
 def test_a_budget_of_hours(tmp_path: Path) -> None:
     recipe = replace(
         RECIPE, budget=Budget(amount=0.5 / 3600, unit="hours"), log_every=1, checkpoints=Checkpoints(minutes=0.1 / 60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +26,7 @@ def pretrain(
     out: Path | None = None,
     steps: int | None = None,
     tokens: float | None = None,
+    flops: float | None = None,
     hours: float | None = None,
     init_from: Path | None = None,
     seed: int | None = None,
@@ -57,6 +59,8 @@ def pretrain(
         Train for so many steps; the learning rate decays to their end.
     tokens
         Train for so many tokens instead, such as 1e9.
+    flops
+        Train for so many floating-point operations instead, such as 1e15.
     hours
         Train for so long instead.
     init_from
@@ -79,7 +83,7 @@ def pretrain(
     if name is None:
         raise ConfigError("which recipe? give its name, such as bert-mini; --list shows all")
     recipe = settings.resolve(recipes.recipe(name), files=config or (), assignments=set_ or ())
-    recipe = _with_budget(recipe, steps, tokens, hours)
+    recipe = _with_budget(recipe, {"steps": steps, "tokens": tokens, "flops": flops, "hours": hours})
     if init_from is not None:
         recipe = replace(recipe, init_from=str(init_from))
     if seed is not None:
@@ -92,13 +96,13 @@ def pretrain(
         raise ConfigError("pretraining needs --corpus DIR and --out RUN; to look only, give --dry-run")
 
     from encoderlab.measure import runs
-    from encoderlab.measure.estimate import utilisation
+    from encoderlab.measure.estimate import peak
     from encoderlab.measure.report import write
     from encoderlab.train.pretraining import pretrain as run
     from encoderlab.train.recipe import Budget
 
     session = None if session_hours is None else Budget(amount=session_hours, unit="hours")
-    outcome = run(recipe, corpus, out, session=session, utilisation=utilisation)
+    outcome = run(recipe, corpus, out, session=session, peak=peak(recipe))
     from encoderlab.train.distributed import join
 
     if join(recipe.execution.device).main:
@@ -118,9 +122,8 @@ def pretrain(
     }
 
 
-def _with_budget(recipe: Recipe, steps: int | None, tokens: float | None, hours: float | None) -> Recipe:
-    """The recipe for another budget. A warm-up published in steps keeps its share of the training."""
-    given = {"steps": steps, "tokens": tokens, "hours": hours}
+def _with_budget(recipe: Recipe, given: Mapping[str, float | None]) -> Recipe:
+    """The recipe for another budget, by unit. A warm-up published in steps keeps its share of the training."""
     chosen = {unit: amount for unit, amount in given.items() if amount is not None}
     if not chosen:
         return recipe

@@ -333,8 +333,8 @@ def report(about: Facts, fills: Sequence[Fill], tasks: Sequence[TaskScores], out
 
 def costs(about: Facts, parameters: Mapping[str, int]) -> dict[str, str]:
     """Time, operations and memory."""
-    from encoderlab.measure import flops
     from encoderlab.measure.runs import duration, quantity
+    from encoderlab.models import flops
 
     outcome, encoder = about.outcome, about.recipe.model.encoder
     cost = flops.training(about.recipe.model, 128) * outcome.tokens

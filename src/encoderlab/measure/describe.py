@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from encoderlab import models
-from encoderlab.measure import flops
 from encoderlab.model import Model, count_parameters
+from encoderlab.models import flops
 from encoderlab.models.base import ModelConfig
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from encoderlab.measure import flops
 from encoderlab.model import count_parameters
-from encoderlab.train.pretraining import Recipe
-from encoderlab.train.recipe import Phase
+from encoderlab.models import flops
+from encoderlab.train.pretraining import Recipe, operations
 
 SHARE = 0.5  # of the measured matrix-multiply rate that a run reaches on average; the rest is bandwidth
 
@@ -34,14 +32,19 @@ def estimate(recipe: Recipe, *, device: str = "cpu") -> Estimate:
     """Parameters, FLOPs, memory and time of ``recipe``; takes a second, as the machine's rate is measured.
 
     Rows are taken to be full. Memory is that of the largest phase with all of a batch's rows at once, in single
-    precision.
+    precision. A distillation's teacher is not counted.
     """
     networks = {"model": recipe.model} | ({} if recipe.generator is None else {"generator": recipe.generator})
     parameters = {name: count_parameters(config)["total"] for name, config in networks.items()}
-    per_phase = [sum(flops.training(config, phase.length) for config in networks.values()) for phase in recipe.phases]
-    tokens = _tokens(recipe)
+    per_phase = [operations(recipe, phase.length) for phase in recipe.phases]
     steps = [phase.share * phase.rows * phase.length for phase in recipe.phases]
     mean = sum(cost * size for cost, size in zip(per_phase, steps, strict=True)) / sum(steps)
+    tokens = {
+        "tokens": recipe.budget.amount,
+        "steps": recipe.budget.amount * sum(steps),
+        "flops": recipe.budget.amount / mean,
+        "hours": None,
+    }[recipe.budget.unit]
     rows = recipe.execution.micro_rows
     memory = max(
         sum(
@@ -64,15 +67,13 @@ def estimate(recipe: Recipe, *, device: str = "cpu") -> Estimate:
     )
 
 
-def utilisation(recipe: Recipe) -> Callable[[Phase, float], float]:
-    """The share of this machine's matrix-multiply rate, in the precision of ``recipe``, as a function of the phase and
-    of one process's tokens per second; takes a second, as the rate is measured. Padding does not count as work.
+def peak(recipe: Recipe) -> float:
+    """Operations per second that matrix products reach on this machine in the precision of ``recipe``; takes a second,
+    as it is measured.
     """
-    configs = [recipe.model] if recipe.generator is None else [recipe.model, recipe.generator]
     cuda = recipe.execution.device != "cpu" and torch.cuda.is_available()
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.precision]
-    rate = matmul_rate("cuda" if cuda else "cpu", 8192 if cuda else 1024, dtype=dtype)
-    return lambda phase, speed: speed * sum(flops.training(config, phase.length) for config in configs) / rate
+    return matmul_rate("cuda" if cuda else "cpu", 8192 if cuda else 1024, dtype=dtype)
 
 
 def matmul_rate(
@@ -89,12 +90,3 @@ def matmul_rate(
             torch.cuda.synchronize()
         best = max(best, 2 * size**3 / (time.perf_counter() - start))
     return best
-
-
-def _tokens(recipe: Recipe) -> float | None:
-    amount, unit = recipe.budget.amount, recipe.budget.unit
-    if unit == "tokens":
-        return amount
-    if unit == "steps":
-        return amount * sum(phase.share * phase.rows * phase.length for phase in recipe.phases)
-    return None

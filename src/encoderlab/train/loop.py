@@ -58,7 +58,7 @@ class Data:
     called; ``score`` gives further validation numbers of a task, and is called with the objective in evaluation mode.
 
     ``hashes`` identify the data in the run folder; ``bytes_per_token`` turns the losses in ``Objective.per_token``
-    into bits per byte.
+    into bits per byte; ``operations`` are those of training per token, which a budget in FLOPs needs.
     """
 
     source: OpenSource
@@ -66,6 +66,7 @@ class Data:
     score: Callable[[], Mapping[str, float]] | None = None
     hashes: Mapping[str, str] = field(default_factory=dict)
     bytes_per_token: float | None = None
+    operations: Callable[[Phase], float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +88,13 @@ def train(
     out: Path,
     *,
     session: Budget | None = None,
-    utilisation: Callable[[Phase, float], float] | None = None,
+    peak: float | None = None,
 ) -> Outcome:
     """Train ``objective`` in place until the recipe's budget is spent, in the run folder ``out``, resuming what lies
     there.
 
     ``session`` limits this call rather than the run: when it is spent, a checkpoint is written and Stopped raised.
-    ``utilisation`` gives the share of a machine's peak for (phase, tokens per second and process), to be shown.
+    ``peak``: operations per second of one device; with ``data.operations``, the run's share of it is shown.
 
     Raises:
         Stopped: by SIGINT, SIGTERM or the end of ``session``, after a checkpoint; its code is 130, 143 or 75.
@@ -106,7 +107,7 @@ def train(
             f"a batch of {smallest} rows is too small for {world.size} processes; give at least one row to each"
         )
     with contextlib.ExitStack() as stack:
-        return _Run(objective, recipe, data, out, world, session, utilisation, stack).finish()
+        return _Run(objective, recipe, data, out, world, session, peak, stack).finish()
 
 
 @dataclass
@@ -119,6 +120,7 @@ class Place:
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    flops: float = 0.0
     phase: int = -1
     batch_rows: int = 0
     window_tokens: int = 0
@@ -128,7 +130,8 @@ class Place:
 
     def spent(self, budget: Budget) -> float:
         """In the unit of ``budget``."""
-        return {"steps": float(self.step), "tokens": float(self.tokens), "hours": self.seconds / 3600}[budget.unit]
+        spent = {"steps": self.step, "tokens": self.tokens, "flops": self.flops, "hours": self.seconds / 3600}
+        return float(spent[budget.unit])
 
 
 class _Run:
@@ -142,11 +145,13 @@ class _Run:
         out: Path,
         world: World,
         session: Budget | None,
-        utilisation: Callable[[Phase, float], float] | None,
+        peak: float | None,
         stack: contextlib.ExitStack,
     ) -> None:
         self.recipe, self.data, self.out, self.world = recipe, data, out, world
-        self.session, self.utilisation = session, utilisation
+        self.session, self.peak = session, peak
+        if recipe.budget.unit == "flops" and data.operations is None:
+            raise ConfigError("a budget in flops needs to know what a token costs; give data.operations, or steps")
         self.folder: RunFolder | None = None
         world.agree(lambda: self._claim(stack))
         self.engine = Engine(objective, recipe, world)
@@ -231,6 +236,7 @@ class _Run:
             raise self._diverged(error) from None
         place.step += 1
         place.tokens += int(tokens)
+        place.flops += tokens * self._operations()
         place.window_tokens += int(tokens)
         place.window_positions += int(positions)
         place.seconds = seconds
@@ -287,6 +293,10 @@ class _Run:
             + (f"the last checkpoint before it is {kept}" if kept else "no checkpoint had been written yet")
         )
 
+    def _operations(self) -> float:
+        """Per token of this phase; 0 where it is not known. Padding does not count as work."""
+        return self.data.operations(self.recipe.phases[self.place.phase]) if self.data.operations else 0.0
+
     # What is written while it goes on
 
     def _log(self) -> bool:
@@ -307,6 +317,7 @@ class _Run:
             "split": "train",
             "step": place.step,
             "tokens": place.tokens,
+            "flops": place.flops,
             **summary(totals, self._bytes_per_token()),
             "lr": self.lr,
             "grad_norm": engine.norm.item(),
@@ -319,7 +330,7 @@ class _Run:
             "seconds": place.seconds,
             "tokens_per_second": speed,
             "waiting": self.waiting / took,
-            **({"peak_share": self.utilisation(phase, speed / self.world.size)} if self.utilisation else {}),
+            **({"peak_share": speed * self._operations() / self.world.size / self.peak} if self.peak else {}),
         }
         self._write(line)
         budget = self.recipe.budget

@@ -18,6 +18,7 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange.load import load, load_pair
 from encoderlab.model import Model
+from encoderlab.models import flops
 from encoderlab.models.base import ModelConfig, resized
 from encoderlab.nn.positions import Disentangled
 from encoderlab.objectives.base import Objective
@@ -63,11 +64,12 @@ def pretrain(
     out: Path,
     *,
     session: Budget | None = None,
-    utilisation: Callable[[Recipe], Callable[[Phase, float], float]] | None = None,
+    peak: float | None = None,
 ) -> Outcome:
     """Train as ``recipe`` says on the corpus folder ``corpus``, in the run folder ``out``; run it again to resume.
 
     The result lies in ``out/model`` (``out/model/generator`` and ``out/model/discriminator`` for two networks).
+    ``peak``: operations per second of one device, of which the run then shows its share.
 
     Raises:
         ConfigError: the recipe makes no sense, or does not fit corpus or folder; found before any work.
@@ -78,8 +80,10 @@ def pretrain(
     tokenizer = Tokenizer.load(text.tokenizer_path)
     recipe = fit(recipe, tokenizer)
     objective = build_objective(recipe, tokenizer, text)
+    teacher = objective.teacher.config if isinstance(objective, Distill) else None
     data = corpus_data(recipe, objective, corpus, tokenizer)
-    outcome = train(objective, recipe, data, out, session=session, utilisation=utilisation and utilisation(recipe))
+    data = replace(data, operations=lambda phase: operations(recipe, phase.length, teacher))
+    outcome = train(objective, recipe, data, out, session=session, peak=peak)
     if join(recipe.execution.device).main:
         if recipe.execution.parallel == "fsdp":  # this process has only shards; the checkpoint has it all
             objective = build_objective(recipe, tokenizer, text)
@@ -217,6 +221,30 @@ def _same_ids(model: Model, tokenizer: Tokenizer, name: str) -> Model:
     if model.tokenizer is not None and model.tokenizer.hash() != tokenizer.hash():
         raise ConfigError(f"{name}: its tokenizer is not the corpus's; build the corpus with --tokenizer {name}")
     return model
+
+
+def operations(recipe: Recipe, length: int, teacher: ModelConfig | None = None) -> float:
+    """Floating-point operations of training per token of full rows of ``length``, by the convention of
+    :mod:`encoderlab.models.flops`: all networks, a vocabulary head where tokens are predicted, and the forward pass of
+    a distillation's ``teacher`` where it is given.
+    """
+    settings, memory = recipe.objective, 0
+    if isinstance(settings, CausalSettings):
+        predicted, memory = 1.0, settings.memory
+    elif isinstance(settings, PermutationSettings):
+        predicted, memory = settings.targets.count / length, settings.memory
+    else:
+        predicted = settings.masking.rate
+    total = flops.training(recipe.model, length, predicted=predicted, memory=memory)
+    if isinstance(settings, RTDSettings):
+        shares = {"replaced": 0.0, "replaced_masked": 0.0, "original_masked": predicted, "original_all": 1.0}
+        total = flops.training(recipe.model, length, predicted=shares[settings.predict])
+        assert recipe.generator is not None
+        total += flops.training(recipe.generator, length, predicted=predicted)
+    if isinstance(settings, DistillSettings) and teacher is not None:
+        compared = 1.0 if settings.at == "real" else predicted
+        total += sum(flops.forward(teacher, length, predicted=compared).values())
+    return total
 
 
 # Data ----------------------------------------------------------------------------------------------------------------

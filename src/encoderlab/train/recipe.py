@@ -16,7 +16,7 @@ class Budget:
     """How long to train; the learning rate decays to the end of it."""
 
     amount: float = 1_000_000
-    unit: Literal["steps", "tokens", "hours"] = "steps"
+    unit: Literal["steps", "tokens", "flops", "hours"] = "steps"
 
     def __post_init__(self) -> None:
         if not self.amount > 0:

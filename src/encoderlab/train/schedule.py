@@ -1,8 +1,8 @@
 """Learning-rate schedules by name: each gives the share of the peak rate after ``spent`` of a budget of ``total``.
 
-The unit is that of the budget (steps, tokens or hours), so a rate decays to the end of whichever is given. ``warmup``
-is a share of the budget, or a number of steps if it is at least 1 (for a budget in steps). The first update has
-``spent`` 0, as in the reference codes, and the last one of a budget of T steps has T - 1. Sources and their
+The unit is that of the budget (steps, tokens, FLOPs or hours), so a rate decays to the end of whichever is given.
+``warmup`` is a share of the budget, or a number of steps if it is at least 1 (for a budget in steps). The first update
+has ``spent`` 0, as in the reference codes, and the last one of a budget of T steps has T - 1. Sources and their
 differences: Devlin et al. (google-research/bert, optimization.py), Clark et al. (google-research/electra,
 optimization.py), fairseq (polynomial_decay_schedule.py).
 """

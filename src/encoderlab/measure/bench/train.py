@@ -15,9 +15,9 @@ from encoderlab.batches.pack import Chunks, PackedDocuments, Row, SegmentPairs
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import EncoderlabError
-from encoderlab.measure import flops
 from encoderlab.measure.bench.families import Case
 from encoderlab.measure.bench.workers import Work, Worker
+from encoderlab.models import flops
 from encoderlab.objectives.rtd import RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.train.pretraining import row_framing

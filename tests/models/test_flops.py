@@ -9,8 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from encoderlab import models
 from encoderlab.cli import main
-from encoderlab.measure import describe, flops
+from encoderlab.measure import describe
 from encoderlab.model import Model
+from encoderlab.models import flops
 from encoderlab.models.base import resized
 
 PUBLISHED = [  # bert_family.md, 3.7: name, length, rows, steps, operations
