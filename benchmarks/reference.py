@@ -97,8 +97,8 @@ loss is the generator's, and the discriminator's stands under *further losses* w
 {chr(10).join(rows)}
 
 Machine: {machine["cpu"]}, {machine["threads"]} thread of {machine["cores"]} cores, shared with other work, so tokens
-per second are a lower bound. {versions}. *weights* begins the SHA-256 of `model.safetensors`: the same command on the same
-text, thread count, processor family and torch gives the same file.
+per second are a lower bound. {versions}. *weights* begins the SHA-256 of `model.safetensors`: the same command on the
+same text, thread count, processor family and torch gives the same file.
 
 ## Commands
 
