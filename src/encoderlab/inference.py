@@ -18,6 +18,7 @@ from encoderlab.batches.batch import stack
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
+from encoderlab.nn import kernels
 from encoderlab.nn.heads import LMHead
 
 Pooling = Literal["mean", "first", "last"]
@@ -95,6 +96,7 @@ def encode(model: Model, texts: Sequence[str], *, pooling: Pooling = "mean") -> 
     """
     if pooling not in get_args(Pooling):
         raise ConfigError(f"pooling {pooling!r} is unknown; choose mean, first or last")
+    kernels.keep_memory()
     tokenizer = tokenizer_of(model)
     longest = limit(model)
     framed = [tokenizer.frame(e.ids, max_length=longest) for e in tokenizer.encode_batch(texts)]

@@ -14,7 +14,7 @@ from encoderlab import models
 from encoderlab.config import override
 from encoderlab.errors import ConfigError
 from encoderlab.models.base import ModelConfig
-from encoderlab.nn.encoder import Encoder, States
+from encoderlab.nn.encoder import Encoder, States, slots_of
 from encoderlab.nn.heads import (
     AdaptiveLMHead,
     Classification,
@@ -96,10 +96,18 @@ class Model(nn.Module):
         return self.lm(self.token_states(states, rows, places, noise), self.words)
 
     def token_states(self, states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
-        """What the LM head reads at chosen places: (S, D)."""
+        """What the LM head reads at chosen places: (S, D), from all layers or the first :attr:`lm_depth`."""
         if self.mask_positions is not None:
             return self.decode_masks(states, rows, places, noise)
+        if len(states.layers) == self.encoder.depth:  # the embeddings and all layers but one
+            return self.encoder.last_layer_at(states, rows, places, noise)
         return states.last[rows, places]
+
+    @property
+    def lm_depth(self) -> int:
+        """The layers that :meth:`token_states` needs of all places; of the last, if it can, it computes the rest."""
+        splits = self.mask_positions is not None or self.encoder.splits_last_layer
+        return self.encoder.depth - 1 if splits else self.encoder.depth
 
     def decode_masks(self, states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
         """DeBERTa's enhanced mask decoder (He et al., 2021, section 3.2) at chosen places: (S, D).
@@ -112,13 +120,10 @@ class Model(nn.Module):
         last = encoder.depth - 1
         source = states.layers[last]
         batch = source.shape[0]
-        counts = torch.bincount(rows, minlength=batch)
-        slot = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
-        at = torch.zeros(batch, int(counts.max()) if len(rows) else 0, dtype=torch.long, device=rows.device)
-        at[rows, slot] = places
+        at, slots = slots_of(rows, places, batch)
         position = within_documents(states.scope.doc, source.shape[1], source.device).expand(batch, -1).gather(1, at)
         queries = source.gather(1, at[..., None].expand(-1, -1, source.shape[-1])) + self.mask_positions[position]
-        return encoder.query_stream(states, queries, at, layers=(last, last), noise=noise)[rows, slot]
+        return encoder.query_stream(states, queries, at, layers=(last, last), noise=noise)[rows, slots]
 
     def with_task(self, task: TaskHead, labels: Sequence[str], seed: int) -> Model:
         """A copy of this model's weights under a new task head initialised from ``seed``, without pretraining heads."""

@@ -27,7 +27,7 @@ def test_loss_is_that_of_all_logits(name: str, rows, vocabulary) -> None:
         source = states.layers[last]
         queries = source + model.mask_positions[: source.shape[1]]
         for _ in range(2):
-            queries = model.encoder.block(last)(queries, source, states.scope)
+            queries, _ = model.encoder.block(last)(queries, source, states.scope)
         logits = model.lm(queries, model.words)
     total = torch.tensor(0.0)
     for row, original in enumerate(rows):

@@ -66,7 +66,7 @@ def test_streams_agree_with_queries_at_all_places(vocabulary) -> None:
     states = model.encoder(batch.ids, segments=batch.segments, visible=order | torch.eye(20, dtype=torch.bool))
     everywhere = torch.arange(20).expand(3, 20)
     stream = model.encoder.query_stream(
-        states, model.mask_vector.expand(3, 20, -1), everywhere, layers=range(2), visible=order, segments=batch.segments
+        states, model.mask_vector.expand(3, 20, -1), everywhere, layers=range(2), visible=order
     )
     row, slot = (labels["positions"] >= 0).nonzero(as_tuple=True)
     want = model.lm(stream[row, labels["positions"][row, slot]], model.words)

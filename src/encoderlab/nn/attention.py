@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,13 @@ from encoderlab.nn.spanconv import Bottleneck, Convolution, ConvolutionHeads, ke
 Biases = Literal["all", "query_value", "none"]
 
 
+class Keyed(NamedTuple):
+    """What a layer's queries read, (B, M, A) each; a second pass over the same states takes it instead of them."""
+
+    key: Tensor
+    value: Tensor
+
+
 @dataclass(frozen=True)
 class Scope:
     """What the layers of one forward pass share: who sees whom, distances, and the keys of dropout.
@@ -34,7 +41,7 @@ class Scope:
     ``doc`` (B, L): the document of each token, -1 for padding; None where every row is one document. ``visible``
     (B|1, 1, L, M) bool, or None for everything. ``different`` (B, 1, L, M) bool: segments differ. ``reverse`` (B,)
     bool: rows whose tokens run backwards. ``at`` (B, T): places of a query stream's queries. ``keys`` (B,) and
-    ``shared_keys`` (1,): of the layer; None outside training.
+    ``shared_keys`` (1,): of the layer; None outside training. ``keep_keyed``: layers hand out their keys and values.
     """
 
     doc: Tensor | None
@@ -45,13 +52,15 @@ class Scope:
     at: Tensor | None = None
     keys: Tensor | None = None
     shared_keys: Tensor | None = None
+    keep_keyed: bool = False
 
 
 class Attention(nn.Module):
     """Multi-head attention (Vaswani et al., 2017, section 3.2) with the parts of the family.
 
     Queries come from ``x`` (B, L, D), keys and values from ``source`` (B, M, D): x itself, memory before x, or the
-    stored states that a query stream reads. One product makes queries, keys and values where they have the same source.
+    stored states that a query stream reads; or they are given. One product makes queries, keys and values where they
+    have the same source.
     """
 
     def __init__(
@@ -91,13 +100,15 @@ class Attention(nn.Module):
             outputs *= 2
         self.out = nn.Linear(outputs, width, bias=biases != "none")
 
-    def forward(self, x: Tensor, source: Tensor, scope: Scope) -> Tensor:
-        """The heads' outputs (B, L, A), before the output map (which the block fuses with what follows)."""
-        if source is x and self.term is None and self.conv is None:
+    def forward(self, x: Tensor, source: Tensor | Keyed, scope: Scope) -> tuple[Tensor, Keyed | None]:
+        """The heads' outputs (B, L, A), before the output map (which the block fuses with what follows), and what they
+        read, where the scope keeps it."""
+        if source is x and self.term is None and self.conv is None and not scope.keep_keyed:
             packed = F.linear(x, self.qkv, self._bias())
-            return kernels.attend_packed(
+            attended = kernels.attend_packed(
                 packed, self.heads, visible=scope.visible, scale=self.scale, p=self.dropout, keys=scope.keys, site=0
             )
+            return attended, None
         query, key, value = self._project(x, source)
         q, k, v = (self._split(part) for part in (query, key, value))
         content, terms = self._terms(q, k, scope)
@@ -105,9 +116,9 @@ class Attention(nn.Module):
             content, k, v, **terms, visible=scope.visible, scale=self.scale, p=self.dropout, keys=scope.keys, site=0
         )
         attended = attended.transpose(1, 2).flatten(2)
-        if self.conv is None:
-            return attended
-        return torch.cat([attended, self.conv(x, query, value, scope.doc)], dim=-1)
+        if self.conv is not None:
+            attended = torch.cat([attended, self.conv(x, query, value, scope.doc)], dim=-1)
+        return attended, Keyed(key, value) if scope.keep_keyed else None
 
     def scores(self, x: Tensor, scope: Scope) -> Tensor:
         """Scaled scores (B, H, L, L) before mask and softmax, for looking at attention and for matching it."""
@@ -119,12 +130,14 @@ class Attention(nn.Module):
             return scores + relative_bias(content, k, terms["relative"], self.scale)
         return scores + terms["bias"] if terms else scores
 
-    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, source: Tensor | Keyed) -> tuple[Tensor, Tensor, Tensor]:
         bias = self._bias()
         if source is x:
             return F.linear(x, self.qkv, bias).chunk(3, dim=-1)  # type: ignore[return-value]
         a = self.inner
         query = F.linear(x, self.qkv[:a], None if bias is None else bias[:a])
+        if isinstance(source, Keyed):
+            return query, *source
         key, value = F.linear(source, self.qkv[a:], None if bias is None else bias[a:]).chunk(2, dim=-1)
         return query, key, value
 
@@ -147,9 +160,7 @@ class Attention(nn.Module):
             return content, {"bias": bias}
         noise = {"keys": scope.shared_keys, "p": self.position_dropout, "site": 3}
         if isinstance(self.term, ShiftTerm):
-            content, relative = self.term(
-                q, scope.distances, different=scope.different, reverse=scope.reverse, **noise
-            )
+            content, relative = self.term(q, scope.distances, different=scope.different, reverse=scope.reverse, **noise)
         else:
             a, biases = self.inner, self._bias()
             maps = [

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
-from encoderlab.nn.attention import Attention, Biases, Scope
+from encoderlab.nn.attention import Attention, Biases, Keyed, Scope
 from encoderlab.nn.embeddings import Adaptive, EmbeddingNorm, Embeddings
 from encoderlab.nn.feedforward import Activation, FeedForward, activation
 from encoderlab.nn.noise import Noise
@@ -146,11 +146,13 @@ class EncoderConfig:
 class States:
     """The output of every layer, each (B, L, D), and the scope that they were computed in.
 
-    ``layers[0]`` is the first layer's input, ``layers[i]`` layer i's output.
+    ``layers[0]`` is the first layer's input, ``layers[i]`` layer i's output. ``keyed``: what each layer's queries read,
+    where that was asked for.
     """
 
     layers: tuple[Tensor, ...]
     scope: Scope
+    keyed: tuple[Keyed, ...] = ()
 
     @property
     def last(self) -> Tensor:
@@ -194,19 +196,22 @@ class Block(nn.Module):
             )
             self.feed_forward_norm = nn.LayerNorm(config.width, eps=config.eps)
 
-    def forward(self, x: Tensor, source: Tensor, scope: Scope) -> Tensor:
-        """x (B, L, D) queries and residual, source (B, M, D) keys and values -> (B, L, D)."""
-        keys = scope.keys
+    def forward(self, x: Tensor, source: Tensor | Keyed, scope: Scope) -> tuple[Tensor, Keyed | None]:
+        """x (B, L, D) queries and residual, source (B, M, D) of keys and values, or these -> (B, L, D), and the keys
+        and values where the scope keeps them."""
+        keys, out = scope.keys, self.attention.out
         if self.pre:
             normed = self.attention_norm(x)
-            keyed = normed if source is x else self.attention_norm(source)
-            x = x + kernels.dropout(self.attention.out(self.attention(normed, keyed, scope)), self.dropout, keys, 1)
-            return x + kernels.dropout(self.feed_forward(self.feed_forward_norm(x), keys, 4), self.dropout, keys, 2)
-        out = self.attention.out
-        change = F.linear(self.attention(x, source, scope), out.weight)
-        x = self._join(change, out.bias, x, self.attention_norm, keys, 1)
+            if isinstance(source, Tensor):
+                source = normed if source is x else self.attention_norm(source)
+            attended, keyed = self.attention(normed, source, scope)
+            x = x + kernels.dropout(out(attended), self.dropout, keys, 1)
+            change = self.feed_forward(self.feed_forward_norm(x), keys, 4)
+            return x + kernels.dropout(change, self.dropout, keys, 2), keyed
+        attended, keyed = self.attention(x, source, scope)
+        x = self._join(F.linear(attended, out.weight), out.bias, x, self.attention_norm, keys, 1)
         change, bias = self.feed_forward.without_bias(x, keys, 4)
-        return self._join(change, bias, x, self.feed_forward_norm, keys, 2)
+        return self._join(change, bias, x, self.feed_forward_norm, keys, 2), keyed
 
     def _join(
         self, change: Tensor, bias: Tensor | None, x: Tensor, norm: nn.LayerNorm, keys: Tensor | None, site: int
@@ -312,6 +317,7 @@ class Encoder(nn.Module):
         reverse: Tensor | None = None,
         noise: Noise | None = None,
         depth: int | None = None,
+        keep_keyed: bool = False,
     ) -> States:
         """Run the first ``depth`` layers (all by default).
 
@@ -326,6 +332,7 @@ class Encoder(nn.Module):
             window: a token sees at most this many keys back, itself included (Transformer-XL's ``same_length``).
             reverse: (B,) bool, rows whose tokens run backwards (XLNet's bidirectional data).
             noise: dropout masks for training; drawn from torch's generator when the module trains and none is given.
+            keep_keyed: keep every layer's keys and values, for a query stream over all layers.
 
         Raises:
             ConfigError: rows longer than the positions allow, or memory without relative positions.
@@ -337,18 +344,20 @@ class Encoder(nn.Module):
         asking = self._with_padding(doc)
         x = self.embeddings(ids, asking, segments, None if noise is None else noise.keys)
         scope = self._scope(x, doc, asking, segments, visible, memory, window, reverse)
-        layers = [x]
+        scope = replace(scope, keep_keyed=keep_keyed)
+        layers, kept = [x], []
         depth = self.depth if depth is None else depth
         for i in range(depth):
-            source = x if memory is None else torch.cat([memory[i].to(x.dtype), x], dim=1)
-            output = self.block(i)(x, source, self._with_keys(scope, noise, i))
+            output, keyed = self.block(i)(x, self._source(x, memory, i), self._with_keys(scope, noise, i))
             if i == 0 and self.stem is not None:
                 output = self.stem(layers[0], output, doc, None if noise is None else noise.layer(0))
             x = output
             if i == depth - 1 and depth == self.depth:
                 x = self._finish(x, noise)
             layers.append(x)
-        return States(tuple(layers), scope)
+            if keyed is not None:
+                kept.append(keyed)
+        return States(tuple(layers), scope, tuple(kept))
 
     def query_stream(
         self,
@@ -358,7 +367,6 @@ class Encoder(nn.Module):
         *,
         layers: Sequence[int],
         visible: Tensor | None = None,
-        segments: Tensor | None = None,
         memory: Sequence[Tensor] | None = None,
         noise: Noise | None = None,
     ) -> Tensor:
@@ -366,16 +374,37 @@ class Encoder(nn.Module):
 
         The queries stand at places ``at`` (B, T). XLNet's second stream is all layers in turn; DeBERTa's enhanced mask
         decoder is the last layer twice. Layer i reads ``states.layers[i]``, never the query stream, so this is exact.
-        Costs T / L of the layers' query side.
+        Costs T / L of the layers' query side, and nothing more where the states keep keys and values.
         """
-        scope = self._at(states, at, visible, segments, memory)
+        scope = self._at(states, at, visible, memory)
         x = queries
+        keyed: dict[int, Keyed | None] = dict(enumerate(states.keyed))
         for turn, i in enumerate(layers):
-            source = states.layers[i]
-            if memory is not None:
-                source = torch.cat([memory[i].to(source.dtype), source], dim=1)
-            x = self.block(i)(x, source, self._with_keys(scope, noise, self.depth + 1 + turn))
+            source = keyed.get(i) or self._source(states.layers[i], memory, i)
+            x, keyed[i] = self.block(i)(x, source, self._with_keys(scope, noise, self.depth + 1 + turn))
         return self._finish(x, noise, stream=1)
+
+    def last_layer_at(self, states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
+        """The last layer's output at chosen places only: (S,), (S,) -> (S, D).
+
+        ``states`` hold the layers before it. Everything but keys and values is computed for the chosen places alone,
+        which is all that a loss on few places needs. Dropout masks are those of the place's number among the chosen
+        ones of its row. Not where a convolution reads neighbours.
+        """
+        at, slots = slots_of(rows, places, len(states.last))
+        scope = replace(self._at(states, at), keep_keyed=False)
+        x = states.last.gather(1, at[..., None].expand(-1, -1, states.last.shape[-1]))
+        x, _ = self.block(self.depth - 1)(x, states.last, self._with_keys(scope, noise, self.depth - 1))
+        return self._finish(x, noise)[rows, slots]
+
+    @property
+    def splits_last_layer(self) -> bool:
+        """Whether :meth:`last_layer_at` applies."""
+        return self.config.conv is None and (self.stem is None or self.depth > 1)
+
+    @staticmethod
+    def _source(states: Tensor, memory: Sequence[Tensor] | None, layer: int) -> Tensor:
+        return states if memory is None else torch.cat([memory[layer].to(states.dtype), states], dim=1)
 
     def attention_scores(self, states: States, layer: int) -> Tensor:
         """Scaled scores before the softmax of ``layer`` (0-based), (B, H, L, L), computed again from its stored input.
@@ -440,7 +469,7 @@ class Encoder(nn.Module):
             doc=doc,
             visible=None if mask is None else mask[:, None],
             distances=table,
-            different=self._different(segments, segments, remembered),
+            different=self._different(segments, remembered),
             reverse=reverse,
         )
 
@@ -455,35 +484,36 @@ class Encoder(nn.Module):
         index = torch.arange(doc.shape[1], device=doc.device)
         return doc.gather(1, torch.where(doc >= 0, index, 0).cummax(dim=1).values)
 
-    def _different(self, of_queries: Tensor | None, of_keys: Tensor | None, remembered: int) -> Tensor | None:
+    def _different(self, segments: Tensor | None, remembered: int) -> Tensor | None:
         """Whether query and key lie in different segments, (B, 1, L, M); memory is segment 0, as in XLNet's code."""
         position = self.config.position
-        if not (isinstance(position, RelativeShift) and position.segments) or of_queries is None or of_keys is None:
+        if not (isinstance(position, RelativeShift) and position.segments) or segments is None:
             return None
-        return (of_queries[:, :, None] != F.pad(of_keys, (remembered, 0))[:, None, :])[:, None]
+        return (segments[:, :, None] != F.pad(segments, (remembered, 0))[:, None, :])[:, None]
 
     def _at(
         self,
         states: States,
         at: Tensor,
-        visible: Tensor | None,
-        segments: Tensor | None,
-        memory: Sequence[Tensor] | None,
+        visible: Tensor | None = None,
+        memory: Sequence[Tensor] | None = None,
     ) -> Scope:
-        """The scope of queries at places ``at`` (B, T): the stored one, its mask reduced to their rows.
+        """The scope of queries at places ``at`` (B, T): the stored one, its masks reduced to their rows.
 
         A given ``visible`` (B, T, L) takes the mask's place.
         """
         remembered = 0 if memory is None else memory[0].shape[1]
+
+        def at_queries(mask: Tensor | None) -> Tensor | None:
+            if mask is None:
+                return None
+            index = at[:, None, :, None].expand(-1, -1, -1, mask.shape[-1])
+            return mask.expand(len(at), -1, -1, -1).gather(2, index)
+
         scope = states.scope
-        mask = scope.visible
-        if visible is not None:
-            mask = F.pad(visible, (remembered, 0), value=True)[:, None]
-        elif mask is not None:
-            mask = mask.expand(len(at), -1, -1, -1)
-            mask = mask.gather(2, at[:, None, :, None].expand(-1, -1, -1, mask.shape[-1]))
-        chosen = None if segments is None else segments.gather(1, at)
-        return replace(scope, visible=mask, different=self._different(chosen, segments, remembered), at=at)
+        given = None if visible is None else F.pad(visible, (remembered, 0), value=True)[:, None]
+        mask = at_queries(scope.visible) if given is None else given
+        return replace(scope, visible=mask, different=at_queries(scope.different), at=at, keep_keyed=True)
 
     @staticmethod
     def _with_keys(scope: Scope, noise: Noise | None, layer: int) -> Scope:
@@ -492,16 +522,28 @@ class Encoder(nn.Module):
         return replace(scope, keys=noise.layer(layer), shared_keys=noise.layer_shared(layer))
 
 
+def slots_of(rows: Tensor, places: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    """Chosen places (S,) of rows (S,), in order of the rows, as places (B, T) and the slot (S,) that each has there.
+
+    T is the largest number of places of a row; slots that stay empty hold place 0.
+    """
+    counts = torch.bincount(rows, minlength=batch)
+    slots = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+    at = torch.zeros(batch, int(counts.max()) if len(rows) else 0, dtype=torch.long, device=rows.device)
+    at[rows, slots] = places
+    return at, slots
+
+
 def update_memory(
-    memory: Sequence[Tensor] | None, states: States, length: int, *, reuse: int | None = None
+    memory: Sequence[Tensor] | None, inputs: Sequence[Tensor], length: int, *, reuse: int | None = None
 ) -> tuple[Tensor, ...] | None:
-    """The inputs of all layers to remember for the next row: the last ``length`` of memory and row, without gradient.
+    """What to remember of the ``inputs`` of all layers: the last ``length`` of memory and row, without gradient.
 
     ``reuse``: only the first ``reuse`` positions of the row are kept (XLNet, whose next row starts there).
     """
     if length == 0:
         return None
-    inputs = [states.layers[i][:, :reuse].detach() for i in range(len(states.layers) - 1)]
+    kept = [states[:, :reuse].detach() for states in inputs]
     if memory is not None:
-        inputs = [torch.cat([old, new], dim=1) for old, new in zip(memory, inputs, strict=True)]
-    return tuple(new[:, -length:] for new in inputs)
+        kept = [torch.cat([old, new], dim=1) for old, new in zip(memory, kept, strict=True)]
+    return tuple(states[:, -length:] for states in kept)

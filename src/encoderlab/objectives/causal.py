@@ -83,7 +83,7 @@ class Causal(Objective):
             term = Term(losses.float().sum(), len(targets))
         else:
             term = lm_term(model, states.last[rows, places], targets)
-        return {"lm": term}, update_memory(memory, states, length)
+        return {"lm": term}, update_memory(memory, states.layers[:-1], length)
 
     def models(self) -> dict[str, Model]:
         return {"model": self.model}

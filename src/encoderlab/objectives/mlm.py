@@ -113,15 +113,18 @@ class MLM(Objective):
         self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
     ) -> tuple[dict[str, Term], Memory]:
         model = self.model
-        # Of the last layer the mask decoder needs the input only.
-        depth = model.encoder.depth - 1 if model.mask_positions is not None else None
-        states = model.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise, depth=depth)
+        states = model.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise, depth=model.lm_depth)
         rows, places, targets = chosen(batch)
-        terms = {"mlm": lm_term(model, model.token_states(states, rows, places, noise), targets)}
-        if model.pair is not None and model.pooler is not None and (label := pair_label(batch)):
-            logits = model.pair(model.pooler(states.last[:, 0]))
-            terms[label] = token_term(logits, batch.labels[label], weight=self.settings.pair_weight)
-        return terms, None
+        label = None if model.pair is None or model.pooler is None else pair_label(batch)
+        if label is None:
+            return {"mlm": lm_term(model, model.token_states(states, rows, places, noise), targets)}, None
+        places = F.pad(batch.labels["positions"], (1, 0))  # the first token of every row too
+        rows, slots = (places >= 0).nonzero(as_tuple=True)
+        x = model.token_states(states, rows, places[rows, slots], noise)
+        assert model.pair is not None and model.pooler is not None
+        logits = model.pair(model.pooler(x[slots == 0]))
+        pair = token_term(logits, batch.labels[label], weight=self.settings.pair_weight)
+        return {"mlm": lm_term(model, x[slots > 0], targets), label: pair}, None
 
     def models(self) -> dict[str, Model]:
         return {"model": self.model}

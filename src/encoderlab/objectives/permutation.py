@@ -42,8 +42,8 @@ class Permutation(Objective):
     """Predict chosen tokens in a random order, each from the context and from those before it in that order.
 
     The content stream runs once over the row with the order as its mask; the query stream runs on the targets only,
-    starts from one learned vector, and reads the content stream's stored states. So the second stream costs a sixth,
-    not the same again.
+    starts from one learned vector, and reads the content stream's keys and values. So the second stream costs a sixth,
+    not the same again. The content stream's last layer has no reader and is not computed.
     """
 
     per_token = ("plm",)
@@ -98,6 +98,8 @@ class Permutation(Objective):
             memory=memory,
             reverse=reverse,
             noise=noise,
+            depth=model.encoder.depth - 1,
+            keep_keyed=True,
         )
         positions = labels["positions"]
         at = positions.clamp(min=0)
@@ -111,13 +113,12 @@ class Permutation(Objective):
             at,
             layers=range(model.encoder.depth),
             visible=(query_rank.gather(1, at)[:, :, None] > key_rank[:, None, :]) & real,
-            segments=batch.segments,
             memory=memory,
             noise=noise,
         )
         rows, slots = (positions >= 0).nonzero(as_tuple=True)
         term = lm_term(model, predicted[rows, slots], labels["targets"][rows, slots])
-        return {"plm": term}, update_memory(memory, states, settings.memory, reuse=settings.reuse or None)
+        return {"plm": term}, update_memory(memory, states.layers, settings.memory, reuse=settings.reuse or None)
 
     def models(self) -> dict[str, Model]:
         return {"model": self.model}

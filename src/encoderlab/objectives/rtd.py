@@ -116,8 +116,7 @@ class RTD(Objective):
         """
         model, settings = self.generator, self.settings
         assert isinstance(model.lm, LMHead) and batch.rows is not None
-        depth = model.encoder.depth - 1 if model.mask_positions is not None else None
-        states = model.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise, depth=depth)
+        states = model.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise, depth=model.lm_depth)
         x = model.token_states(states, rows, places, noise)
         keys = (noise or Noise(0, 0, batch.rows)).layer(GENERATOR_SAMPLES)[rows]
         points = uniform(keys, places)

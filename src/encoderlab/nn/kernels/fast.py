@@ -150,8 +150,10 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     """The normalised sum, and mean and 1 / deviation of every position (positions, 2)."""
     out, statistics = _add_norm_shapes(x)
-    call("add_norm", half(x), x, x_bias, residual, weight, bias, out, statistics, keys, *layout(x), site,
-         *scaling(keys, p), eps, threads(x))
+    call(
+        "add_norm", half(x), x, x_bias, residual, weight, bias, out, statistics, keys, *layout(x), site,
+        *scaling(keys, p), eps, threads(x),
+    )  # fmt: skip
     return out, statistics
 
 
@@ -174,8 +176,10 @@ def add_norm_backward(
     """Gradients of x and residual, and (3, D) those of weight, bias and x_bias (the last only where there is one)."""
     dx, dresidual, sums = _add_norm_backward_shapes(grad, x)
     partial = torch.empty(CHUNKS, 3, x.shape[-1])
-    call("add_norm_backward", half(x), grad, x, x_bias, residual, weight, statistics, dx, dresidual, partial, sums,
-         keys, *layout(x), site, *scaling(keys, p), threads(x))
+    call(
+        "add_norm_backward", half(x), grad, x, x_bias, residual, weight, statistics, dx, dresidual, partial, sums,
+        keys, *layout(x), site, *scaling(keys, p), threads(x),
+    )  # fmt: skip
     return dx, dresidual, sums
 
 
@@ -389,8 +393,10 @@ def attend_backward(
     dq, dk, dv, dbias = _attend_backward_shapes(grad, q, k, v, bias)
     at = attention_arguments(q, k, v, grad, bias, visible, keys, scale, p, site)
     to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site)
-    call("attend_backward", half(q), at, to, grad, q, k, v, bias, visible, keys, normalisers, None, dq, dk, dv,
-         None if bias is None else dbias)
+    call(
+        "attend_backward", half(q), at, to, grad, q, k, v, bias, visible, keys, normalisers, None, dq, dk, dv,
+        None if bias is None else dbias,
+    )  # fmt: skip
     return dq, dk, dv, dbias
 
 
@@ -659,9 +665,7 @@ def dynamic(x: Tensor, logits: Tensor, doc: Tensor | None, heads: int) -> tuple[
 
 
 @operation(lambda grad, x, softmax, doc, heads: (torch.empty_like(x), x.new_empty(softmax.shape)))
-def dynamic_backward(
-    grad: Tensor, x: Tensor, softmax: Tensor, doc: Tensor | None, heads: int
-) -> tuple[Tensor, Tensor]:
+def dynamic_backward(grad: Tensor, x: Tensor, softmax: Tensor, doc: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
     dx, dlogits = torch.empty_like(x), x.new_empty(softmax.shape)
     call("dynamic_backward", half(x), grad, x, softmax, doc, dx, dlogits, *_taps(x, softmax, heads), threads(x))
     return dx, dlogits
