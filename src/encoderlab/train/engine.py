@@ -11,6 +11,7 @@ from torch import Tensor
 
 from encoderlab.batches.batch import Batch
 from encoderlab.errors import Diverged, OutOfMemory
+from encoderlab.nn import kernels
 from encoderlab.nn.encoder import Encoder
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
@@ -33,6 +34,8 @@ class Engine:
 
     def __init__(self, objective: Objective, recipe: Training, world: World) -> None:
         self.recipe, self.world = recipe, world
+        if world.device.type == "cpu":
+            kernels.keep_memory()
         self.objective = objective.to(world.device).train()
         if recipe.execution.compile:  # the layers only: one graph serves all of them, and the rest has varying shapes
             for encoder in [part for part in objective.modules() if isinstance(part, Encoder)]:

