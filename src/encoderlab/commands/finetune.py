@@ -35,6 +35,8 @@ def finetune(
     test: Path | None = None,
     seeds: int | None = None,
     grid: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
+    tune: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
+    trials: int = 20,
     protocol: str = "plain",
     after: list[str] | None = None,
     epochs: float | None = None,
@@ -75,6 +77,10 @@ def finetune(
         Runs that differ in nothing but chance; by default as the protocol says.
     grid
         Values to search on the development set: field=value,value ... (lr, weight_decay, epochs, any field).
+    tune
+        Search by Optuna instead: field=low:high or field=value,value ..., such as lr=1e-5:1e-3 batch=16,32.
+    trials
+        Runs of that search.
     protocol
         plain, bert, roberta, albert, electra, convbert, distilbert, deberta, clue.
     after
@@ -102,8 +108,11 @@ def finetune(
         if seeds < 1:
             raise ConfigError(f"--seeds {seeds} is not positive; give at least 1")
         chosen = replace(chosen, seeds=seeds)
+    if grid is not None and tune is not None:
+        raise ConfigError("--grid and --tune both search; give one of them")
     if grid is not None:
         chosen = replace(chosen, grid=protocols.parse_grid(grid))
+    search = None if tune is None else _Search(words=tune, trials=trials)
     given = Given(form=form, text=text, pair=pair, label=label)  # type: ignore[arg-type]
     jobs = _jobs(task, data, dev, test, given)
 
@@ -111,7 +120,7 @@ def finetune(
         recipe = settings.resolve(recipe, files=config or (), assignments=set_ or ())
         return recipe if epochs is None else replace(recipe, epochs=epochs)
 
-    start = load(model)
+    start = load(protocols.best_seed(model, note))
     done: list[str] = []
     for name in after or ():
         ((between, splits),) = _jobs(name, data, None, None, Given())
@@ -122,7 +131,7 @@ def finetune(
     finished = []
     for job, splits in jobs:
         folder = out if len(jobs) == 1 else out / job.name
-        finished.append(_run(chosen, start, job, splits, folder, adjust, done, scratch))
+        finished.append(_run(chosen, start, job, splits, folder, adjust, done, scratch, search))
     _show(finished, chosen)
     averages = _averages([found.pretrained for found in finished])
     tables = [found.scores() for found in finished]
@@ -178,10 +187,33 @@ def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, giv
                 raise DataError(f"{data}: holds no training file of {name} ({', '.join(names)})")
         jobs = [(one, usable_splits(one, data)) for one in tasks]
     for _, splits in jobs:
-        for split in splits.values():
-            for remark in split.remarks:
-                note(remark)
+        for remark in dict.fromkeys(remark for split in splits.values() for remark in split.remarks):
+            note(remark)
     return jobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """Fields to search by Optuna, and how often."""
+
+    words: Sequence[str]
+    trials: int
+
+    def best(
+        self,
+        protocol: Protocol,
+        model: Model,
+        task: Task,
+        splits: dict[str, Split],
+        out: Path,
+        adjust: Callable[[Recipe], Recipe],
+    ) -> Protocol:
+        """The protocol at the point that validates best."""
+        from encoderlab.tasks.tune import parse_space, tune
+
+        space = parse_space(self.words)
+        point = tune(protocol, model, task, splits, out / "tune", space, trials=self.trials, adjust=adjust, say=note)
+        return replace(protocol, grid={name: (value,) for name, value in point.items()})
 
 
 def _lies_in(task: Task, data: Path) -> bool:
@@ -236,6 +268,7 @@ def _run(
     adjust: Callable[[Recipe], Recipe],
     after: Sequence[str],
     scratch: bool,
+    search: _Search | None,
 ) -> _Finished:
     """One task: baselines, the same model from fresh weights if asked for, and the model."""
     from encoderlab.model import Model as Network
@@ -245,11 +278,15 @@ def _run(
 
     task = completed(task, splits["train"].examples)
     simple = baselines(task, splits["train"], splits["dev"])
-    systems = {}
+    starts = {"pretrained": (model, out)}
     if scratch:
         fresh = Network(model.config, model.tokenizer).initialize(1)
-        systems["without pretraining"] = run(protocol, fresh, task, splits, out / "scratch", adjust=adjust, say=note)
-    systems["pretrained"] = run(protocol, model, task, splits, out, adjust=adjust, after=after, say=note)
+        starts = {"without pretraining": (fresh, out / "scratch")} | starts
+    systems = {}
+    for system, (start, folder) in starts.items():
+        chosen = protocol if search is None else search.best(protocol, start, task, splits, folder, adjust)
+        behind = after if start is model else ()
+        systems[system] = run(chosen, start, task, splits, folder, adjust=adjust, after=behind, say=note)
     about = f"{len(splits['train']):,} training and {len(splits['dev']):,} development examples."
     return _Finished(task=task, about=about, baselines=simple, systems=systems)
 
@@ -264,13 +301,15 @@ def _show(finished: Sequence[_Finished], protocol: Protocol) -> None:
             row.system,
             f"{100 * row.median:.1f}",
             f"{100 * row.mean:.1f}",
+            *([f"{100 * row.best:.1f}"] if protocol.report == "best" else []),
             "" if row.sd is None else f"{100 * row.sd:.1f}",
             f"{row.n or ''}" + (f" ({row.failed} failed)" if row.failed else ""),
         ]
         for row in lines
     ]
     title = f"development sets, × 100; protocol {protocol.name}"
-    table(title, ["task", "metric", "system", "median", "mean", "sd", "seeds"], cells)
+    best = ["best"] if protocol.report == "best" else []
+    table(title, ["task", "metric", "system", "median", "mean", *best, "sd", "seeds"], cells)
     for found in finished:
         for system, outcome in found.systems.items():
             for seed, entry in outcome.record["seeds"].items():
@@ -279,18 +318,18 @@ def _show(finished: Sequence[_Finished], protocol: Protocol) -> None:
 
 
 def _averages(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """The averages of the literature that these tasks are enough for, of the medians."""
+    """The averages of the literature that these tasks are enough for, of the numbers that the protocol reports."""
     from encoderlab.tasks.suites import AVERAGES
 
-    medians = {
+    reported = {
         (outcome.task.name if split == "dev" else f"{outcome.task.name}_{split.removeprefix('dev_')}", metric): stats[
-            "median"
+            outcome.record["report"]
         ]
         for outcome in outcomes
         for split, scores in outcome.record["scores"].items()
         for metric, stats in scores.items()
     }
-    found = {name: average.of(medians) for name, average in AVERAGES.items()}
+    found = {name: average.of(reported) for name, average in AVERAGES.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -68,7 +68,7 @@ def evaluate(
     if Path(data).is_file():
         task, part = _labelled_file(Path(data), own)
     else:
-        task = replace(suites.task(data), labels=own.labels)
+        task = _fitted(suites.task(data), own)
         if folder is None:
             raise ConfigError(f"{data} is a benchmark; give the folder of its files with --data")
         part = task.load(folder, split)
@@ -266,11 +266,17 @@ def predictor_of(folder: Path) -> Predictor:
     """A fine-tuned model with the task it was trained for, as far as its folder tells."""
     from encoderlab.interchange.load import load
     from encoderlab.tasks import suites
-    from encoderlab.tasks.finetune import read_task
+    from encoderlab.tasks.finetune import HEAD_FILE, read_task
     from encoderlab.tasks.predict import Predictor, task_of_model
+    from encoderlab.tasks.protocol import best_seed
     from encoderlab.tasks.span import SpanQA
 
-    folder = _best_seed(folder)
+    folder = best_seed(folder, note)
+    if (folder / "model" / HEAD_FILE).exists():
+        raise ConfigError(
+            f"{folder}: holds a head on a frozen encoder's features, which predicts only what it was given with its "
+            f"training data (predictions-*.jsonl); give further texts to finetune with --test"
+        )
     network, kept = load(folder), read_task(folder)
     task = task_of_model(network)
     if kept is None:
@@ -285,19 +291,23 @@ def predictor_of(folder: Path) -> Predictor:
     return predictor
 
 
-def _best_seed(folder: Path) -> Path:
-    """Where ``encoderlab finetune`` ran several seeds: the one that validates best."""
-    from encoderlab.tasks.protocol import folder_name
+def _fitted(task: Task, own: Task) -> Task:
+    """A benchmark with the labels of a model that was made for the task ``own``.
 
-    path = folder / "score.json"
-    if not path.exists() or "seeds" not in (found := json.loads(path.read_text(encoding="utf-8"))):
-        return folder
-    scores = {
-        seed: entry["scores"]["dev"][found["metric"]] for seed, entry in found["seeds"].items() if "scores" in entry
-    }
-    best = max(scores, key=lambda seed: scores[seed])
-    note(f"seed {best} of {len(found['seeds'])}, the best on the development set")
-    return folder / folder_name(found["chosen"]) / f"seed-{best}"
+    Raises:
+        ConfigError: the model's head is of another form, or has another number of labels.
+    """
+    if own.form != task.form:
+        raise ConfigError(f"the model's head is for {own.form}, {task.name} is {task.form}; give a model tuned for it")
+    if task.labels is None or own.labels is None or set(task.labels) == set(own.labels):
+        return replace(task, labels=own.labels)
+    words = ", ".join(own.labels[:9]), ", ".join(task.labels[:9])
+    if len(task.labels) != len(own.labels):
+        raise ConfigError(
+            f"the model's labels are {words[0]}, those of {task.name} {words[1]}; give a model tuned for it"
+        )
+    note(f"the model's labels {words[0]} are taken for {words[1]} of {task.name}, in this order")
+    return replace(task, labels=own.labels)
 
 
 def _labelled_file(path: Path, own: Task) -> tuple[Task, Split]:

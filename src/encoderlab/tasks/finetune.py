@@ -41,7 +41,7 @@ from encoderlab.train.optim import AdamW, Optim
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Phase, Training
 from encoderlab.train.schedule import Polynomial, Schedule
 
-TASK_FILE, SCORE_FILE = "task.json", "score.json"
+TASK_FILE, SCORE_FILE, HEAD_FILE = "task.json", "score.json", "head.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,7 +375,7 @@ def _write(
     if isinstance(model, FrozenModel):
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         (out / "model").mkdir(exist_ok=True)
-        safetensors.torch.save_file(weights, out / "model" / "head.safetensors")
+        safetensors.torch.save_file(weights, out / "model" / HEAD_FILE)
     else:
         folders.save(model, out / "model")
     write_task(task, settings, out / "model", predictions)

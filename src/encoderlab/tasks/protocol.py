@@ -320,7 +320,7 @@ def run(
 
     def attempt(point: Mapping[str, Any], seed: int) -> Result | str:
         recipe = replace(override(base, dict(point)) if point else base, seed=seed)
-        say(f"{task.name}: {describe(point)}seed {seed}")
+        say(f"{task.name}: {describe(point)} seed {seed}".replace("  ", " "))
         try:
             folder = out / folder_name(point) / f"seed-{seed}"
             return finetune(model, task, splits, recipe, folder, about=about, encodings=encodings)
@@ -368,13 +368,27 @@ def run(
     return Outcome(task=task, record=written, runs=runs)
 
 
+def best_seed(folder: Path, say: Callable[[str], None]) -> Path:
+    """The run that validates best, where a protocol ran several seeds; ``folder`` itself anywhere else."""
+    path = folder / SCORE_FILE
+    if not path.exists() or "seeds" not in (found := json.loads(path.read_text(encoding="utf-8"))):
+        return folder
+    scores = {
+        seed: entry["scores"]["dev"][found["metric"]] for seed, entry in found["seeds"].items() if "scores" in entry
+    }
+    best = max(scores, key=lambda seed: scores[seed])
+    say(f"seed {best} of {len(found['seeds'])}, the best on the development set")
+    return folder / folder_name(found["chosen"]) / f"seed-{best}"
+
+
 def describe(point: Mapping[str, Any]) -> str:
-    """``lr=0.0001 epochs=3 ``; nothing for no grid."""
-    return "".join(f"{name.rpartition('.')[2]}={value:g} " for name, value in point.items())
+    """``lr=0.0001 epochs=3``; nothing for no grid."""
+    parts = (f"{value:g}" if isinstance(value, (int, float)) else f"{value}" for value in point.values())
+    return " ".join(f"{name.rpartition('.')[2]}={part}" for name, part in zip(point, parts, strict=True))
 
 
 def folder_name(point: Mapping[str, Any]) -> str:
-    return describe(point).strip().replace(" ", ",") or "runs"
+    return describe(point).replace(" ", ",") or "runs"
 
 
 def _entry(found: Result | str, task: Task, splits: Mapping[str, Split]) -> dict[str, Any]:
@@ -430,6 +444,7 @@ class Row:
     system: str
     median: float
     mean: float
+    best: float
     sd: float | None = None
     interval: tuple[float, float] | None = None
     n: int = 0
@@ -450,7 +465,7 @@ def rows(outcomes: Sequence[Outcome], system: str, split: str = "dev") -> list[R
                 system=system,
                 failed=sum("failed" in entry for entry in outcome.record["seeds"].values()),
                 interval=stats["interval"] and tuple(stats["interval"]),
-                **{key: stats[key] for key in ("median", "mean", "sd", "n")},
+                **{key: stats[key] for key in ("median", "mean", "best", "sd", "n")},
             )
         )
     return found
@@ -459,9 +474,10 @@ def rows(outcomes: Sequence[Outcome], system: str, split: str = "dev") -> list[R
 def baseline_rows(task: Task, scores: Mapping[str, Mapping[str, float]]) -> list[Row]:
     """The table's lines of what :func:`encoderlab.tasks.baselines.baselines` found."""
     return [
-        Row(task=task.name, metric=task.metric, system=name, median=found[task.metric], mean=found[task.metric])
+        Row(task=task.name, metric=task.metric, system=name, median=value, mean=value, best=value)
         for name, found in scores.items()
-        if task.metric in found
+        for value in [found.get(task.metric)]
+        if value is not None
     ]
 
 
