@@ -1,0 +1,207 @@
+"""Fine-tunes pretrained models, and the same architectures from fresh weights, on every labelled set there is.
+
+    python -m benchmarks.results --english RUN --chinese RUN --data DIR --runs DIR --out docs/results.md
+
+``DIR`` is the folder with glue, clue, ner, qa and multiple_choice. Every set has its baselines, and both systems the
+same recipe: a fixed number of epochs, the last weights, the same seeds, so that nothing is chosen on the development
+set and its score is that of unseen data. A set is cut to ``--limit`` training examples, and to as many as ``--tokens``
+allow for an epoch. What is finished is read from ``--runs``: the same command goes on after an interruption, and the
+table is written again after every set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from encoderlab.files import write_text
+from encoderlab.interchange.load import load
+from encoderlab.model import Model, count_parameters
+from encoderlab.seeds import generator
+from encoderlab.tasks import protocol as protocols
+from encoderlab.tasks import suites
+from encoderlab.tasks.base import Split, Task
+from encoderlab.tasks.baselines import baselines
+from encoderlab.tasks.finetune import Recipe, completed, has_pairs
+from encoderlab.tasks.form import FormSettings
+from encoderlab.tasks.objective import form_of
+from encoderlab.tasks.protocol import Outcome, Protocol, Row
+from encoderlab.train.optim import AdamW
+
+# Where a set lies below the data folder: a folder, or the one file of a set without a training or development part.
+SETS = {
+    **dict.fromkeys(("cola", "sst2", "mrpc", "stsb", "wnli", "sick_entailment", "sick_relatedness"), "glue"),
+    "conll2003": ".",
+    "squad1": "qa",
+    "squad2": "qa",
+    "arc": "multiple_choice/ARC-E/arc_easy_dev.csv.gz",
+    **dict.fromkeys(("eprstmt", "bustm", "tnews_few", "csldcp", "cluewsc_few", "chid"), "."),
+    **dict.fromkeys(("chnsenticorp", "ocnli", "c3", "cmrc2018", "cluener", "resume", "peoples_daily"), "."),
+    "msra": "ner/msra/dev.tsv.gz",
+}
+SAMPLE = 200  # examples that tell how many tokens a set has
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Training examples of a set, tokens of an epoch, development examples; 0 is no limit."""
+
+    examples: int
+    tokens: int
+    dev: int
+
+
+def parts(task: Task, model: Model, data: Path, recipe: Recipe, limits: Limits) -> tuple[Task, dict[str, Split]]:
+    """The task with its labels, training and development examples within the limits."""
+    splits = protocols.usable_splits(task, data)
+    task = completed(task, splits["train"].examples)
+    train = splits["train"]
+    settings = replace(recipe.form, pairs=has_pairs(train))
+    sample = drawn(train, SAMPLE)
+    tokens = sum(map(len, form_of(task, model, settings).items(sample.examples))) / len(sample)
+    most = [limits.examples, int(limits.tokens / tokens)]
+    kept = min([len(train), *(limit for limit in most if limit)])
+    return task, {"train": drawn(train, kept), "dev": drawn(splits["dev"], limits.dev or len(splits["dev"]))}
+
+
+def drawn(split: Split, count: int) -> Split:
+    """``count`` examples of a split, in its order, the same whatever else is asked for."""
+    if count >= len(split):
+        return split
+    places = sorted(generator(1, "subset", split.name).permutation(len(split))[:count].tolist())
+    sha256 = hashlib.sha256(f"{split.sha256} {count}".encode()).hexdigest()
+    return replace(split, examples=tuple(split.examples[place] for place in places), sha256=sha256)
+
+
+def measure(
+    name: str, model: Model, data: Path, runs: Path, plan: Protocol, limits: Limits
+) -> tuple[list[Row], list[Outcome]]:
+    """The lines of one set, and what the two systems found."""
+    task, splits = parts(suites.task(name), model, data / SETS[name], plan.recipe, limits)
+    kept = runs / name / "baselines.json"
+    if not kept.exists():
+        write_text(kept, json.dumps(baselines(task, splits["train"], splits["dev"])))
+    rows = protocols.baseline_rows(task, json.loads(kept.read_text(encoding="utf-8")))
+    outcomes = []
+    fresh = Model(model.config, model.tokenizer).initialize(1)
+    for system, start in (("without pretraining", fresh), ("pretrained", model)):
+        outcomes.append(protocols.run(plan, start, task, splits, runs / name / system.replace(" ", "-"), say=say))
+        rows += protocols.rows(outcomes[-1:], system)
+    return rows, outcomes
+
+
+@dataclass(frozen=True)
+class Block:
+    """The results of one model."""
+
+    title: str
+    about: str
+    rows: list[Row]
+    outcomes: list[Outcome]
+
+
+def write(out: Path, blocks: Sequence[Block], plan: Protocol, limits: Limits) -> None:
+    """All tables so far, with how they came about."""
+    recipe = plan.recipe
+    most = f"{limits.examples:,} training examples, {limits.tokens:,} tokens an epoch and {limits.dev:,}"
+    lines = ["# Results", ""]
+    lines += wrapped(
+        "Scores of models pretrained by this project on the development parts of public sets, times 100: median and "
+        f"mean of {plan.seeds} seeds with the 95% interval of the mean, beside simple baselines and the same "
+        f"architecture from fresh weights. Both have one recipe: {recipe.epochs:g} epochs, AdamW with rate "
+        f"{recipe.optim.lr:g}, batches of {recipe.batch}, sequences of {recipe.form.max_length} tokens, the last "
+        f"weights; nothing is chosen on the development part. Of a set at most {most} development examples are used "
+        "(0: all): the numbers stand beside each other, not beside published ones. A seed that predicts one label for "
+        "every example is marked as failed, and counts. Every run is stored with its protocol; "
+        "`python -m benchmarks.results` makes this file."
+    )
+    for block in blocks:
+        won = [better(block.rows, task) for task in dict.fromkeys(row.task for row in block.rows)]
+        lines += ["", f"## {block.title}", ""]
+        lines += wrapped(f"{block.about} By the mean, pretraining is ahead on {sum(won)} of {len(won)} sets.")
+        lines += ["", protocols.table(block.rows), ""]
+        lines += ["| set | training examples | development examples | minutes of all runs |", "|---|---:|---:|---:|"]
+        for task in dict.fromkeys(outcome.task.name for outcome in block.outcomes):
+            records = [outcome.record for outcome in block.outcomes if outcome.task.name == task]
+            minutes, sizes = sum(record["seconds"] for record in records) / 60, records[0]["examples"]
+            lines.append(f"| {task} | {sizes['train']:,} | {sizes['dev']:,} | {minutes:.1f} |")
+    write_text(out, "\n".join(lines) + "\n")
+
+
+def wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def better(rows: Sequence[Row], task: str) -> bool:
+    """Whether pretraining has the higher mean."""
+    means = {row.system: row.mean for row in rows if row.task == task}
+    return means["pretrained"] > means["without pretraining"]
+
+
+def describe(folder: Path, model: Model) -> str:
+    """What the model is and what it has read."""
+    size = f"{model.config.encoder.layers} layers x {model.config.encoder.width}"
+    parameters = count_parameters(model.config)["encoder"] / 1e6
+    read, metrics = "", folder / "metrics.jsonl"
+    if metrics.exists():
+        last = json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])
+        read = f", pretrained on {last['tokens'] / 1e6:.1f} million tokens in {last['seconds'] / 3600:.1f} hours"
+    return f"{model.config.family}, {size}, {parameters:.1f} million parameters in the encoder{read}."
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--english", type=Path, nargs="+", default=[], help="run or model folders for the English sets")
+    parser.add_argument("--chinese", type=Path, nargs="+", default=[], help="run or model folders for the Chinese sets")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the runs, to make or to go on with")
+    parser.add_argument("--out", type=Path, required=True, help="Markdown file to write")
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS), metavar="SET")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=float, default=3.0)
+    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--max-length", type=int, default=128)
+    parser.add_argument("--limit", type=int, default=3000, help="training examples of a set; 0: all")
+    parser.add_argument("--tokens", type=int, default=100_000, help="training tokens of an epoch; 0: any number")
+    parser.add_argument("--dev-limit", type=int, default=500, help="development examples of a set; 0: all")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    limits = Limits(examples=args.limit, tokens=args.tokens, dev=args.dev_limit)
+    recipe = Recipe(
+        name="results",
+        epochs=args.epochs,
+        select="last",
+        optim=AdamW(lr=args.lr, eps=1e-6, weight_decay=0.01),
+        form=FormSettings(max_length=args.max_length, stride=args.max_length // 2),
+    )
+    source = "this project: one recipe for all sets, the last weights of a fixed number of epochs"
+    plan = Protocol(name="results", source=source, recipe=recipe, seeds=args.seeds, report="mean")
+    blocks: list[Block] = []
+    for folder, language in [*((f, "en") for f in args.english), *((f, "zh") for f in args.chinese)]:
+        model = load(folder)
+        block = Block(folder.resolve().name, describe(folder, model), [], [])
+        blocks.append(block)
+        for name in args.sets:
+            if suites.task(name).language != language:
+                continue
+            rows, outcomes = measure(name, model, args.data, args.runs / block.title, plan, limits)
+            block.rows.extend(rows)
+            block.outcomes.extend(outcomes)
+            write(args.out, blocks, plan, limits)
+            say(f"{block.title}, {name}: written to {args.out}")
+
+
+if __name__ == "__main__":
+    main()
