@@ -760,4 +760,6 @@ class LinearCrossEntropy(Function):
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         dx, dweight, dbias = ctx.saved_tensors
         scaled = None if ctx.bias_dtype is None else (dbias * grad).to(ctx.bias_dtype)
-        return dx * grad.to(dx.dtype), dweight * grad.to(dx.dtype), scaled, None, None
+        if torch._C._autograd._get_current_graph_task_keep_graph():  # they may be asked for again
+            return dx * grad.to(dx.dtype), dweight * grad.to(dx.dtype), scaled, None, None
+        return dx.mul_(grad), dweight.mul_(grad), scaled, None, None
