@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 
 import pytest
 
@@ -240,7 +241,7 @@ def test_separator_that_the_name_does_not_say(tmp_path):
 def test_encodings(tmp_path):
     with pytest.raises(DataError, match="UTF-16"):
         load(SENTENCES, write(tmp_path / "train.tsv", "text\tlabel\na\tpos\n", "utf-16"))
-    with pytest.raises(DataError, match="not UTF-8 behind line"):
+    with pytest.raises(DataError, match=r":\d+: not UTF-8"):
         load(SENTENCES, write(tmp_path / "train.tsv", "text\tlabel\ncafé\tpos\n", "latin-1"))
     with pytest.raises(DataError, match="does not exist"):
         load(SENTENCES, tmp_path / "none.tsv")
@@ -286,7 +287,7 @@ def test_bad_tags(tmp_path):
         load(task("resume"), write(tmp_path / "train.txt", "a O\nb O\nc\n"))
     with pytest.raises(DataError, match="2 tags for 1 words"):
         load(task("conll2003"), jsonl(tmp_path / "train.jsonl", {"tokens": ["a"], "ner_tags": ["O", "O"]}))
-    with pytest.raises(DataError, match="mix the prefixes I and M"):
+    with pytest.raises(DataError, match=r"train.txt:\d+: tags mix the prefixes I and M"):
         load(task("resume"), write(tmp_path / "train.txt", "a B-X\nb M-X\n\na B-X\nb I-X\n"))
     split = load(task("resume"), write(tmp_path / "train.txt", "a B-X\nb O\nc I-X\n\nd B-X\n"))
     assert split.examples[0].tags == ("B-X", "O", "B-X") and "1 I tags open an entity" in split.remarks[0]
@@ -333,3 +334,73 @@ def test_real_files_read_whole(shared, name, folder, sizes):
 def test_every_task_has_metrics_and_layouts():
     for name, found in TASKS.items():
         assert found.name == name and found.metrics and found.layouts and "train" in found.files or name == "ax"
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "label"),
+    [
+        ("stsb", {"sentence1": "a", "sentence2": "b", "label": 2.5, "idx": 1}, 2.5),
+        ("qqp", {"question1": "a", "question2": "b", "label": 1, "idx": 1}, "1"),
+        ("mrpc", {"sentence1": "a", "sentence2": "b", "label": 1, "idx": 1}, "1"),
+        ("ax", {"premise": "a", "hypothesis": "b", "label": 2, "idx": 1}, "contradiction"),
+    ],
+)
+def test_a_layout_with_the_label_goes_before_one_without(tmp_path, name, record, label):
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    assert task(name).read([path], "train").examples[0].label == label
+
+
+RECORDS = {
+    "ocnli": {"sentence1": "a", "sentence2": "b", "label": "neutral", "id": 1},
+    "cluewsc": {"target": {"span2_index": 3, "span1_index": 0, "span1_text": "他", "span2_text": "我"},
+                "label": "true", "text": "他说了我"},
+    "csl": {"id": 1, "abst": "abc", "keyword": ["a", "b"], "label": "0"},
+    "chid": {"id": 1, "candidates": ["a", "b"], "content": "x #idiom# y", "answer": 0},
+    "cluener": {"text": "abc", "label": {"name": {"ab": [[0, 1]]}}},
+    "conll2003": {"tokens": ["a", "b"], "ner_tags": ["B-PER", "O"]},
+    "squad1": {"id": "1", "context": "abc def", "question": "q", "answers": {"text": ["abc"], "answer_start": [0]}},
+    "copa": {"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": 0, "idx": 0},
+    "multirc": {"idx": 0, "passage": {"text": "t", "questions": [
+        {"idx": 0, "question": "q", "answers": [{"idx": 0, "text": "a", "label": 1}]}]}},
+    "record": {"idx": 0, "passage": {"text": "ab cd", "entities": [{"start": 0, "end": 1}, {"start": 3, "end": 4}]},
+               "qas": [{"idx": 0, "query": "@placeholder x", "answers": [{"text": "ab", "start": 0, "end": 1}]}]},
+    "wic": {"word": "w", "sentence1": "a w", "sentence2": "b w", "label": True, "idx": 0},
+    "wsc": {"text": "Tom is he", "label": True,
+            "target": {"span1_index": 0, "span1_text": "Tom", "span2_index": 2, "span2_text": "he"}},
+    "race": {"id": "x", "article": "a", "questions": ["q"], "options": [["a", "b"]], "answers": ["A"]},
+    "swag": {"sent1": "a", "sent2": "b", "ending0": "c", "ending1": "d", "ending2": "e", "ending3": "f", "label": 1},
+    "arc": {"id": "1", "question": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"},
+}  # fmt: skip
+
+
+def broken(record, rng):
+    """``record`` without one of its fields, or with something of another kind in it."""
+    copy = json.loads(json.dumps(record))
+    place, keys = copy, []
+    while isinstance(place, (dict, list)) and place and (not keys or rng.random() < 0.7):
+        keys.append((place, rng.choice(list(place) if isinstance(place, dict) else range(len(place)))))
+        place = place[keys[-1][1]]
+    holder, key = keys[-1]
+    if isinstance(holder, dict) and rng.random() < 0.3:
+        del holder[key]
+    else:
+        holder[key] = rng.choice([None, 7, -3, "", "xyz", [], {}, [1, 2], {"a": 1}, True, 3.5, [None]])
+    return copy
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_broken_record_is_one_line_with_its_row(tmp_path, name):
+    path, rng = tmp_path / "train.jsonl", random.Random(name)
+    good = json.dumps(RECORDS[name])
+    path.write_text(good + "\n")
+    assert task(name).read([path], "train").examples
+    refused = 0
+    for _ in range(60):
+        path.write_text(f"{good}\n{json.dumps(broken(RECORDS[name], rng))}\n")
+        try:
+            task(name).read([path], "train")
+        except DataError as error:
+            refused += 1
+            assert "\n" not in str(error) and f"{path}:2: " in str(error)
+    assert refused

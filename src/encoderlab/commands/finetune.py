@@ -315,6 +315,8 @@ def _show(finished: Sequence[_Finished], protocol: Protocol) -> None:
             for seed, entry in outcome.record["seeds"].items():
                 if "failed" in entry:
                     note(f"{found.task.name}, {system}: seed {seed} failed: {entry['failed']}")
+        for remark in dict.fromkeys(remark for run in found.pretrained.runs for remark in run.record["notes"]):
+            note(f"{found.task.name}: {remark}")
 
 
 def _averages(outcomes: Sequence[Outcome]) -> dict[str, float]:

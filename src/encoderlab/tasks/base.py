@@ -88,10 +88,11 @@ Example = Text | Words | Question | Choice
 
 
 class Remarks:
-    """What a reader met and carried on from: counted by kind, with the first row of each."""
+    """What a reader met and carried on from: counted by kind, with the first row of each. ``row`` is being read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.row = 0
         self.found: dict[str, tuple[int, int]] = {}
 
     def add(self, message: str, row: int) -> None:
@@ -226,7 +227,8 @@ class Task:
                 self._check_id(example, place, seen, notes)
                 if not split.startswith("test") and is_unlabelled(example):
                     raise DataError(
-                        f"{place}: no label; {split} data needs one in every row, or name the file as test data"
+                        f"{place}: no label; {split} data needs one in every row, in the column that --label names; "
+                        f"give unlabelled examples as test data"
                     )
                 examples.append(example)
             remarks += notes.lines()
@@ -244,7 +246,7 @@ class Task:
         """The examples of a file one by one, in bounded memory, with checked labels."""
         from encoderlab.tasks import readers
 
-        for example in readers.layout_of(path, self.layouts).read(path, remarks):
+        for example in readers.examples(readers.layout_of(path, self.layouts), path, remarks):
             if isinstance(example, Text) and example.label is not None:
                 label = str(example.label)
                 if label in self.dropped:

@@ -84,8 +84,8 @@ def detect_scheme(sentences: Iterable[Sequence[str]]) -> tuple[Scheme, int]:
             opened_by_inside += prefix == "I" and not follows
             needless_begin += prefix == "B" and not follows
             before, kind_before = prefix, kind
-    if {"M", "I"} <= prefixes:
-        raise DataError("tags mix the prefixes I and M, that is BIO and BMES; convert the file to one scheme")
+        if {"M", "I"} <= prefixes:
+            raise DataError("tags mix the prefixes I and M, that is BIO and BMES; convert the file to one scheme")
     if prefixes - {"B", "I", "O", ""}:
         return ("BMES" if "I" not in prefixes else "BIOES"), 0
     if opened_by_inside and not needless_begin:

@@ -123,6 +123,8 @@ def finetune(
     if outcome.best is not None:
         load_weights(objective, outcome.best)
     predictions, scores, notes = _evaluate(objective, task, splits, encodings)
+    if cut and task.form != "span":  # passages are read in windows
+        notes.append(f"{cut:,} training examples are longer than {recipe.form.max_length} tokens and were cut")
     form.finish(objective.model)
     written = {
         "task": task.name,

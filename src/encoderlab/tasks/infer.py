@@ -12,7 +12,7 @@ from pathlib import Path
 from encoderlab.errors import ConfigError, DataError, nearest
 from encoderlab.tasks import tables
 from encoderlab.tasks.base import FORMS, Example, Form, Layout, Remarks, Split, Task, Text, Words, labels_of
-from encoderlab.tasks.readers import CharacterSpans, Columns, Conll, Options, Squad, WordLists
+from encoderlab.tasks.readers import CharacterSpans, Columns, Conll, Options, Squad, WordLists, examples
 
 # Names that columns usually have, the most telling first.
 PAIRS = (
@@ -60,7 +60,7 @@ def task_of(path: Path, given: Given | None = None) -> tuple[Task, str]:
             raise ConfigError(f"{path}: no column {name!r}{nearest(name, columns)}")
     layout, form, words = _layout(path, columns, given)
     raw = dataclasses.replace(layout, scheme=None) if isinstance(layout, (Conll, WordLists)) else layout
-    sample = list(islice(raw.read(path, remarks), _SAMPLE))
+    sample = list(islice(examples(raw, path, remarks), _SAMPLE))
     labels, metrics = (
         None,
         {"tagging": ("f1", "precision", "recall", "accuracy"), "span": ("f1", "exact")}.get(form, ("accuracy",)),
@@ -72,7 +72,7 @@ def task_of(path: Path, given: Given | None = None) -> tuple[Task, str]:
     elif form == "classification":
         metrics = ("accuracy", "macro_f1")
     elif form == "tagging" and not _has_prefixes(sample):
-        layout, metrics = raw, ("accuracy", "macro_f1")
+        layout, metrics, words = raw, ("accuracy", "macro_f1"), f"{words}; not all tags have prefixes (B-, I-, ...)"
     task = Task(name=path.name.split(".")[0], form=form, layouts=(layout,), labels=labels, metrics=metrics)
     return task, f"{path.name}: {form} ({FORMS[form]}), {words}"
 
@@ -136,7 +136,7 @@ def _layout(path: Path, columns: Sequence[str], given: Given) -> tuple[Layout, F
         if words and tags:
             return WordLists(words=words, tags=tags), "tagging", f"words = {words!r}, tags = {tags!r}"
         if kind in (".bio", ".iob", ".iob2", ".conll", ".bmes", ".bioes") or (
-            kind in (".txt", ".tsv", "") and _word_per_line(path)
+            kind in (".txt", ".tsv", "") and (given.form == "tagging" or _word_per_line(path))
         ):
             return Conll(), "tagging", "one word per line, its tag in the last column"
         if kind in (".json", ".jsonl") and "text" in columns and _nested_spans(path):

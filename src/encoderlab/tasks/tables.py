@@ -25,7 +25,7 @@ from encoderlab.tasks.base import Remarks
 
 csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default of 128 KiB refuses long texts
 
-_OPEN = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+_OPEN: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _SEPARATORS = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "vertical bar"}
 _SAMPLE = 200  # records that decide about separator and quoting
 
@@ -57,8 +57,8 @@ def open_text(path: Path, newline: str | None = "\n") -> IO[str]:
             start = file.read(4)
         if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
             raise DataError(f"{path}: UTF-16 text (byte order mark {start[:2].hex()}); save it as UTF-8")
-        opener: Any = _OPEN.get(path.suffix.lower(), open)
-        return io.TextIOWrapper(opener(path, "rb"), encoding="utf-8-sig", newline=newline)
+        file = _OPEN.get(path.suffix.lower(), open)(path, "rb")
+        return io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}); give an existing file") from None
 
@@ -75,7 +75,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
             for row, line in enumerate(file, start=1):
                 yield row, line.rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise _not_utf8(path, row, error) from None
+            raise _not_utf8(path, error) from None
         except (EOFError, lzma.LZMAError, OSError) as error:
             raise DataError(f"{path}: damaged behind line {row} ({error}); copy the file again") from None
 
@@ -199,7 +199,7 @@ def rows(path: Path, style: Dialect) -> Iterator[tuple[int, list[str]]]:
         except csv.Error as error:
             raise DataError(f"{path}:{row}: {error}; close the quotation or double the quotation marks in it") from None
         except UnicodeDecodeError as error:
-            raise _not_utf8(path, row, error) from None
+            raise _not_utf8(path, error) from None
         except (EOFError, lzma.LZMAError, OSError) as error:
             raise DataError(f"{path}: damaged behind line {row} ({error}); copy the file again") from None
 
@@ -251,8 +251,18 @@ def _starts_with(path: Path, char: str) -> bool:
     return next((line.lstrip()[:1] for _, line in lines(path) if line.strip()), "") == char
 
 
-def _not_utf8(path: Path, row: int, error: UnicodeDecodeError) -> DataError:
-    return DataError(f"{path}: not UTF-8 behind line {row} ({error.reason}); convert the file to UTF-8")
+def _not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:
+    with _OPEN.get(path.suffix.lower(), open)(path, "rb") as file:  # text is decoded ahead of the line that is read
+        row = next((row for row, line in enumerate(file, start=1) if not _is_utf8(line)), 0)
+    return DataError(f"{path}:{row}: not UTF-8 ({error.reason}); convert the file to UTF-8")
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _parquet(path: Path) -> Any:

@@ -6,32 +6,33 @@ file and the row; what can be carried on from is counted in ``remarks``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from encoderlab.errors import DataError, nearest
 from encoderlab.tasks import tables
-from encoderlab.tasks.base import Layout, Remarks
+from encoderlab.tasks.base import Example, Layout, Remarks
 from encoderlab.tasks.readers.questions import C3, Cloze, Copa, EntityCloze, Options, Race, Squad
 from encoderlab.tasks.readers.texts import Columns, Keywords, MarkedText, MultiRC, WordInContext
 from encoderlab.tasks.readers.words import CharacterSpans, Conll, WordLists
 
 __all__ = [
     "C3", "CharacterSpans", "Cloze", "Columns", "Conll", "Copa", "EntityCloze", "Keywords", "MarkedText", "MultiRC",
-    "Options", "Race", "Squad", "WordInContext", "WordLists", "layout_of",
+    "Options", "Race", "Squad", "WordInContext", "WordLists", "examples", "layout_of",
 ]  # fmt: skip
 
 
 def layout_of(path: Path, layouts: Sequence[Layout]) -> Layout:
-    """The first of ``layouts`` that the columns of ``path`` match.
+    """The first of ``layouts`` that the columns of ``path`` match, with its label if there is such a one.
 
     Raises:
         DataError: none does; the message names what is there and what was expected.
     """
     columns = tables.columns(path, Remarks(path))
-    for layout in layouts:
-        if layout.matches(columns):
-            return layout
+    fitting = [layout for layout in layouts if layout.matches(columns)]
+    labelled = (layout for layout in fitting if not isinstance(layout, Columns) or layout.labels(columns))
+    if fitting:
+        return next(labelled, fitting[0])
     wanted = [layout.needs for layout in layouts if isinstance(layout, (Columns, WordLists, Options))]
     if not wanted:
         raise DataError(f"{path}: columns {', '.join(columns) or '(none)'}, expected {layouts[0]}")
@@ -40,3 +41,17 @@ def layout_of(path: Path, layouts: Sequence[Layout]) -> Layout:
         raise DataError(f"{path}: holds no rows; expected the columns {', '.join(wanted[0])}")
     shown = ", ".join(map(repr, columns[:12]))
     raise DataError(f"{path}: no column {missing[0]!r} among {shown}{nearest(missing[0], columns)}")
+
+
+def examples(layout: Layout, path: Path, remarks: Remarks) -> Iterator[Example]:
+    """What ``layout`` reads from ``path``.
+
+    Raises:
+        DataError: a record lacks a field, or a field holds something of another kind.
+    """
+    try:
+        yield from layout.read(path, remarks)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        found = f"no field {error}" if isinstance(error, KeyError) else f"a field of another kind ({error})"
+        form = str(layout.__doc__).split("\n\n")[0].replace("``", "").replace("\n", " ").rstrip(".")
+        raise DataError(f"{path}:{remarks.row}: {found}; expected {' '.join(form.split())}") from error

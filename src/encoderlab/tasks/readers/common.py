@@ -24,14 +24,20 @@ def records(
 ) -> Iterator[Record]:
     """Records of a table, JSON or Parquet file; the header of a table is read first."""
     if tables.suffix(path) not in TABLES:
-        yield from tables.records(path)
-        return
-    if positional:
+        yield from nested(path, remarks)
+    elif positional:
         numbers = [int(name) for name in (*needs, label) if name is not None]
         yield from tables.table(path, None, remarks, needed=max(numbers) + 1, quoted=quoted)
     else:
         names = tables.columns(path, Remarks(path))
         yield from tables.table(path, names, remarks, quoted=quoted)
+
+
+def nested(path: Path, remarks: Remarks) -> Iterator[Record]:
+    """Records of a JSON or Parquet file; ``remarks`` knows which one is being read."""
+    for record in tables.records(path):
+        remarks.row = record.row
+        yield record
 
 
 def holds(columns: Sequence[str], needs: Sequence[str], positional: bool, label: str | None) -> bool:

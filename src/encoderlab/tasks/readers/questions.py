@@ -10,7 +10,7 @@ from pathlib import Path
 from encoderlab.errors import DataError
 from encoderlab.tasks import tables
 from encoderlab.tasks.base import Answer, Choice, Question, Remarks
-from encoderlab.tasks.readers.common import TABLES, holds, id_of, label_of, nearest_place, records, text_of
+from encoderlab.tasks.readers.common import TABLES, holds, id_of, label_of, nearest_place, nested, records, text_of
 from encoderlab.tasks.tables import Record
 
 
@@ -49,20 +49,14 @@ class Squad:
         data = tables.document(path)
         if not isinstance(data, dict) or not isinstance(data.get("data"), list):
             raise DataError(f"{path}: no list 'data'; expected SQuAD's form: data, paragraphs, qas")
-        number = 0
-        try:
-            for article in data["data"]:
-                for paragraph in article["paragraphs"]:
-                    for qa in paragraph["qas"]:
-                        number += 1
-                        answers = [] if qa.get("is_impossible") else qa.get("answers")
-                        yield self._question(
-                            str(qa["id"]), qa["question"], paragraph["context"], answers, number, path, remarks
-                        )
-        except (KeyError, TypeError) as error:
-            raise DataError(
-                f"{path}: question {number + 1}: no field {error}; expected data, paragraphs, qas"
-            ) from None
+        for article in data["data"]:
+            for paragraph in article["paragraphs"]:
+                for qa in paragraph["qas"]:
+                    remarks.row += 1
+                    answers = [] if qa.get("is_impossible") else qa.get("answers")
+                    yield self._question(
+                        str(qa["id"]), qa["question"], paragraph["context"], answers, remarks.row, path, remarks
+                    )
 
     @staticmethod
     def _question(
@@ -152,7 +146,7 @@ class Race:
         return {"article", "questions", "options"} <= set(columns) or not columns
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
-        for record in tables.records(path):
+        for record in nested(path, remarks):
             fields = record.fields
             letters = fields.get("answers") or [None] * len(fields["questions"])
             for i, (question, options, letter) in enumerate(
@@ -177,7 +171,7 @@ class C3:
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
         number = 0
-        for i, (text, questions, name) in enumerate(tables.document(path)):
+        for remarks.row, (text, questions, name) in enumerate(tables.document(path), start=1):
             for item in questions:
                 options = tuple(item["choice"])
                 answer = item.get("answer")
@@ -190,7 +184,7 @@ class C3:
                     question=item["question"],
                     options=options,
                     answers=(options.index(answer),) if answer else None,
-                    row=i + 1,
+                    row=remarks.row,
                 )
 
 
@@ -205,7 +199,7 @@ class Cloze:
         return {"candidates", "content"} <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
-        for number, record in enumerate(tables.records(path)):
+        for number, record in enumerate(nested(path, remarks)):
             text, answer = text_of(record, "content", path), record.fields.get("answer")
             if self.gap not in text:
                 raise DataError(f"{path}:{record.row}: no gap {self.gap} in the text; correct the row")
@@ -229,7 +223,7 @@ class Copa:
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
         asked = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
-        for number, record in enumerate(tables.records(path)):
+        for number, record in enumerate(nested(path, remarks)):
             answer = label_of(record.fields.get("label"))
             yield Choice(
                 id=id_of(record, "idx", number),
@@ -250,7 +244,7 @@ class EntityCloze:
         return "passage" in columns and ("qas" in columns or "query" in columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
-        for number, record in enumerate(tables.records(path)):
+        for number, record in enumerate(nested(path, remarks)):
             fields = record.fields
             passage = fields["passage"]
             if isinstance(passage, dict):

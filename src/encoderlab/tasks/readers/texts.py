@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from encoderlab.tasks import tables
 from encoderlab.tasks.base import Remarks, Text
-from encoderlab.tasks.readers.common import holds, id_of, label_of, nearest_place, records, text_of
+from encoderlab.tasks.readers.common import holds, id_of, label_of, nearest_place, nested, records, text_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +34,10 @@ class Columns:
 
     def matches(self, columns: Sequence[str]) -> bool:
         return holds(columns, self.needs, self.positional, self.label)
+
+    def labels(self, columns: Sequence[str]) -> bool:
+        """Whether the label's column is there too."""
+        return self.positional or self.label in columns
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
         for number, record in enumerate(records(path, remarks, self.needs, self.positional, self.label, self.quoted)):
@@ -65,7 +68,7 @@ class MarkedText:
         return {"text", "target"} <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
-        for number, record in enumerate(tables.records(path)):
+        for number, record in enumerate(nested(path, remarks)):
             text, target = text_of(record, "text", path), record.fields["target"]
             spans = []
             for name, marks in (("span1", "__"), ("span2", "[]")):
@@ -93,7 +96,7 @@ class WordInContext:
         return {"word", "sentence1", "sentence2"} <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
-        for number, record in enumerate(tables.records(path)):
+        for number, record in enumerate(nested(path, remarks)):
             first = f"{text_of(record, 'word', path)}: {text_of(record, 'sentence1', path)}"
             label = label_of(record.fields.get("label"))
             second = text_of(record, "sentence2", path)
@@ -108,7 +111,7 @@ class Keywords:
         return {"keyword", "abst"} <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
-        for number, record in enumerate(tables.records(path)):
+        for number, record in enumerate(nested(path, remarks)):
             words = record.fields["keyword"]
             words = " ".join(words) if isinstance(words, list) else str(words)
             label = label_of(record.fields.get("label"))
@@ -124,7 +127,7 @@ class MultiRC:
         return "passage" in columns or {"paragraph", "question", "answer"} <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
-        for number, record in enumerate(tables.records(path)):
+        for number, record in enumerate(nested(path, remarks)):
             if "paragraph" in record.fields:  # Hugging Face: one row per option
                 fields, index = record.fields, record.fields.get("idx") or {}
                 group = f"{index.get('paragraph', fields['paragraph'])}-{index.get('question', fields['question'])}"

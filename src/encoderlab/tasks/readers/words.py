@@ -11,7 +11,7 @@ from encoderlab.errors import DataError
 from encoderlab.tasks import tables
 from encoderlab.tasks.base import Remarks, Words
 from encoderlab.tasks.entities import Entity, Scheme, detect_scheme, entities, write_tags
-from encoderlab.tasks.readers.common import id_of, nearest_place, records, text_of
+from encoderlab.tasks.readers.common import id_of, nearest_place, nested, records, text_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,12 @@ class WordLists:
 
     def _sentences(self, path: Path, remarks: Remarks) -> Iterator[Words]:
         for number, record in enumerate(records(path, remarks, self.needs, False, self.tags, False)):
-            words, tags = (_items(record.fields.get(name)) for name in (self.words, self.tags))
+            try:
+                words, tags = (_items(record.fields.get(name)) for name in (self.words, self.tags))
+            except TypeError as error:
+                raise DataError(
+                    f"{path}:{record.row}: {self.words!r} or {self.tags!r} is no list ({error}); correct the record"
+                ) from None
             if not words:
                 remarks.add("no words; left out", record.row)
                 continue
@@ -98,7 +103,7 @@ class CharacterSpans:
         return "text" in columns
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Words]:
-        for number, record in enumerate(tables.records(path)):
+        for number, record in enumerate(nested(path, remarks)):
             text = text_of(record, "text", path)
             if not text:
                 remarks.add("empty text; left out", record.row)
@@ -141,19 +146,25 @@ def _converted(
     if first is None or any(tag.isdigit() for tag in first):  # no tags, or numbers of the labels of the task
         yield from sentences(remarks)
         return
+
+    def tags_by_row() -> Iterator[Sequence[str]]:
+        for sentence in sentences(unsaid):
+            unsaid.row = sentence.row
+            yield sentence.tags or ()
+
     try:
-        found, faults = detect_scheme(sentence.tags or () for sentence in sentences(unsaid))
-        if faults:
-            row = next((s.row for s in sentences(unsaid) if _opens_inside(s.tags or ())), 0)
-            remarks.note(f"BIO tags, but {faults:,} I tags open an entity (first: row {row}); read as conlleval does")
-        for sentence in sentences(remarks):
-            if sentence.tags is None or found == scheme and not faults:
-                yield sentence
-            else:
-                tags = write_tags(entities(sentence.tags), len(sentence.words), scheme)
-                yield replace(sentence, tags=tuple(tags))
+        found, faults = detect_scheme(tags_by_row())
     except DataError as error:
-        raise DataError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+        raise DataError(str(error) if str(path) in str(error) else f"{path}:{unsaid.row}: {error}") from None
+    if faults:
+        row = next((s.row for s in sentences(unsaid) if _opens_inside(s.tags or ())), 0)
+        remarks.note(f"BIO tags, but {faults:,} I tags open an entity (first: row {row}); read as conlleval does")
+    for sentence in sentences(remarks):
+        if sentence.tags is None or found == scheme and not faults:
+            yield sentence
+        else:
+            tags = write_tags(entities(sentence.tags), len(sentence.words), scheme)
+            yield replace(sentence, tags=tuple(tags))
 
 
 def _opens_inside(tags: Sequence[str]) -> bool:
