@@ -8,7 +8,7 @@ shuffled and one process is enough; the number of labels comes from the data; a 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,51 +19,49 @@ from encoderlab.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from encoderlab.tasks.base import Form, Split, Task
+    from encoderlab.tasks.finetune import Recipe
 
 Action = Literal["train", "predict"]
 EPOCHS = 3
 SPLITS = {"train": ("train",), "dev": ("validation", "valid", "dev"), "test": ("test",)}
 KINDS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt")
 
-Model = Annotated[Path, Parameter(name="--model")]
-Datasets = Annotated[Path | None, Parameter(name="--datasets")]
-Input = Annotated[str | None, Parameter(name="--text", help="What to predict; [SEP] between the texts of a pair.")]
-LabelName = Annotated[str, Parameter(name="--label_name", help="Column of the label.")]
-MaxLength = Annotated[int, Parameter(name="--max_length", help="Tokens of a text.")]
-Batch = Annotated[int, Parameter(name="--train_batchsize", help="Examples per step.")]
-Rate = Annotated[float, Parameter(name="--learning_rate", help="Highest learning rate.")]
-Decay = Annotated[float, Parameter(name="--weight_decay", help="Weight decay.")]
-Warmup = Annotated[float, Parameter(name="--warmup_ratio", help="Share of the steps for warm-up.")]
-Epochs = Annotated[float | None, Parameter(name="--max_epochs", help="Passes over the training data.")]
-Seed = Annotated[int, Parameter(name="--seed", help="Of head, order and dropout.")]
-Folder = Annotated[Path, Parameter(name="--save_ckpt_path", help="Folder of the run.")]
-Precision = Annotated[str, Parameter(name="--precision", help="32, 16 or bf16.")]
-Gpus = Annotated[str | None, Parameter(name="--gpus", help="Which GPU; its use is automatic.")]
+Text = Annotated[str | None, Parameter(name="--text", help="What to predict; [SEP] between the texts of a pair.")]
+LabelName = Annotated[str, Parameter(name="--label_name")]
 Others = Annotated[str, Parameter(show=False)]
-Device = Annotated[int, Parameter(name="--device", help="GPU to predict on; -1 is the CPU.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """The flags that the three verbs share, with the original's names and defaults."""
+
+    model: Annotated[Path, Parameter(name="--model", help="Model folder.")]
+    datasets: Annotated[
+        Path | None, Parameter(name="--datasets", help="Folder with train, validation and test files.")
+    ] = None
+    text: Text = None
+    max_length: Annotated[int, Parameter(name="--max_length", help="Tokens of a text.")] = 512
+    batch: Annotated[int, Parameter(name="--train_batchsize", help="Examples per step.")] = 16
+    rate: Annotated[float, Parameter(name="--learning_rate", help="Highest learning rate.")] = 5e-5
+    decay: Annotated[float, Parameter(name="--weight_decay", help="Weight decay.")] = 0.1
+    warmup: Annotated[float, Parameter(name="--warmup_ratio", help="Share of the steps for warm-up.")] = 0.1
+    epochs: Annotated[float | None, Parameter(name="--max_epochs", help="Passes over the training data.")] = None
+    seed: Annotated[int, Parameter(name="--seed", help="Of head, order and dropout.")] = 1
+    out: Annotated[Path, Parameter(name="--save_ckpt_path", help="Folder of the run.")] = Path("ckpt")
+    precision: Annotated[str, Parameter(name="--precision", help="32, 16 or bf16.")] = "32"
+    gpus: Annotated[str | None, Parameter(name="--gpus", help="Which GPU; its use is automatic.")] = None
+    device: Annotated[int, Parameter(name="--device", help="GPU to predict on; -1 is the CPU.")] = -1
 
 
 def text_classification(
     action: Action,
     /,
     *,
-    model: Model,
-    datasets: Datasets = None,
-    text: Input = None,
-    texta_name: Annotated[str, Parameter(name="--texta_name", help="Column of the text.")] = "sentence",
-    textb_name: Annotated[str, Parameter(name="--textb_name", help="Column of the second text.")] = "sentence2",
+    flags: Flags,
+    texta_name: Annotated[str, Parameter(name="--texta_name")] = "sentence",
+    textb_name: Annotated[str, Parameter(name="--textb_name")] = "sentence2",
     label_name: LabelName = "label",
-    max_length: MaxLength = 512,
-    batch: Batch = 16,
-    learning_rate: Rate = 5e-5,
-    weight_decay: Decay = 0.1,
-    warmup_ratio: Warmup = 0.1,
-    max_epochs: Epochs = None,
-    seed: Seed = 1,
-    save_ckpt_path: Folder = Path("ckpt"),
-    precision: Precision = "32",
-    gpus: Gpus = None,
-    device: Device = -1,
     **others: Others,
 ) -> dict[str, Any]:
     """fengshen-pipeline: train on, or predict, labels of texts.
@@ -78,39 +76,18 @@ def text_classification(
     ----------
     action
         Train on --datasets, or predict --text.
-    model
-        Model folder.
-    datasets
-        Folder with train, validation and test files.
+    texta_name
+        Column of the text.
+    textb_name
+        Column of the second text.
+    label_name
+        Column of the label.
     """
-    if action == "predict":
-        return _predict(model, text, device)
-    _say_differences(gpus, max_epochs, others)
-    recipe = _recipe(max_length, batch, learning_rate, weight_decay, warmup_ratio, max_epochs, seed, precision)
-    task, splits = _splits(datasets, "classification", texta_name, textb_name, label_name)
-    return _train(model, task, splits, recipe, save_ckpt_path)
+    return _run(action, "classification", flags, others, (texta_name, textb_name, label_name))
 
 
 def sequence_tagging(
-    action: Action,
-    /,
-    *,
-    model: Model,
-    datasets: Datasets = None,
-    text: Input = None,
-    label_name: LabelName = "labels",
-    max_length: MaxLength = 512,
-    batch: Batch = 16,
-    learning_rate: Rate = 5e-5,
-    weight_decay: Decay = 0.1,
-    warmup_ratio: Warmup = 0.1,
-    max_epochs: Epochs = None,
-    seed: Seed = 1,
-    save_ckpt_path: Folder = Path("ckpt"),
-    precision: Precision = "32",
-    gpus: Gpus = None,
-    device: Device = -1,
-    **others: Others,
+    action: Action, /, *, flags: Flags, label_name: LabelName = "labels", **others: Others
 ) -> dict[str, Any]:
     """fengshen-pipeline: train on, or predict, labels of words.
 
@@ -123,39 +100,14 @@ def sequence_tagging(
     ----------
     action
         Train on --datasets, or predict --text.
-    model
-        Model folder.
-    datasets
-        Folder with train, validation and test files.
+    label_name
+        Column of the tags.
     """
-    if action == "predict":
-        return _predict(model, text, device)
-    _say_differences(gpus, max_epochs, others)
-    recipe = _recipe(max_length, batch, learning_rate, weight_decay, warmup_ratio, max_epochs, seed, precision)
-    task, splits = _splits(datasets, "tagging", None, None, label_name)
-    return _train(model, task, splits, recipe, save_ckpt_path)
+    return _run(action, "tagging", flags, others, (None, None, label_name))
 
 
 def multiplechoice(
-    action: Action,
-    /,
-    *,
-    model: Model,
-    datasets: Datasets = None,
-    text: Input = None,
-    label_name: LabelName = "label",
-    max_length: MaxLength = 512,
-    batch: Batch = 16,
-    learning_rate: Rate = 5e-5,
-    weight_decay: Decay = 0.1,
-    warmup_ratio: Warmup = 0.1,
-    max_epochs: Epochs = None,
-    seed: Seed = 1,
-    save_ckpt_path: Folder = Path("ckpt"),
-    precision: Precision = "32",
-    gpus: Gpus = None,
-    device: Device = -1,
-    **others: Others,
+    action: Action, /, *, flags: Flags, label_name: LabelName = "label", **others: Others
 ) -> dict[str, Any]:
     """fengshen-pipeline: train on, or predict, the right one of several options.
 
@@ -168,59 +120,58 @@ def multiplechoice(
     ----------
     action
         Train on --datasets, or predict --text.
-    model
-        Model folder.
-    datasets
-        Folder with train, validation and test files.
+    label_name
+        Column of the answer.
     """
+    return _run(action, "choice", flags, others, (None, None, label_name))
+
+
+def _run(
+    action: Action, form: Form, flags: Flags, others: dict[str, str], columns: tuple[str | None, str | None, str]
+) -> dict[str, Any]:
     if action == "predict":
-        return _predict(model, text, device)
-    _say_differences(gpus, max_epochs, others)
-    recipe = _recipe(max_length, batch, learning_rate, weight_decay, warmup_ratio, max_epochs, seed, precision)
-    task, splits = _splits(datasets, "choice", None, None, label_name)
-    return _train(model, task, splits, recipe, save_ckpt_path)
+        return _predict(flags)
+    _say_differences(flags, others)
+    task, splits = _splits(flags.datasets, form, *columns)
+    return _train(flags, task, splits)
 
 
-def _say_differences(gpus: str | None, max_epochs: float | None, others: dict[str, str]) -> None:
-    if gpus is not None:
+def _say_differences(flags: Flags, others: dict[str, str]) -> None:
+    if flags.gpus is not None:
         import torch
 
         where = "training on it" if torch.cuda.is_available() else "none is here, training on the CPU"
-        note(f"--gpus={gpus}: taken as the number of a GPU; {where}")
-    if max_epochs is None:
+        note(f"--gpus={flags.gpus}: taken as the number of a GPU; {where}")
+    if flags.epochs is None:
         note(f"--max_epochs is not given: {EPOCHS} epochs (the original would train for 1,000)")
     if others:
         names = ", ".join(f"--{name}" for name in others)
         note(f"ignored: {names} (for several processes: torchrun -m encoderlab ...)")
 
 
-def _recipe(
-    max_length: int,
-    batch: int,
-    rate: float,
-    decay: float,
-    warmup: float,
-    epochs: float | None,
-    seed: int,
-    precision: str,
-) -> Any:
+def _recipe(flags: Flags, limit: int | None) -> Recipe:
+    """What the flags mean for a model that reads at most ``limit`` tokens."""
     from encoderlab.tasks.finetune import Recipe
     from encoderlab.tasks.form import FormSettings
     from encoderlab.train.optim import AdamW
     from encoderlab.train.schedule import Polynomial
 
     names = {"32": "fp32", "16": "fp16", "bf16": "bf16"}
-    if precision not in names:
-        raise ConfigError(f"--precision {precision}; choose from {', '.join(names)}")
+    if flags.precision not in names:
+        raise ConfigError(f"--precision {flags.precision}; choose from {', '.join(names)}")
+    length = flags.max_length
+    if limit is not None and length > limit:
+        note(f"--max_length {length} exceeds the model's {limit} positions; {limit} it is")
+        length = limit
     return Recipe(
         name="fengshen",
-        form=FormSettings(max_length=max_length),
-        batch=batch,
-        epochs=EPOCHS if epochs is None else epochs,
-        seed=seed,
-        precision=names[precision],  # type: ignore[arg-type]
-        optim=AdamW(lr=rate, weight_decay=decay, eps=1e-8),
-        schedule=Polynomial(warmup=warmup),
+        form=FormSettings(max_length=length),
+        batch=flags.batch,
+        epochs=EPOCHS if flags.epochs is None else flags.epochs,
+        seed=flags.seed,
+        precision=names[flags.precision],  # type: ignore[arg-type]
+        optim=AdamW(lr=flags.rate, weight_decay=flags.decay, eps=1e-8),
+        schedule=Polynomial(warmup=flags.warmup),
         clip=None,
     )
 
@@ -264,33 +215,30 @@ def _find(folder: Path, names: tuple[str, ...]) -> Path | None:
     )
 
 
-def _train(model: Path, task: Task, splits: dict[str, Split], recipe: Any, out: Path) -> dict[str, Any]:
+def _train(flags: Flags, task: Task, splits: dict[str, Split]) -> dict[str, Any]:
     from encoderlab.interchange.load import load
     from encoderlab.tasks.finetune import finetune
 
-    network = load(model)
-    limit = network.config.encoder.max_length
-    if limit is not None and recipe.form.max_length > limit:
-        note(f"--max_length {recipe.form.max_length} exceeds the model's {limit} positions; {limit} it is")
-        recipe = replace(recipe, form=replace(recipe.form, max_length=limit))
-    result = finetune(network, task, splits, recipe, out)
+    network = load(flags.model)
+    result = finetune(network, task, splits, _recipe(flags, network.config.encoder.max_length), flags.out)
     for split, scores in result.scores.items():
         say(f"{split}: " + ", ".join(f"{metric} {100 * value:.2f}" for metric, value in scores.items()))
     say(f"model in {result.model}")
     return {"model": result.model, "scores": result.scores}
 
 
-def _predict(model: Path, text: str | None, device: int) -> dict[str, Any]:
-    """Prints a list of answers, as the original does."""
+def _predict(flags: Flags) -> dict[str, Any]:
+    """Prints a list of answers, as the original does: label and score of a text."""
     from encoderlab.commands.use import predictor_of
     from encoderlab.tasks.base import Choice, Example, Text, Words
     from encoderlab.tasks.predict import record
 
+    text = flags.text
     if text is None:
         raise ConfigError("predict needs --text TEXT; for a file: encoderlab predict MODEL FILE")
-    predictor = predictor_of(model)
-    if device >= 0:
-        predictor.objective.model.to(f"cuda:{device}")
+    predictor = predictor_of(flags.model)
+    if flags.device >= 0:
+        predictor.objective.model.to(f"cuda:{flags.device}")
     parts = [part.strip() for part in text.split("[SEP]")]
     form = predictor.form.task.form
     example: Example
@@ -304,10 +252,7 @@ def _predict(model: Path, text: str | None, device: int) -> dict[str, Any]:
     else:
         example = Text(id="0", text=parts[0], pair=parts[1] if len(parts) > 1 else None)
     found = predictor.predict([example])
-    answers = [record(example, found.values[0], found.details[0])]
-    say(
-        json.dumps(
-            [{key: value for key, value in answer.items() if key != "id"} for answer in answers], ensure_ascii=False
-        )
-    )
-    return {"model": model, "predictions": answers}
+    answer = record(example, found.values[0], found.details[0])
+    answers = [{key: value for key, value in answer.items() if key not in ("id", "probabilities")}]
+    say(json.dumps(answers, ensure_ascii=False))
+    return {"model": flags.model, "predictions": answers}
