@@ -147,7 +147,9 @@ def _show(recipe: Recipe, corpus: Path | None) -> dict[str, Any]:
     from encoderlab.corpus.tokenizer import Tokenizer
     from encoderlab.measure.estimate import estimate
     from encoderlab.measure.runs import duration
+    from encoderlab.train.distributed import join
     from encoderlab.train.pretraining import check, fit
+    from encoderlab.train.tally import emulated
 
     check(recipe)
     if corpus is not None:
@@ -165,6 +167,8 @@ def _show(recipe: Recipe, corpus: Path | None) -> dict[str, Any]:
         machine = f"at half of the {found.rate / 1e9:.0f} GFLOP/s measured here"
         rows.append(["time", f"{duration(found.seconds)} {machine}" if found.flops else duration(found.seconds)])
     table("", ["quantity", "value"], rows)
+    if caution := emulated(recipe.precision, join(recipe.execution.device).device):
+        say(f"warning: {caution}")
     return {"recipe": plain, "estimate": to_dict(found)}
 
 

@@ -35,9 +35,9 @@ def forward(config: ModelConfig, length: int, *, predicted: float = 0.15, memory
     if encoder.stem_conv is not None:
         parts["stem convolution"] = 2.0 * width * width * encoder.stem_conv.kernel / encoder.stem_conv.groups
     if config.mask_decoder or config.mask_vector:
+        # The ordinary last layer is not computed.
+        parts = {name: count - layer.get(name, 0.0) for name, count in parts.items()}
         parts["query stream"] = _query_stream(config, layer, predicted)
-        if config.mask_decoder:  # the ordinary last layer is not computed
-            parts = {name: count - layer.get(name, 0.0) for name, count in parts.items()}
     parts["head"] = _head(config, predicted)
     return {name: count for name, count in parts.items() if count}
 
@@ -76,14 +76,24 @@ def training(config: ModelConfig, length: int, *, predicted: float = 0.15, memor
     return (1 + BACKWARD) * sum(forward(config, length, predicted=predicted, memory=memory).values())
 
 
+def spared(config: ModelConfig, length: int, *, predicted: float = 0.15) -> float:
+    """Operations per token that a forward pass for a loss on the ``predicted`` tokens alone need not do: the last
+    layer's queries, output map and feed-forward at the other places. None where a convolution reads them, and where
+    :func:`forward` counts a query stream instead."""
+    encoder = config.encoder
+    if encoder.conv is not None or config.mask_decoder or config.mask_vector or config.lm is None:
+        return 0.0
+    inner = encoder.heads * encoder.key_width
+    return (1 - predicted) * (sum(layer_forward(encoder, length).values()) - 4.0 * encoder.width * inner)
+
+
 def _query_stream(config: ModelConfig, layer: dict[str, float], predicted: float) -> float:
-    """The layers' query side on the predicted tokens, and keys and values again, which the mask decoder makes twice."""
+    """The layers' query side on the predicted tokens, and the keys and values of the last layer."""
     encoder = config.encoder
     inner = encoder.heads * encoder.key_width
     queries = 4.0 * encoder.width * inner + sum(count for name, count in layer.items() if name != "projections")
-    if config.mask_decoder:
-        return 2 * (predicted * queries + 4.0 * encoder.width * inner)
-    return encoder.layers * (predicted * queries + 4.0 * encoder.width * inner)
+    turns = 2 if config.mask_decoder else encoder.layers
+    return turns * predicted * queries + 4.0 * encoder.width * inner
 
 
 def _head(config: ModelConfig, predicted: float) -> float:

@@ -30,7 +30,7 @@ from encoderlab.train.engine import Engine
 from encoderlab.train.folder import RunFolder
 from encoderlab.train.progress import Board, Display, facts
 from encoderlab.train.recipe import Budget, Phase, Training
-from encoderlab.train.tally import Tally, measure, summary
+from encoderlab.train.tally import Tally, emulated, measure, summary
 
 log = logging.getLogger("encoderlab")
 
@@ -164,6 +164,8 @@ class _Run:
         self.display = Display(getattr(recipe, "name", "train"), visible=world.main)
         stack.callback(self.display.close)
         stack.callback(self._close_source)
+        if caution := emulated(recipe.precision, world.device):
+            self._note(f"warning: {caution}")
         self.writer = checkpoint.Writer(self.checkpoints, keep=recipe.checkpoints.keep) if world.main else None
         self._resume()
         self.board = Board(out, self.place.step) if recipe.execution.tensorboard and world.main else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import platform
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -88,6 +89,23 @@ def precision(name: Literal["fp32", "bf16", "fp16"], device: torch.device) -> co
     if name == "fp32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, torch.bfloat16 if name == "bf16" else torch.float16)
+
+
+def emulated(name: Literal["fp32", "bf16", "fp16"], device: torch.device) -> str | None:
+    """What to say where ``device`` has no instructions for the precision, so that it is slower than single precision.
+
+    None where it has them, or where that is unknown (processors other than x86).
+    """
+    if name == "fp32" or device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
+        return None
+    cpu = torch.cpu
+    has = {
+        "bf16": cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported(),
+        "fp16": getattr(cpu, "_is_amx_fp16_supported", lambda: False)(),
+    }
+    if has[name]:
+        return None
+    return f"precision={name} will be slower than fp32: this processor has no {name} instructions; set precision=fp32"
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from encoderlab.errors import EncoderlabError
 from encoderlab.measure.bench.families import Case
 from encoderlab.measure.bench.workers import Work, Worker
 from encoderlab.models import flops
+from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.objectives.rtd import RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.train.pretraining import row_framing
@@ -103,10 +104,13 @@ def loss_difference(case: Case, vocabulary: Vocabulary, rows: list[list[Row]], s
 def training_operations(case: Case, length: int) -> float:
     """Operations per token that a step of the case needs, both networks; a teacher runs forward only."""
     total = flops.training(case.model, length)
-    if case.second is not None:
-        second = flops.forward(case.second, length)
-        total += sum(second.values()) * (3 if isinstance(case.objective, RTDSettings) else 1)
-    return total
+    if isinstance(case.objective, MLMSettings):
+        total -= 3 * flops.spared(case.model, length)
+    if case.second is None:
+        return total
+    if isinstance(case.objective, RTDSettings):
+        return total + flops.training(case.second, length) - 3 * flops.spared(case.second, length)
+    return total + sum(flops.forward(case.second, length).values())
 
 
 def real_rows(case: Case, path: Path, setting: Setting) -> tuple[Vocabulary, list[list[Row]]]:
