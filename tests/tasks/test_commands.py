@@ -1,0 +1,149 @@
+"""The verbs of fine-tuning as a user types them: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from encoderlab.cli import main
+from tests.tasks.tiny import model
+
+COLOURS = ("red", "blue")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    model().save(tmp_path / "tiny")
+    return str(tmp_path / "tiny")
+
+
+def reviews(path: Path, count: int = 60) -> str:
+    """A table of texts whose label is the colour in them."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["text", "label"])
+        table.writerows([f"the {COLOURS[i % 2]} cat {i % 9}", COLOURS[i % 2]] for i in range(count))
+    return str(path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> dict:
+    assert main([*map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], code: int, *words: object) -> str:
+    assert main(list(map(str, words))) == code
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_a_file_is_trained_on_scored_and_predicted(tmp_path, tiny, capsys):
+    data, out = reviews(tmp_path / "reviews.csv"), tmp_path / "run"
+    settings = ("--seeds", 2, "--grid", "lr=1e-3,3e-3", "epochs=2", "--set", "form.max_length=16")
+    found = run(capsys, "finetune", data, "--model", tiny, "--out", out, *settings)["tasks"]["reviews"]
+    assert len(found["search"]) == 2 and len(found["seeds"]) == 2 and found["scores"]["dev"]["accuracy"]["n"] == 2
+    assert (out / "report.html").exists()
+    second = next(out.glob("lr=*/seed-2"))
+    members = [f"{second.parent}/seed-1", data, "--ensemble", str(second)]
+    assert main(["evaluate", *members]) == 0
+    assert "gain of the ensemble in accuracy" in capsys.readouterr().out
+    assert run(capsys, "predict", out, "the red cat", "the blue cat")["predictions"][0]["label"] in COLOURS
+    assert run(capsys, "predict", out, data, "--out", tmp_path / "labels.jsonl")["predictions"] == 60
+    assert len((tmp_path / "labels.jsonl").read_text().splitlines()) == 60
+    again = run(capsys, "finetune", data, "--model", out, "--out", tmp_path / "more", "--seeds", 1, "--epochs", 1)
+    assert again["tasks"]["reviews"]["seeds"]["1"]["scores"]
+
+
+def test_a_model_made_for_something_else_is_refused(tmp_path, tiny, capsys):
+    data, out = reviews(tmp_path / "reviews.csv"), tmp_path / "run"
+    run(capsys, "finetune", data, "--model", tiny, "--out", out, "--seeds", 1, "--epochs", 1)
+    for name, rows in (
+        ("MNLI", "sentence1\tsentence2\tgold_label\na\tb\tneutral\n"),
+        ("SST-2", "sentence\tlabel\na\t1\n"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ("dev_matched.tsv" if name == "MNLI" else "dev.tsv")).write_text(rows)
+    assert "labels are blue, red, those of mnli entailment" in refusal(
+        capsys, 2, "evaluate", out, "mnli", "--data", tmp_path
+    )
+    assert "head is for classification, squad1 is span" in refusal(
+        capsys, 2, "evaluate", out, "squad1", "--data", tmp_path
+    )
+    assert "blue, red are taken for 0, 1" in refusal(capsys, 0, "evaluate", out, "sst2", "--data", tmp_path)
+    assert "one of them" in refusal(
+        capsys, 2, "finetune", data, "--model", tiny, "--out", out, "--grid", "lr=1e-3", "--tune", "lr=1e-4:1e-3"
+    )
+
+
+def test_a_suite_leaves_out_what_is_not_there_and_submits_what_has_no_labels(tmp_path, tiny, capsys):
+    folder = tmp_path / "SST-2"
+    folder.mkdir()
+    lines = "".join(f"the {COLOURS[i % 2]} cat {i % 9}\t{i % 2}\n" for i in range(40))
+    for name in ("train", "dev"):
+        (folder / f"{name}.tsv").write_text(f"sentence\tlabel\n{lines}")
+    (folder / "test.tsv").write_text("index\tsentence\n" + "".join(f"{i}\tthe red cat\n" for i in range(1821)))
+    out = tmp_path / "run"
+    text = refusal(
+        capsys, 0, "finetune", "glue", "--data", tmp_path, "--model", tiny, "--out", out, "--epochs", 1, "--seeds", 1
+    )
+    assert "cola: no training file" in text and (out / "runs/seed-1/submission/SST-2.tsv").exists()
+    text = refusal(
+        capsys, 0, "evaluate", out, "sst2", "--data", tmp_path, "--split", "test", "--submission", tmp_path / "sub"
+    )
+    assert "no labels; nothing to score" in text
+    assert len((tmp_path / "sub/SST-2.tsv").read_text().splitlines()) == 1822
+    assert "holds no training file" in refusal(
+        capsys, 3, "finetune", "superglue", "--data", tmp_path, "--model", tiny, "--out", tmp_path / "x"
+    )
+
+
+def test_a_search_is_scored_over_seeds(tmp_path, tiny, capsys):
+    pytest.importorskip("optuna")
+    words = ("--tune", "lr=1e-4:1e-2", "batch=8,16", "--trials", 2, "--seeds", 2, "--epochs", 1)
+    found = run(capsys, "finetune", reviews(tmp_path / "r.csv"), "--model", tiny, "--out", tmp_path / "run", *words)
+    assert set(found["tasks"]["r"]["chosen"]) == {"optim.lr", "batch"} and len(found["tasks"]["r"]["seeds"]) == 2
+    assert len(json.loads((tmp_path / "run/tune/tune.json").read_text())["trials"]) == 2
+
+
+def test_a_head_on_features_says_what_it_cannot_do(tmp_path, tiny, capsys):
+    words = ("--seeds", 1, "--epochs", 1, "--set", "frozen.layers=last", "--set", "frozen.lstm_layers=0")
+    data, out = reviews(tmp_path / "r.csv"), tmp_path / "run"
+    run(capsys, "finetune", data, "--model", tiny, "--out", out, "--test", data, *words)
+    assert len((out / "runs/seed-1/predictions-test.jsonl").read_text().splitlines()) == 60
+    assert "a head on a frozen encoder's features" in refusal(capsys, 2, "predict", out, "the red cat")
+
+
+RECORDS = {
+    "text_classification": {"sentence1": "the red cat", "sentence2": "the dog", "label": "1"},
+    "sequence_tagging": {"tokens": ["sue", "runs"], "labels": ["B-PER", "O"]},
+    "multiplechoice": {"context": "the cat sat", "question": "who sat", "choice": ["cat", "dog"], "label": 0},
+}
+ASKED = {
+    "text_classification": ("the red cat[SEP]the dog", {"label", "score"}),
+    "sequence_tagging": ("sue runs", {"prediction", "scores"}),
+    "multiplechoice": ("the cat sat[SEP]who sat[SEP]cat[SEP]dog", {"prediction", "score"}),
+}
+
+
+@pytest.mark.parametrize("verb", RECORDS)
+def test_verbs_of_fengshen(verb, tmp_path, tiny, capsys):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for split in ("train", "validation"):
+        other = RECORDS[verb] | ({"label": "0"} if verb == "text_classification" else {})
+        (folder / f"{split}.json").write_text("".join(json.dumps(r) + "\n" for r in [RECORDS[verb], other] * 4))
+    names = ["--texta_name=sentence1"] if verb == "text_classification" else []
+    words = [verb, "train", "--model", tiny, "--datasets", folder, "--save_ckpt_path", tmp_path / "ckpt", *names]
+    said = refusal(capsys, 0, *words, "--max_length", 900, "--gpus=0", "--strategy=ddp")
+    for part in ("--gpus=0: taken as the number of a GPU", "3 epochs (the original would train for 1,000)",
+                 "ignored: --strategy", "exceeds the model's 512 positions"):  # fmt: skip
+        assert part in said
+    text, keys = ASKED[verb]
+    assert main([verb, "predict", "--model", str(tmp_path / "ckpt"), "--text", text]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert set(answer) == keys
+    assert "data sets are not downloaded" in refusal(
+        capsys, 3, verb, "train", "--model", tiny, "--datasets", "IDEA/AFQMC"
+    )
