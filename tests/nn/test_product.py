@@ -140,3 +140,18 @@ def test_half_precision_with_extreme_logits_and_hidden_rows(dtype: torch.dtype) 
             block.attention.qkv.data *= 100
         encoder = encoder.to(dtype)
         assert encoder(ids, doc=doc).last.isfinite().all(), position
+
+
+def test_the_last_layer_at_chosen_places_is_the_last_layer() -> None:
+    torch.manual_seed(0)
+    ids, segments = torch.randint(0, 50, (3, 17)), torch.randint(0, 2, (3, 17))
+    doc = torch.zeros(3, 17, dtype=torch.int32)
+    doc[0, 11:], doc[1, 6:14], doc[1, 14:] = -1, 1, -1
+    rows, places = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0, 10, 3, 7, 13])  # none of row 2
+    tried = [config for config in PRODUCT if config.conv is None]
+    for config in tried:
+        encoder = make(config).eval()
+        whole = encoder(ids, doc=doc, segments=segments).last[rows, places]
+        states = encoder(ids, doc=doc, segments=segments, depth=encoder.depth - 1)
+        torch.testing.assert_close(encoder.last_layer_at(states, rows, places), whole, atol=1e-4, rtol=1e-4)
+    assert {type(config.position) for config in tried} == set(get_args(Position))
