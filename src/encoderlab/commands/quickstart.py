@@ -213,13 +213,12 @@ def compare(name: str, trained: Model, chosen: Plan, out: Path) -> TaskScores:
     from encoderlab.measure.report import Score, TaskScores
     from encoderlab.model import Model
     from encoderlab.tasks.baselines import baselines
-    from encoderlab.tasks.finetune import Recipe, completed
+    from encoderlab.tasks.finetune import Recipe
     from encoderlab.tasks.form import FormSettings
     from encoderlab.tasks.protocol import Protocol, run
     from encoderlab.train.optim import AdamW
 
     task, splits = task_of(out / "tasks" / name, chosen.examples)
-    task = completed(task, splits["train"].examples)
     methods = [
         Score(name=method, scores=[scores[task.metric]])
         for method, scores in baselines(task, splits["train"], splits["test"]).items()
@@ -255,8 +254,9 @@ def compare(name: str, trained: Model, chosen: Plan, out: Path) -> TaskScores:
 
 
 def task_of(folder: Path, examples: tuple[int, int, int]) -> tuple[Task, dict[str, Split]]:
-    """A derived task with parts of its splits, each a fixed random choice of its examples."""
+    """A derived task with all labels of its training split, and parts of the splits: fixed random choices."""
     from encoderlab.seeds import generator
+    from encoderlab.tasks.finetune import completed
     from encoderlab.tasks.infer import Given
     from encoderlab.tasks.infer import task_of as infer
 
@@ -264,6 +264,7 @@ def task_of(folder: Path, examples: tuple[int, int, int]) -> tuple[Task, dict[st
     given = Given(text="text", pair="text_pair", label="label") if pair else Given()
     task, _ = infer(folder / "train.jsonl", given)
     task = replace(task, name=folder.name)
+    task = completed(task, task.read([folder / "train.jsonl"], "train").examples)
     splits = {}
     for (split, file), most in zip((("train",) * 2, ("dev", "validation"), ("test",) * 2), examples, strict=True):
         whole = task.read([folder / f"{file}.jsonl"], split)
