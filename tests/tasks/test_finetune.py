@@ -14,8 +14,8 @@ from encoderlab.errors import ConfigError, DataError, Stopped
 from encoderlab.interchange.load import load
 from encoderlab.nn.noise import Noise
 from encoderlab.tasks.base import Remarks, Submission, Text
-from encoderlab.tasks.finetune import Recipe, completed, finetune, prepared, read_task
-from encoderlab.tasks.form import FormSettings
+from encoderlab.tasks.finetune import Recipe, choose_threshold, completed, finetune, prepared, read_task
+from encoderlab.tasks.form import FormSettings, Predictions
 from encoderlab.tasks.objective import TaskObjective, form_of, model_hash, with_head
 from encoderlab.tasks.predict import (
     Predictor,
@@ -85,6 +85,19 @@ def test_questions_without_answer_under_heads_with_answerability(tmp_path, size)
     assert result.scores["dev"]["f1"] >= 0.9
     assert result.scores["dev"]["no_answer_exact"] >= 0.9
     assert any("chosen on dev" in note for note in result.record["notes"])
+
+
+def test_where_no_answer_at_all_is_best_the_threshold_withdraws_every_answer():
+    task, splits = data("question", train=4, dev=20, impossible=True)
+    keys = [question.id for question in splits["dev"].examples]
+    spans = [{"text": "wrong", "score": 0.0}]
+    found = Predictions(
+        values=["wrong"] * 20,
+        details=[{}] * 20,
+        null_odds={key: -3.0 for key in keys},
+        nbest=dict.fromkeys(keys, spans),
+    )
+    assert choose_threshold(task, splits["dev"], found) < -3
 
 
 def objective_of(name, size="bert-tiny", dropout=0.0, **more):

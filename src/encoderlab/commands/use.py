@@ -101,8 +101,18 @@ def evaluate(
 def _show_scores(title: str, found: Mapping[str, Mapping[str, float]]) -> None:
     """Scores by model, and what an ensemble gains."""
     metrics = list(next(iter(found.values())))
-    rows = [[name, *(f"{100 * scores[metric]:.2f}" for metric in metrics)] for name, scores in found.items()]
-    table(title, ["model", *metrics], rows)
+    plain = ("total", "threshold", "mean_squared_error")  # no shares
+    rows = [
+        [
+            metric,
+            *(
+                f"{scores[metric]:,.4g}" if metric.endswith(plain) else f"{100 * scores[metric]:.2f}"
+                for scores in found.values()
+            ),
+        ]
+        for metric in metrics
+    ]
+    table(title, ["metric", *("/".join(Path(name).parts[-2:]) for name in found)], rows)
     if "ensemble" in found:
         together, *alone = (scores[metrics[0]] for scores in found.values())
         mean, best = together - sum(alone) / len(alone), together - max(alone)

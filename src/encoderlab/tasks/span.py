@@ -174,10 +174,8 @@ class SpanQA(Form):
         loss = F.cross_entropy(starts, start, reduction="sum") + F.cross_entropy(ends, end, reduction="sum")
         right = (starts.argmax(-1) == start) & (ends.argmax(-1) == end)
         terms = {"span": Term(loss / 2, len(x), hits=right.sum())}
-        if not self.nullable:
+        if not self.nullable or head.config.form == "independent":  # there the null answer is the summary token
             return terms
-        if head.config.form == "independent":  # the null answer is the summary token; nothing else to learn
-            return terms | {"answerable": Term(loss.new_zeros(()), len(x), weight=0.0)}
         keys = None if noise is None else noise.at(rows, batch.labels["begin"][rows, slots])
         logits = self._answer_logits(head, x, starts, batch, rows, slots, keys)
         loss = F.binary_cross_entropy_with_logits(logits.float(), impossible.float(), reduction="sum")

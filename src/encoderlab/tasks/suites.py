@@ -134,7 +134,7 @@ GLUE = (
             "train": _files()["train"],
             **{
                 f"{split}{ours}": (f"{split}_{theirs}.tsv", f"{long}_{theirs}-*.parquet", f"{long}_{theirs}.parquet",
-                                   f"{long}_{theirs}.jsonl")
+                                   f"{long}_{theirs}.jsonl", f"{long}_{theirs}.csv")
                 for split, long in (("dev", "validation"), ("test", "test"))
                 for ours, theirs in (("", "matched"), ("_mismatched", "mismatched"))
             },
@@ -182,7 +182,7 @@ GLUE = (
         labels=NLI,
         metrics=("matthews", "accuracy"),
         folders=("AX", "ax", "diagnostic"),
-        files={"test": ("diagnostic.tsv", "test-*.parquet", "test.jsonl"), "dev": ("diagnostic-full.tsv",)},
+        files={"test": ("diagnostic.tsv", "test-*.parquet", "test.jsonl", "test.csv"), "dev": ("diagnostic-full.tsv",)},
         layouts=(_pair("sentence1", "sentence2"), _pair("premise", "hypothesis", id="idx"),
                  _pair("Premise", "Hypothesis", "Label")),
         submission=_glue("AX", 1104),
