@@ -76,6 +76,7 @@ class Theirs:
         except ImportError:
             raise MissingDependency("transformers", "hf", "comparing with transformers") from None
         transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
         self.case, self.library = case, transformers
         objective = objective_of(case, vocabulary)
         networks: dict[str, nn.Module] = {}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,8 @@ def _theirs(model: Model, place: Path) -> nn.Module:
         import transformers
     except ImportError:
         raise MissingDependency("transformers", "hf", "comparing with transformers") from None
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     huggingface.save(model, place / "model")
     network: nn.Module = transformers.AutoModel.from_pretrained(place / "model")
     return network.eval()
@@ -125,16 +129,19 @@ def _onnx(network: nn.Module, path: Path, threads: int) -> Callable[[torch.Tenso
         raise MissingDependency(error.name or "onnxruntime", "export", "comparing with ONNX Runtime") from None
     example = torch.ones(2, 16, dtype=torch.long)
     size = {0: torch.export.Dim("rows", min=2), 1: torch.export.Dim("length", min=2, max=512)}
-    torch.onnx.export(
-        network,
-        (example, example),
-        path,
-        input_names=["input_ids", "attention_mask"],
-        dynamic_shapes={"input_ids": size, "attention_mask": size},
-        dynamo=True,
-        external_data=False,
-        verbose=False,
-    )
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            network,
+            (example, example),
+            path,
+            input_names=["input_ids", "attention_mask"],
+            dynamic_shapes={"input_ids": size, "attention_mask": size},
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(path, options)
