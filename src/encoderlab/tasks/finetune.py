@@ -329,15 +329,17 @@ def _evaluate(
 def choose_threshold(task: Task, split: Split, found: Predictions) -> float:
     """The threshold on the null odds with the best F1 of ``split``.
 
-    It is that of the official search, but where nothing beats giving no answer at all: the official one says 0 then,
-    which withdraws only some of the answers.
+    It is that of the official search, which names the odds of a question, moved half way to the next larger odds: on
+    ``split`` the score is the same, and rounding decides nothing. Where nothing beats giving no answer at all the
+    official one is 0, which would withdraw only some of the answers; then it is below all odds.
     """
     assert found.null_odds is not None
     texts = [next((span["text"] for span in spans if span["text"]), "") for spans in (found.nbest or {}).values()]
     scores, _ = score(task, split.examples, texts, null_odds=found.null_odds)
     if scores["best_f1"] <= scores.get("no_answer_total", 0) / scores["total"]:
         return min(found.null_odds.values()) - 1
-    return scores["best_f1_threshold"]
+    threshold = scores["best_f1_threshold"]
+    return (threshold + min((odds for odds in found.null_odds.values() if odds > threshold), default=threshold)) / 2
 
 
 def _best_step(folder: Path | None) -> int | None:
