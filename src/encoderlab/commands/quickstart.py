@@ -36,11 +36,12 @@ ABOUT = {  # task: title, what it asks
 class Plan:
     """What a budget buys.
 
-    ``recipe`` to start from, ``pretraining`` in seconds; ``examples`` to fine-tune on (training, development, test),
-    ``epochs`` passes over them, ``seeds`` by task; ``size`` of the corpus.
+    ``recipe`` to start from, with ``layers`` layers; ``pretraining`` in seconds; ``examples`` to fine-tune on (training,
+    development, test), ``epochs`` passes over them, ``seeds`` by task; ``size`` of the corpus.
     """
 
     recipe: str
+    layers: int = 2
     pretraining: float
     epochs: float = 3.0
     examples: tuple[int, int, int] = (500, 100, 600)
@@ -56,7 +57,7 @@ def plan(seconds: float) -> Plan:
         return Plan(recipe="bert-tiny", pretraining=0.5 * seconds)
     if seconds < 1800:
         return Plan(recipe="bert-mini", pretraining=0.55 * seconds)
-    return Plan(recipe="bert-small", pretraining=0.8 * seconds, examples=(2000, 300, 1500))
+    return Plan(recipe="bert-small", layers=4, pretraining=0.8 * seconds, examples=(2000, 300, 1500))
 
 
 def quickstart(*, budget: str = "5m", out: Path = Path("runs/quickstart"), seed: int = 1) -> dict[str, Any]:
@@ -152,19 +153,22 @@ def parse_time(text: str) -> float:
 def recipe_for(chosen: Plan, seed: int) -> Recipe:
     """BERT of the plan's size on packed documents: short texts share a row, blind to each other, and little is padding.
 
-    There are no sentence pairs, since most passages are shorter than a row; and no dropout, since hardly any text is
-    read twice.
+    There are no sentence pairs, since most passages are shorter than a row; no dropout, since hardly any text is read
+    twice; and twice BERT's share of masks, since there is more to learn from a row than a short run can read.
     """
     from encoderlab import recipes
+    from encoderlab.batches.corrupt import Masking
     from encoderlab.batches.pack import PackedDocuments
     from encoderlab.models.base import resized
+    from encoderlab.objectives.mlm import MLMSettings
     from encoderlab.train.recipe import Budget, Evaluation, Phase
 
     base = recipes.recipe(chosen.recipe)
     return replace(
         base,
         name=f"{chosen.recipe}-quickstart",
-        model=resized(replace(base.model, pair=False), dropout=0.0, attention_dropout=0.0),
+        model=resized(replace(base.model, pair=False), layers=chosen.layers, dropout=0.0, attention_dropout=0.0),
+        objective=MLMSettings(masking=Masking(rate=0.3, random_from="all")),
         rows=PackedDocuments(length=128),
         phases=(Phase(length=128, rows=8),),
         budget=Budget(amount=chosen.pretraining / 3600, unit="hours"),
