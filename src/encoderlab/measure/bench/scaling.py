@@ -21,9 +21,11 @@ import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 from encoderlab.batches.pack import Row
+from encoderlab.errors import EncoderlabError
 from encoderlab.measure.bench.contenders import LR, Ours
 from encoderlab.measure.bench.families import Case
 from encoderlab.measure.bench.train import Setting, real_rows
+from encoderlab.nn import kernels
 from encoderlab.objectives.vocabulary import Vocabulary
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)  # floats of the exchanges that latency and bandwidth are fitted from
@@ -96,6 +98,12 @@ def _launch(world: int, case: Case, vocabulary: Vocabulary, batches: list[list[R
         ]
         for worker in workers:
             worker.start()
+        while results.empty():
+            if any(worker.exitcode for worker in workers):
+                for worker in workers:
+                    worker.kill()
+                raise EncoderlabError(f"a process of the benchmark of {case.name} failed; its message stands above")
+            time.sleep(0.05)
         found: dict[str, Any] = results.get()
         for worker in workers:
             worker.join()
@@ -113,6 +121,7 @@ def _work(
     results: Any,
 ) -> None:
     torch.set_num_threads(1)
+    kernels.keep_memory()  # as our training loop does
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
     player = Ours(case, vocabulary)
     batches = player.batches(rows)
