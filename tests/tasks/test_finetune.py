@@ -42,7 +42,7 @@ RECIPE = Recipe(
 # The form, its epochs, the score to reach on held-out data of the same rule.
 FORMS = [
     ("single", 12, 1.0),
-    ("pair", 20, 0.95),
+    ("pair", 25, 0.95),
     ("number", 30, 0.95),
     ("tagged", 12, 1.0),
     ("question", 15, 1.0),

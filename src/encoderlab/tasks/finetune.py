@@ -248,11 +248,12 @@ def resolved(recipe: Recipe, task: Task, items: Sequence[Item]) -> Recipe:
     per_epoch = math.ceil(len(items) / recipe.batch)
     steps = recipe.steps or max(1, round(recipe.epochs * per_epoch))
     longest = max(len(sequence) for item in items for sequence in item.sequences)
+    chosen = recipe.select == "best_epoch"  # else one validation at the end is enough
     return replace(
         recipe,
         budget=Budget(amount=steps, unit="steps"),
         phases=(Phase(length=longest, rows=recipe.batch),),
-        evaluation=Evaluation(every=min(per_epoch, steps), best=task.metric if recipe.select == "best_epoch" else None),
+        evaluation=Evaluation(every=min(per_epoch, steps) if chosen else steps, best=task.metric if chosen else None),
     )
 
 
