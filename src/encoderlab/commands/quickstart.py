@@ -36,8 +36,8 @@ ABOUT = {  # task: title, what it asks
 class Plan:
     """What a budget buys.
 
-    ``recipe`` to start from, with ``layers`` layers; ``pretraining`` in seconds; ``examples`` to fine-tune on (training,
-    development, test), ``epochs`` passes over them, ``seeds`` by task; ``size`` of the corpus.
+    ``recipe`` to start from, with ``layers`` layers; ``pretraining`` in seconds; ``examples`` to fine-tune on
+    (training, development, test), ``epochs`` passes over them, ``seeds`` by task; ``size`` of the corpus.
     """
 
     recipe: str
