@@ -52,8 +52,10 @@ def test_a_file_is_trained_on_scored_and_predicted(tmp_path, tiny, capsys):
     assert run(capsys, "predict", out, "the red cat", "the blue cat")["predictions"][0]["label"] in COLOURS
     assert run(capsys, "predict", out, data, "--out", tmp_path / "labels.jsonl")["predictions"] == 60
     assert len((tmp_path / "labels.jsonl").read_text().splitlines()) == 60
-    again = run(capsys, "finetune", data, "--model", out, "--out", tmp_path / "more", "--seeds", 1, "--epochs", 1)
-    assert again["tasks"]["reviews"]["seeds"]["1"]["scores"]
+    words = ("--model", out, "--out", tmp_path / "more", "--seeds", 1, "--epochs", 1, "--after", data)
+    again = run(capsys, "finetune", data, *words)["tasks"]["reviews"]
+    assert again["seeds"]["1"]["scores"] and again["after"] == ["reviews"]
+    assert (tmp_path / "more/after-reviews/score.json").exists()
 
 
 def test_a_model_made_for_something_else_is_refused(tmp_path, tiny, capsys):
@@ -88,9 +90,19 @@ def test_a_suite_leaves_out_what_is_not_there_and_submits_what_has_no_labels(tmp
     text = refusal(
         capsys, 0, "finetune", "glue", "--data", tmp_path, "--model", tiny, "--out", out, "--epochs", 1, "--seeds", 1
     )
-    assert "cola: no training file" in text and (out / "runs/seed-1/submission/SST-2.tsv").exists()
+    assert "cola: no training file" in text and (out / "sst2/runs/seed-1/submission/SST-2.tsv").exists()
     text = refusal(
-        capsys, 0, "evaluate", out, "sst2", "--data", tmp_path, "--split", "test", "--submission", tmp_path / "sub"
+        capsys,
+        0,
+        "evaluate",
+        out / "sst2",
+        "sst2",
+        "--data",
+        tmp_path,
+        "--split",
+        "test",
+        "--submission",
+        tmp_path / "sub",
     )
     assert "no labels; nothing to score" in text
     assert len((tmp_path / "sub/SST-2.tsv").read_text().splitlines()) == 1822

@@ -102,6 +102,7 @@ def finetune(
     from encoderlab.measure.report import Report, write
     from encoderlab.tasks import protocol as protocols
     from encoderlab.tasks.infer import Given
+    from encoderlab.tasks.suites import SUITES
 
     chosen = protocols.protocol(protocol)
     if seeds is not None:
@@ -122,15 +123,14 @@ def finetune(
 
     start = load(protocols.best_seed(model, note))
     done: list[str] = []
-    for name in after or ():
-        ((between, splits),) = _jobs(name, data, None, None, Given())
-        found = protocols.run(
-            replace(chosen, seeds=1), start, between, splits, out / f"after-{name}", adjust=adjust, after=done, say=note
-        )
-        start, done = load(found.best.model), [*done, name]
+    once = replace(chosen, seeds=1)
+    for between, splits in [job for name in after or () for job in _jobs(name, data, None, None, Given())]:
+        folder = out / f"after-{between.name}"
+        found = protocols.run(once, start, between, splits, folder, adjust=adjust, after=done, say=note)
+        start, done = load(found.best.model), [*done, between.name]
     finished = []
     for job, splits in jobs:
-        folder = out if len(jobs) == 1 else out / job.name
+        folder = out / job.name if task.lower() in SUITES else out
         finished.append(_run(chosen, start, job, splits, folder, adjust, done, scratch, search))
     _show(finished, chosen)
     averages = _averages([found.pretrained for found in finished])
@@ -181,7 +181,7 @@ def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, giv
         tasks = [suites.task(one) for one in names]
         if data is None:
             raise ConfigError(f"{name} is a benchmark; give the folder of its files with --data")
-        if len(tasks) > 1:
+        if name.lower() in suites.SUITES:
             tasks = [one for one in tasks if _lies_in(one, data)]
             if not tasks:
                 raise DataError(f"{data}: holds no training file of {name} ({', '.join(names)})")
