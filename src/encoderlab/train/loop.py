@@ -392,7 +392,7 @@ class _Run:
         if self.board is not None:
             self.board.write(line)
         for finding in self.watch.see(line):
-            self._note(f"{finding.level}: {finding}")
+            self._note(f"doctor: {finding}")
 
     def _note(self, text: str) -> None:
         if self.world.main:
