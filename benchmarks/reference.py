@@ -16,9 +16,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from encoderlab.config import from_dict
 from encoderlab.corpus.shards import Corpus
+from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.files import write_text
 from encoderlab.measure.runs import quantity, read_run, unigram_entropy
+from encoderlab.train.pretraining import Recipe, build_objective, corpus_data
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "src" / "encoderlab" / "recipes" / "reference"
@@ -27,9 +32,25 @@ COLUMNS, WIDTH, HEIGHT = 3, 300, 190
 LEFT, RIGHT, TOP, BOTTOM = 40, 12, 30, 26
 
 
-def record(run: Path, corpus: Corpus) -> dict[str, Any]:
+def target_entropy(recipe: Recipe, corpus: Path) -> float:
+    """Entropy in nats of the tokens that the recipe's data procedure has predicted, over 10,000 training rows: the
+    loss of a model that knows how often each is asked for, and no context.
+    """
+    text = Corpus(corpus)
+    tokenizer = Tokenizer.load(text.tokenizer_path)
+    objective = build_objective(recipe, tokenizer, text)
+    source = corpus_data(recipe, objective, corpus, tokenizer).source(recipe.phases[0], recipe.phases[0].rows, None)
+    counts = np.zeros(text.vocab_size, np.int64)
+    for _ in range(10_000 // recipe.phases[0].rows):
+        targets = next(source).labels["targets"]
+        counts += np.bincount(targets[targets >= 0].numpy(), minlength=text.vocab_size)
+    source.close()
+    return unigram_entropy(counts)
+
+
+def record(run: Path, place: Path) -> dict[str, Any]:
     """What is kept of a run; losses in nats per predicted token."""
-    read = read_run(run)
+    read, corpus = read_run(run), Corpus(place)
     term, session, last = read.term, read.sessions[0], read.valid[-1]
     speeds = sorted(line["tokens_per_second"] for line in read.train)
     detection = {
@@ -43,10 +64,10 @@ def record(run: Path, corpus: Corpus) -> dict[str, Any]:
         "command": " ".join(session["command"]),
         "term": term,
         "vocab": corpus.vocab_size,
-        "entropy": round(unigram_entropy(corpus.counts()), 4),
+        "entropy": round(target_entropy(from_dict(Recipe, dict(read.recipe)), place), 4),
         "train": [[line["step"], line["tokens"], round(line[f"losses.{term}"], 4)] for line in read.train],
         "valid": [[line["step"], line["tokens"], round(line[f"losses.{term}"], 4)] for line in read.valid],
-        "accuracy": round(last.get(f"accuracy.{term}", 0.0), 4),
+        "accuracy": round(last[f"accuracy.{term}"], 4) if f"accuracy.{term}" in last else None,
         "bits_per_byte": round(last[f"bits_per_byte.{term}"], 4) if f"bits_per_byte.{term}" in last else None,
         "others": {
             name: [round(loss, 4), round(last[f"accuracy.{name}"], 4) if f"accuracy.{name}" in last else None]
@@ -71,9 +92,10 @@ def page(records: list[dict[str, Any]]) -> str:
             for name, (loss, share) in r["others"].items()
         )
         bits = f"{r['bits_per_byte']:.3f}" if r["bits_per_byte"] else ""
+        right = f"{r['accuracy']:.1%}" if r["accuracy"] is not None else ""
         rows.append(
             f"| {r['recipe']} | {quantity(r['valid'][-1][1])} | {r['entropy']:.2f} | **{r['valid'][-1][2]:.2f}** "
-            f"| {r['accuracy']:.1%} | {bits} | {others} | {r['tokens_per_second']:,} | {r['seconds'] / 60:.0f} "
+            f"| {right} | {bits} | {others} | {r['tokens_per_second']:,} | {r['seconds'] / 60:.0f} "
             f"| `{r['weights'][:12]}` |"
         )
     first = records[0]
@@ -88,17 +110,18 @@ compare architectures by (8 rows of 128 tokens a step, on a CPU).
 
 ![Loss curves of all runs](curves.svg)
 
-Losses are nats per predicted token on held-out text; *frequencies* is the loss of guessing by token frequency alone
-(the unigram entropy of the training text). Accuracy is that of the predicted tokens. For replaced token detection the
-loss is the generator's, and the discriminator's stands under *further losses* with its accuracy.
+Losses are nats per predicted token on held-out text; *frequencies* is the loss of knowing how often each token is asked
+for, and no context (the unigram entropy of the targets, of which rare tokens have more). Accuracy is that of the
+predicted tokens. For replaced token detection the loss is the generator's, and the discriminator's stands under
+*further losses* with its accuracy.
 
 | recipe | tokens | frequencies | loss | accuracy | bits per byte | further losses | tokens/s | minutes | weights |
 |---|---|---|---|---|---|---|---|---|---|
 {chr(10).join(rows)}
 
-Machine: {machine["cpu"]}, {machine["threads"]} thread of {machine["cores"]} cores, shared with other work, so tokens
-per second are a lower bound. {versions}. *weights* begins the SHA-256 of `model.safetensors`: the same command on the
-same text, thread count, processor family and torch gives the same file.
+Machine: {machine["cpu"]}, {machine["threads"]} thread of {machine["cores"]} cores, shared with other work, so tokens per
+second are a lower bound. *weights* begins the SHA-256 of `model.safetensors`: the same command on the same text, thread
+count, processor family and torch gives the same file. Versions: {versions}.
 
 ## Commands
 
@@ -180,7 +203,7 @@ def main() -> None:
     given = parser.parse_args()
     RECORDS.mkdir(exist_ok=True)
     for run in given.runs:
-        facts = record(run, Corpus(given.corpus))
+        facts = record(run, given.corpus)
         write_text(RECORDS / f"{facts['recipe']}.json", json.dumps(facts, ensure_ascii=False) + "\n")
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("*.json"))]
     write_text(PAGE / "README.md", page(records))
