@@ -119,7 +119,7 @@ predicted tokens. For replaced token detection the loss is the generator's, and 
 |---|---|---|---|---|---|---|---|---|---|
 {chr(10).join(rows)}
 
-Machine: {machine["cpu"]}, {machine["threads"]} thread of {machine["cores"]} cores, shared with other work, so tokens per
+Machine: {machine["cpu"]}, {machine["threads"]} thread of {machine["cores"]} cores, shared with other work: tokens per
 second are a lower bound. *weights* begins the SHA-256 of `model.safetensors`: the same command on the same text, thread
 count, processor family and torch gives the same file. Versions: {versions}.
 
