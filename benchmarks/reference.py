@@ -83,14 +83,17 @@ def record(run: Path, place: Path) -> dict[str, Any]:
     }
 
 
+def further(name: str, loss: float, share: float | None) -> str:
+    """A loss beside the main one, with the share of right answers; what is only counted has no loss."""
+    parts = [name.replace("_", " "), f"{loss:.3f}" if loss else "", f"({share:.1%})" if share is not None else ""]
+    return " ".join(part for part in parts if part)
+
+
 def page(records: list[dict[str, Any]]) -> str:
     """The table and what it means."""
     rows = []
     for r in records:
-        others = "; ".join(
-            f"{name.replace('_', ' ')} {loss:.3f}" + (f" ({share:.1%})" if share is not None else "")
-            for name, (loss, share) in r["others"].items()
-        )
+        others = "; ".join(further(name, *values) for name, values in r["others"].items())
         bits = f"{r['bits_per_byte']:.3f}" if r["bits_per_byte"] else ""
         right = f"{r['accuracy']:.1%}" if r["accuracy"] is not None else ""
         rows.append(
@@ -113,7 +116,7 @@ compare architectures by (8 rows of 128 tokens a step, on a CPU).
 Losses are nats per predicted token on held-out text; *frequencies* is the loss of knowing how often each token is asked
 for, and no context (the unigram entropy of the targets, of which rare tokens have more). Accuracy is that of the
 predicted tokens. For replaced token detection the loss is the generator's, and the discriminator's stands under
-*further losses* with its accuracy.
+*further losses* with its accuracy, beside the share of masked tokens that were *replaced*.
 
 | recipe | tokens | frequencies | loss | accuracy | bits per byte | further losses | tokens/s | minutes | weights |
 |---|---|---|---|---|---|---|---|---|---|
