@@ -75,7 +75,7 @@ VARIANTS: dict[str, Callable[[], Recipe]] = {
     "bert-large-wwm": lambda: whole_words("bert-large-wwm", "bert-large-wwm"),
     "bert-wwm-mini": lambda: whole_words("bert-wwm-mini", "bert-mini"),
     "bert-wwm-chinese": lambda: chinese_whole_words("bert-wwm-chinese", "bert-base-chinese"),
-    "bert-wwm-chinese-mini": lambda: small(chinese_whole_words("bert-wwm-chinese-mini", "bert-mini")),
+    "bert-wwm-chinese-mini": lambda: small(chinese_whole_words("bert-wwm-chinese-mini", "bert-mini"), lr=3e-3),
     "bert-base-no-nsp": lambda: _no_pairs("bert-base-no-nsp", "bert-base"),
     "bert-mini-no-nsp": lambda: _no_pairs("bert-mini-no-nsp", "bert-mini"),
     "bert-mini-static": lambda: _static("bert-mini-static", "bert-mini"),
