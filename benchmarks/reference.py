@@ -107,8 +107,8 @@ def page(records: list[dict[str, Any]]) -> str:
     commands = "\n".join(r["command"] for r in records)
     return f"""# Reference runs
 
-One short run of each `mini` recipe, recorded so that yours can be judged against it: `encoderlab doctor RUN` compares
-with these curves by the name of the recipe. They show that everything learns and how fast; they are far too short to
+Short runs of `mini` recipes, recorded so that yours can be judged against them: `encoderlab doctor RUN` compares
+with these curves by the name of the recipe. They show that a recipe learns and how fast; they are far too short to
 compare architectures by (8 rows of 128 tokens a step, on a CPU).
 
 ![Loss curves of all runs](curves.svg)
@@ -130,7 +130,7 @@ count, processor family and torch gives the same file. Versions: {versions}.
 
 ```
 encoderlab corpus build wiki_en.txt.gz --out corpora/wiki --vocab-size 8192
-encoderlab corpus build CLUECorpusSmall.txt.gz tech_articles.txt.gz classics_in_modern_chinese.txt.gz \\
+encoderlab corpus build CLUECorpusSmall_sample.txt.gz tech_articles.txt.gz classics_in_modern_chinese.txt.gz \\
     --out corpora/zh --tokenizer bert-base-chinese/vocab.txt --segmenter rjieba
 export OMP_NUM_THREADS=1
 {commands}
