@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from encoderlab.config import from_dict
-from encoderlab.corpus.shards import Corpus
+from encoderlab.corpus.shards import Corpus, unigram_entropy
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.files import write_text
-from encoderlab.measure.runs import quantity, read_run, unigram_entropy
+from encoderlab.measure.runs import quantity, read_run
 from encoderlab.train.pretraining import Recipe, build_objective, corpus_data
 
 ROOT = Path(__file__).parents[1]

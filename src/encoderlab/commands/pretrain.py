@@ -102,7 +102,7 @@ def pretrain(
     from encoderlab.train.recipe import Budget
 
     session = None if session_hours is None else Budget(amount=session_hours, unit="hours")
-    outcome = run(recipe, corpus, out, session=session, peak=peak(recipe))
+    outcome = run(recipe, corpus, out, session=session, peak=peak)
     from encoderlab.train.distributed import join
 
     if join(recipe.execution.device).main:

@@ -268,10 +268,11 @@ def task_of(folder: Path, examples: tuple[int, int, int]) -> tuple[Task, dict[st
     given = Given(text="text", pair="text_pair", label="label") if pair else Given()
     task, _ = infer(folder / "train.jsonl", given)
     task = replace(task, name=folder.name)
-    task = completed(task, task.read([folder / "train.jsonl"], "train").examples)
+    files = {"train": "train", "dev": "validation", "test": "test"}
+    read = {split: task.read([folder / f"{file}.jsonl"], split) for split, file in files.items()}
+    task = completed(task, read["train"].examples)
     splits = {}
-    for (split, file), most in zip((("train",) * 2, ("dev", "validation"), ("test",) * 2), examples, strict=True):
-        whole = task.read([folder / f"{file}.jsonl"], split)
+    for (split, whole), most in zip(read.items(), examples, strict=True):
         order = generator("quickstart", folder.name, split).permutation(len(whole))[:most]
         splits[split] = replace(whole, examples=tuple(whole.examples[i] for i in order))
     return task, splits

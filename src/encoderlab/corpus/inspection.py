@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from encoderlab.corpus.shards import TOKENIZER, Corpus, read_manifest, verify
+from encoderlab.corpus.shards import TOKENIZER, Corpus, read_manifest, unigram_entropy, verify
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.seeds import generator
 
@@ -42,9 +43,8 @@ def inspect_corpus(folder: str | os.PathLike[str], *, rows: int = 3, check: bool
         facts["splits"][split] = _facts(corpus, manifest["splits"][split])
     counts = Corpus(folder).counts()
     total = max(int(counts.sum()), 1)
-    used = counts[counts > 0] / total
     facts["unused_ids"] = int((counts == 0).sum())
-    facts["unigram_entropy_bits"] = round(float(-(used * np.log2(used)).sum()), 3)
+    facts["unigram_entropy_bits"] = round(unigram_entropy(counts) / math.log(2), 3)
     if (folder / TOKENIZER).exists():
         tokenizer = Tokenizer.load(folder / TOKENIZER)
         facts["unknown_share"] = round(int(counts[tokenizer.special.unk]) / total, 6)

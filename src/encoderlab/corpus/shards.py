@@ -449,3 +449,9 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def unigram_entropy(counts: np.ndarray) -> float:
+    """Entropy in nats of word frequencies: the loss of a model that knows them and nothing else."""
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * np.log(share)).sum())

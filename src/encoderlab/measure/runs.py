@@ -1,4 +1,4 @@
-"""What run folders hold, as parts of a report. Reads files only; needs neither torch nor the corpus."""
+"""What run folders hold, as parts of a report. Reads files only; needs neither torch nor a corpus."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from encoderlab.corpus.shards import unigram_entropy
 from encoderlab.errors import DataError
 from encoderlab.measure.report import Metric, Report, Run
 
@@ -108,12 +109,6 @@ def metrics(records: Sequence[RunRecord], references: Sequence[tuple[str, float]
 def strips(records: Sequence[RunRecord]) -> list[Metric]:
     """The small curves below the large ones."""
     return [metric for metric in STRIPS if any(metric.key in line for record in records for line in record.train)]
-
-
-def unigram_entropy(counts: np.ndarray) -> float:
-    """Entropy in nats of word frequencies: the loss of a model that knows them and nothing else."""
-    share = counts[counts > 0] / counts.sum()
-    return float(-(share * np.log(share)).sum())
 
 
 def references(record: RunRecord, counts: np.ndarray | None) -> list[tuple[str, float]]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
 from encoderlab.nn.kernels import Relative
-from encoderlab.nn.kernels.plain import chosen_per_head, per_head, skew
+from encoderlab.nn.kernels.plain import chosen_per_head, per_head, segment_scores, skew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,9 +157,7 @@ def bias_at(q: Tensor, k: Tensor, relative: Relative, scale: float, at: Tensor, 
         table = chosen_per_head(k * scale, relative.key_rows, relative.table)  # (B, H, M, P)
         terms.append(table.gather(-1, _for_heads(column.transpose(1, 2), heads)).transpose(-1, -2))
     if relative.segment is not None:
-        assert relative.different is not None
-        same, other = (relative.segment * scale).unsqueeze(-2).unbind(-1)
-        terms.append(torch.where(relative.different, other, same))
+        terms.append(segment_scores(relative, scale))
     return sum(terms[1:], terms[0])
 
 

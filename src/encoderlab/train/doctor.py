@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from encoderlab.corpus.shards import Corpus
+from encoderlab.corpus.shards import Corpus, unigram_entropy
 from encoderlab.errors import DataError
 
 Line = Mapping[str, Any]
@@ -54,12 +54,11 @@ class CorpusFacts:
     def of(cls, corpus: Corpus, unknown: int | None = None) -> CorpusFacts:
         """Read from a corpus; duplicates among the first 20,000 documents."""
         counts = corpus.counts().astype(np.float64)
-        shares = counts[counts > 0] / counts.sum()
         number = min(corpus.num_documents, DUPLICATE_SAMPLE)
         seen = {corpus.document(i).ids.tobytes() for i in range(number)}
         return cls(
             vocab_size=corpus.vocab_size,
-            entropy=float(-(shares * np.log(shares)).sum()),
+            entropy=unigram_entropy(counts),
             bytes_per_token=corpus.num_bytes / max(corpus.num_tokens, 1),
             unknown_share=0.0 if unknown is None else float(counts[unknown] / counts.sum()),
             duplicate_share=1 - len(seen) / max(number, 1),

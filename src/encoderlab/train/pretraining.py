@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,12 @@ def pretrain(
     out: Path,
     *,
     session: Budget | None = None,
-    peak: float | None = None,
+    peak: Callable[[Recipe], float] | None = None,
 ) -> Outcome:
     """Train as ``recipe`` says on the corpus folder ``corpus``, in the run folder ``out``; run it again to resume.
 
     The result lies in ``out/model`` (``out/model/generator`` and ``out/model/discriminator`` for two networks).
-    ``peak``: operations per second of one device, of which the run then shows its share.
+    ``peak`` measures the operations per second of one device, of which the run then shows its share.
 
     Raises:
         ConfigError: the recipe makes no sense, or does not fit corpus or folder; found before any work.
@@ -82,8 +83,8 @@ def pretrain(
     objective = build_objective(recipe, tokenizer, text)
     teacher = objective.teacher.config if isinstance(objective, Distill) else None
     data = corpus_data(recipe, objective, corpus, tokenizer)
-    data = replace(data, operations=lambda phase: operations(recipe, phase.length, teacher))
-    outcome = train(objective, recipe, data, out, session=session, peak=peak)
+    data = replace(data, operations=cache(lambda phase: operations(recipe, phase.length, teacher)))
+    outcome = train(objective, recipe, data, out, session=session, peak=peak(recipe) if peak else None)
     if join(recipe.execution.device).main:
         if recipe.execution.parallel == "fsdp":  # this process has only shards; the checkpoint has it all
             objective = build_objective(recipe, tokenizer, text)
@@ -228,21 +229,21 @@ def operations(recipe: Recipe, length: int, teacher: ModelConfig | None = None) 
     :mod:`encoderlab.models.flops`: all networks, a vocabulary head where tokens are predicted, and the forward pass of
     a distillation's ``teacher`` where it is given.
     """
-    settings, memory = recipe.objective, 0
+    settings = recipe.objective
     if isinstance(settings, CausalSettings):
-        predicted, memory = 1.0, settings.memory
-    elif isinstance(settings, PermutationSettings):
-        predicted, memory = settings.targets.count / length, settings.memory
-    else:
-        predicted = settings.masking.rate
-    total = flops.training(recipe.model, length, predicted=predicted, memory=memory)
+        return flops.training(recipe.model, length, predicted=1.0, memory=settings.memory)
+    if isinstance(settings, PermutationSettings):
+        share = settings.targets.count / length
+        return flops.training(recipe.model, length, predicted=share, memory=settings.memory)
+    rate = settings.masking.rate
     if isinstance(settings, RTDSettings):
-        shares = {"replaced": 0.0, "replaced_masked": 0.0, "original_masked": predicted, "original_all": 1.0}
-        total = flops.training(recipe.model, length, predicted=shares[settings.predict])
         assert recipe.generator is not None
-        total += flops.training(recipe.generator, length, predicted=predicted)
+        shares = {"replaced": 0.0, "replaced_masked": 0.0, "original_masked": rate, "original_all": 1.0}
+        discriminator = flops.training(recipe.model, length, predicted=shares[settings.predict])
+        return discriminator + flops.training(recipe.generator, length, predicted=rate)
+    total = flops.training(recipe.model, length, predicted=rate)
     if isinstance(settings, DistillSettings) and teacher is not None:
-        compared = 1.0 if settings.at == "real" else predicted
+        compared = 1.0 if settings.at == "real" else rate
         total += sum(flops.forward(teacher, length, predicted=compared).values())
     return total
 

@@ -77,7 +77,7 @@ class Theirs:
             raise MissingDependency("transformers", "hf", "comparing with transformers") from None
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-        self.case, self.library = case, transformers
+        self.case, self.transformers = case, transformers
         objective = objective_of(case, vocabulary)
         networks: dict[str, nn.Module] = {}
         for name, model in self._ours(objective).items():
@@ -121,7 +121,7 @@ class Theirs:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place) / "model"
             huggingface.save(model, folder)
-            loader = getattr(self.library, kind)
+            loader = getattr(self.transformers, kind)
             attention = "sdpa" if model.config.family in SDPA else "eager"
             network: nn.Module = loader.from_pretrained(folder, attn_implementation=attention)
         return network

@@ -1,8 +1,8 @@
 """The compiled kernels as torch operations: raw calls, their forms for ``torch.compile``, and their gradients.
 
 Every raw function takes and returns tensors and mutates nothing (or says so). ``@operation`` gives it a second form, a
-``torch.library`` custom operation with shapes for tracing, which is used inside ``torch.compile``; eager code calls the
-function itself, which costs 5 rather than 30 microseconds.
+custom operation of torch with shapes for tracing, which is used inside ``torch.compile``; eager code calls the function
+itself, which costs 5 rather than 30 microseconds.
 """
 
 from __future__ import annotations

@@ -100,10 +100,17 @@ def relative_bias(q: Tensor, k: Tensor, relative: Relative, scale: float) -> Ten
         products = chosen_per_head(k * scale, relative.key_rows.flip(-3), relative.table)
         terms.append(skew(products, length).transpose(-1, -2))
     if relative.segment is not None:
-        assert relative.different is not None
-        same, other = (relative.segment * scale).unsqueeze(-2).unbind(-1)
-        terms.append(torch.where(relative.different, other, same))
+        terms.append(segment_scores(relative, scale))
     return sum(terms[1:], terms[0])
+
+
+def segment_scores(relative: Relative, scale: float) -> Tensor:
+    """The segment term of the scores, (B, H, L, M): of every query its number for a key of the same segment, or of
+    another.
+    """
+    assert relative.segment is not None and relative.different is not None
+    same, other = (relative.segment * scale).unsqueeze(-2).unbind(-1)
+    return torch.where(relative.different, other, same)
 
 
 def per_head(states: Tensor, rows: Tensor) -> Tensor:
