@@ -370,7 +370,7 @@ def test_nan_is_not_hidden():
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("classes", [5, 32, 1001])
 def test_linear_cross_entropy(classes, with_bias, monkeypatch):
-    monkeypatch.setattr(kernels.fast, "LOGITS", 20 * classes)  # chunks of at most 20 rows
+    monkeypatch.setattr(kernels.vocabulary, "LOGITS", 20 * classes)  # chunks of at most 20 rows
     x, weight = normal(67, 16), normal(classes, 16, seed=1) / 2
     bias = normal(classes, seed=2) if with_bias else None
     labels = torch.randint(classes, (67,), generator=torch.Generator().manual_seed(3))

@@ -9,7 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from encoderlab.nn.kernels import build, fast, plain
+from encoderlab.nn.kernels import build, plain
+from encoderlab.nn.kernels.fast import attention, convolution, rows, vocabulary
+from encoderlab.nn.kernels.fast.operation import apply
 from encoderlab.nn.kernels.memory import keep_memory
 from encoderlab.nn.kernels.plain import Relative, softmax_dropout
 
@@ -53,7 +55,7 @@ def dropout(x: Tensor, p: float, keys: Tensor | None, site: int) -> Tensor:
     _check_keys(keys, len(x))
     if not _compiled(x):
         return plain.dropout(x, p, keys, site)
-    return fast.apply(fast.Dropout, x.contiguous(), keys, site, p)
+    return apply(rows.Dropout, x.contiguous(), keys, site, p)
 
 
 def dropout_add_norm(
@@ -74,14 +76,14 @@ def dropout_add_norm(
     if not _compiled(x, residual):
         return plain.dropout_add_norm(x, residual, weight, bias, eps, p, keys, site, x_bias=x_bias)
     residual = None if residual is None else residual.contiguous()
-    return fast.apply(fast.AddNorm, x.contiguous(), x_bias, residual, weight, bias, keys, site, p, eps)
+    return apply(rows.AddNorm, x.contiguous(), x_bias, residual, weight, bias, keys, site, p, eps)
 
 
 def bias_gelu(x: Tensor, bias: Tensor | None, *, tanh: bool = False) -> Tensor:
     """GELU(x + bias), exact (erf) or with the tanh approximation (Hendrycks and Gimpel 2016); x (..., F), bias (F,)."""
     if not _compiled(x):
         return plain.bias_gelu(x, bias, tanh=tanh)
-    return fast.apply(fast.BiasGelu, x.contiguous(), bias, tanh)
+    return apply(rows.BiasGelu, x.contiguous(), bias, tanh)
 
 
 def attend(
@@ -109,15 +111,15 @@ def attend(
         return plain.attend(
             q, k, v, bias=bias, visible=visible, scale=scale, p=p, keys=keys, site=site, relative=relative
         )
-    q, k, v = fast.dense(q), fast.dense(k), fast.dense(v)
+    q, k, v = attention.dense(q), attention.dense(k), attention.dense(v)
     if visible is not None:
-        visible = fast.full_rows(visible, k.shape[2])
+        visible = attention.full_rows(visible, k.shape[2])
     if relative is not None:
-        terms = fast.relative_arguments(q, k, relative, scale)
-        return fast.apply(fast.AttendRelative, q, k, v, *terms, visible, keys, scale, p, site)
+        terms = attention.relative_arguments(q, k, relative, scale)
+        return apply(attention.AttendRelative, q, k, v, *terms, visible, keys, scale, p, site)
     if bias is not None:
-        bias = fast.full_rows(bias.to(q.dtype), k.shape[2])
-    return fast.apply(fast.Attend, q, k, v, bias, visible, keys, scale, p, site)
+        bias = attention.full_rows(bias.to(q.dtype), k.shape[2])
+    return apply(attention.Attend, q, k, v, bias, visible, keys, scale, p, site)
 
 
 def attend_packed(
@@ -139,9 +141,9 @@ def attend_packed(
     if not _compiled(qkv):
         return plain.attend_packed(qkv, heads, visible=visible, scale=scale, p=p, keys=keys, site=site)
     if visible is not None:
-        visible = fast.full_rows(visible, qkv.shape[1])
+        visible = attention.full_rows(visible, qkv.shape[1])
     parts = qkv.contiguous().unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
-    return fast.apply(fast.AttendPacked, parts, visible, keys, scale, p, site).transpose(1, 2).flatten(2)
+    return apply(attention.AttendPacked, parts, visible, keys, scale, p, site).transpose(1, 2).flatten(2)
 
 
 def feed_forward(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, *, tanh: bool = False) -> Tensor:
@@ -152,7 +154,7 @@ def feed_forward(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, *, tanh: 
     """
     if not _compiled(x, up, down):
         return plain.feed_forward(x, up, up_bias, down, tanh=tanh)
-    return fast.apply(fast.FeedForward, x.flatten(0, -2), up, up_bias, down, tanh).unflatten(0, x.shape[:-1])
+    return apply(rows.FeedForward, x.flatten(0, -2), up, up_bias, down, tanh).unflatten(0, x.shape[:-1])
 
 
 def linear_cross_entropy(
@@ -167,7 +169,7 @@ def linear_cross_entropy(
     if not _compiled(x, weight):
         return plain.linear_cross_entropy(x, weight, bias, labels, uniforms=uniforms)
     given = (x.contiguous(), weight, bias, labels.contiguous(), uniforms)
-    loss, hits, sampled = fast.apply(fast.LinearCrossEntropy, *given)
+    loss, hits, sampled = apply(vocabulary.LinearCrossEntropy, *given)
     return loss, hits, None if uniforms is None else sampled
 
 
@@ -177,9 +179,9 @@ def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None = None) -> Tensor:
     Taps outside the row read zero; with ``doc`` (B, L) so do those on another document, or where ``doc`` is negative.
     Compiled: one pass over x, whatever the number of taps.
     """
-    if not _compiled(x) or weight.shape[1] > fast.MOST_TAPS:
+    if not _compiled(x) or weight.shape[1] > convolution.MOST_TAPS:
         return plain.depthwise(x, weight, doc)
-    return fast.apply(fast.Depthwise, x.contiguous(), weight, fast.documents(doc))
+    return apply(convolution.Depthwise, x.contiguous(), weight, convolution.documents(doc))
 
 
 def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | None = None) -> Tensor:
@@ -187,6 +189,6 @@ def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | Non
 
     Taps outside the row or document (see :func:`depthwise`) read zero; they keep their share of the softmax.
     """
-    if not _compiled(x, logits) or logits.shape[-1] > heads * fast.MOST_TAPS:
+    if not _compiled(x, logits) or logits.shape[-1] > heads * convolution.MOST_TAPS:
         return plain.dynamic_convolution(x, logits, heads, doc)
-    return fast.apply(fast.Dynamic, x.contiguous(), logits.contiguous(), fast.documents(doc), heads)
+    return apply(convolution.Dynamic, x.contiguous(), logits.contiguous(), convolution.documents(doc), heads)

@@ -1,4 +1,4 @@
-// The arguments of attention, filled in by kernels/fast.py.
+// The arguments of attention, filled in by kernels/fast/attention.py.
 
 #pragma once
 

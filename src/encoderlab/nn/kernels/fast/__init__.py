@@ -1,0 +1,1 @@
+"""The compiled kernels as torch operations: raw calls, their shapes for tracing, and their gradients."""

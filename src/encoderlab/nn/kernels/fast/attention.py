@@ -1,0 +1,337 @@
+"""Attention in blocks that stay in the cache, plain and with relative positions, and its gradients."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from encoderlab.nn.kernels.fast.operation import SMALL, call, half, operation, scaling
+from encoderlab.nn.kernels.plain import Relative
+
+# ------------------------------------------------------------------------------------------------------------ attention
+
+
+ATTENTION = struct.Struct("39q2f")  # ``Attention`` of arguments.h
+RELATIVE = struct.Struct("10P")  # ``Pointers`` of arguments.h
+
+
+def strides(x: Tensor | None) -> tuple[int, ...]:
+    """Of (batch, head, position); 0 where x is broadcast."""
+    if x is None:
+        return 0, 0, 0
+    (a, b, c, _), (i, j, k, _) = x.shape, x.stride()
+    return 0 if a == 1 else i, 0 if b == 1 else j, 0 if c == 1 else k
+
+
+def attention_arguments(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    bias: Tensor | None,
+    visible: Tensor | None,
+    keys: Tensor | None,
+    scale: float,
+    p: float,
+    site: int,
+    query_rows: Tensor | None = None,
+    key_rows: Tensor | None = None,
+    position_query: Tensor | None = None,
+    different: Tensor | None = None,
+) -> bytes:
+    batch, heads, queries, width = q.shape
+    threshold, keep_scale = scaling(keys, p)
+    work = torch.get_num_threads() if q.numel() * k.shape[2] >= 32 * SMALL else 1
+    rows = query_rows if query_rows is not None else key_rows
+    tables, positions = (1, 0) if rows is None else rows.shape[:2]
+    row_strides = [0 if x is None else x.stride(dim) for x in (query_rows, key_rows) for dim in (1, 2)]
+    return ATTENTION.pack(
+        batch, heads, queries, k.shape[2], width, v.shape[-1], *strides(q), *strides(k), *strides(v), *strides(out),
+        *strides(bias), *strides(visible), site, threshold, work, positions, tables, *row_strides,
+        *strides(position_query), *strides(different), scale, keep_scale,
+    )  # fmt: skip
+
+
+def _heads_last(x: Tensor, width: int) -> Tensor:
+    """An empty (B, H, L, width) whose memory is (B, L, H, width), so that merging the heads copies nothing."""
+    batch, heads, length, _ = x.shape
+    return x.new_empty(batch, length, heads, width).transpose(1, 2)
+
+
+def _attend_shapes(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _heads_last(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@operation(_attend_shapes)
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    visible: Tensor | None,
+    keys: Tensor | None,
+    scale: float,
+    p: float,
+    site: int,
+) -> tuple[Tensor, Tensor]:
+    """The attended values (B, H, L, V) and the log of every row's softmax denominator (B, H, L)."""
+    out, normalisers = _attend_shapes(q, k, v)
+    at = attention_arguments(q, k, v, out, bias, visible, keys, scale, p, site)
+    call("attend", half(q), at, q, k, v, bias, visible, keys, None, out, normalisers)
+    return out, normalisers
+
+
+def _attend_backward_shapes(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dbias = q.new_empty(0 if bias is None else (*q.shape[:3], k.shape[2]))
+    return _heads_last(q, q.shape[-1]), _heads_last(k, k.shape[-1]), _heads_last(v, v.shape[-1]), dbias
+
+
+@operation(_attend_backward_shapes)
+def attend_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    visible: Tensor | None,
+    keys: Tensor | None,
+    normalisers: Tensor,
+    scale: float,
+    p: float,
+    site: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and of the bias for every batch row (B, H, L, M) (empty where there is no bias)."""
+    dq, dk, dv, dbias = _attend_backward_shapes(grad, q, k, v, bias)
+    at = attention_arguments(q, k, v, grad, bias, visible, keys, scale, p, site)
+    to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site)
+    call(
+        "attend_backward", half(q), at, to, grad, q, k, v, bias, visible, keys, normalisers, None, dq, dk, dv,
+        None if bias is None else dbias,
+    )  # fmt: skip
+    return dq, dk, dv, dbias
+
+
+class Attend(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        visible: Tensor | None,
+        keys: Tensor | None,
+        scale: float,
+        p: float,
+        site: int,
+    ) -> Tensor:
+        out, normalisers = attend(q, k, v, bias, visible, keys, scale, p, site)
+        ctx.save_for_backward(q, k, v, bias, visible, keys, normalisers)
+        ctx.rest = scale, p, site
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        bias = ctx.saved_tensors[3]
+        dq, dk, dv, dbias = attend_backward(dense(grad), *ctx.saved_tensors, *ctx.rest)
+        if bias is None:
+            return dq, dk, dv, *[None] * 6
+        return dq, dk, dv, dbias.sum_to_size(bias.shape), *[None] * 5
+
+
+@operation(lambda grad, qkv, *_: torch.empty_like(qkv))
+def attend_packed_backward(
+    grad: Tensor,
+    qkv: Tensor,
+    visible: Tensor | None,
+    keys: Tensor | None,
+    normalisers: Tensor,
+    scale: float,
+    p: float,
+    site: int,
+) -> Tensor:
+    """The gradient of qkv (3, B, H, L, K), in its own layout."""
+    dqkv = torch.empty_like(qkv)
+    q, k, v = qkv.unbind()
+    dq, dk, dv = dqkv.unbind()
+    at = attention_arguments(q, k, v, grad, None, visible, keys, scale, p, site)
+    to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site)
+    call("attend_backward", half(qkv), at, to, grad, q, k, v, None, visible, keys, normalisers, None, dq, dk, dv, None)
+    return dqkv
+
+
+class AttendPacked(Function):
+    """Self-attention of qkv (3, B, H, L, K), a view of what one product made; its gradient needs no concatenation."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, qkv: Tensor, visible: Tensor | None, keys: Tensor | None, scale: float, p: float, site: int
+    ) -> Tensor:
+        out, normalisers = attend(*qkv.unbind(), None, visible, keys, scale, p, site)
+        ctx.save_for_backward(qkv, visible, keys, normalisers)
+        ctx.rest = scale, p, site
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return attend_packed_backward(dense(grad), *ctx.saved_tensors, *ctx.rest), *[None] * 5
+
+
+# ----------------------------------------------------------------------------------- attention with relative positions
+
+
+def pointers(*tensors: Tensor | None) -> bytes:
+    given = [0 if x is None or x.dim() == 0 else x.data_ptr() for x in tensors]
+    return RELATIVE.pack(*given, *[0] * (10 - len(given)))
+
+
+def relative_arguments(q: Tensor, k: Tensor, relative: Relative, scale: float) -> tuple[Tensor | None, ...]:
+    """``relative`` as the kernels take it: rows (S, P, H, K) contiguous in q's precision, segment scaled, float32."""
+
+    def rows(x: Tensor | None) -> Tensor | None:
+        return None if x is None else (x if x.dim() == 4 else x[None]).to(q.dtype).contiguous()
+
+    query, different = relative.position_query, relative.different
+    return (
+        rows(relative.query_rows),
+        rows(relative.key_rows),
+        None if query is None else dense(query.to(q.dtype)),
+        None if relative.segment is None else (relative.segment.float() * scale).contiguous(),
+        None if different is None else full_rows(different, k.shape[2]),
+        relative.table,
+    )
+
+
+@operation(_attend_shapes)
+def attend_relative(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_rows: Tensor | None,
+    key_rows: Tensor | None,
+    position_query: Tensor | None,
+    segment: Tensor | None,
+    different: Tensor | None,
+    table: Tensor | None,
+    visible: Tensor | None,
+    keys: Tensor | None,
+    scale: float,
+    p: float,
+    site: int,
+) -> tuple[Tensor, Tensor]:
+    """As :func:`attend`; rows (S, P, H, K) contiguous, segment (B, H, L, 2) float32 contiguous."""
+    out, normalisers = _attend_shapes(q, k, v)
+    at = attention_arguments(
+        q, k, v, out, None, visible, keys, scale, p, site, query_rows, key_rows, position_query, different
+    )
+    relative = pointers(query_rows, key_rows, position_query, table, segment, different)
+    call("attend", half(q), at, q, k, v, None, visible, keys, relative, out, normalisers)
+    return out, normalisers
+
+
+def _attend_relative_backward_shapes(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_rows: Tensor | None,
+    key_rows: Tensor | None,
+    position_query: Tensor | None,
+    segment: Tensor | None,
+    *_: Any,
+) -> tuple[Tensor, ...]:
+    def like(x: Tensor | None) -> Tensor:
+        return q.new_empty(() if x is None else x.shape, dtype=torch.float32)
+
+    dq, dk, dv = (_heads_last(x, x.shape[-1]) for x in (q, k, v))
+    dposition_query = q.new_empty(()) if position_query is None else _heads_last(q, q.shape[-1])
+    return dq, dk, dv, like(query_rows), like(key_rows), dposition_query, like(segment)
+
+
+@operation(_attend_relative_backward_shapes)
+def attend_relative_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_rows: Tensor | None,
+    key_rows: Tensor | None,
+    position_query: Tensor | None,
+    segment: Tensor | None,
+    different: Tensor | None,
+    table: Tensor | None,
+    visible: Tensor | None,
+    keys: Tensor | None,
+    normalisers: Tensor,
+    scale: float,
+    p: float,
+    site: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the first eight but one; rows and segment in float32, scalars for what is absent."""
+    grads = _attend_relative_backward_shapes(grad, q, k, v, query_rows, key_rows, position_query, segment)
+    dq, dk, dv, dquery_rows, dkey_rows, dposition_query, dsegment = grads
+    at = attention_arguments(
+        q, k, v, grad, None, visible, keys, scale, p, site, query_rows, key_rows, position_query, different
+    )
+    to_position = None if position_query is None else dposition_query
+    to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site, position_query=to_position)
+    made = (dquery_rows, dkey_rows, dsegment, dposition_query)
+    relative = pointers(query_rows, key_rows, position_query, table, segment, different, *made)
+    given = (grad, q, k, v, None, visible, keys, normalisers, relative)
+    call("attend_backward", half(q), at, to, *given, dq, dk, dv, None)
+    return dq, dk, dv, dquery_rows, dkey_rows, dposition_query, dsegment
+
+
+class AttendRelative(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        query_rows: Tensor | None,
+        key_rows: Tensor | None,
+        position_query: Tensor | None,
+        segment: Tensor | None,
+        different: Tensor | None,
+        table: Tensor | None,
+        visible: Tensor | None,
+        keys: Tensor | None,
+        scale: float,
+        p: float,
+        site: int,
+    ) -> Tensor:
+        saved = (q, k, v, query_rows, key_rows, position_query, segment, different, table, visible, keys)
+        out, normalisers = attend_relative(*saved, scale, p, site)
+        ctx.save_for_backward(*saved, normalisers)
+        ctx.rest = scale, p, site
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        grads = attend_relative_backward(dense(grad), *saved, *ctx.rest)
+        given = [None if x is None else g.to(x.dtype) for g, x in zip(grads, saved, strict=False)]
+        return *given, *[None] * 7
+
+
+def dense(x: Tensor) -> Tensor:
+    """x with its last dimension dense, as the attention kernels need it."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def full_rows(x: Tensor, columns: int) -> Tensor:
+    """x (..., M or 1) of four dimensions with dense rows of all ``columns``."""
+    if x.dim() < 4:
+        x = x[(None,) * (4 - x.dim())]
+    return dense(x if x.shape[-1] == columns else x.expand(*x.shape[:-1], columns))

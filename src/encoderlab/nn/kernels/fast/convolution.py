@@ -1,0 +1,89 @@
+"""ConvBERT's convolutions: depthwise, and dynamic with a kernel per position and head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from encoderlab.nn.kernels.fast.operation import CHUNKS, call, half, operation, threads
+
+# --------------------------------------------------------------------------------------------------------- convolutions
+
+
+MOST_TAPS = 32  # as in convolution.h
+
+
+def documents(doc: Tensor | None) -> Tensor | None:
+    return None if doc is None else doc.to(torch.int32).contiguous()
+
+
+@operation(lambda x, weight, doc, back: torch.empty_like(x))
+def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None, back: bool) -> Tensor:
+    """x (B, L, C) by weight (J, C); ``back``: by the transposed operator, the gradient of x."""
+    out = torch.empty_like(x)
+    call("depthwise", half(x), x, weight, doc, out, *x.shape, len(weight), back, threads(x))
+    return out
+
+
+@operation(lambda grad, x, doc, taps: x.new_empty(taps, x.shape[-1], dtype=torch.float32))
+def depthwise_weight(grad: Tensor, x: Tensor, doc: Tensor | None, taps: int) -> Tensor:
+    width = x.shape[-1]
+    dweight, partial = torch.empty(taps, width), torch.empty(CHUNKS, taps, width)
+    call("depthwise_weight", half(x), grad, x, doc, partial, dweight, *x.shape, taps, threads(x))
+    return dweight
+
+
+class Depthwise(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, doc: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight, doc)
+        return depthwise(x, weight.float().T.contiguous(), doc, False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, doc = ctx.saved_tensors
+        grad = grad.contiguous()
+        dx = depthwise(grad, weight.float().T.contiguous(), doc, True)
+        return dx, depthwise_weight(grad, x, doc, weight.shape[1]).T.to(weight.dtype), None
+
+
+def _dynamic_shapes(x: Tensor, logits: Tensor, doc: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), logits.new_empty(logits.shape, dtype=torch.float32)
+
+
+def _taps(x: Tensor, logits: Tensor, heads: int) -> tuple[int, ...]:
+    return *x.shape[:2], heads, x.shape[2] // heads, logits.shape[2] // heads
+
+
+@operation(_dynamic_shapes)
+def dynamic(x: Tensor, logits: Tensor, doc: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
+    """The convolved values, and the kernels after softmax."""
+    out, softmax = _dynamic_shapes(x, logits, doc, heads)
+    call("dynamic", half(x), x, logits, doc, out, softmax, *_taps(x, logits, heads), threads(x))
+    return out, softmax
+
+
+@operation(lambda grad, x, softmax, doc, heads: (torch.empty_like(x), x.new_empty(softmax.shape)))
+def dynamic_backward(grad: Tensor, x: Tensor, softmax: Tensor, doc: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
+    dx, dlogits = torch.empty_like(x), x.new_empty(softmax.shape)
+    call("dynamic_backward", half(x), grad, x, softmax, doc, dx, dlogits, *_taps(x, softmax, heads), threads(x))
+    return dx, dlogits
+
+
+class Dynamic(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, logits: Tensor, doc: Tensor | None, heads: int) -> Tensor:
+        out, softmax = dynamic(x, logits, doc, heads)
+        ctx.save_for_backward(x, softmax, doc)
+        ctx.heads = heads
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return *dynamic_backward(grad.contiguous(), *ctx.saved_tensors, ctx.heads), None, None

@@ -1,0 +1,200 @@
+"""What works on one position at a time: dropout, the normalised residual sum, GELU and the feed-forward block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from encoderlab.nn.kernels.fast.operation import CHUNKS, call, half, layout, operation, scaling, threads
+
+# ------------------------------------------------------------------------------------------------------------- dropout
+
+
+@operation(lambda x, keys, site, p: torch.empty_like(x))
+def dropout(x: Tensor, keys: Tensor, site: int, p: float) -> Tensor:
+    out = torch.empty_like(x)
+    call("dropout", half(x), x, out, keys, *layout(x), site, *scaling(keys, p), threads(x))
+    return out
+
+
+class Dropout(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Tensor, site: int, p: float) -> Tensor:
+        ctx.save_for_backward(keys)
+        ctx.site, ctx.p = site, p
+        return dropout(x, keys, site, p)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return dropout(grad.contiguous(), *ctx.saved_tensors, ctx.site, ctx.p), None, None, None
+
+
+# ------------------------------------------------------------------------------------------- dropout + add + LayerNorm
+
+
+def _add_norm_shapes(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty(x.numel() // x.shape[-1], 2, dtype=torch.float32)
+
+
+@operation(_add_norm_shapes)
+def add_norm(
+    x: Tensor,
+    x_bias: Tensor | None,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    keys: Tensor | None,
+    site: int,
+    p: float,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """The normalised sum, and mean and 1 / deviation of every position (positions, 2)."""
+    out, statistics = _add_norm_shapes(x)
+    call(
+        "add_norm", half(x), x, x_bias, residual, weight, bias, out, statistics, keys, *layout(x), site,
+        *scaling(keys, p), eps, threads(x),
+    )  # fmt: skip
+    return out, statistics
+
+
+def _add_norm_backward_shapes(grad: Tensor, x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x), x.new_empty(3, x.shape[-1], dtype=torch.float32)
+
+
+@operation(_add_norm_backward_shapes)
+def add_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    x_bias: Tensor | None,
+    residual: Tensor | None,
+    weight: Tensor,
+    statistics: Tensor,
+    keys: Tensor | None,
+    site: int,
+    p: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x and residual, and (3, D) those of weight, bias and x_bias (the last only where there is one)."""
+    dx, dresidual, sums = _add_norm_backward_shapes(grad, x)
+    partial = torch.empty(CHUNKS, 3, x.shape[-1])
+    call(
+        "add_norm_backward", half(x), grad, x, x_bias, residual, weight, statistics, dx, dresidual, partial, sums,
+        keys, *layout(x), site, *scaling(keys, p), threads(x),
+    )  # fmt: skip
+    return dx, dresidual, sums
+
+
+class AddNorm(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        x_bias: Tensor | None,
+        residual: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        keys: Tensor | None,
+        site: int,
+        p: float,
+        eps: float,
+    ) -> Tensor:
+        wide = None if x_bias is None else x_bias.float()
+        out, statistics = add_norm(x, wide, residual, weight.float(), bias.float(), keys, site, p, eps)
+        ctx.save_for_backward(x, x_bias, residual, weight, statistics, keys)
+        ctx.site, ctx.p, ctx.bias_dtype = site, p, bias.dtype
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, x_bias, residual, weight, statistics, keys = ctx.saved_tensors
+        wide = None if x_bias is None else x_bias.float()
+        dx, dresidual, sums = add_norm_backward(
+            grad.contiguous(), x, wide, residual, weight.float(), statistics, keys, ctx.site, ctx.p
+        )
+        dweight, dbias, dx_bias = sums.unbind()
+        return (
+            dx,
+            None if x_bias is None else dx_bias.to(x_bias.dtype),
+            None if residual is None else dresidual,
+            dweight.to(weight.dtype),
+            dbias.to(ctx.bias_dtype),
+            *[None] * 4,
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------- bias + GELU
+
+
+@operation(lambda x, bias, tanh: torch.empty_like(x))
+def gelu(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
+    out = torch.empty_like(x)
+    width = x.shape[-1]
+    call("gelu", half(x), tanh, x, bias, out, x.numel() // width, width, threads(x))
+    return out
+
+
+@operation(lambda grad, x, bias, tanh: (torch.empty_like(x), x.new_empty(x.shape[-1], dtype=torch.float32)))
+def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
+    """Gradients of x and of the bias; the second is undefined where there is no bias."""
+    width = x.shape[-1]
+    dx, dbias, partial = torch.empty_like(x), torch.empty(width), torch.empty(CHUNKS, width)
+    call("gelu_backward", half(x), tanh, grad, x, bias, dx, None, partial, dbias, x.numel() // width, width, threads(x))
+    return dx, dbias
+
+
+class BiasGelu(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
+        ctx.save_for_backward(x, bias)
+        ctx.tanh = tanh
+        return gelu(x, None if bias is None else bias.float(), tanh)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, bias = ctx.saved_tensors
+        dx, dbias = gelu_backward(grad.contiguous(), x, None if bias is None else bias.float(), ctx.tanh)
+        return dx, None if bias is None else dbias.to(bias.dtype), None
+
+
+@operation(
+    lambda grad, x, bias, tanh: (torch.empty_like(x), x.new_empty(x.shape[-1], dtype=torch.float32)), mutates=("grad",)
+)
+def gelu_backward_(grad: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
+    """The activations again and the gradient of the bias; the gradient of x replaces ``grad``."""
+    width = x.shape[-1]
+    out, dbias, partial = torch.empty_like(x), torch.empty(width), torch.empty(CHUNKS, width)
+    rows = x.numel() // width
+    call("gelu_backward", half(x), tanh, grad, x, bias, grad, out, partial, dbias, rows, width, threads(x))
+    return out, dbias
+
+
+class FeedForward(Function):
+    """gelu(x up^T + up_bias) down^T; x (T, D). Keeps x up^T only: the activations are computed again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, tanh: bool) -> Tensor:
+        inner = x @ up.T
+        ctx.save_for_backward(x, up, up_bias, down, inner)
+        ctx.tanh = tanh
+        return gelu(inner, up_bias.float(), tanh) @ down.T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, up, up_bias, down, inner = ctx.saved_tensors
+        dinner = grad @ down
+        activated, dbias = gelu_backward_(dinner, inner, up_bias.float(), ctx.tanh)
+        need_x, need_up, _, need_down, _ = ctx.needs_input_grad
+        return (
+            dinner @ up if need_x else None,
+            dinner.T @ x if need_up else None,
+            dbias.to(up_bias.dtype),
+            grad.T @ activated if need_down else None,
+            None,
+        )
