@@ -24,6 +24,7 @@ from encoderlab.model import Model
 from encoderlab.models.base import resized
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.mlm import MLM, MLMSettings
+from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.objectives.rtd import RTD, RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.recipes import RECIPES, recipe
@@ -156,7 +157,17 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "one number of rows",
     ),
     "rows longer than the positions": ("bert-mini", {"phases": (Phase(length=1024, rows=8),)}, "512 positions"),
-    "two lengths of reuse": ("xlnet-mini", {"rows": replace(recipe("xlnet-mini").rows, reuse=32)}, "one number"),  # type: ignore[call-arg]
+    "two lengths of reuse": (
+        "xlnet-mini",
+        {"rows": replace(recipe("xlnet-mini").rows, reuse=32)},
+        "objective.reuse to 32",
+    ),  # type: ignore[call-arg]
+    "reuse in rows that are no streams": (
+        "xlnet-mini",
+        {"rows": FullSentences(), "objective": PermutationSettings(memory=0, reuse=64)},
+        "objective.reuse to 0",
+    ),
+    "hardly any context": ("xlnet-mini", {"phases": (Phase(length=72, rows=8),)}, "too little context"),
     "repeated streams": ("transformer-xl-mini", {"duplicates": 10}, "null for streams"),
     "no repetition": ("bert-mini", {"duplicates": 0}, "at least 1"),
     "mask decoder on absolute positions": (

@@ -195,6 +195,12 @@ def test_permute_never_predicts_special_tokens_and_repeats_itself() -> None:
         assert np.array_equal(one.query_rank, two.query_rank) and np.array_equal(one.positions, two.positions)
 
 
+@pytest.mark.parametrize("length", [2, 5, 40])
+def test_a_row_shorter_than_its_quota_keeps_half_of_its_tokens(length: int) -> None:
+    order = permute(make_row(length, 0, 0), Targets(count=42), 0, generator(5))
+    assert len(order.positions) <= length // 2
+
+
 def test_settings_that_leak_are_refused() -> None:
     with pytest.raises(ConfigError, match="longer than the 128 reused"):
         Targets(block=256).check(512, 128)

@@ -28,7 +28,8 @@ class Targets:
     """Which tokens are predicted, and in what order.
 
     Attributes:
-        count: targets per row, divided among its parts (85 of 512: one in K = 6, the paper's partial prediction).
+        count: targets per row, divided among its parts (85 of 512: one in K = 6, the paper's partial prediction). A
+            short row has at most half of its tokens.
         longest: spans have n = 1 .. longest tokens, p(n) proportional to 1/n.
         context: a span of n stands at a random place within n * context tokens (mask_alpha / mask_beta of the release).
         block: positions of a part are permuted within blocks of this many, by one permutation for all blocks; blocks
@@ -48,8 +49,7 @@ class Targets:
 
         Raises:
             ConfigError: a block longer than the reused part (the next row's memory would have seen what it predicts),
-            or
-                more targets than half of a part's tokens.
+                or more targets than half of a part's tokens.
         """
         if self.block is not None and reuse and self.block > reuse:
             raise ConfigError(
@@ -90,7 +90,7 @@ def permute(row: Row, targets: Targets, reuse: int, rng: np.random.Generator) ->
     chosen, orders, start = [], [], 0
     for size, quota in zip(sizes, quotas, strict=True):
         starts = row.word_starts[start : start + size]
-        chosen.append(sample_spans(starts, quota, targets, rng, backwards=backwards))
+        chosen.append(sample_spans(starts, min(quota, size // 2), targets, rng, backwards=backwards))
         orders.append(rng.permutation(min(targets.block or size, size)))
         start += size
     return arrange(row.ids, np.concatenate(chosen), row.special, sizes, orders)

@@ -66,7 +66,6 @@ class Permutation(Objective):
 
     def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
         settings = self.settings
-        settings.targets.check(len(rows[0]), settings.reuse)
         orders = [permute(row, settings.targets, settings.reuse, generator(seed, "order", *row.key)) for row in rows]
         batch = collate(rows, pad=self.pad, side="left")
         length = batch.ids.shape[1]

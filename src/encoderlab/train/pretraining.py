@@ -127,11 +127,15 @@ def check(recipe: Recipe) -> None:
         )
     if streams and len({phase.rows for phase in recipe.phases}) > 1 or streams and recipe.ramp is not None:
         raise ConfigError("streams keep one number of rows; give every phase the same rows and no ramp")
-    if isinstance(objective, PermutationSettings) and getattr(recipe.rows, "reuse", objective.reuse) != objective.reuse:
-        raise ConfigError(
-            f"the rows reuse {recipe.rows.reuse} tokens and the objective {objective.reuse}, but what is remembered is "  # type: ignore[union-attr]
-            "what is reused; set rows.reuse and objective.reuse to one number"
-        )
+    if isinstance(objective, PermutationSettings):
+        reuse = recipe.rows.reuse if isinstance(recipe.rows, XLNetStreams) else 0
+        if reuse != objective.reuse:
+            raise ConfigError(
+                f"the rows ({recipe.rows.kind}) reuse {reuse} tokens and the objective {objective.reuse}, but what is "
+                f"remembered is what is reused; set objective.reuse to {reuse}"
+            )
+        for phase in recipe.phases:
+            objective.targets.check(phase.length, reuse)
     if recipe.duplicates is not None and (streams or recipe.duplicates < 1):
         raise ConfigError(
             f"duplicates {recipe.duplicates} repeats shuffled rows and their masks after so many epochs; "
