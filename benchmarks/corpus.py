@@ -17,8 +17,9 @@ from pathlib import Path
 
 from encoderlab.corpus import pieces
 from encoderlab.corpus.build import resolve_sources
-from encoderlab.corpus.documents import Reading, parse_block
+from encoderlab.corpus.documents import parse_block
 from encoderlab.corpus.sentences import sentence_starts
+from encoderlab.corpus.sources import Reading
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.measure.bench import corpus as bench
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from encoderlab.corpus.assemble import Selection
 from encoderlab.corpus.build import BuildSettings, NewTokenizer
-from encoderlab.corpus.documents import Reading
+from encoderlab.corpus.sources import Reading
 
 
 def sample_text(num_documents: int, seed: int = 0, words: int = 400) -> str:

@@ -18,13 +18,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from encoderlab.corpus import assemble, documents, pieces
+from encoderlab.corpus import assemble, blocks, pieces
 from encoderlab.corpus.assemble import find_repeated
 from encoderlab.corpus.build import GivenTokenizer, NewTokenizer, build_corpus, merge_corpora
-from encoderlab.corpus.documents import Reading, find_sources, read_documents
+from encoderlab.corpus.documents import read_documents
 from encoderlab.corpus.inspection import inspect_corpus
 from encoderlab.corpus.sentences import sentence_starts
 from encoderlab.corpus.shards import Corpus, verify
+from encoderlab.corpus.sources import Reading, find_sources
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 
@@ -33,7 +34,7 @@ from encoderlab.errors import ConfigError, DataError
 def small_pieces(monkeypatch):
     """Pieces of 3 kB, shards of 4,000 tokens, and duplicates found in groups of 100."""
     for module, name, value in [
-        (documents, "BLOCK", 2000),
+        (blocks, "BLOCK", 2000),
         (pieces, "PIECE", 3000),
         (pieces, "BATCH", 1000),
         (assemble, "SHARD_TOKENS", 4000),
@@ -218,10 +219,10 @@ def test_duplicate_documents_and_lines(tmp_path, tokenizer):
 
 SCRIPT = """
 import sys
-from encoderlab.corpus import assemble, build, documents, pieces
+from encoderlab.corpus import assemble, blocks, build, pieces
 from encoderlab.config import from_dict
 import json
-documents.BLOCK, pieces.PIECE, pieces.BATCH, assemble.SHARD_TOKENS, assemble.BUCKET = 2000, 3000, 1000, 4000, 100
+blocks.BLOCK, pieces.PIECE, pieces.BATCH, assemble.SHARD_TOKENS, assemble.BUCKET = 2000, 3000, 1000, 4000, 100
 settings = from_dict(build.BuildSettings, json.loads(sys.argv[1]))
 build.build_corpus(settings, sys.argv[2], workers=int(sys.argv[3]))
 """

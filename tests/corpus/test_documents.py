@@ -16,9 +16,11 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from encoderlab.corpus import documents
-from encoderlab.corpus.documents import Reading, find_sources, parse_block, read_blocks, read_documents
+from encoderlab.corpus import blocks, documents
+from encoderlab.corpus.blocks import read_blocks
+from encoderlab.corpus.documents import parse_block, read_documents
 from encoderlab.corpus.markdown import markdown_paragraphs
+from encoderlab.corpus.sources import Reading, find_sources
 from encoderlab.errors import ConfigError, DataError, MissingDependency
 
 # Paragraphs as the readers give them: single spaces inside, none at the ends, nothing that cleaning changes.
@@ -72,14 +74,14 @@ def test_what_is_written_is_read(tmp_path_factory, made, format, block, data):
     path = folder / f"a{suffixes[format]}{suffix}"
     write(path, made, format, data.draw(st.sampled_from(["\n", "\r\n"])))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "BLOCK", block)
-        patch.setattr(documents, "MAX_PENDING", 1 << 20)
+        patch.setattr(blocks, "BLOCK", block)
+        patch.setattr(blocks, "MAX_PENDING", 1 << 20)
         assert read(path) == made
         # Reading can go on at the end of any block.
         (source,) = find_sources([str(path)], Reading())
-        blocks = list(read_blocks(source))
-        middle = blocks[len(blocks) // 2]
-        assert list(read_blocks(source, middle.end)) == blocks[len(blocks) // 2 + 1 :]
+        found = list(read_blocks(source))
+        middle = found[len(found) // 2]
+        assert list(read_blocks(source, middle.end)) == found[len(found) // 2 + 1 :]
 
 
 @many_files
@@ -91,8 +93,8 @@ def test_any_bytes_are_read_in_any_blocks(tmp_path_factory, data, block):
     path.write_bytes(b"some text " * 200 + b"\n\n" + data + b"\n")
     whole = read(path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "BLOCK", block)
-        patch.setattr(documents, "MAX_PENDING", 1 << 20)
+        patch.setattr(blocks, "BLOCK", block)
+        patch.setattr(blocks, "MAX_PENDING", 1 << 20)
         assert read(path) == whole
     for document in whole:
         for paragraph in document:
@@ -132,8 +134,8 @@ def test_long_lines_and_documents_are_cut_and_nothing_is_lost(tmp_path, monkeypa
 
 @pytest.mark.parametrize("text", ["é" * 400, "ab " * 400, "ab\n" * 300])
 def test_a_text_without_documents_is_cut_between_characters(tmp_path, monkeypatch, text):
-    monkeypatch.setattr(documents, "BLOCK", 31)
-    monkeypatch.setattr(documents, "MAX_PENDING", 64)
+    monkeypatch.setattr(blocks, "BLOCK", 31)
+    monkeypatch.setattr(blocks, "MAX_PENDING", 64)
     (tmp_path / "a.txt").write_text(text)
     found = read(tmp_path / "a.txt")
     assert len(found) > 5

@@ -16,7 +16,7 @@ import pytest
 from corpora import digests, sample_text, settings
 
 from encoderlab import cli
-from encoderlab.corpus import documents, pieces
+from encoderlab.corpus import blocks, documents, pieces
 from encoderlab.corpus.build import GivenTokenizer, build_corpus
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.workers import Workers
@@ -128,10 +128,10 @@ def test_nul_bytes_are_removed_and_counted(run, tmp_path):
 
 def test_a_very_long_line(run, tmp_path, monkeypatch):
     """A line of text is cut at white space, in bounded memory, and counted; a record cannot be cut."""
-    monkeypatch.setattr(documents, "BLOCK", 20_000)
-    monkeypatch.setattr(documents, "MAX_PENDING", 60_000)
+    monkeypatch.setattr(blocks, "BLOCK", 20_000)
+    monkeypatch.setattr(blocks, "MAX_PENDING", 60_000)
     monkeypatch.setattr(documents, "MAX_LINE", 10_000)
-    monkeypatch.setattr(documents, "MAX_RECORD", 50_000)
+    monkeypatch.setattr(blocks, "MAX_RECORD", 50_000)
     line = " ".join(TEXT.split()) * 20
     bad(tmp_path, "a.txt", line)
     code, notes = run("a.txt", "--validation", "0", "--keep-duplicates")
@@ -274,7 +274,7 @@ def test_a_damaged_piece_is_named(tmp_path, monkeypatch):
     from encoderlab.corpus import build
 
     monkeypatch.setattr(pieces, "PIECE", 2000)
-    monkeypatch.setattr(documents, "BLOCK", 1000)
+    monkeypatch.setattr(blocks, "BLOCK", 1000)
     bad(tmp_path, "a.txt", TEXT)
     chosen = settings(tmp_path / "a.txt")
     build_corpus(chosen, tmp_path / "part", shard_index=0, num_shards=1 + 1)

@@ -92,7 +92,7 @@ def build(
     """
     from encoderlab.corpus.assemble import Selection
     from encoderlab.corpus.build import BuildSettings, GivenTokenizer, NewTokenizer, build_corpus
-    from encoderlab.corpus.documents import Reading
+    from encoderlab.corpus.sources import Reading
 
     chosen: NewTokenizer | GivenTokenizer
     if tokenizer in ("wordpiece", "bpe", "unigram"):

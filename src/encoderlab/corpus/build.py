@@ -31,7 +31,7 @@ from typing import Any
 from encoderlab import __version__
 from encoderlab.config import to_dict
 from encoderlab.corpus.assemble import TRAIN, Selection, ShardWork, collect, plan, shard_is_written, write_shard
-from encoderlab.corpus.documents import COMPRESSED, Reading, Source, find_sources, parse_block
+from encoderlab.corpus.documents import parse_block
 from encoderlab.corpus.pieces import Piece, Place, Segmenter, Work, read_work, write_piece
 from encoderlab.corpus.python_text import PREFIX, python_source
 from encoderlab.corpus.segment import make_segmenter
@@ -44,6 +44,7 @@ from encoderlab.corpus.shards import (
     split_record,
     write_manifest,
 )
+from encoderlab.corpus.sources import COMPRESSED, Reading, Source, find_sources
 from encoderlab.corpus.tokenizer import Kind, Tokenizer
 from encoderlab.corpus.workers import Workers
 from encoderlab.errors import ConfigError, DataError
@@ -190,7 +191,7 @@ def _check(settings: BuildSettings, workers: int, shard_index: int, num_shards: 
 
 
 def resolve_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
-    """:func:`~encoderlab.corpus.documents.find_sources` that also knows ``python:stdlib`` and ``python:all``."""
+    """:func:`~encoderlab.corpus.sources.find_sources` that also knows ``python:stdlib`` and ``python:all``."""
     sources: list[Source] = []
     for pattern in patterns or [""]:
         if pattern.startswith(PREFIX):

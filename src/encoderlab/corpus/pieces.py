@@ -16,9 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from encoderlab.corpus.documents import START, Block, Position, Reading, Source, parse_block, read_blocks
+from encoderlab.corpus.blocks import START, Block, Position, read_blocks
+from encoderlab.corpus.documents import parse_block
 from encoderlab.corpus.sentences import sentence_starts
 from encoderlab.corpus.shards import id_type, map_tensors, read_bits, write_tensors
+from encoderlab.corpus.sources import Reading, Source
 from encoderlab.corpus.tokenizer import Tokenizer
 
 CJK = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2EBEF), (0x2F800, 0x2FA1F))

@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from encoderlab.corpus.documents import Source
+from encoderlab.corpus.sources import Source
 from encoderlab.corpus.workers import run_all
 from encoderlab.errors import ConfigError, DataError, nearest
 from encoderlab.seeds import derive

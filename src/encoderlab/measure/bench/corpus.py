@@ -14,7 +14,8 @@ from typing import Any
 import tokenizers
 
 from encoderlab.corpus.build import BuildSettings, GivenTokenizer, build_corpus, resolve_sources
-from encoderlab.corpus.documents import Reading, read_documents
+from encoderlab.corpus.documents import read_documents
+from encoderlab.corpus.sources import Reading
 from encoderlab.corpus.tokenizer import Tokenizer
 
 TRAINING_SAMPLE = 32_000_000  # bytes that a tokenizer is trained on

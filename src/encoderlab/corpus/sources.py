@@ -1,0 +1,284 @@
+"""Finds the files of a corpus and learns of each what is needed to read it: format, text field, delimiter."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import csv
+import dataclasses
+import glob
+import io
+import itertools
+import json
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, get_args
+
+from encoderlab.corpus.opening import BLOCK, errors_of, open_file, open_parquet
+from encoderlab.errors import ConfigError, DataError
+
+Format = Literal["text", "markdown", "jsonl", "csv", "tsv", "parquet"]
+SUFFIXES: dict[str, Format] = {
+    ".txt": "text",
+    ".text": "text",
+    ".md": "markdown",
+    ".markdown": "markdown",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
+COMPRESSED = (".gz", ".xz", ".bz2", ".zst", ".zip")
+TEXT_FIELDS = (
+    *("text", "content", "contents", "body", "document", "article", "paragraphs", "paragraph", "passage", "sentence"),
+)
+MAX_RECORD = 64 << 20  # bytes of the longest JSON line or CSV field
+BINARY = {
+    b"%PDF": "PDF",
+    b"PK\x03\x04": "zip",
+    b"\x1f\x8b": "gzip",
+    b"\xfd7zXZ": "xz",
+    b"BZh": "bzip2",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PAR1": "Parquet",
+    b"\x89PNG": "PNG",
+    b"\xff\xd8\xff": "JPEG",
+    b"\x7fELF": "program",
+    b"SQLite format 3": "SQLite",
+    b"\x89HDF": "HDF5",
+}
+_CONTROL_BYTES = bytes(code for code in range(32) if code not in b"\t\n\r\f\v\x1b\x08")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How sources are read.
+
+    Args:
+        format: the format of every source; None goes by the name of each file.
+        field: the JSON field or the CSV or Parquet column that holds the text; a number counts the columns of a CSV or
+            TSV without a header from 0. None infers it.
+        invalid_utf8: ``replace`` puts U+FFFD for bytes that are no UTF-8, and counts them; ``refuse`` stops.
+        invalid_records: what to do with a line that is no JSON or has no such field: ``refuse`` stops, ``skip`` counts.
+        min_line_chars: shorter lines are left out.
+    """
+
+    format: Format | None = None
+    field: str | int | None = None
+    invalid_utf8: Literal["replace", "refuse"] = "replace"
+    invalid_records: Literal["refuse", "skip"] = "refuse"
+    min_line_chars: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One file, or one member of a zip archive. ``field`` and ``delimiter`` are known after :func:`inspect_source`."""
+
+    path: Path
+    format: Format
+    member: str | None = None
+    name: str = ""
+    field: str | int | None = None
+    delimiter: str = ","
+    inferred: bool = False
+
+    def open(self) -> Any:
+        """Its decompressed bytes, a binary file."""
+        return open_file(self.path, self.member)
+
+
+def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
+    """Files, folders (searched to any depth) and globs, in the order given, the files of a folder or glob by name.
+
+    A file that is named is read whatever it is called; within folders only names with a known suffix count.
+
+    Raises:
+        ConfigError: no pattern is given.
+        DataError: nothing there, an empty file, a folder without readable files, or binary data.
+    """
+    if not patterns:
+        raise ConfigError("no source; give files, folders or globs, for example: encoderlab corpus build wiki.txt.gz")
+    sources: dict[tuple[Path, str | None], Source] = {}
+    for pattern in patterns:
+        for source in _expand(str(pattern), reading):
+            sources.setdefault((source.path.resolve(), source.member), source)
+    return [inspect_source(source, reading) for source in sources.values()]
+
+
+def _expand(pattern: str, reading: Reading) -> Iterator[Source]:
+    path = Path(pattern).expanduser()
+    if path.is_dir():
+        files = sorted(item for item in path.rglob("*") if item.is_file())
+        hidden = {item for item in files if any(part.startswith(".") for part in item.relative_to(path).parts)}
+        found = [item for item in files if item not in hidden and _format_of(item.name) and item.stat().st_size]
+        if not found:
+            known = f"{len(files)} files, none of {' '.join(SUFFIXES)}"
+            raise DataError(f"{path}: a folder without readable files ({known}); give the files by name")
+        for item in found:
+            yield from _members(item, reading, named=False)
+    elif path.exists():
+        yield from _members(path, reading, named=True)
+    elif glob.has_magic(pattern):
+        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
+        found = [item for item in found if item.is_file()]
+        if not found:
+            raise DataError(f"{pattern}: no file matches; check the pattern (** stands for any folders)")
+        for item in found:
+            yield from _members(item, reading, named=True)
+    else:
+        raise DataError(f"{pattern}: no such file or folder; give existing files, folders or globs")
+
+
+def _members(path: Path, reading: Reading, *, named: bool) -> Iterator[Source]:
+    if path.stat().st_size == 0:
+        raise DataError(f"{path}: the file is empty; give a file with text")
+    if path.suffix.lower() != ".zip":
+        yield Source(path=path, format=reading.format or _format_of(path.name) or "text", name=str(path))
+        return
+    with errors_of(str(path)), zipfile.ZipFile(path) as archive:
+        members = [item.filename for item in archive.infolist() if not item.is_dir() and item.file_size]
+    known = sorted(name for name in members if _format_of(name) and "__MACOSX" not in name)
+    if not known:
+        raise DataError(f"{path}: none of the {len(members)} files in the archive ends in {' '.join(SUFFIXES)}")
+    for name in known:
+        kind = reading.format or _format_of(name) or "text"
+        yield Source(path=path, format=kind, member=name, name=f"{path}!{name}")
+
+
+def _format_of(name: str) -> Format | None:
+    """The format that a file name says, without the suffix of compression; archives may hold anything."""
+    path = Path(name.lower())
+    if path.suffix == ".zip":
+        return "text"
+    return SUFFIXES.get(Path(path.stem).suffix if path.suffix in COMPRESSED else path.suffix)
+
+
+def inspect_source(source: Source, reading: Reading) -> Source:
+    """``source`` with its text field known, after a look at its first bytes.
+
+    Raises:
+        DataError: binary data, UTF-16, no such field, or a field that cannot be inferred.
+    """
+    if source.format == "parquet":
+        return _inspect_parquet(source, reading)
+    with errors_of(source.name), source.open() as file:
+        head = file.read(1 << 16)
+        if not head:
+            raise DataError(f"{source.name}: the file is empty; give a file with text")
+        _refuse_binary(source, head)
+        if source.format in ("text", "markdown"):
+            return source
+        if source.format == "jsonl":
+            while b"\n" not in head.lstrip() and len(head) < MAX_RECORD and (more := file.read(BLOCK)):
+                head += more
+            return _inspect_jsonl(source, reading, head)
+        return _inspect_table(source, reading, head.decode("utf-8-sig", "replace"))
+
+
+def _refuse_binary(source: Source, head: bytes) -> None:
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataError(f"{source.name}: UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
+    kind = next((kind for magic, kind in BINARY.items() if head.startswith(magic)), None)
+    controls = len(head) - len(head.translate(None, _CONTROL_BYTES))
+    if kind or controls > max(3, len(head) / 100):
+        what = f"binary data ({kind or f'{controls} control bytes in the first {len(head)}'})"
+        raise DataError(f"{source.name}: {what}, expected text; leave the file out, or unpack or convert it first")
+
+
+def _inspect_jsonl(source: Source, reading: Reading, head: bytes) -> Source:
+    line = head.removeprefix(codecs.BOM_UTF8).lstrip().split(b"\n", 1)[0]
+    try:
+        record = json.loads(line.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        hint = "; a JSON array: write one object per line" if line.startswith(b"[") else ""
+        raise DataError(
+            f"{source.name}: the first line is no JSON, expected one object per line (or give --format){hint}"
+        ) from None
+    if isinstance(record, str):
+        return source
+    if not isinstance(record, dict):
+        kind = type(record).__name__
+        raise DataError(f"{source.name}: the first line is a JSON {kind}, expected an object or a string")
+    if reading.field is not None:
+        if reading.field not in record:
+            raise DataError(f"{source.name}: no field {reading.field!r} in the first line; it has {listed(record)}")
+        return dataclasses.replace(source, field=reading.field)
+    lengths = {name: len(text) for name, value in record.items() if (text := text_of(value)) is not None}
+    if not lengths:
+        raise DataError(f"{source.name}: no field with text in the first line; it has {listed(record)}; give --field")
+    known = next((name for name in TEXT_FIELDS if name in lengths), None)
+    field = known or max(lengths, key=lambda name: lengths[name])
+    return dataclasses.replace(source, field=field, inferred=True)
+
+
+def _inspect_table(source: Source, reading: Reading, head: str) -> Source:
+    first = head.split("\n", 1)[0]
+    delimiter = "\t" if source.format == "tsv" else max(",;|\t", key=first.count)
+    source = dataclasses.replace(source, delimiter=delimiter)
+    rows = []
+    with contextlib.suppress(csv.Error):  # the head may end within a quoted field
+        for row in itertools.islice(table_rows(source, io.StringIO(head, newline="")), 50):
+            rows += [row] if row else []
+    if not rows:
+        raise DataError(f"{source.name}: no rows; give a file with text")
+    if isinstance(reading.field, int) or (isinstance(reading.field, str) and reading.field.isdigit()):
+        if int(reading.field) >= len(rows[0]):
+            raise DataError(f"{source.name}: no column {reading.field} (from 0); the first row has {len(rows[0])}")
+        return dataclasses.replace(source, field=int(reading.field))
+    header = [name.strip() for name in rows[0]]
+    if reading.field is not None:
+        if reading.field not in header:
+            raise DataError(f"{source.name}: no column {reading.field!r} in the header; it has {listed(header)}")
+        return dataclasses.replace(source, field=reading.field)
+    lower = [name.lower() for name in header]
+    known = next((name for name in TEXT_FIELDS if name in lower), None)
+    if known:
+        return dataclasses.replace(source, field=header[lower.index(known)], inferred=True)
+    sizes = [sum(len(row[column]) for row in rows[1:] if column < len(row)) for column in range(len(header))]
+    column = max(range(len(header)), key=lambda column: (sizes[column], len(header[column])))
+    named = len(rows) > 1 and all(0 < len(name) <= 40 for name in header) and len(set(header)) == len(header)
+    return dataclasses.replace(source, field=header[column] if named else column, inferred=True)
+
+
+def _inspect_parquet(source: Source, reading: Reading) -> Source:
+    with errors_of(source.name):
+        schema = open_parquet(source.path, source.member).schema_arrow
+    strings = [item.name for item in schema if str(item.type) in ("string", "large_string", "string_view")]
+    if reading.field is not None:
+        if reading.field not in strings:
+            raise DataError(f"{source.name}: no text column {reading.field!r}; it has {listed(strings)}")
+        return dataclasses.replace(source, field=reading.field)
+    known = [name for name in TEXT_FIELDS if name in strings] or strings
+    if not strings or (len(known) > 1 and known == strings):
+        raise DataError(f"{source.name}: which column holds the text? it has {listed(strings)}; give --field")
+    return dataclasses.replace(source, field=known[0], inferred=True)
+
+
+def table_rows(source: Source, text: IO[str]) -> Any:
+    """A ``csv.reader`` of a CSV or TSV source."""
+    csv.field_size_limit(MAX_RECORD)
+    if source.format == "tsv":
+        return csv.reader(text, delimiter=source.delimiter, quoting=csv.QUOTE_NONE)
+    return csv.reader(text, delimiter=source.delimiter, strict=True)  # strict: an open quote is an error
+
+
+def text_of(value: Any) -> str | None:
+    """The text that a JSON value holds: a string, or the lines of a list of strings."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return "\n".join(value)
+    return None
+
+
+def listed(names: Any) -> str:
+    """The first names, for a message."""
+    names = [str(name)[:40] for name in names]
+    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+
+
+assert set(SUFFIXES.values()) == set(get_args(Format))
