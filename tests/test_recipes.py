@@ -18,6 +18,7 @@ from encoderlab import config, models
 from encoderlab.batches.corrupt import Corruptor
 from encoderlab.batches.loader import Loader
 from encoderlab.batches.pack import FullSentences
+from encoderlab.batches.streams import XLNetStreams
 from encoderlab.commands import settings
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
@@ -157,15 +158,16 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "one number of rows",
     ),
     "rows longer than the positions": ("bert-mini", {"phases": (Phase(length=1024, rows=8),)}, "512 positions"),
-    "two lengths of reuse": (
-        "xlnet-mini",
-        {"rows": replace(recipe("xlnet-mini").rows, reuse=32)},
-        "objective.reuse to 32",
-    ),  # type: ignore[call-arg]
+    "two lengths of reuse": ("xlnet-mini", {"rows": XLNetStreams(reuse=32)}, "objective.reuse to 32"),
     "reuse in rows that are no streams": (
         "xlnet-mini",
         {"rows": FullSentences(), "objective": PermutationSettings(memory=0, reuse=64)},
         "objective.reuse to 0",
+    ),
+    "a stream that never advances": (
+        "xlnet-mini",
+        {"rows": XLNetStreams(reuse=0), "objective": PermutationSettings(memory=0, reuse=0)},
+        "rows.reuse to 64",
     ),
     "hardly any context": ("xlnet-mini", {"phases": (Phase(length=72, rows=8),)}, "too little context"),
     "repeated streams": ("transformer-xl-mini", {"duplicates": 10}, "null for streams"),

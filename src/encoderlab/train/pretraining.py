@@ -135,6 +135,11 @@ def check(recipe: Recipe) -> None:
                 f"remembered is what is reused; set objective.reuse to {reuse}"
             )
         for phase in recipe.phases:
+            if isinstance(recipe.rows, XLNetStreams) and not 0 < reuse < phase.length - 4:
+                raise ConfigError(
+                    f"rows of {phase.length} tokens cannot reuse {reuse}: a stream advances by what is reused, and two "
+                    f"texts with three special tokens follow it; set rows.reuse to {phase.length // 2}"
+                )
             objective.targets.check(phase.length, reuse)
     if recipe.duplicates is not None and (streams or recipe.duplicates < 1):
         raise ConfigError(
