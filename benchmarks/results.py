@@ -25,14 +25,14 @@ from encoderlab.files import write_text
 from encoderlab.interchange.load import load
 from encoderlab.model import Model, count_parameters
 from encoderlab.seeds import generator
-from encoderlab.tasks import protocol as protocols
-from encoderlab.tasks import suites
+from encoderlab.tasks import suites, trials
 from encoderlab.tasks.base import Split, Task
 from encoderlab.tasks.baselines import baselines
 from encoderlab.tasks.finetune import Recipe, completed, has_pairs
 from encoderlab.tasks.form import FormSettings
 from encoderlab.tasks.objective import form_of
-from encoderlab.tasks.protocol import Outcome, Protocol, Row
+from encoderlab.tasks.protocol import Protocol
+from encoderlab.tasks.trials import Outcome, Row
 from encoderlab.train.optim import AdamW
 
 # Where a set lies below the data folder: a folder, or the one file of a set without a training or development part.
@@ -60,7 +60,7 @@ class Limits:
 
 def parts(task: Task, model: Model, data: Path, recipe: Recipe, limits: Limits) -> tuple[Task, dict[str, Split]]:
     """The task with its labels, training and development examples within the limits."""
-    splits = protocols.usable_splits(task, data)
+    splits = trials.usable_splits(task, data)
     task = completed(task, splits["train"].examples)
     train = splits["train"]
     settings = replace(recipe.form, pairs=has_pairs(train))
@@ -88,12 +88,12 @@ def measure(
     kept = runs / name / "baselines.json"
     if not kept.exists():
         write_text(kept, json.dumps(baselines(task, splits["train"], splits["dev"])))
-    rows = protocols.baseline_rows(task, json.loads(kept.read_text(encoding="utf-8")))
+    rows = trials.baseline_rows(task, json.loads(kept.read_text(encoding="utf-8")))
     outcomes = []
     fresh = Model(model.config, model.tokenizer).initialize(1)
     for system, start in (("without pretraining", fresh), ("pretrained", model)):
-        outcomes.append(protocols.run(plan, start, task, splits, runs / name / system.replace(" ", "-"), say=say))
-        rows += protocols.rows(outcomes[-1:], system)
+        outcomes.append(trials.run(plan, start, task, splits, runs / name / system.replace(" ", "-"), say=say))
+        rows += trials.rows(outcomes[-1:], system)
     return rows, outcomes
 
 
@@ -126,7 +126,7 @@ def write(out: Path, blocks: Sequence[Block], plan: Protocol, limits: Limits) ->
         won = [better(block.rows, task) for task in dict.fromkeys(row.task for row in block.rows)]
         lines += ["", f"## {block.title}", ""]
         lines += wrapped(f"{block.about} By the mean, pretraining is ahead on {sum(won)} of {len(won)} sets.")
-        lines += ["", protocols.table(block.rows), ""]
+        lines += ["", trials.table(block.rows), ""]
         lines += ["| set | training examples | development examples | minutes of all runs |", "|---|---:|---:|---:|"]
         for task in dict.fromkeys(outcome.task.name for outcome in block.outcomes):
             records = [outcome.record for outcome in block.outcomes if outcome.task.name == task]

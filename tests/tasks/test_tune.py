@@ -8,7 +8,7 @@ import pytest
 from encoderlab.errors import ConfigError
 from encoderlab.tasks.tune import Range, parse_space, tune
 from tests.tasks.synthetic import data
-from tests.tasks.test_protocol import QUICK
+from tests.tasks.test_trials import QUICK
 from tests.tasks.tiny import model
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from encoderlab.tasks.base import Split, Task
     from encoderlab.tasks.finetune import Recipe
     from encoderlab.tasks.infer import Given
-    from encoderlab.tasks.protocol import Outcome, Protocol, Row
+    from encoderlab.tasks.protocol import Protocol
+    from encoderlab.tasks.trials import Outcome, Row
 
 Job = tuple["Task", "dict[str, Split]"]
 
@@ -103,6 +104,7 @@ def finetune(
     from encoderlab.tasks import protocol as protocols
     from encoderlab.tasks.infer import Given
     from encoderlab.tasks.suites import SUITES
+    from encoderlab.tasks.trials import best_seed
 
     chosen = protocols.protocol(protocol)
     if seeds is not None:
@@ -113,7 +115,6 @@ def finetune(
         raise ConfigError("--grid and --tune both search; give one of them")
     if grid is not None:
         chosen = replace(chosen, grid=protocols.parse_grid(grid))
-    search = None if tune is None else _Search(words=tune, trials=trials)
     given = Given(form=form, text=text, pair=pair, label=label)  # type: ignore[arg-type]
     jobs = _jobs(task, data, dev, test, given)
 
@@ -121,17 +122,17 @@ def finetune(
         recipe = settings.resolve(recipe, files=config or (), assignments=set_ or ())
         return recipe if epochs is None else replace(recipe, epochs=epochs)
 
-    start = load(protocols.best_seed(model, note))
+    start = load(best_seed(model, note))
     done: list[str] = []
-    once = replace(chosen, seeds=1)
+    once = _Plan(protocol=replace(chosen, seeds=1), adjust=adjust)
     for between, splits in [job for name in after or () for job in _jobs(name, data, None, None, Given())]:
-        folder = out / f"after-{between.name}"
-        found = protocols.run(once, start, between, splits, folder, adjust=adjust, after=done, say=note)
+        found = once.run(start, between, splits, out / f"after-{between.name}", after=done)
         start, done = load(found.best.model), [*done, between.name]
+    plan = _Plan(protocol=chosen, adjust=adjust, tune=tune or (), trials=trials)
     finished = []
     for job, splits in jobs:
         folder = out / job.name if task.lower() in SUITES else out
-        finished.append(_run(chosen, start, job, splits, folder, adjust, done, scratch, search))
+        finished.append(_compare(plan, start, job, splits, folder, after=done, scratch=scratch))
     _show(finished, chosen)
     averages = _averages([found.pretrained for found in finished])
     tables = [found.scores() for found in finished]
@@ -159,7 +160,7 @@ def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, giv
     """The tasks to train on, with their splits."""
     from encoderlab.tasks import suites
     from encoderlab.tasks.infer import hold_out, task_of
-    from encoderlab.tasks.protocol import usable_splits
+    from encoderlab.tasks.trials import usable_splits
 
     path = Path(name)
     if path.is_file():
@@ -193,27 +194,28 @@ def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, giv
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Search:
-    """Fields to search by Optuna, and how often."""
+class _Plan:
+    """A protocol with the user's own fields, and the fields that Optuna is to search first, ``trials`` times."""
 
-    words: Sequence[str]
-    trials: int
+    protocol: Protocol
+    adjust: Callable[[Recipe], Recipe]
+    tune: Sequence[str] = ()
+    trials: int = 0
 
-    def best(
-        self,
-        protocol: Protocol,
-        model: Model,
-        task: Task,
-        splits: dict[str, Split],
-        out: Path,
-        adjust: Callable[[Recipe], Recipe],
-    ) -> Protocol:
-        """The protocol at the point that validates best."""
+    def run(
+        self, model: Model, task: Task, splits: dict[str, Split], out: Path, *, after: Sequence[str] = ()
+    ) -> Outcome:
+        """What the protocol finds, at the point that validates best where one is searched."""
+        from encoderlab.tasks.trials import run
         from encoderlab.tasks.tune import parse_space, tune
 
-        space = parse_space(self.words)
-        point = tune(protocol, model, task, splits, out / "tune", space, trials=self.trials, adjust=adjust, say=note)
-        return replace(protocol, grid={name: (value,) for name, value in point.items()})
+        protocol = self.protocol
+        if self.tune:
+            space = parse_space(self.tune)
+            given = (protocol, model, task, splits, out / "tune", space)
+            point = tune(*given, trials=self.trials, adjust=self.adjust, say=note)
+            protocol = replace(protocol, grid={name: (value,) for name, value in point.items()})
+        return run(protocol, model, task, splits, out, adjust=self.adjust, after=after, say=note)
 
 
 def _lies_in(task: Task, data: Path) -> bool:
@@ -240,7 +242,7 @@ class _Finished:
         return self.systems["pretrained"]
 
     def rows(self) -> list[Row]:
-        from encoderlab.tasks.protocol import baseline_rows, rows
+        from encoderlab.tasks.trials import baseline_rows, rows
 
         ours = [row for system, outcome in self.systems.items() for row in rows([outcome], system)]
         return baseline_rows(self.task, self.baselines) + ours
@@ -259,34 +261,28 @@ class _Finished:
         return TaskScores(name=self.task.name, about=self.about, metric=metric, methods=simple + ours, compare=compare)
 
 
-def _run(
-    protocol: Protocol,
+def _compare(
+    plan: _Plan,
     model: Model,
     task: Task,
     splits: dict[str, Split],
     out: Path,
-    adjust: Callable[[Recipe], Recipe],
+    *,
     after: Sequence[str],
     scratch: bool,
-    search: _Search | None,
 ) -> _Finished:
     """One task: baselines, the same model from fresh weights if asked for, and the model."""
     from encoderlab.model import Model as Network
     from encoderlab.tasks.baselines import baselines
     from encoderlab.tasks.finetune import completed
-    from encoderlab.tasks.protocol import run
 
     task = completed(task, splits["train"].examples)
     simple = baselines(task, splits["train"], splits["dev"])
-    starts = {"pretrained": (model, out)}
+    systems = {}
     if scratch:
         fresh = Network(model.config, model.tokenizer).initialize(1)
-        starts = {"without pretraining": (fresh, out / "scratch")} | starts
-    systems = {}
-    for system, (start, folder) in starts.items():
-        chosen = protocol if search is None else search.best(protocol, start, task, splits, folder, adjust)
-        behind = after if start is model else ()
-        systems[system] = run(chosen, start, task, splits, folder, adjust=adjust, after=behind, say=note)
+        systems["without pretraining"] = plan.run(fresh, task, splits, out / "scratch")
+    systems["pretrained"] = plan.run(model, task, splits, out, after=after)
     about = f"{len(splits['train']):,} training and {len(splits['dev']):,} development examples."
     return _Finished(task=task, about=about, baselines=simple, systems=systems)
 

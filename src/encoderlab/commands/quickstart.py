@@ -219,7 +219,8 @@ def compare(name: str, trained: Model, chosen: Plan, out: Path) -> TaskScores:
     from encoderlab.tasks.baselines import baselines
     from encoderlab.tasks.finetune import Recipe
     from encoderlab.tasks.form import FormSettings
-    from encoderlab.tasks.protocol import Protocol, run
+    from encoderlab.tasks.protocol import Protocol
+    from encoderlab.tasks.trials import run
     from encoderlab.train.optim import AdamW
 
     task, splits = task_of(out / "tasks" / name, chosen.examples)

@@ -278,8 +278,8 @@ def predictor_of(folder: Path) -> Predictor:
     from encoderlab.tasks import suites
     from encoderlab.tasks.finetune import HEAD_FILE, read_task
     from encoderlab.tasks.predict import Predictor, task_of_model
-    from encoderlab.tasks.protocol import best_seed
     from encoderlab.tasks.span import SpanQA
+    from encoderlab.tasks.trials import best_seed
 
     folder = best_seed(folder, note)
     if (folder / "model" / HEAD_FILE).exists():

@@ -15,7 +15,8 @@ from encoderlab.model import Model
 from encoderlab.tasks.base import Split, Task
 from encoderlab.tasks.finetune import Encodings, Recipe, finetune
 from encoderlab.tasks.objective import model_hash
-from encoderlab.tasks.protocol import SHORT, Protocol, describe, folder_name
+from encoderlab.tasks.protocol import SHORT, Protocol
+from encoderlab.tasks.trials import describe, folder_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ def tune(
     """The point of ``space`` that validates best in ``trials`` runs with one seed; all are in ``out/tune.json``.
 
     Deterministic for a seed, so a search that was interrupted reads its finished runs and goes on. Give the point to
-    :func:`encoderlab.tasks.protocol.run` as a grid of one point, which scores it over seeds.
+    :func:`encoderlab.tasks.trials.run` as a grid of one point, which scores it over seeds.
 
     Raises:
         MissingDependency: Optuna is not installed.

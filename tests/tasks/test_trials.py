@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from encoderlab.errors import Diverged
+from encoderlab.tasks import trials
+from encoderlab.tasks.baselines import baselines
+from encoderlab.tasks.finetune import Recipe
+from encoderlab.tasks.form import FormSettings
+from encoderlab.tasks.protocol import Protocol
+from encoderlab.tasks.trials import baseline_rows, rows, run, summary, table
+from encoderlab.train.optim import AdamW
+from tests.tasks.synthetic import data
+from tests.tasks.tiny import model
+
+QUICK = Protocol(
+    name="quick",
+    source="a test",
+    recipe=Recipe(epochs=3, batch=16, optim=AdamW(lr=2e-3, weight_decay=0.0), form=FormSettings(max_length=32)),
+    seeds=2,
+)
+
+
+def test_a_protocol_searches_on_dev_runs_seeds_and_stores_everything(tmp_path):
+    found, splits = data("tagged", train=48, dev=24)
+    splits["test"] = replace(data("tagged", train=4, dev=24, seed=9)[1]["dev"], name="test")
+    searched = replace(QUICK, grid={"optim.lr": (1e-6, 2e-3)})
+    said = []
+    outcome = run(searched, model(), found, splits, tmp_path / "out", say=said.append, after=("mnli",))
+    record = json.loads((tmp_path / "out/score.json").read_text())
+    assert record["chosen"] == {"optim.lr": 2e-3} and [len(entry["dev"]) for entry in record["search"]] == [1, 1]
+    assert record["scores"]["dev"]["f1"]["n"] == 2 == len(record["seeds"])
+    assert set(record["scores"]["test"]) == set(record["scores"]["dev"])
+    assert record["after"] == ["mnli"] and len(record["model"]) == 64 and record["data"]["train"]
+    assert said[0] == "tagged: lr=1e-06 seed 1" and len(said) == 4
+    assert outcome.best.scores["dev"]["f1"] == max(run.scores["dev"]["f1"] for run in outcome.runs)
+    again = run(searched, model(), found, splits, tmp_path / "out")
+    assert again.record["scores"] == record["scores"]
+
+
+def test_seeds_that_fail_are_marked_and_counted(tmp_path, monkeypatch):
+    found, splits = data("tagged", train=32, dev=16)
+    original = trials.finetune
+
+    def sometimes(model, task, splits, recipe, out, **more):
+        if recipe.seed == 2:
+            raise Diverged("step 3: the gradient is not finite any more")
+        return original(model, task, splits, recipe, out, **more)
+
+    monkeypatch.setattr(trials, "finetune", sometimes)
+    outcome = run(QUICK, model(), found, splits, tmp_path / "out")
+    assert "not finite" in outcome.record["seeds"]["2"]["failed"] and len(outcome.runs) == 1
+    assert "1 (1 failed)" in table(rows([outcome], "ours"))
+    monkeypatch.setattr(trials, "finetune", lambda *a, **k: sometimes(*a[:3], replace(a[3], seed=2), a[4], **k))
+    with pytest.raises(Diverged, match="all 2 seeds failed"):
+        run(QUICK, model(), found, splits, tmp_path / "other")
+
+
+def test_a_run_that_predicts_one_label_counts_as_failed(tmp_path):
+    found, splits = data("single", train=32, dev=16)
+    hopeless = replace(QUICK, seeds=1, recipe=replace(QUICK.recipe, epochs=1, optim=AdamW(lr=1e-9)))
+    outcome = run(hopeless, model(), found, splits, tmp_path / "out")
+    assert "one label" in outcome.record["seeds"]["1"].get("failed", "one label")
+
+
+def test_summaries_and_tables():
+    stats = summary([0.5, 0.6, 0.7])
+    assert stats["median"] == 0.6 and stats["sd"] == pytest.approx(0.1) and stats["n"] == 3
+    assert summary([0.5])["sd"] is None and summary([0.5])["interval"] is None
+    found, splits = data("single", train=64, dev=32)
+    text = table(baseline_rows(found, baselines(found, splits["train"], splits["dev"])))
+    assert "| single | accuracy | majority |" in text and text.count("\n") >= 3
