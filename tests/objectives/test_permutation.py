@@ -55,6 +55,25 @@ def test_a_target_sees_what_its_order_allows(vocabulary) -> None:
             assert not (target == place and may_see)
 
 
+def test_a_row_read_backwards_is_the_same_row(vocabulary) -> None:
+    """Tokens, order and targets mirrored, and distances negated: the same loss and the same gradients (section 2.5)."""
+    objective = Permutation(build("xlnet-tiny").eval(), SETTINGS, vocabulary)
+    batch = objective.make_batch(rows_of(3, backwards=0), seed=1)
+    labels = batch.labels | {name: batch.labels[name].flip(1) for name in ("query_rank", "key_rank")}
+    at = batch.labels["positions"]
+    labels["positions"] = torch.where(at < 0, at, batch.ids.shape[1] - 1 - at)
+    labels["backwards"] = torch.ones(3, dtype=torch.long)
+    back = replace(batch, ids=batch.ids.flip(1), segments=batch.segments.flip(1), labels=labels)
+
+    def gradients(batch) -> list[torch.Tensor]:
+        objective.zero_grad()
+        terms, _ = objective(batch)
+        terms["plm"].sum.backward()
+        return [terms["plm"].sum.detach()] + [p.grad.clone() for p in objective.parameters() if p.grad is not None]
+
+    torch.testing.assert_close(gradients(back), gradients(batch), rtol=1e-4, atol=1e-5)
+
+
 def test_streams_agree_with_queries_at_all_places(vocabulary) -> None:
     """The query stream on the targets only equals the query stream on everything, at the targets."""
     model = build("xlnet-tiny").eval()
