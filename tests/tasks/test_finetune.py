@@ -327,7 +327,7 @@ def test_leaderboard_files_are_written_and_wrong_counts_noted(tmp_path):
 
 def test_examples_are_encoded_once_for_several_runs(tmp_path, monkeypatch):
     from encoderlab.tasks.classify import Classify
-    from encoderlab.tasks.finetune import Encodings
+    from encoderlab.tasks.encodings import Encodings
 
     task, splits = data("number", train=20, dev=8)
     encodings, calls = Encodings(), []

@@ -36,6 +36,7 @@ from typing import Literal
 from encoderlab.corpus.sources import Source
 from encoderlab.corpus.workers import run_all
 from encoderlab.errors import ConfigError, DataError, nearest
+from encoderlab.files import cache_folder
 from encoderlab.seeds import derive
 
 PREFIX = "python:"
@@ -147,18 +148,10 @@ def cached(size: Size) -> Path:
         digest.update(f"{file.module} {file.path.stat().st_size}\n".encode())
     for package in PACKAGES:
         digest.update(_version(package).encode())
-    folder = cache_home() / f"python-{size}-{digest.hexdigest()[:16]}"
+    folder = cache_folder() / f"python-{size}-{digest.hexdigest()[:16]}"
     if not folder.exists():
         _fill(folder, size, files)
     return folder
-
-
-def cache_home() -> Path:
-    """``$ENCODERLAB_HOME``, else ``encoderlab`` in the user's cache folder."""
-    if home := os.environ.get("ENCODERLAB_HOME"):
-        return Path(home).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "encoderlab"
 
 
 def _fill(folder: Path, size: Size, files: Sequence[PythonFile]) -> None:

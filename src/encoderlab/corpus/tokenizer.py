@@ -24,6 +24,7 @@ from encoderlab.corpus.chunks import ChunkEncoder, tokenize
 from encoderlab.corpus.layouts import KINDS, Kind, Layout
 from encoderlab.corpus.words import WordStarts
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import write_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,8 +252,8 @@ class Tokenizer:
             "padding_side": self.padding_side,
             **self.layout.config(),
         }
-        _write(folder / "tokenizer.json", self.backend.to_str(pretty=True))
-        _write(folder / "tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        write_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
+        write_text(folder / "tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
     def hash(self) -> str:
         """SHA-256 of what decides the ids and frames: the tokenizer and its layout."""
@@ -315,12 +316,3 @@ def truncate(len_a: int, len_b: int, room: int) -> tuple[int, int]:
     if len_b <= room // 2:
         return room - len_b, len_b
     return room - room // 2, room // 2
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")
-    with open(part, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import shutil
@@ -23,6 +22,7 @@ from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
 from encoderlab.nn.heads import TaskHead
 from encoderlab.tasks.base import Example, Question, Split, Task, Text, is_unlabelled
+from encoderlab.tasks.encodings import Encodings
 from encoderlab.tasks.features import Frozen, FrozenForm, FrozenModel, Store
 from encoderlab.tasks.form import Form, FormSettings, Predictions
 from encoderlab.tasks.infer import with_labels
@@ -167,30 +167,6 @@ def _assemble(model: Model, task: Task, recipe: Recipe, out: Path) -> tuple[Mode
     head = form.head(FAMILIES[start.config.family], start)
     small = FrozenModel(form.store, recipe.frozen, head, form.head_labels(), recipe.seed)
     return cast(Model, small), form, f"trained on {recipe.frozen.layers} of the frozen encoder"
-
-
-class Encodings:
-    """Encoded splits by the hash of all that determines them, so that the runs of a protocol encode them once."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, tuple[list[Item], dict[str, float]]] = {}
-
-    def items(self, form: Form, split: Split, *, train: bool = False) -> list[Item]:
-        """``form.items`` of the split; what the form learns from it (scale of the numbers) is restored too."""
-        if isinstance(form, FrozenForm):  # its items belong to its store, which is kept on disk
-            return form.items(split.examples, train=train)
-        task = form.task
-        parts = [task.name, task.form, task.labels, task.range, task.swap, to_dict(form.settings), train]
-        parts += [form.tokenizer.hash(), split.sha256, split.name, len(split)]
-        key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        if key not in self.found:
-            items = form.items(split.examples, train=train)
-            self.found[key] = items, {name: getattr(form, name) for name in form.learned}
-        items, learned = self.found[key]
-        if train:
-            for name, value in learned.items():
-                setattr(form, name, value)
-        return items
 
 
 def has_pairs(split: Split) -> bool | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import write_text
 from encoderlab.tasks.base import Choice, Example, Task, Text, Words
 from encoderlab.tasks.entities import entities
 
@@ -48,7 +48,7 @@ def write_submission(
     text = {"glue": _glue, "superglue": _json_lines, "clue": _json_lines, "conll": _conll}[submission.format](
         task, pairs
     )
-    _write(path, text)
+    write_text(path, text)
     return [path]
 
 
@@ -122,22 +122,13 @@ def _squad(
     null_odds: Mapping[str, float] | None,
 ) -> list[Path]:
     files = [path]
-    _write(path, json.dumps({example.id: guess for example, guess in pairs}, indent=1, ensure_ascii=False))
+    write_text(path, json.dumps({example.id: guess for example, guess in pairs}, indent=1, ensure_ascii=False))
     for name, content in (("nbest_predictions.json", nbest), ("null_odds.json", null_odds)):
         if content is not None:
             files.append(path.with_name(name))
-            _write(files[-1], json.dumps(content, indent=1, ensure_ascii=False))
+            write_text(files[-1], json.dumps(content, indent=1, ensure_ascii=False))
     return files
 
 
 def _number(id: str) -> int | str:
     return int(id) if id.isdigit() else id
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")
-    with open(part, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)

@@ -19,7 +19,8 @@ from encoderlab.errors import DataError, Diverged
 from encoderlab.files import write_text
 from encoderlab.model import Model
 from encoderlab.tasks.base import Split, Task
-from encoderlab.tasks.finetune import SCORE_FILE, Encodings, Recipe, Result, finetune
+from encoderlab.tasks.encodings import Encodings
+from encoderlab.tasks.finetune import SCORE_FILE, Recipe, Result, finetune
 from encoderlab.tasks.infer import hold_out
 from encoderlab.tasks.metrics import mean_interval
 from encoderlab.tasks.objective import model_hash

@@ -13,7 +13,8 @@ from encoderlab.errors import ConfigError, Diverged, MissingDependency
 from encoderlab.files import write_text
 from encoderlab.model import Model
 from encoderlab.tasks.base import Split, Task
-from encoderlab.tasks.finetune import Encodings, Recipe, finetune
+from encoderlab.tasks.encodings import Encodings
+from encoderlab.tasks.finetune import Recipe, finetune
 from encoderlab.tasks.objective import model_hash
 from encoderlab.tasks.protocol import SHORT, Protocol
 from encoderlab.tasks.trials import describe, folder_name

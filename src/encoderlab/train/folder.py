@@ -21,6 +21,7 @@ import torch
 
 import encoderlab
 from encoderlab.errors import ConfigError
+from encoderlab.files import write_text
 
 log = logging.getLogger("encoderlab")
 
@@ -123,13 +124,7 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "")
 
 def replace(path: Path, data: Any) -> None:
     """Write JSON in one step: readers see the old or the new file."""
-    aside = path.with_name(f".{path.name}-{os.getpid()}")
-    with aside.open("w", encoding="utf-8") as file:
-        json.dump(data, file, indent=1, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    write_text(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
 def describe_session(data: Mapping[str, str]) -> dict[str, Any]:

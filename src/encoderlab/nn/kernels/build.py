@@ -22,18 +22,13 @@ from pathlib import Path
 
 import torch
 
+from encoderlab.files import cache_folder
+
 FOLDER = Path(__file__).parent / "cpp"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden")
 MATH = ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
 
 logger = logging.getLogger(__name__)
-
-
-def cache_folder() -> Path:
-    """``$ENCODERLAB_HOME/kernels``, or ``encoderlab/kernels`` in the user's cache folder."""
-    if home := os.environ.get("ENCODERLAB_HOME"):
-        return Path(home) / "kernels"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "encoderlab" / "kernels"
 
 
 def processor() -> str:
@@ -60,7 +55,7 @@ def compile_library(compiler: str) -> Path:
     """The path of the compiled library, compiled now unless it lies in the cache folder."""
     sources = [path.read_text() for path in sorted(FOLDER.iterdir())]
     key = "\n".join((*sources, compiler, *FLAGS, *MATH, platform.machine(), processor()))
-    folder = cache_folder()
+    folder = cache_folder() / "kernels"
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / f"ops-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if library.exists():
