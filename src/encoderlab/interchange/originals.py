@@ -19,6 +19,7 @@ from torch import Tensor
 
 from encoderlab.errors import DataError
 from encoderlab.interchange import configs, fairseq, huggingface, names, tables
+from encoderlab.interchange.configs.fields import ACTIVATIONS
 from encoderlab.interchange.tensorflow import Checkpoint
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
@@ -243,7 +244,7 @@ def read_fairseq(path: Path) -> Models:
         position=Absolute(length=len(positions) - offset, offset=offset),
         types=0,
         eps=1e-5,
-        activation=configs.ACTIVATIONS[settings.get("activation_fn", "gelu")],  # type: ignore[arg-type]
+        activation=ACTIVATIONS[settings.get("activation_fn", "gelu")],  # type: ignore[arg-type]
         dropout=float(settings.get("dropout", 0.1)),
         attention_dropout=float(settings.get("attention_dropout", 0.1)),
     )

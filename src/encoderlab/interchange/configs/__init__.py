@@ -1,0 +1,113 @@
+"""``config.json`` of ``transformers`` to and from ours, family by family.
+
+A field that has no counterpart here and is not known to be inert is refused by name: it would change what the model
+computes. Missing fields have the default of the class in ``transformers``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.interchange.configs import absolute, relative
+from encoderlab.interchange.configs.fields import Fields
+from encoderlab.models.base import ModelConfig
+from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.positions import Absolute
+from encoderlab.nn.spanconv import SpanDynamic
+
+
+@dataclass(frozen=True)
+class Format:
+    """A ``model_type`` of ``transformers``, the stem of its class names, and the two ways of its configuration."""
+
+    model_type: str
+    stem: str
+    read: Callable[[Fields], ModelConfig]
+    write: Callable[[ModelConfig], dict[str, Any]]
+
+
+FORMATS = {
+    form.model_type: form
+    for form in (
+        Format("bert", "Bert", absolute.read_bert, absolute.write_bert),
+        Format("roberta", "Roberta", absolute.read_roberta, absolute.write_roberta),
+        Format("albert", "Albert", absolute.read_albert, absolute.write_albert),
+        Format("distilbert", "DistilBert", absolute.read_distilbert, absolute.write_distilbert),
+        Format("electra", "Electra", absolute.read_electra, absolute.write_electra),
+        Format("convbert", "ConvBert", absolute.read_convbert, absolute.write_convbert),
+        Format("deberta", "Deberta", relative.read_deberta_v1, relative.write_deberta),
+        Format("deberta-v2", "DebertaV2", relative.read_deberta_v2, relative.write_deberta_v2),
+        Format("xlnet", "XLNet", relative.read_xlnet, relative.write_xlnet),
+        Format("transfo-xl", "TransfoXL", relative.read_transformer_xl, relative.write_transformer_xl),
+    )
+}
+OLD_TYPES = {"conv_bert": "convbert", "debertav2": "deberta-v2"}
+
+
+def read(data: dict[str, Any], source: str) -> tuple[Format, ModelConfig]:
+    """The format and the configuration, with every pretraining head that the family can have.
+
+    Raises:
+        DataError: an unknown ``model_type``, or a field that is missing, wrong or not implemented.
+    """
+    name = data.get("model_type")
+    form = FORMATS.get(OLD_TYPES.get(name, name)) if isinstance(name, str) else None
+    if form is None:
+        raise DataError(f"{source}: model_type {name!r} is not implemented; known are {', '.join(FORMATS)}")
+    fields = Fields(data, source)
+    try:
+        config = form.read(fields)
+    except ConfigError as error:
+        raise DataError(f"{source}: {error}") from None
+    fields.finish()
+    return form, config
+
+
+def format_of(config: ModelConfig) -> Format:
+    """The format that can hold the model."""
+    if config.family == "transformer_xl":
+        return FORMATS["transfo-xl"]
+    if config.family == "deberta":
+        return FORMATS["deberta" if config.encoder.attention_biases == "query_value" else "deberta-v2"]
+    if config.family not in FORMATS:
+        raise DataError(f"family {config.family!r} has no counterpart in transformers")
+    return FORMATS[config.family]
+
+
+NOT_COMPUTED = {"truncated_init", "glorot_map", "init_std"}  # fields that matter for new weights only
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    """The fields of ``config.json``; what they say is read back, and anything that got lost is refused by name.
+
+    Raises:
+        DataError: the architecture has a part that ``transformers`` lacks.
+    """
+    form = format_of(config)
+    data = {"model_type": form.model_type, **form.write(config)}
+    _, back = read(dict(data), form.model_type)
+    for field in dataclasses.fields(EncoderConfig):
+        mine, theirs = (comparable(value, field.name) for value in (config.encoder, back.encoder))
+        if mine != theirs and field.name not in NOT_COMPUTED:
+            raise DataError(
+                f"{form.model_type} in transformers has no place for {field.name} {mine!r} (it has {theirs!r})"
+            )
+    return data
+
+
+def comparable(encoder: EncoderConfig, name: str) -> Any:
+    """A field with the defaults that mean the same made equal."""
+    if name == "embed_width":
+        return encoder.word_width
+    if name == "head_width":
+        return encoder.key_width
+    value = getattr(encoder, name)
+    if name == "types" and value == 1 and isinstance(encoder.position, Absolute) and encoder.position.offset:
+        return 0  # RoBERTa's one row of zeros
+    if name == "conv" and isinstance(value, SpanDynamic):
+        return replace(value, mask_padding=False)  # equal but for padded rows, which the caller says
+    return value

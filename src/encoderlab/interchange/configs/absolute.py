@@ -1,0 +1,190 @@
+"""Configurations of the families with absolute positions: BERT, RoBERTa, ALBERT, DistilBERT, ELECTRA, ConvBERT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from encoderlab.errors import DataError
+from encoderlab.interchange.configs.fields import THEIR_ACTIVATION, Fields, common, their_common
+from encoderlab.models.base import ModelConfig
+from encoderlab.nn.encoder import EncoderConfig, Sharing
+from encoderlab.nn.heads import LM, RTD, Pooler
+from encoderlab.nn.positions import Absolute
+from encoderlab.nn.spanconv import SpanDynamic
+
+
+def _absolute(encoder: EncoderConfig) -> Absolute:
+    if not isinstance(encoder.position, Absolute):
+        raise DataError(f"positions of kind {encoder.position.kind!r} are not part of this family in transformers")
+    return encoder.position
+
+
+def read_bert(f: Fields) -> ModelConfig:
+    encoder = EncoderConfig(
+        **common(f),
+        position=Absolute(length=f.count("max_position_embeddings", 512)),
+        types=f.count("type_vocab_size", 2),
+        causal=bool(f.take("is_decoder", False)),
+        truncated_init=True,
+    )
+    return ModelConfig(family="bert", encoder=encoder, pooler=Pooler(), lm=LM(), pair=True)
+
+
+def write_bert(config: ModelConfig) -> dict[str, Any]:
+    encoder = config.encoder
+    return {
+        **their_common(encoder),
+        "max_position_embeddings": _absolute(encoder).length,
+        "is_decoder": encoder.causal,
+    }
+
+
+def read_roberta(f: Fields) -> ModelConfig:
+    offset = f.count("pad_token_id", 1) + 1
+    encoder = EncoderConfig(
+        **common(f),
+        position=Absolute(length=f.count("max_position_embeddings", 512) - offset, offset=offset),
+        types=f.count("type_vocab_size", 2),
+        causal=bool(f.take("is_decoder", False)),
+    )
+    return ModelConfig(family="roberta", encoder=encoder, pooler=Pooler(), lm=LM())
+
+
+def write_roberta(config: ModelConfig) -> dict[str, Any]:
+    encoder = config.encoder
+    position = _absolute(encoder)
+    return {
+        **their_common(encoder),
+        "max_position_embeddings": position.length + position.offset,
+        "pad_token_id": position.offset - 1,
+        "type_vocab_size": max(1, encoder.types),
+        "is_decoder": encoder.causal,
+    }
+
+
+def read_albert(f: Fields) -> ModelConfig:
+    encoder = EncoderConfig(
+        **common(f)
+        | {"activation": f.activation("hidden_act", "gelu_new"), "dropout": f.number("hidden_dropout_prob", 0)}
+        | {"attention_dropout": f.number("attention_probs_dropout_prob", 0)},
+        position=Absolute(length=f.count("max_position_embeddings", 512)),
+        types=f.count("type_vocab_size", 2),
+        embed_width=f.count("embedding_size", 128),
+        sharing=Sharing(groups=f.count("num_hidden_groups", 1), inner=f.count("inner_group_num", 1)),
+        truncated_init=True,
+    )
+    return ModelConfig(family="albert", encoder=encoder, pooler=Pooler(), lm=LM(), pair=True)
+
+
+def write_albert(config: ModelConfig) -> dict[str, Any]:
+    encoder = config.encoder
+    sharing = encoder.sharing or Sharing(groups=encoder.layers)
+    return {
+        **their_common(encoder),
+        "max_position_embeddings": _absolute(encoder).length,
+        "embedding_size": encoder.word_width,
+        "num_hidden_groups": sharing.groups,
+        "inner_group_num": sharing.inner,
+    }
+
+
+def read_distilbert(f: Fields) -> ModelConfig:
+    encoder = EncoderConfig(
+        vocab=f.count("vocab_size"),
+        layers=f.count("n_layers", 6),
+        width=f.count("dim", 768),
+        heads=f.count("n_heads", 12),
+        ff_width=f.count("hidden_dim", 3072),
+        activation=f.activation("activation"),
+        dropout=f.number("dropout", 0.1),
+        attention_dropout=f.number("attention_dropout", 0.1),
+        init_std=f.number("initializer_range", 0.02),
+        position=Absolute(length=f.count("max_position_embeddings", 512)),
+        types=0,
+    )
+    return ModelConfig(family="distilbert", encoder=encoder, lm=LM())
+
+
+def write_distilbert(config: ModelConfig) -> dict[str, Any]:
+    encoder = config.encoder
+    return {
+        "vocab_size": encoder.vocab,
+        "n_layers": encoder.layers,
+        "dim": encoder.width,
+        "n_heads": encoder.heads,
+        "hidden_dim": encoder.ff_width,
+        "activation": THEIR_ACTIVATION[encoder.activation],
+        "dropout": encoder.dropout,
+        "attention_dropout": encoder.attention_dropout,
+        "initializer_range": encoder.init_std,
+        "max_position_embeddings": _absolute(encoder).length,
+    }
+
+
+def read_electra(f: Fields) -> ModelConfig:
+    encoder = EncoderConfig(
+        **common(f),
+        position=Absolute(length=f.count("max_position_embeddings", 512)),
+        types=f.count("type_vocab_size", 2),
+        embed_width=f.count("embedding_size", 128),
+        causal=bool(f.take("is_decoder", False)),
+        truncated_init=True,
+        glorot_map=True,
+    )
+    return ModelConfig(family="electra", encoder=encoder, lm=LM(), rtd=RTD())
+
+
+def write_electra(config: ModelConfig) -> dict[str, Any]:
+    encoder = config.encoder
+    return {
+        **their_common(encoder),
+        "max_position_embeddings": _absolute(encoder).length,
+        "embedding_size": encoder.word_width,
+        "is_decoder": encoder.causal,
+    }
+
+
+def read_convbert(f: Fields) -> ModelConfig:
+    encoder = EncoderConfig(
+        **common(f),
+        position=Absolute(length=f.count("max_position_embeddings", 512)),
+        types=f.count("type_vocab_size", 2),
+        embed_width=f.count("embedding_size", 768),
+        conv=SpanDynamic(
+            head_ratio=f.count("head_ratio", 2), kernel=f.count("conv_kernel_size", 9), mask_padding=False
+        ),
+        ff_groups=f.count("num_groups", 1),
+        truncated_init=True,
+        glorot_map=True,
+    )
+    _check_head_ratio(encoder, f.source)
+    return ModelConfig(family="convbert", encoder=encoder, lm=LM(), rtd=RTD())
+
+
+def _check_head_ratio(encoder: EncoderConfig, source: str) -> None:
+    """``transformers`` makes heads ``width / kept heads / 2`` wide, which is the original's ``width / heads`` for
+    ratio 2 alone.
+    """
+    assert isinstance(encoder.conv, SpanDynamic)
+    if encoder.conv.head_ratio != 2 or encoder.heads % 2:
+        raise DataError(
+            f"{source}: with head_ratio {encoder.conv.head_ratio} and {encoder.heads} heads transformers has heads of "
+            "another width than ConvBERT; only head_ratio 2 and an even number of heads are the same in both"
+        )
+
+
+def write_convbert(config: ModelConfig) -> dict[str, Any]:
+    encoder = config.encoder
+    if not isinstance(encoder.conv, SpanDynamic) or encoder.conv.share_value:
+        raise DataError(
+            "transformers has span-dynamic convolution with a value map of its own only, not this convolution"
+        )
+    _check_head_ratio(encoder, "convbert")
+    return {
+        **their_common(encoder),
+        "max_position_embeddings": _absolute(encoder).length,
+        "embedding_size": encoder.word_width,
+        "head_ratio": encoder.conv.head_ratio,
+        "conv_kernel_size": encoder.conv.kernel,
+        "num_groups": encoder.ff_groups,
+    }

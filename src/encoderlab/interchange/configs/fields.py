@@ -1,0 +1,140 @@
+"""The fields of a ``config.json`` of ``transformers``: each is read, known to be inert, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from encoderlab.errors import DataError
+from encoderlab.nn.encoder import EncoderConfig
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+THEIR_ACTIVATION = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu", "tanh": "tanh"}
+
+INERT = frozenset(
+    # What a file is called and where it comes from.
+    "architectures model_type transformers_version _name_or_path torch_dtype dtype id2label label2id num_labels "
+    "finetuning_task task_specific_params problem_type tokenizer_class language name _attn_implementation_autoset "
+    # How results are returned, and how memory is saved; the results are the same.
+    "output_attentions output_hidden_states return_dict use_cache output_past torchscript use_bfloat16 tf_legacy_loss "
+    "gradient_checkpointing chunk_size_feed_forward tie_weights_ "
+    # Ids of the tokenizer, which comes in files of its own.
+    "bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id padding_idx "
+    "decoder_start_token_id "
+    # Generation of text.
+    "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k "
+    "top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids "
+    "num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id prefix "
+    "remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
+    # Heads of fine-tuning, read where the folder has one; fields that no released code reads.
+    "classifier_dropout classifier_dropout_prob qa_dropout seq_classif_dropout cls_dropout summary_type "
+    "summary_use_proj summary_activation summary_last_dropout pooler_dropout pooler_hidden_act pooler_hidden_size "
+    "start_n_top end_n_top "
+    "directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type "
+    "net_structure_type gap_size num_memory_blocks down_scale_factor sinusoidal_pos_embds legacy".split()
+)
+# Switches that have to be off (or at the value that they have in every encoder of the family).
+FIXED: dict[str, tuple[Any, ...]] = {
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "tie_encoder_decoder": (False,),
+    "cross_attention_hidden_size": (None,),
+    "pruned_heads": ({}, None),
+    "position_embedding_type": ("absolute",),
+    "tie_word_embeddings": (True,),
+}
+
+
+class Fields:
+    """The fields of a ``config.json``, each taken once; :meth:`finish` refuses those that nobody took."""
+
+    _REQUIRED = object()
+
+    def __init__(self, data: dict[str, Any], source: str) -> None:
+        self.data, self.source = data, source
+        self.taken: set[str] = set()
+
+    def take(self, name: str, default: Any = _REQUIRED) -> Any:
+        self.taken.add(name)
+        value = self.data.get(name, default)
+        if value is self._REQUIRED:
+            raise DataError(f"{self.source}: field {name!r} is missing; restore the file from its source")
+        return value
+
+    def count(self, name: str, default: Any = _REQUIRED) -> int:
+        """A whole number; some files have it as ``2.0``."""
+        value = self.take(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+            raise DataError(f"{self.source}: {name} is {value!r}, expected a whole number; restore the file")
+        return int(value)
+
+    def number(self, name: str, default: Any = _REQUIRED) -> float:
+        value = self.take(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise DataError(f"{self.source}: {name} is {value!r}, expected a number; restore the file")
+        return float(value)
+
+    def activation(self, name: str, default: str = "gelu") -> Any:
+        value = self.take(name, default)
+        if value not in ACTIVATIONS:
+            raise DataError(f"{self.source}: {name} {value!r} is not implemented; known are {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[value]
+
+    def only(self, name: str, *allowed: Any) -> None:
+        """Refuse every value but ``allowed``, the first of which is the default."""
+        value = self.take(name, allowed[0])
+        if value not in allowed:
+            raise DataError(f"{self.source}: {name} {value!r} is not implemented (expected {allowed[0]!r})")
+
+    def finish(self) -> None:
+        """Refuse what was not taken, unless it is inert or says that a thing is off."""
+        for name, allowed in FIXED.items():
+            if name not in self.taken:
+                self.only(name, *allowed)
+        for name, value in self.data.items():
+            if name not in self.taken and name not in INERT and value:
+                raise DataError(
+                    f"{self.source}: field {name!r} ({value!r}) is not implemented; it cannot be ignored safely"
+                )
+
+
+def common(f: Fields) -> dict[str, Any]:
+    """What most families call the same, as fields of :class:`EncoderConfig`."""
+    return {
+        "vocab": f.count("vocab_size"),
+        "layers": f.count("num_hidden_layers", 12),
+        "width": f.count("hidden_size"),
+        "heads": f.count("num_attention_heads"),
+        "ff_width": f.count("intermediate_size"),
+        "activation": f.activation("hidden_act"),
+        "dropout": f.number("hidden_dropout_prob", 0.1),
+        "attention_dropout": f.number("attention_probs_dropout_prob", 0.1),
+        "init_std": f.number("initializer_range", 0.02),
+        "eps": f.number("layer_norm_eps", 1e-12),
+    }
+
+
+def their_common(encoder: EncoderConfig) -> dict[str, Any]:
+    """The other way round."""
+    return {
+        "vocab_size": encoder.vocab,
+        "num_hidden_layers": encoder.layers,
+        "hidden_size": encoder.width,
+        "num_attention_heads": encoder.heads,
+        "intermediate_size": encoder.ff_width,
+        "hidden_act": THEIR_ACTIVATION[encoder.activation],
+        "hidden_dropout_prob": encoder.dropout,
+        "attention_probs_dropout_prob": encoder.attention_dropout,
+        "initializer_range": encoder.init_std,
+        "layer_norm_eps": encoder.eps,
+        "type_vocab_size": encoder.types,
+    }

@@ -1,0 +1,236 @@
+"""Configurations of the families with relative positions: DeBERTa, XLNet, Transformer-XL."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from encoderlab.errors import DataError
+from encoderlab.interchange.configs.fields import THEIR_ACTIVATION, Fields, common, their_common
+from encoderlab.models.base import ModelConfig
+from encoderlab.nn.embeddings import Adaptive
+from encoderlab.nn.encoder import EncoderConfig, StemConvolution
+from encoderlab.nn.heads import LM, RTD
+from encoderlab.nn.positions import Disentangled, RelativeShift
+
+
+def _deberta_terms(f: Fields) -> tuple[str, ...]:
+    value = f.take("pos_att_type", None) or []
+    names = value.lower().split("|") if isinstance(value, str) else value
+    return tuple(name for name in ("c2p", "p2c") if name in [part.strip() for part in names])
+
+
+def read_deberta(f: Fields, *, position: dict[str, Any], **more: Any) -> ModelConfig:
+    f.only("relative_attention", True)
+    biased = bool(f.take("position_biased_input", True))
+    positions, span = f.count("max_position_embeddings", 512), f.count("max_relative_positions", -1)
+    encoder = EncoderConfig(
+        **common(f) | {"eps": f.number("layer_norm_eps", 1e-7)},
+        position=Disentangled(
+            span=span if span > 0 else positions,
+            terms=_deberta_terms(f),  # type: ignore[arg-type]
+            input_positions=positions if biased else 0,
+            **position,
+        ),
+        types=f.count("type_vocab_size", 0),
+        embed_norm="width",
+        embed_width=f.count("embedding_size", f.data.get("hidden_size")),
+        **more,
+    )
+    width = f.take("attention_head_size", encoder.key_width)
+    if width != encoder.key_width:
+        encoder = replace(encoder, head_width=width)
+    return ModelConfig(
+        family="deberta", encoder=encoder, lm=LM(), rtd=RTD(form="deberta"), mask_decoder=0 if biased else positions
+    )
+
+
+def read_deberta_v1(f: Fields) -> ModelConfig:
+    f.only("talking_head", False)
+    return read_deberta(f, position={}, attention_biases="query_value")
+
+
+def read_deberta_v2(f: Fields) -> ModelConfig:
+    norms = [part.strip() for part in str(f.take("norm_rel_ebd", "none")).lower().split("|")]
+    buckets = f.count("position_buckets", -1)
+    kernel = f.count("conv_kernel_size", 0)
+    activation, groups = f.activation("conv_act", "tanh"), f.count("conv_groups", 1)
+    stem = StemConvolution(kernel=kernel, groups=groups, activation=activation) if kernel > 0 else None
+    position = {
+        "buckets": buckets if buckets > 0 else None,
+        "share_projections": bool(f.take("share_att_key", False)),
+        "norm": "layer_norm" in norms,
+    }
+    return read_deberta(f, position=position, stem_conv=stem)
+
+
+def write_deberta(config: ModelConfig) -> dict[str, Any]:
+    encoder = config.encoder
+    position = encoder.position
+    if not isinstance(position, Disentangled):
+        raise DataError(f"DeBERTa in transformers has disentangled positions, not {position.kind!r}")
+    table = position.input_positions or config.mask_decoder or position.span
+    return {
+        **their_common(encoder),
+        "max_position_embeddings": table,
+        "max_relative_positions": position.span if position.span != table else -1,
+        "relative_attention": True,
+        "pos_att_type": list(position.terms),
+        "position_biased_input": position.input_positions > 0,
+        **({"embedding_size": encoder.word_width} if encoder.word_width != encoder.width else {}),
+        **({"attention_head_size": encoder.head_width} if encoder.head_width else {}),
+    }
+
+
+def write_deberta_v2(config: ModelConfig) -> dict[str, Any]:
+    encoder, stem = config.encoder, config.encoder.stem_conv
+    position = encoder.position
+    assert isinstance(position, Disentangled)
+    convolution = {}
+    if stem is not None:
+        convolution = {
+            "conv_kernel_size": stem.kernel,
+            "conv_groups": stem.groups,
+            "conv_act": THEIR_ACTIVATION[stem.activation],
+        }
+    return {
+        **write_deberta(config),
+        "position_buckets": position.buckets or -1,
+        "norm_rel_ebd": "layer_norm" if position.norm else "none",
+        "share_att_key": position.share_projections,
+        **convolution,
+    }
+
+
+def read_xlnet(f: Fields) -> ModelConfig:
+    f.only("untie_r", True)
+    f.only("attn_type", "bi")
+    f.only("same_length", False)
+    f.only("bi_data", False)
+    for name in ("mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "use_mems"):
+        f.take(name, None)  # how much to remember between rows: given at the call here
+    clamp = f.count("clamp_len", -1)
+    dropout = f.number("dropout", 0.1)
+    encoder = EncoderConfig(
+        vocab=f.count("vocab_size"),
+        layers=f.count("n_layer"),
+        width=f.count("d_model"),
+        heads=f.count("n_head"),
+        ff_width=f.count("d_inner"),
+        activation=f.activation("ff_activation"),
+        dropout=dropout,
+        attention_dropout=dropout,
+        ff_dropout=dropout,
+        output_dropout=dropout,
+        init_std=f.number("initializer_range", 0.02),
+        eps=f.number("layer_norm_eps", 1e-12),
+        position=RelativeShift(segments=True, clamp=max(0, clamp)),
+        types=0,
+        embed_norm="none",
+        attention_biases="none",
+    )
+    f.only("d_head", encoder.key_width)
+    return ModelConfig(family="xlnet", encoder=encoder, lm=LM(transform=False), mask_vector=True)
+
+
+def write_xlnet(config: ModelConfig) -> dict[str, Any]:
+    encoder = config.encoder
+    position = encoder.position
+    if not isinstance(position, RelativeShift) or not position.segments or position.shared_biases:
+        raise DataError(
+            "XLNet in transformers has relative segments and biases of each layer's own, which this model lacks"
+        )
+    return {
+        "vocab_size": encoder.vocab,
+        "n_layer": encoder.layers,
+        "d_model": encoder.width,
+        "n_head": encoder.heads,
+        "d_head": encoder.key_width,
+        "d_inner": encoder.ff_width,
+        "ff_activation": THEIR_ACTIVATION[encoder.activation],
+        "dropout": encoder.dropout,
+        "initializer_range": encoder.init_std,
+        "layer_norm_eps": encoder.eps,
+        "clamp_len": position.clamp or -1,
+        "untie_r": True,
+        "attn_type": "bi",
+        "use_mems_eval": False,
+    }
+
+
+def read_transformer_xl(f: Fields) -> ModelConfig:
+    f.only("attn_type", 0)
+    f.only("pre_lnorm", False)
+    f.only("adaptive", True)
+    f.only("sample_softmax", -1)
+    f.only("tie_weight", True)
+    for name in ("mem_len", "tgt_len", "ext_len", "same_length", "init", "init_range", "proj_init_std", "n_token"):
+        f.take(name, None)  # given at the call here, or used once at the start
+    clamp = f.count("clamp_len", 1000)
+    vocab = f.count("vocab_size", 267735)
+    cutoffs = tuple(edge for edge in f.take("cutoffs", [20000, 40000, 200000]) if edge < vocab)
+    ties = f.take("tie_projs", None)
+    all_but_first = bool(f.take("proj_share_all_but_first", True))
+    if ties is None:
+        ties = [not all_but_first, *[True] * len(cutoffs)]
+    tied = {(True, True): "all", (False, True): "all_but_first", (False, False): "none"}.get((ties[0], all(ties[1:])))
+    if tied is None or (not all(ties[1:]) and any(ties[1:])):
+        raise DataError(f"{f.source}: tie_projs {ties} is not implemented; all, all but the first, or none can be tied")
+    if not ties[1:]:
+        tied = "all" if ties[0] else "all_but_first"
+    dropout = f.number("dropout", 0.1)
+    encoder = EncoderConfig(
+        vocab=vocab,
+        layers=f.count("n_layer"),
+        width=f.count("d_model"),
+        heads=f.count("n_head"),
+        head_width=f.count("d_head"),
+        ff_width=f.count("d_inner"),
+        embed_width=f.count("d_embed", f.data.get("d_model")),
+        position=RelativeShift(shared_biases=not f.take("untie_r", True), clamp=max(0, clamp)),
+        causal=True,
+        adaptive=Adaptive(cutoffs=cutoffs, divisor=f.count("div_val", 1), tied_projections=tied),  # type: ignore[arg-type]
+        types=0,
+        embed_norm="none",
+        eps=f.number("layer_norm_epsilon", 1e-5),
+        activation="relu",
+        attention_biases="none",
+        dropout=dropout,
+        attention_dropout=f.number("dropatt", 0.0),
+        ff_dropout=dropout,
+        output_dropout=dropout,
+        init_std=f.number("init_std", 0.02),
+    )
+    return ModelConfig(family="transformer_xl", encoder=encoder, lm=LM(transform=False))
+
+
+def write_transformer_xl(config: ModelConfig) -> dict[str, Any]:
+    encoder = config.encoder
+    position, adaptive = encoder.position, encoder.adaptive
+    if not isinstance(position, RelativeShift) or adaptive is None:
+        raise DataError("Transformer-XL in transformers has relative shift and adaptive embeddings only")
+    tied = adaptive.tied_projections
+    return {
+        "vocab_size": encoder.vocab,
+        "n_layer": encoder.layers,
+        "d_model": encoder.width,
+        "d_embed": encoder.word_width,
+        "n_head": encoder.heads,
+        "d_head": encoder.key_width,
+        "d_inner": encoder.ff_width,
+        "cutoffs": list(adaptive.cutoffs),
+        "div_val": adaptive.divisor,
+        "tie_projs": [tied == "all", *[tied != "none"] * len(adaptive.cutoffs)],
+        "proj_share_all_but_first": tied == "all_but_first",
+        "untie_r": not position.shared_biases,
+        "clamp_len": position.clamp or -1,
+        "dropout": encoder.dropout,
+        "dropatt": encoder.attention_dropout,
+        "init_std": encoder.init_std,
+        "layer_norm_epsilon": encoder.eps,
+        "attn_type": 0,
+        "pre_lnorm": False,
+        "adaptive": True,
+        "mem_len": 0,
+        "same_length": False,
+    }
