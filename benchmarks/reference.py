@@ -109,7 +109,7 @@ def page(records: list[dict[str, Any]]) -> str:
 
 Short runs of `mini` recipes, recorded so that yours can be judged against them: `encoderlab doctor RUN` compares
 with these curves by the name of the recipe. They show that a recipe learns and how fast; they are far too short to
-compare architectures by (8 rows of 128 tokens a step, on a CPU).
+compare architectures by (8 to 32 rows of 128 tokens a step, on a CPU).
 
 ![Loss curves of all runs](curves.svg)
 

@@ -121,7 +121,7 @@ def corpus(
     *sources: str,
     tokenizer: str | None = None,
     vocab_size: int = 30522,
-    megabytes: float = 32.0,
+    megabytes: float = 100.0,
     workers: int = 2,
     turns: int = 3,
 ) -> dict[str, Any]:

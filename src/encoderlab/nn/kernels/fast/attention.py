@@ -120,21 +120,11 @@ def attend_backward(
 
 class Attend(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None,
-        visible: Tensor | None,
-        keys: Tensor | None,
-        scale: float,
-        p: float,
-        site: int,
-    ) -> Tensor:
-        out, normalisers = attend(q, k, v, bias, visible, keys, scale, p, site)
-        ctx.save_for_backward(q, k, v, bias, visible, keys, normalisers)
-        ctx.rest = scale, p, site
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        """Of the arguments of :func:`attend`."""
+        out, normalisers = attend(*given)
+        ctx.save_for_backward(*given[:-3], normalisers)
+        ctx.rest = given[-3:]
         return out
 
     @staticmethod
@@ -293,27 +283,11 @@ def attend_relative_backward(
 
 class AttendRelative(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query_rows: Tensor | None,
-        key_rows: Tensor | None,
-        position_query: Tensor | None,
-        segment: Tensor | None,
-        different: Tensor | None,
-        table: Tensor | None,
-        visible: Tensor | None,
-        keys: Tensor | None,
-        scale: float,
-        p: float,
-        site: int,
-    ) -> Tensor:
-        saved = (q, k, v, query_rows, key_rows, position_query, segment, different, table, visible, keys)
-        out, normalisers = attend_relative(*saved, scale, p, site)
-        ctx.save_for_backward(*saved, normalisers)
-        ctx.rest = scale, p, site
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        """Of the arguments of :func:`attend_relative`."""
+        out, normalisers = attend_relative(*given)
+        ctx.save_for_backward(*given[:-3], normalisers)
+        ctx.rest = given[-3:]
         return out
 
     @staticmethod
