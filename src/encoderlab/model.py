@@ -99,9 +99,7 @@ class Model(nn.Module):
         """What the LM head reads at chosen places: (S, D), from all layers or the first :attr:`lm_depth`."""
         if self.mask_positions is not None:
             return self.decode_masks(states, rows, places, noise)
-        if len(states.layers) == self.encoder.depth:  # the embeddings and all layers but one
-            return self.encoder.last_layer_at(states, rows, places, noise)
-        return states.last[rows, places]
+        return self.encoder.last_at(states, rows, places, noise)
 
     @property
     def lm_depth(self) -> int:

@@ -384,6 +384,14 @@ class Encoder(nn.Module):
             x, keyed[i] = self.block(i)(x, source, self._with_keys(scope, noise, self.depth + 1 + turn))
         return self._finish(x, noise, stream=1)
 
+    def last_at(self, states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
+        """The last layer's states at chosen places, (S,), (S,) -> (S, D): computed there alone where ``states`` lack
+        that layer, as in a forward pass of ``depth`` - 1.
+        """
+        if len(states.layers) == self.depth:  # the embeddings and all layers but one
+            return self.last_layer_at(states, rows, places, noise)
+        return states.last[rows, places]
+
     def last_layer_at(self, states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
         """The last layer's output at chosen places only: (S,), (S,) -> (S, D).
 

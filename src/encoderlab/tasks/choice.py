@@ -33,6 +33,8 @@ class MultipleChoice(Form):
     comes first and the text around the gap, held open by mask tokens, second.
     """
 
+    summary = True
+
     def head(self, family: Family, model: Model) -> TaskHead:
         return replace(family.classification, labels=1)
 

@@ -28,6 +28,7 @@ class Classify(Form):
     """A label: cross-entropy over the classes. A number: squared error of one output."""
 
     learned = ("cut", "offset", "factor")
+    summary = True
 
     def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
         super().__init__(task, tokenizer, settings)

@@ -153,6 +153,11 @@ class FrozenEncoder(nn.Module):
             x = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=ids.shape[1])[0]
         return States((x,), None)  # type: ignore[arg-type]
 
+    @staticmethod
+    def last_at(states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
+        """As of an :class:`encoderlab.nn.encoder.Encoder`."""
+        return states.last[rows, places]
+
 
 class FrozenModel(nn.Module):
     """What stands on the frozen encoder, in the shape of a :class:`encoderlab.model.Model`: an encoder and a task

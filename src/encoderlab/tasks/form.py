@@ -61,10 +61,12 @@ class FormSettings:
 class Form:
     """One form of task with a tokenizer. ``cut`` counts the examples that were too long for a sequence.
 
-    ``learned`` names what :meth:`items` finds out from training data.
+    ``learned`` names what :meth:`items` finds out from training data. ``summary``: the head reads one vector of each
+    sequence, so that the last layer need not be computed for the others.
     """
 
     learned: tuple[str, ...] = ("cut",)
+    summary = False
 
     def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
         self.task, self.tokenizer, self.settings = task, tokenizer, settings
@@ -149,7 +151,7 @@ def summaries(
     from encoderlab.nn.heads import Classification
 
     keys = None if noise is None else noise.at(rows, places)
-    x = states.last[rows, places]
+    x = model.encoder.last_at(states, rows, places, noise)
     task = model.config.task
     if isinstance(task, Classification) and task.summary == "pooler":
         assert model.pooler is not None

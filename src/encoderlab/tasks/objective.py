@@ -51,7 +51,10 @@ class TaskObjective(Objective):
         return self.form.terms(self.model, self.states(batch, noise), batch, noise), None
 
     def states(self, batch: Batch, noise: Noise | None = None) -> States:
-        return self.model.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise)
+        """What :attr:`form` reads: of the last layer, if it can do without, only what :func:`summaries` asks for."""
+        encoder = self.model.encoder
+        less = {"depth": encoder.depth - 1} if self.form.summary and encoder.splits_last_layer else {}
+        return encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise, **less)
 
     def models(self) -> dict[str, Any]:
         return {"model": self.model}

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from encoderlab.tasks.finetune import completed, has_pairs
+from encoderlab.tasks.form import FormSettings
+from encoderlab.tasks.objective import TaskObjective, form_of, with_head
+from encoderlab.tasks.rows import pack
+from tests.tasks.synthetic import data
+from tests.tasks.tiny import model
+
+FAMILIES = ("bert", "roberta", "albert", "distilbert", "electra", "convbert", "deberta", "deberta-v3", "xlnet")
+
+
+@pytest.mark.parametrize("kind", ["single", "pair", "number", "choice"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_last_layer_at_the_summaries_alone_is_the_last_layer(family: str, kind: str) -> None:
+    """Losses and gradients of packed rows, whether the last layer runs everywhere or only where the head reads."""
+    task, splits = data(kind, train=9)
+    start = model(f"{family}-tiny")
+    settings = FormSettings(max_length=32, pairs=has_pairs(splits["train"]))
+    form = form_of(completed(task, splits["train"].examples), start, settings)
+    objective = TaskObjective(with_head(start, form, seed=1)[0], form)
+    batch = pack(form.items(splits["train"].examples, train=True), pad=0, room=48)
+
+    def found(summary: bool) -> list[torch.Tensor]:
+        form.summary = summary
+        objective.zero_grad()
+        (term,) = objective(batch)[0].values()
+        term.sum.backward()
+        assert len(objective.states(batch).layers) == (2 if summary and family != "convbert" else 3)
+        return [term.sum.detach()] + [p.grad.clone() for p in objective.parameters() if p.grad is not None]
+
+    torch.testing.assert_close(found(True), found(False), rtol=1e-4, atol=1e-5)
