@@ -38,4 +38,4 @@ def recipe(name: str) -> Recipe:
         rows=XLNetStreams(reuse=64, separator=False),
         objective=PermutationSettings(targets=Targets(count=21, block=64), memory=96, reuse=64),
     )
-    return small(scaled, rows=32, steps=400)
+    return small(scaled, rows=32, steps=800)
