@@ -169,6 +169,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"rows": XLNetStreams(reuse=0), "objective": PermutationSettings(memory=0, reuse=0)},
         "rows.reuse to 64",
     ),
+    "a stream that never advances, for masks": (
+        "bert-mini",
+        {"rows": XLNetStreams(reuse=0)},
+        "rows.reuse to 64",
+    ),
     "hardly any context": ("xlnet-mini", {"phases": (Phase(length=72, rows=8),)}, "too little context"),
     "repeated streams": ("transformer-xl-mini", {"duplicates": 10}, "null for streams"),
     "no repetition": ("bert-mini", {"duplicates": 0}, "at least 1"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,6 +56,13 @@ def test_other_settings_are_other_files(tmp_path):
         form, split = made("single", length)
         Encodings(tmp_path).items(form, split)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_other_columns_of_the_same_file_are_other_examples(tmp_path):
+    form, split = made("single")
+    other = replace(split, examples=tuple(replace(example, text="two cats") for example in split.examples))
+    first, second = (Encodings(tmp_path).items(form, one) for one in (split, other))
+    assert not same(first, second) and same(second, form.items(other.examples))
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -105,6 +105,7 @@ def finetune(
     from encoderlab.tasks.infer import Given
     from encoderlab.tasks.suites import SUITES
     from encoderlab.tasks.trials import best_seed
+    from encoderlab.tasks.tune import parse_space
 
     chosen = protocols.protocol(protocol)
     if seeds is not None:
@@ -115,6 +116,7 @@ def finetune(
         raise ConfigError("--grid and --tune both search; give one of them")
     if grid is not None:
         chosen = replace(chosen, grid=protocols.parse_grid(grid))
+    space = parse_space(tune or ())
     given = Given(form=form, text=text, pair=pair, label=label)  # type: ignore[arg-type]
     jobs = _jobs(task, data, dev, test, given)
 
@@ -128,7 +130,7 @@ def finetune(
     for between, splits in [job for name in after or () for job in _jobs(name, data, None, None, Given())]:
         found = once.run(start, between, splits, out / f"after-{between.name}", after=done)
         start, done = load(found.best.model), [*done, between.name]
-    plan = _Plan(protocol=chosen, adjust=adjust, tune=tune or (), trials=trials)
+    plan = _Plan(protocol=chosen, adjust=adjust, space=space, trials=trials)
     finished = []
     for job, splits in jobs:
         folder = out / job.name if task.lower() in SUITES else out
@@ -195,11 +197,11 @@ def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, giv
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """A protocol with the user's own fields, and the fields that Optuna is to search first, ``trials`` times."""
+    """A protocol with the user's own fields, and the space that Optuna is to search first, ``trials`` times."""
 
     protocol: Protocol
     adjust: Callable[[Recipe], Recipe]
-    tune: Sequence[str] = ()
+    space: Mapping[str, Any] = field(default_factory=dict)
     trials: int = 0
 
     def run(
@@ -207,12 +209,11 @@ class _Plan:
     ) -> Outcome:
         """What the protocol finds, at the point that validates best where one is searched."""
         from encoderlab.tasks.trials import run
-        from encoderlab.tasks.tune import parse_space, tune
+        from encoderlab.tasks.tune import tune
 
         protocol = self.protocol
-        if self.tune:
-            space = parse_space(self.tune)
-            given = (protocol, model, task, splits, out / "tune", space)
+        if self.space:
+            given = (protocol, model, task, splits, out / "tune", self.space)
             point = tune(*given, trials=self.trials, adjust=self.adjust, say=note)
             protocol = replace(protocol, grid={name: (value,) for name, value in point.items()})
         return run(protocol, model, task, splits, out, adjust=self.adjust, after=after, say=note)

@@ -29,10 +29,10 @@ from encoderlab.corpus.shards import (
     ShardWriter,
     id_type,
     map_tensors,
-    replace_file,
     shard_record,
     write_tensors,
 )
+from encoderlab.files import replace_file
 
 SHARD_TOKENS = 1 << 26  # tokens after which a shard ends
 BUCKET = 1 << 22  # digests sorted at a time

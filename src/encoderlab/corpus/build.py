@@ -40,7 +40,6 @@ from encoderlab.corpus.shards import (
     TOKENIZER,
     file_hash,
     read_manifest,
-    replace_file,
     split_record,
     write_manifest,
 )
@@ -48,6 +47,7 @@ from encoderlab.corpus.sources import COMPRESSED, Reading, Source, find_sources
 from encoderlab.corpus.tokenizer import Kind, Tokenizer
 from encoderlab.corpus.workers import Workers
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import replace_file
 
 WORK, PLAN, PART, MERGE, PIECES, ASSEMBLY = ".work", "plan.json", "part.json", "merge.json", "pieces", "assembly"
 Progress = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much where that is known

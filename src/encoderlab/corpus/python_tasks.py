@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.corpus.python_text import Passage, Size, passages
-from encoderlab.corpus.shards import replace_file
+from encoderlab.files import replace_file
 from encoderlab.seeds import generator
 
 TASKS = ("area", "match", "roles")

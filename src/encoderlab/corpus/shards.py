@@ -22,14 +22,15 @@ import mmap
 import os
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from encoderlab.errors import DataError
+from encoderlab.files import replace_file
 
 FORMAT, VERSION = "encoderlab-corpus", 1
 MANIFEST = "manifest.json"
@@ -434,21 +435,6 @@ def file_hash(path: Path) -> str:
     """sha256 of a file, as sha256sum prints it."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextlib.contextmanager
-def replace_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name complete and on disk, or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def unigram_entropy(counts: np.ndarray) -> float:

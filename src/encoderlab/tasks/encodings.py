@@ -40,7 +40,7 @@ class Encodings:
             return form.items(split.examples, train=train)
         key = _key(form, split, train)
         if key not in self.found:
-            path = self.folder / f"{key}.safetensors"
+            path = self.folder / f"{_lasting(key, split)}.safetensors"
             self.found[key] = _read(path) or self._encode(form, split, train, path)
         items, learned = self.found[key]
         if train:
@@ -63,18 +63,28 @@ class Encodings:
 
 
 def _key(form: Form, split: Split, train: bool) -> str:
+    """Within one command, where the same file is read in the same way."""
     task = form.task
     parts = [task.name, task.form, task.labels, task.range, task.swap, to_dict(form.settings), train]
-    parts += [form.tokenizer.hash(), split.sha256, split.name, len(split), _code()]
+    parts += [form.tokenizer.hash(), split.sha256, split.name, len(split)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _lasting(key: str, split: Split) -> str:
+    """Across commands: other columns of the same file are other examples, and changed code encodes otherwise."""
+    digest = hashlib.sha256(f"{key} {_code()}".encode())
+    for example in split.examples:
+        digest.update(repr(example).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 @functools.cache
 def _code() -> str:
-    """The hash of the modules that encode: what they did before a change is not taken for what they do now."""
+    """The hash of the modules that encode: of tasks, and of the tokenizer."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
+    for folder in ("tasks", "corpus"):
+        for path in sorted((Path(__file__).parents[1] / folder).glob("*.py")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

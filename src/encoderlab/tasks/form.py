@@ -17,7 +17,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models.base import Family
 from encoderlab.nn.encoder import States
-from encoderlab.nn.heads import TaskHead
+from encoderlab.nn.heads import Classification, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
 from encoderlab.tasks.base import Example, Task
@@ -148,8 +148,6 @@ def summaries(
     model: Model, states: States, rows: Tensor, places: Tensor, noise: Noise | None
 ) -> tuple[Tensor, Tensor | None]:
     """The vector (n, D) that a classification head takes for each sequence, and the keys of its dropout."""
-    from encoderlab.nn.heads import Classification
-
     keys = None if noise is None else noise.at(rows, places)
     x = model.encoder.last_at(states, rows, places, noise)
     task = model.config.task

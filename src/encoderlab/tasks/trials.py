@@ -107,7 +107,7 @@ def run(
         "search": search,
         "chosen": dict(chosen),
         "selection": f"{base.select} by {task.metric} of dev",
-        "seeds": {str(seed): _entry(found, task, splits) for seed, found in attempts.items()},
+        "seeds": {str(seed): _entry(found, task) for seed, found in attempts.items()},
         "scores": _summaries(runs, splits),
         "data": {name: split.sha256 for name, split in splits.items()},
         "examples": {name: len(split) for name, split in splits.items()},
@@ -143,7 +143,7 @@ def folder_name(point: Mapping[str, Any]) -> str:
     return describe(point).replace(" ", ",") or "runs"
 
 
-def _entry(found: Result | str, task: Task, splits: Mapping[str, Split]) -> dict[str, Any]:
+def _entry(found: Result | str, task: Task) -> dict[str, Any]:
     """One seed of the record: its scores, or why it failed. A run that predicts one label alone counts as failed,
     and stays.
     """

@@ -127,6 +127,12 @@ def check(recipe: Recipe) -> None:
         )
     if streams and len({phase.rows for phase in recipe.phases}) > 1 or streams and recipe.ramp is not None:
         raise ConfigError("streams keep one number of rows; give every phase the same rows and no ramp")
+    for phase in recipe.phases:
+        if isinstance(recipe.rows, XLNetStreams) and not 0 < recipe.rows.reuse < phase.length - 4:
+            raise ConfigError(
+                f"rows of {phase.length} tokens cannot reuse {recipe.rows.reuse}: a stream advances by what is reused, "
+                f"and two texts with three special tokens follow it; set rows.reuse to {phase.length // 2}"
+            )
     if isinstance(objective, PermutationSettings):
         reuse = recipe.rows.reuse if isinstance(recipe.rows, XLNetStreams) else 0
         if reuse != objective.reuse:
@@ -135,11 +141,6 @@ def check(recipe: Recipe) -> None:
                 f"remembered is what is reused; set objective.reuse to {reuse}"
             )
         for phase in recipe.phases:
-            if isinstance(recipe.rows, XLNetStreams) and not 0 < reuse < phase.length - 4:
-                raise ConfigError(
-                    f"rows of {phase.length} tokens cannot reuse {reuse}: a stream advances by what is reused, and two "
-                    f"texts with three special tokens follow it; set rows.reuse to {phase.length // 2}"
-                )
             objective.targets.check(phase.length, reuse)
     if recipe.duplicates is not None and (streams or recipe.duplicates < 1):
         raise ConfigError(

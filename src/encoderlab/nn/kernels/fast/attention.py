@@ -13,9 +13,6 @@ from torch.autograd.function import once_differentiable
 from encoderlab.nn.kernels.fast.operation import SMALL, call, half, operation, scaling
 from encoderlab.nn.kernels.plain import Relative
 
-# ------------------------------------------------------------------------------------------------------------ attention
-
-
 ATTENTION = struct.Struct("39q2f")  # ``Attention`` of arguments.h
 RELATIVE = struct.Struct("10P")  # ``Pointers`` of arguments.h
 

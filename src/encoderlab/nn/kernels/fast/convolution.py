@@ -11,9 +11,6 @@ from torch.autograd.function import once_differentiable
 
 from encoderlab.nn.kernels.fast.operation import CHUNKS, call, half, operation, threads
 
-# --------------------------------------------------------------------------------------------------------- convolutions
-
-
 MOST_TAPS = 32  # as in convolution.h
 
 

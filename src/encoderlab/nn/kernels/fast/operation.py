@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import library as custom_operations
 from torch.autograd import Function
 
 from encoderlab.nn import noise
@@ -26,7 +27,7 @@ def operation(shapes: Callable[..., Any], mutates: tuple[str, ...] = ()) -> Call
     """Registers a raw function as ``encoderlab::NAME``, ``shapes`` its meta version; returns the function to call."""
 
     def wrap(function: Callable) -> Callable:
-        custom = torch.library.custom_op(f"encoderlab::{function.__name__}", function, mutates_args=mutates)
+        custom = custom_operations.custom_op(f"encoderlab::{function.__name__}", function, mutates_args=mutates)
         custom.register_fake(shapes)
 
         def call(*args: Any) -> Any:

@@ -97,15 +97,14 @@ class AddNorm(Function):
         residual: Tensor | None,
         weight: Tensor,
         bias: Tensor,
-        keys: Tensor | None,
-        site: int,
-        p: float,
-        eps: float,
+        *drawn: Any,
     ) -> Tensor:
+        """Of the arguments of :func:`add_norm`."""
         wide = None if x_bias is None else x_bias.float()
-        out, statistics = add_norm(x, wide, residual, weight.float(), bias.float(), keys, site, p, eps)
+        out, statistics = add_norm(x, wide, residual, weight.float(), bias.float(), *drawn)
+        keys, ctx.site, ctx.p, _ = drawn
         ctx.save_for_backward(x, x_bias, residual, weight, statistics, keys)
-        ctx.site, ctx.p, ctx.bias_dtype = site, p, bias.dtype
+        ctx.bias_dtype = bias.dtype
         return out
 
     @staticmethod

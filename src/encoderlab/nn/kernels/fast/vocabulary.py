@@ -11,8 +11,6 @@ from torch.autograd.function import once_differentiable
 
 from encoderlab.nn.kernels.fast.operation import CHUNKS, call, half, operation
 
-# ---------------------------------------------------------------------------------------------- vocabulary and its loss
-
 LOGITS = 1 << 25  # elements of a chunk of logits; more rows per chunk make better products, fewer make less memory
 
 
