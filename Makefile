@@ -15,7 +15,7 @@ help:
 	@echo "make test         install, then run all tests (WORKERS=$(WORKERS))"
 	@echo "make checks       ruff and mypy"
 	@echo "make wheel-test   build the wheel and use it in a clean environment, away from the sources"
-	@echo "make benchmarks   reproduce the tables of docs/performance.md"
+	@echo "make benchmarks   reproduce the tables of docs/performance.md, on CORPUS=DIR where given (hours)"
 	@echo "make clean        remove what the targets above made"
 
 $(VENV)/bin/python:
@@ -52,7 +52,7 @@ wheel-test: $(VENV)/installed-dev
 	cd "$$place" && PATH="$$place/venv/bin:$$PATH" PYTHONSAFEPATH=1 bash smoke.sh "$$place/work"
 
 benchmarks: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(if $(CORPUS),--corpus $(CORPUS))
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from encoderlab import errors
@@ -22,6 +24,19 @@ def test_a_stopped_run_names_its_signal() -> None:
 def test_a_missing_package_comes_with_its_install_line() -> None:
     message = str(errors.MissingDependency("rjieba", "zh", "segmenting Chinese"))
     assert message == "segmenting Chinese needs rjieba, which is not installed; run: pip install 'encoderlab[zh]'"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.DataError("no such file"),
+        errors.MissingDependency("rjieba", "zh", "segmenting Chinese"),
+        errors.Stopped("later", signal=15),
+    ],
+)
+def test_an_error_survives_the_way_out_of_a_process(error: errors.EncoderlabError) -> None:
+    arrived = pickle.loads(pickle.dumps(error))
+    assert (type(arrived), str(arrived), arrived.code) == (type(error), str(error), error.code)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,11 @@ class MissingDependency(EncoderlabError):
     code = 4
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {package}, which is not installed; run: pip install 'encoderlab[{extra}]'")
+        super().__init__(package, extra, purpose)  # so that it survives pickling, on its way out of a process
+
+    def __str__(self) -> str:
+        package, extra, purpose = self.args
+        return f"{purpose} needs {package}, which is not installed; run: pip install 'encoderlab[{extra}]'"
 
 
 class OutOfMemory(EncoderlabError):

@@ -56,6 +56,21 @@ def test_equal_weights_give_equal_losses(name: str) -> None:
     assert math.isclose(mine, other, rel_tol=1e-4), (mine, other)
 
 
+@pytest.mark.parametrize("name", ["roberta", "albert", "distilbert", "electra", "deberta-v1", "deberta-v3"])
+def test_documents_side_by_side_have_the_losses_of_padded_ones(name: str) -> None:
+    pytest.importorskip("transformers")
+    from encoderlab.measure.bench.contenders import Ours, Theirs, apart
+
+    one, packed = tiny(name), [replace(row, doc=np.repeat(np.int32([0, 1]), (11, 5))) for row in rows()[0]]
+    ours, theirs = Ours(one, VOCABULARY), Theirs(one, VOCABULARY)
+    batch = ours.batches([packed])[0]
+    padded = apart(batch, VOCABULARY.pad)
+    assert padded.ids.shape == (8, 11) and padded.num_tokens == batch.num_tokens
+    assert int((padded.labels["positions"] >= 0).sum()) == int((batch.labels["positions"] >= 0).sum())
+    mine, other = float(ours.loss(batch, 0).detach()), float(theirs.loss(batch, 0).detach())
+    assert math.isclose(mine, other, rel_tol=1e-4), (mine, other)
+
+
 def test_a_worker_trains_and_says_what_it_used() -> None:
     shared = {"case": tiny("bert"), "vocabulary": VOCABULARY, "rows": rows(), "threads": 1}
     worker = Worker(Work(contender="ours", precision="fp32", compile=False, **shared))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ import torch
 from torch import Tensor
 
 from encoderlab import load
+from encoderlab.corpus.tokenizer_training import train as train_tokenizer
 from encoderlab.interchange import huggingface, names
 from encoderlab.model import Model
+from encoderlab.models.base import resized
+from encoderlab.nn.positions import Absolute
+from tests.interchange.tiny_models import CONFIGS, make
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 transformers = pytest.importorskip("transformers", reason="parity needs the extra [hf]")
@@ -245,6 +250,42 @@ def test_our_folders_load_in_transformers(pair: tuple[str, Any, Model], tmp_path
         fresh.pooler is None or not report["missing_keys"]
     )
     assert not [name for name in report["unexpected_keys"] if name.startswith(base.base_model_prefix + ".")]
+
+
+TEXTS = [
+    "the bread is in the oven",
+    "a cold wind from the north \u2603 the sea is grey",
+    "is it?",
+    "the oven, the wind and the grey bread of the north",
+]  # the snowman is unknown
+KINDS = {"albert": "unigram", "xlnet": "unigram", "roberta-bpe": "bpe", "deberta": "bpe", "deberta-v3": "unigram"}
+# Convolutions in transformers read padding.
+OWN = sorted(CONFIGS.keys() - {name for name in CONFIGS if "transformer-xl" in name or "convbert" in name})
+
+
+@pytest.mark.parametrize("case", [*OWN, "roberta-bpe"])
+def test_a_model_and_its_tokenizer_read_text_alike(case: str, tmp_path: Path) -> None:
+    """What a user of the folder sees: texts of mixed lengths, with an unknown character, through Auto classes."""
+    name = case.removesuffix("-bpe")
+    kind = KINDS.get(case, "wordpiece")
+    if kind == "unigram":
+        pytest.importorskip("sentencepiece", reason="Unigram needs the extra [spm]")
+    sample = [text.replace("\u2603", "") for text in TEXTS] * 4
+    size = {"wordpiece": 50, "bpe": 270, "unigram": 36}[kind]
+    tokenizer = train_tokenizer(kind, sample, size, family=name if name in ("albert", "xlnet") else None)
+    position = CONFIGS[name].encoder.position
+    room = {"length": 64} if isinstance(position, Absolute) else {"span": 64} if hasattr(position, "span") else {}
+    ours = make(resized(CONFIGS[name], vocab=size, position=replace(position, **room)))
+    ours.tokenizer = tokenizer
+    huggingface.save(ours, tmp_path / "out")
+    theirs = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
+    inputs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(TEXTS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = theirs(**inputs).last_hidden_state
+    real = inputs["attention_mask"].bool()
+    means = torch.stack([rows[kept].mean(0) for rows, kept in zip(states, real, strict=True)])
+    for model in (ours, load(tmp_path / "out")):
+        torch.testing.assert_close(torch.from_numpy(model.encode(TEXTS)), means, rtol=1e-4, atol=1e-4)
 
 
 # Heads of fine-tuning

@@ -25,6 +25,7 @@ def train(
     threads: int | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
     dropout: float = 0.1,
+    documents: bool = False,
     compile: bool = False,
 ) -> dict[str, Any]:
     """Measure training speed: tokens per second, share of the matrix-product peak, memory, time by part.
@@ -48,6 +49,8 @@ def train(
         threads: Of each contender; all cores by default.
         precision: fp32, or bf16 under autocast.
         dropout: Rate everywhere.
+        documents: Whole documents of mixed lengths: several in a row for ours, each padded in a row of its own for the
+            other contender.
         compile: Give the other contender torch.compile.
     """
     from encoderlab.measure.bench import families
@@ -63,6 +66,7 @@ def train(
         steps=steps,
         threads=threads or os.cpu_count() or 1,
         precision=precision,
+        documents=documents,
         compile=compile,
     )
     result = run(case, corpus, setting, against)

@@ -22,6 +22,7 @@ from encoderlab.interchange import folder as folders
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.heads import Classification
+from encoderlab.nn.positions import Absolute
 from encoderlab.nn.spanconv import SpanDynamic
 
 log = logging.getLogger("encoderlab")
@@ -130,10 +131,11 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: exists and is not empty; choose another folder")
-    config = model.config
+    config, weights = model.config, folders.weights(model)
     form = configs.format_of(config)
+    if form.model_type == "roberta" and model.tokenizer is not None:
+        config, weights = _count_from_padding(config, weights, model.tokenizer.special.pad)
     data = {**configs.write(config), **_more_fields(model, form)}
-    weights = folders.weights(model)
     for name, tensor in weights.items():
         if not bool(torch.isfinite(tensor).all()):
             raise DataError(f"{name} holds values that are not finite; take an earlier checkpoint")
@@ -274,6 +276,18 @@ def _settle(
     return config
 
 
+def _count_from_padding(
+    config: ModelConfig, weights: dict[str, Tensor], pad: int
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """RoBERTa with its positions moved to where ``transformers`` starts to count them: the padding id + 1."""
+    position, name = config.encoder.position, "encoder.embeddings.positions"
+    assert isinstance(position, Absolute)
+    used = weights[name][position.offset :]
+    table = torch.cat([used.new_zeros(pad + 1, used.shape[1]), used])  # the rows in front are never read
+    encoder = replace(config.encoder, position=replace(position, offset=pad + 1))
+    return replace(config, encoder=encoder), weights | {name: table}
+
+
 def _additions(config: ModelConfig, model_type: str) -> dict[str, Tensor]:
     """Tensors that ``transformers`` has and we lack, at the values that change nothing."""
     encoder = config.encoder
@@ -297,12 +311,8 @@ def _more_fields(model: Model, form: configs.Format) -> dict[str, Any]:
         pad = special.pad
         if form.model_type in TOKEN_IDS:
             bos, eos = (special.cls, special.sep) if form.model_type != "xlnet" else (bos, eos)
-    position = config.encoder.position
-    if form.model_type == "roberta" and pad + 1 != getattr(position, "offset", pad + 1):
-        raise DataError(
-            f"the tokenizer pads with id {pad}, but positions start at {getattr(position, 'offset', 0)}; RoBERTa in "
-            "transformers counts them from the padding id + 1"
-        )
+    elif isinstance(config.encoder.position, Absolute) and form.model_type == "roberta":
+        pad = config.encoder.position.offset - 1
     more: dict[str, Any] = {}
     if config.task is not None:
         ending, more = heads.write_task(config, form.model_type)

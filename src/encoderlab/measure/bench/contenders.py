@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
-from encoderlab.batches.batch import Batch
+from encoderlab.batches.batch import IGNORE, Batch
 from encoderlab.batches.pack import Row
 from encoderlab.errors import MissingDependency
 from encoderlab.interchange import huggingface
@@ -77,7 +78,7 @@ class Theirs:
             raise MissingDependency("transformers", "hf", "comparing with transformers") from None
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-        self.case, self.transformers = case, transformers
+        self.case, self.transformers, self.pad = case, transformers, vocabulary.pad
         objective = objective_of(case, vocabulary)
         networks: dict[str, nn.Module] = {}
         for name, model in self._ours(objective).items():
@@ -92,14 +93,14 @@ class Theirs:
                 network.compile()
 
     def loss(self, batch: Batch, step: int) -> Tensor:
-        settings = self.case.objective
+        settings, batch = self.case.objective, apart(batch, self.pad)
         if isinstance(settings, RTDSettings):
             return self._detection(batch, step, settings)
         if isinstance(settings, DistillSettings):
             return self._distillation(batch, settings)
         if isinstance(settings, PermutationSettings):
             return self._permutation(batch)
-        inputs = self._inputs(batch) | {"labels": self._labels(batch)}
+        inputs = self._inputs(batch) | {"labels": labels_of(batch)}
         if self.case.model.pair and "next_sentence" in batch.labels:
             inputs["next_sentence_label"] = batch.labels["next_sentence"]
         return self.networks["model"](**inputs).loss
@@ -151,20 +152,15 @@ class Theirs:
             inputs["token_type_ids"] = batch.segments
         return inputs
 
-    @staticmethod
-    def _labels(batch: Batch) -> Tensor:
-        labels = torch.full_like(batch.ids, -100)
-        rows, slots = (batch.labels["positions"] >= 0).nonzero(as_tuple=True)
-        labels[rows, batch.labels["positions"][rows, slots]] = batch.labels["targets"][rows, slots]
-        return labels
-
     def _detection(self, batch: Batch, step: int, settings: RTDSettings) -> Tensor:
-        labels = self._labels(batch)
+        labels = labels_of(batch)
         generated = self.networks["generator"](**self._inputs(batch), labels=labels)
         masked = labels >= 0
         with torch.no_grad():
             rows, places = masked.nonzero(as_tuple=True)
             assert batch.rows is not None
+            if "begin" in batch.labels:
+                places = places + batch.labels["begin"][rows]  # as numbered in the packed row
             points = uniform(Noise(SEED, step, batch.rows).layer(GENERATOR_SAMPLES)[rows], places)
             samples = draw(generated.logits[masked], points)
             corrupted = batch.labels["original"].clone()
@@ -182,7 +178,7 @@ class Theirs:
         return settings.generator_weight * generated.loss + settings.discriminator_weight * detected
 
     def _distillation(self, batch: Batch, settings: DistillSettings) -> Tensor:
-        inputs, labels = self._inputs(batch), self._labels(batch)
+        inputs, labels = self._inputs(batch), labels_of(batch)
         masked = labels >= 0
         student = self.networks["model"](**inputs, labels=labels, output_hidden_states=True)
         with torch.no_grad():
@@ -206,6 +202,48 @@ class Theirs:
         )
         chosen = positions >= 0
         return F.cross_entropy(out.logits[chosen].float(), labels["targets"][chosen])
+
+
+def labels_of(batch: Batch) -> Tensor:
+    """The targets at their places, (B, L), IGNORE elsewhere."""
+    labels = torch.full_like(batch.ids, IGNORE)
+    rows, slots = (batch.labels["positions"] >= 0).nonzero(as_tuple=True)
+    labels[rows, batch.labels["positions"][rows, slots]] = batch.labels["targets"][rows, slots]
+    return labels
+
+
+def apart(batch: Batch, pad: int) -> Batch:
+    """Packed documents padded in rows of their own, as those batch them who do not pack.
+
+    ``labels["begin"]`` (B,) is where a document stood in its packed row, whose number it keeps.
+    """
+    row, place = (batch.doc >= 0).nonzero(as_tuple=True)
+    number = row * (int(batch.doc.max()) + 1) + batch.doc[row, place]
+    lengths = number.unique_consecutive(return_counts=True)[1]
+    if len(lengths) == len(batch):
+        return batch
+
+    def rows(x: Tensor, fill: int) -> Tensor:
+        return pad_sequence(x[row, place].split(lengths.tolist()), batch_first=True, padding_value=fill)
+
+    targets = rows(labels_of(batch), IGNORE)
+    masked, positions = (targets != IGNORE).nonzero(as_tuple=True)
+    counts = masked.bincount(minlength=len(lengths)).tolist()
+    first = lengths.cumsum(0) - lengths
+    labels = {
+        "positions": pad_sequence(positions.split(counts), batch_first=True, padding_value=-1),
+        "targets": pad_sequence(targets[masked, positions].split(counts), batch_first=True, padding_value=IGNORE),
+        "begin": place[first],
+    }
+    if "original" in batch.labels:
+        labels["original"] = rows(batch.labels["original"], pad)
+    return Batch(
+        ids=rows(batch.ids, pad),
+        doc=rows(batch.doc, -1),
+        segments=None if batch.segments is None else rows(batch.segments, 0),
+        labels=labels,
+        rows=None if batch.rows is None else batch.rows[row[first]],
+    )
 
 
 SDPA = ("bert", "roberta", "albert", "distilbert", "electra")  # the families whose attention transformers can fuse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,14 @@ from encoderlab.batches.loader import Format, Loader
 from encoderlab.batches.pack import Chunks, PackedDocuments, Row, SegmentPairs
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.errors import EncoderlabError
+from encoderlab.errors import ConfigError, EncoderlabError
 from encoderlab.measure.bench.families import Case
 from encoderlab.measure.bench.workers import Work, Worker
 from encoderlab.models import flops
+from encoderlab.models.base import resized
+from encoderlab.nn.positions import Absolute
 from encoderlab.objectives.mlm import MLMSettings
+from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.objectives.rtd import RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.train.pretraining import row_framing
@@ -26,7 +29,10 @@ from encoderlab.train.pretraining import row_framing
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How a benchmark runs: ``turns`` of ``steps`` steps for each contender, after one step that is not counted."""
+    """How a benchmark runs: ``turns`` of ``steps`` steps for each contender, after one step that is not counted.
+
+    ``documents``: rows hold whole documents side by side, which the other contender pads in rows of their own.
+    """
 
     rows: int = 32
     length: int = 128
@@ -35,7 +41,7 @@ class Setting:
     threads: int = 2
     precision: str = "fp32"
     compile: bool = False
-    mixed: bool = False
+    documents: bool = False
 
 
 def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict[str, Any]:
@@ -44,8 +50,13 @@ def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict
     Returns tokens per second, their ratio with its spread, the share of the matrix-product peak, peak memory, the
     shares of a step's time by part, and the difference of the losses after 20 steps from equal weights without dropout.
     """
+    if setting.documents:
+        case = replace(case, model=replace(case.model, pooler=None, pair=False))  # which reads pairs
     names = ["ours"] + ([against] if against else [])
     vocabulary, rows = real_rows(case, corpus, setting)
+    position = case.model.encoder.position
+    if isinstance(position, Absolute) and position.offset:  # RoBERTa's positions, from the padding id on
+        case = replace(case, model=resized(case.model, position=replace(position, offset=vocabulary.pad + 1)))
     with ExitStack() as stack:
         workers = {name: _start(stack, name, case, vocabulary, rows, setting) for name in names}
         speed: dict[str, list[float]] = {name: [] for name in names}
@@ -118,6 +129,8 @@ def real_rows(case: Case, path: Path, setting: Setting) -> tuple[Vocabulary, lis
 
     The model's vocabulary may be larger, as its family's is.
     """
+    if setting.documents and isinstance(case.objective, PermutationSettings):
+        raise ConfigError(f"{case.name} reads streams, not documents side by side; leave documents out")
     corpus = Corpus(path)
     tokenizer = Tokenizer.load(corpus.tokenizer_path)
     special = tokenizer.special
@@ -129,7 +142,7 @@ def real_rows(case: Case, path: Path, setting: Setting) -> tuple[Vocabulary, lis
         counts=np.ones(case.model.encoder.vocab),
     )
     form: Format
-    if setting.mixed:
+    if setting.documents:
         form = PackedDocuments(length=setting.length)
     elif case.model.pair:
         form = SegmentPairs(length=setting.length, short_share=0.0)
