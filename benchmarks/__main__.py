@@ -19,6 +19,7 @@ from pathlib import Path
 from encoderlab.files import write_text
 
 FAMILIES = ("bert", "roberta", "albert", "distilbert", "electra", "convbert", "deberta-v1", "deberta-v3", "xlnet")
+CORPUS = ("corpus", "build", "python:stdlib", "--vocab-size", "8192")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -38,11 +39,15 @@ def tables(corpus: str) -> dict[str, list[list[str]]]:
         "training-512": [
             ["train", name, *on, "--length", "512", "--rows", "8"] for name in ("bert", "deberta-v3", "convbert")
         ],
+        "training-documents": [
+            ["train", name, *on, "--against", "transformers", "--documents", "--length", "512", "--rows", "8"]
+            for name in ("bert", "deberta-v1")
+        ],
         "prediction": [
             ["predict", name, *on, "--against", "transformers", "--against", "onnxruntime"]
             for name in ("bert", "deberta-v3", "convbert", "xlnet")
         ],
-        "corpus": [["corpus", "python:all"]],
+        "corpus": [["corpus"]],
         "scaling": [["scaling", name, *on] for name in ("bert", "electra")],
     }
 
@@ -58,7 +63,7 @@ def main() -> None:
         corpus = arguments.corpus
         if corpus is None:
             corpus = f"{place}/corpus"
-            command("corpus", "build", "python:stdlib", "--out", corpus, "--vocab-size", "8192")
+            subprocess.run([sys.executable, "-m", "encoderlab", *CORPUS, "--out", corpus], check=True)
         known = tables(corpus)
         now = datetime.datetime.now(datetime.UTC)
         path = RESULTS / f"{now:%Y-%m-%d-%H%M}.json"
@@ -84,10 +89,6 @@ def bench(*words: str) -> dict[str, object]:
     )
     result: dict[str, object] = json.loads(done.stdout) if done.stdout.strip() else {"error": done.returncode}
     return {"command": ["encoderlab", "bench", *words], **result}
-
-
-def command(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "encoderlab", *words], check=True)
 
 
 def cpu() -> str:

@@ -124,7 +124,7 @@ def predict(
 def corpus(
     *sources: str,
     tokenizer: str | None = None,
-    vocab_size: int = 30522,
+    vocab_size: int = 8192,
     megabytes: float = 100.0,
     workers: int = 2,
     turns: int = 3,
@@ -134,7 +134,7 @@ def corpus(
     Example: encoderlab bench corpus wiki.txt.gz
 
     Args:
-        sources: Text, as for corpus build; python:stdlib by default.
+        sources: Text, as for corpus build; python:all by default.
         tokenizer: A given one; by default a WordPiece is trained on the text.
         vocab_size: Of the trained one.
         megabytes: How much text.
@@ -144,7 +144,7 @@ def corpus(
     from encoderlab.measure.bench.corpus import run
 
     result = run(
-        sources or ("python:stdlib",),
+        sources or ("python:all",),
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         megabytes=megabytes,
