@@ -148,8 +148,8 @@ def _show(recipe: Recipe, corpus: Path | None) -> dict[str, Any]:
     from encoderlab.measure.estimate import estimate
     from encoderlab.measure.runs import duration
     from encoderlab.train.distributed import join
+    from encoderlab.train.precision import emulated
     from encoderlab.train.pretraining import check, fit
-    from encoderlab.train.tally import emulated
 
     check(recipe)
     if corpus is not None:

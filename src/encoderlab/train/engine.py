@@ -18,8 +18,9 @@ from encoderlab.objectives.base import Memory, Objective, Term
 from encoderlab.seeds import derive
 from encoderlab.train.distributed import World, assign, named_tensors, spread, synchronised, whole
 from encoderlab.train.optim import Optimizer, global_norm, group_parameters
+from encoderlab.train.precision import precision, products
 from encoderlab.train.recipe import Training
-from encoderlab.train.tally import Tally, precision
+from encoderlab.train.tally import Tally
 
 FIRST_SCALE = 2.0**14  # fp16: the factor on the loss at the start
 SCALE_GROWTH = 2000  # fp16: steps without overflow until it doubles
@@ -101,8 +102,9 @@ class Engine:
         assert piece.rows is not None
         noise = Noise(self.recipe.seed, number, piece.rows)
         memory = None if self.memory is None else tuple(layer[start:stop] for layer in self.memory)
-        with synchronised(self.model, last):
-            with precision(self.recipe.precision, self.world.device):
+        mode, device = self.recipe.precision, self.world.device
+        with synchronised(self.model, last), products(mode, device):
+            with precision(mode, device):
                 terms, memory = self.model(piece, noise=noise, memory=memory)
             factor = self.world.size * self.scale  # DDP and FSDP2 average over processes
             losses = [term.sum * (term.weight * factor / max(counts[name], 1)) for name, term in terms.items()]

@@ -28,9 +28,10 @@ from encoderlab.train.checkpoint import Snapshot
 from encoderlab.train.distributed import World, assign, join, named_tensors
 from encoderlab.train.engine import Engine
 from encoderlab.train.folder import RunFolder
+from encoderlab.train.precision import emulated
 from encoderlab.train.progress import Board, Display, facts
 from encoderlab.train.recipe import Budget, Phase, Training
-from encoderlab.train.tally import Tally, emulated, measure, summary
+from encoderlab.train.tally import Tally, measure, summary
 
 log = logging.getLogger("encoderlab")
 

@@ -10,6 +10,8 @@ from encoderlab.errors import ConfigError
 from encoderlab.train.optim import AdamW, Optim
 from encoderlab.train.schedule import Polynomial, Schedule
 
+Precision = Literal["fp32", "bf16", "fp16"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
@@ -121,7 +123,7 @@ class Training:
     optim: Optim = AdamW()
     schedule: Schedule = Polynomial(warmup=0.01)
     clip: float | None = 1.0
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Precision = "fp32"
     seed: int = 1
     evaluation: Evaluation = Evaluation()
     checkpoints: Checkpoints = Checkpoints()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import platform
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +12,8 @@ from torch import Tensor
 from encoderlab.batches.batch import Batch
 from encoderlab.objectives.base import Memory, Objective, Term
 from encoderlab.train.distributed import World
+from encoderlab.train.precision import precision, products
+from encoderlab.train.recipe import Precision
 
 
 class Tally:
@@ -84,33 +84,9 @@ def summary(totals: Mapping[str, Mapping[str, float]], bytes_per_token: Mapping[
     return line | ({"accuracy": accuracy} if accuracy else {}) | ({"bits_per_byte": bits} if bits else {})
 
 
-def precision(name: Literal["fp32", "bf16", "fp16"], device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """The context in which a forward pass computes: nothing for fp32, autocast otherwise."""
-    if name == "fp32":
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, torch.bfloat16 if name == "bf16" else torch.float16)
-
-
-def emulated(name: Literal["fp32", "bf16", "fp16"], device: torch.device) -> str | None:
-    """What to say where ``device`` has no instructions for the precision, so that it is slower than single precision.
-
-    None where it has them, or where that is unknown (processors other than x86).
-    """
-    if name == "fp32" or device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
-        return None
-    cpu = torch.cpu
-    has = {
-        "bf16": cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported(),
-        "fp16": getattr(cpu, "_is_amx_fp16_supported", lambda: False)(),
-    }
-    if has[name]:
-        return None
-    return f"precision={name} will be slower than fp32: this processor has no {name} instructions; set precision=fp32"
-
-
 @torch.no_grad()
 def measure(
-    objective: Objective, batches: Iterable[Batch], world: World, mode: Literal["fp32", "bf16", "fp16"]
+    objective: Objective, batches: Iterable[Batch], world: World, mode: Precision
 ) -> dict[str, dict[str, float]]:
     """Totals of an objective in evaluation mode over whole batches, which every process gives; each computes its
     share of the rows.
@@ -122,7 +98,7 @@ def measure(
     for batch in batches:
         shared = len(batch) >= world.size
         part = batch.slice(*world.share(len(batch))) if shared else batch
-        with precision(mode, world.device):
+        with products(mode, world.device), precision(mode, world.device):
             terms, memory = objective(part.to(world.device), memory=memory)
         if shared or world.main:
             tally.add(terms)

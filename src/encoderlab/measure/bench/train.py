@@ -25,6 +25,7 @@ from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.objectives.rtd import RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.train.pretraining import row_framing
+from encoderlab.train.recipe import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class Setting:
     turns: int = 5
     steps: int = 2
     threads: int = 2
-    precision: str = "fp32"
+    precision: Precision = "fp32"
     compile: bool = False
     documents: bool = False
 

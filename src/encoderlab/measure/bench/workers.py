@@ -19,6 +19,7 @@ from encoderlab.batches.pack import Row
 from encoderlab.errors import EncoderlabError
 from encoderlab.measure.bench.families import Case
 from encoderlab.objectives.vocabulary import Vocabulary
+from encoderlab.train.recipe import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Work:
     vocabulary: Vocabulary
     rows: list[list[Row]]
     threads: int
-    precision: str
+    precision: Precision
     compile: bool
 
 
@@ -71,10 +72,12 @@ def _serve(pipe: Connection, work: Work) -> None:
 
     from encoderlab.measure.bench.contenders import CONTENDERS, LR, Ours
     from encoderlab.nn import kernels
+    from encoderlab.train.precision import precision, products
 
     torch.set_num_threads(work.threads)
-    case, rows, reduced = work.case, work.rows, work.precision == "bf16"
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    case, rows = work.case, work.rows
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    ours = nullcontext if work.contender != "ours" else lambda: products(work.precision, device)  # as in our loop
     if work.contender == "ours":
         kernels.keep_memory()  # as our training loop does
     before = _peak_memory()
@@ -99,10 +102,10 @@ def _serve(pipe: Connection, work: Work) -> None:
         started = time.perf_counter()
         for _ in range(count):
             batch = batches[state["step"] % len(batches)]
-            autocast = torch.autocast(device, torch.bfloat16) if reduced else nullcontext()
-            with autocast:
-                loss = player.loss(batch, state["step"])
-            loss.backward()
+            with ours():
+                with precision(work.precision, device):
+                    loss = player.loss(batch, state["step"])
+                loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.detach())
@@ -114,15 +117,16 @@ def _serve(pipe: Connection, work: Work) -> None:
     def peak() -> float:
         """Operations per second of matrix products at the model's own projection and feed-forward shapes."""
         encoder = case.model.encoder
-        dtype = torch.bfloat16 if reduced else torch.float32
+        dtype = torch.bfloat16 if work.precision == "bf16" else torch.float32
         x = torch.randn(rows_tokens(rows), encoder.width, device=device, dtype=dtype)
         w = torch.randn(encoder.width, encoder.ff_width, device=device, dtype=dtype)
         best = 0.0
         for _ in range(5):
             started = time.perf_counter()
-            for _ in range(4):
-                x @ w
-            if device == "cuda":
+            with ours():
+                for _ in range(4):
+                    x @ w
+            if device.type == "cuda":
                 torch.cuda.synchronize()
             best = max(best, 8.0 * x.shape[0] * w.numel() / (time.perf_counter() - started))
         return best
@@ -136,7 +140,7 @@ def _serve(pipe: Connection, work: Work) -> None:
         "steps": steps,
         "peak": peak,
         "profile": profile,
-        "memory": lambda: torch.cuda.max_memory_allocated() if device == "cuda" else _peak_memory() - before,
+        "memory": lambda: torch.cuda.max_memory_allocated() if device.type == "cuda" else _peak_memory() - before,
     }
     while (message := pipe.recv())[0] != "stop":
         verb, arguments = message

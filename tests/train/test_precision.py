@@ -1,0 +1,62 @@
+"""Reduced precision: a processor without instructions for it is named, and computes exact products in good time."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+import torch
+
+from encoderlab.train.precision import WideProducts, emulated, products
+
+
+def test_a_precision_without_instructions_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    assert "precision=bf16 will be slower" in str(emulated("bf16", cpu))
+    assert isinstance(products("bf16", cpu), WideProducts)
+    assert emulated("fp32", cpu) is None and emulated("bf16", torch.device("cuda")) is None
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert emulated("bf16", cpu) is None
+    assert not isinstance(products("bf16", cpu), WideProducts)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_wide_products_are_rounded_once(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b, c = (torch.randn(3, 33, 33, generator=generator).to(dtype) for _ in range(3))
+    x, w = torch.randn(2, 6, 9, generator=generator).to(dtype), torch.randn(6, 3, 3, generator=generator).to(dtype)
+    forms = {
+        "mm": lambda a, b, c: a[0] @ b[0],
+        "bmm": lambda a, b, c: a @ b,
+        "addmm": lambda a, b, c: torch.addmm(c[0], a[0], b[0], beta=0.5, alpha=2.0),
+        "baddbmm": lambda a, b, c: torch.baddbmm(c, a, b),
+        "addmm_": lambda a, b, c: c[0].clone().addmm_(a[0], b[0]),
+        "out": lambda a, b, c: torch.mm(a[0], b[0], out=torch.empty_like(c[0])),
+        "einsum": lambda a, b, c: torch.einsum("hij,hkj->hik", a, b),
+        "conv1d": lambda *given: torch.conv1d(
+            *((x, w) if given[0].dtype == dtype else (x.float(), w.float())), groups=2
+        ),
+    }
+    for name, form in forms.items():
+        wanted = form(a.float(), b.float(), c.float()).to(dtype)
+        with WideProducts():
+            found = form(a, b, c)
+        assert found.dtype == dtype and torch.equal(found, wanted), name
+
+
+def test_gradients_and_other_types_pass() -> None:
+    x, layer = torch.randn(5, 8, requires_grad=True), torch.nn.Linear(8, 4)
+    whole = torch.randn(4, 4, dtype=torch.float64)
+    layer(x).square().sum().backward()
+    wanted, x.grad = x.grad, None
+    with WideProducts():
+        with torch.autocast("cpu", torch.bfloat16):
+            out = layer(x)
+        assert out.dtype == torch.bfloat16
+        out.float().square().sum().backward()
+        assert (whole @ whole).dtype == torch.float64
+    assert x.grad is not None and wanted is not None
+    torch.testing.assert_close(x.grad, wanted, rtol=0.05, atol=0.05)
