@@ -20,6 +20,7 @@ from encoderlab.tasks.base import Split
 from encoderlab.tasks.features import FrozenForm
 from encoderlab.tasks.form import Form
 from encoderlab.tasks.rows import Encoded, Item
+from encoderlab.tasks.span import Window
 
 LEAST = 1000  # items worth a file; fewer are encoded in a tenth of a second
 
@@ -89,10 +90,23 @@ def _code() -> str:
 
 
 def _arrays(items: Sequence[Item]) -> dict[str, np.ndarray]:
-    """The items as arrays: sequences one after the other, every label (sequences,), every mark (tokens,)."""
+    """The items as arrays: sequences one after the other, every label (sequences,), every mark (tokens,); of windows
+    also where their part of the passage stands.
+    """
     sequences = [sequence for item in items for sequence in item.sequences]
     first = sequences[0]
-    return {
+    windows = [sequence for sequence in sequences if isinstance(sequence, Window)]
+    places = (
+        {
+            "window.start": np.array([window.start for window in windows]),
+            "window.size": np.array([len(window.offsets) for window in windows]),
+            "window.offsets": np.concatenate([window.offsets for window in windows]),
+            "window.central": np.concatenate([window.central for window in windows]),
+        }
+        if windows
+        else {}
+    )
+    return places | {
         "example": np.array([item.example for item in items]),
         "sequences": np.array([len(item.sequences) for item in items]),
         "length": np.array([len(sequence) for sequence in sequences]),
@@ -128,11 +142,23 @@ def _read(path: Path) -> tuple[list[Item], dict[str, Any]] | None:
         )
         for place, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))
     ]
+    if "window.start" in arrays:
+        sequences = _windows(sequences, arrays)
     found, last = [], 0
     for example, count in zip(arrays["example"].tolist(), arrays["sequences"].tolist(), strict=True):
         found.append(Item(example, tuple(sequences[last : last + count])))
         last += count
     return found, json.loads(about["learned"])
+
+
+def _windows(sequences: Sequence[Encoded], arrays: Mapping[str, np.ndarray]) -> list[Encoded]:
+    """The sequences as the windows that they were."""
+    starts, ends = arrays["window.start"].tolist(), np.cumsum(arrays["window.size"]).tolist()
+    offsets, central = arrays["window.offsets"], arrays["window.central"]
+    return [
+        Window(one.ids, one.segments, one.labels, one.marks, start, offsets[begin:end], central[begin:end])
+        for one, start, begin, end in zip(sequences, starts, [0, *ends[:-1]], ends, strict=True)
+    ]
 
 
 def _digest(arrays: Mapping[str, np.ndarray]) -> str:
