@@ -2,13 +2,15 @@
 
 Where its documented behaviour is a mistake, the right thing is done and said once: ``--gpus=0`` means the first GPU
 (its Lightning read it as no GPU); without ``--max_epochs`` training takes 3 epochs (not 1,000); training rows are
-shuffled and one process is enough; the number of labels comes from the data; a pair of texts is encoded as a pair.
+shuffled without ``--strategy=ddp`` too; the number of labels comes from the data; a pair of texts is encoded as a pair.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import os
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,10 +27,12 @@ Action = Literal["train", "predict"]
 EPOCHS = 3
 SPLITS = {"train": ("train",), "dev": ("validation", "valid", "dev"), "test": ("test",)}
 KINDS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt")
+LENGTH = 512
+SECOND, LABEL, TAGS = "sentence2", "label", "labels"  # columns unless others are named
 
 Text = Annotated[str | None, Parameter(name="--text", help="What to predict; [SEP] between the texts of a pair.")]
-LabelName = Annotated[str, Parameter(name="--label_name")]
-Others = Annotated[str, Parameter(show=False)]
+LabelName = Annotated[str | None, Parameter(name="--label_name")]
+Others = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]  # Lightning's flags, with and without values
 
 
 @Parameter(name="*")
@@ -41,7 +45,9 @@ class Flags:
         Path | None, Parameter(name="--datasets", help="Folder with train, validation and test files.")
     ] = None
     text: Text = None
-    max_length: Annotated[int, Parameter(name="--max_length", help="Tokens of a text.")] = 512
+    max_length: Annotated[
+        int | None, Parameter(name="--max_length", help=f"Tokens of a text: {LENGTH}; to predict, those of training.")
+    ] = None
     batch: Annotated[int, Parameter(name="--train_batchsize", help="Examples per step.")] = 16
     rate: Annotated[float, Parameter(name="--learning_rate", help="Highest learning rate.")] = 5e-5
     decay: Annotated[float, Parameter(name="--weight_decay", help="Weight decay.")] = 0.1
@@ -50,19 +56,18 @@ class Flags:
     seed: Annotated[int, Parameter(name="--seed", help="Of head, order and dropout.")] = 1
     out: Annotated[Path, Parameter(name="--save_ckpt_path", help="Folder of the run.")] = Path("ckpt")
     precision: Annotated[str, Parameter(name="--precision", help="32, 16 or bf16.")] = "32"
-    gpus: Annotated[str | None, Parameter(name="--gpus", help="Which GPU; its use is automatic.")] = None
+    gpus: Annotated[str | None, Parameter(name="--gpus", help="0: the first GPU; otherwise how many.")] = None
     device: Annotated[int, Parameter(name="--device", help="GPU to predict on; -1 is the CPU.")] = -1
 
 
 def text_classification(
     action: Action,
     /,
-    *,
+    *others: Others,
     flags: Flags,
     texta_name: Annotated[str, Parameter(name="--texta_name")] = "sentence",
-    textb_name: Annotated[str, Parameter(name="--textb_name")] = "sentence2",
-    label_name: LabelName = "label",
-    **others: Others,
+    textb_name: Annotated[str | None, Parameter(name="--textb_name")] = None,
+    label_name: LabelName = None,
 ) -> dict[str, Any]:
     """fengshen-pipeline: train on, or predict, labels of texts.
 
@@ -79,16 +84,14 @@ def text_classification(
     texta_name
         Column of the text.
     textb_name
-        Column of the second text.
+        Column of the second text; sentence2 where there is one.
     label_name
-        Column of the label.
+        Column of the label; label where there is one.
     """
     return _run(action, "classification", flags, others, (texta_name, textb_name, label_name))
 
 
-def sequence_tagging(
-    action: Action, /, *, flags: Flags, label_name: LabelName = "labels", **others: Others
-) -> dict[str, Any]:
+def sequence_tagging(action: Action, /, *others: Others, flags: Flags, label_name: LabelName = None) -> dict[str, Any]:
     """fengshen-pipeline: train on, or predict, labels of words.
 
     Words of a text to predict are separated by spaces; without spaces every character is one.
@@ -101,14 +104,12 @@ def sequence_tagging(
     action
         Train on --datasets, or predict --text.
     label_name
-        Column of the tags.
+        Column of the tags; labels where there is one.
     """
     return _run(action, "tagging", flags, others, (None, None, label_name))
 
 
-def multiplechoice(
-    action: Action, /, *, flags: Flags, label_name: LabelName = "label", **others: Others
-) -> dict[str, Any]:
+def multiplechoice(action: Action, /, *others: Others, flags: Flags, label_name: LabelName = None) -> dict[str, Any]:
     """fengshen-pipeline: train on, or predict, the right one of several options.
 
     To predict, --text takes the context, the question and the options, each separated by [SEP].
@@ -121,14 +122,23 @@ def multiplechoice(
     action
         Train on --datasets, or predict --text.
     label_name
-        Column of the answer.
+        Column of the answer; label where there is one.
     """
     return _run(action, "choice", flags, others, (None, None, label_name))
 
 
 def _run(
-    action: Action, form: Form, flags: Flags, others: dict[str, str], columns: tuple[str | None, str | None, str]
+    action: Action,
+    form: Form,
+    flags: Flags,
+    others: tuple[str, ...],
+    columns: tuple[str | None, str | None, str | None],
 ) -> dict[str, Any]:
+    if others and not others[0].startswith("-"):
+        raise ConfigError(f"{others[0]!r} belongs to no flag; give flags as --name value or --name=value")
+    if others:
+        names = ", ".join(word.partition("=")[0] for word in others if word.startswith("--"))
+        note(f"ignored: {names} (for several processes: torchrun -m encoderlab ...)")
     if action == "predict":
         return _predict(flags)
     _say_differences(flags, others)
@@ -136,17 +146,28 @@ def _run(
     return _train(flags, task, splits)
 
 
-def _say_differences(flags: Flags, others: dict[str, str]) -> None:
+def _say_differences(flags: Flags, others: tuple[str, ...]) -> None:
     if flags.gpus is not None:
-        import torch
-
-        where = "training on it" if torch.cuda.is_available() else "none is here, training on the CPU"
-        note(f"--gpus={flags.gpus}: taken as the number of a GPU; {where}")
+        _say_gpus(flags.gpus)
     if flags.epochs is None:
         note(f"--max_epochs is not given: {EPOCHS} epochs (the original would train for 1,000)")
-    if others:
-        names = ", ".join(f"--{name}" for name in others)
-        note(f"ignored: {names} (for several processes: torchrun -m encoderlab ...)")
+    if "ddp" not in " ".join(others):
+        note("training rows are shuffled (the original does so with --strategy=ddp alone)")
+
+
+def _say_gpus(gpus: str) -> None:
+    """What ``--gpus`` comes to: Lightning's number of GPUs, but for 0, which means the first one."""
+    import torch
+
+    if not gpus.removeprefix("-").isdigit():
+        chosen = gpus.strip(",") or "0"
+        raise ConfigError(f"--gpus={gpus} names GPUs; choose them with CUDA_VISIBLE_DEVICES={chosen} and leave it out")
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    where = f"training on {processes}" if torch.cuda.is_available() else "none is here, training on the CPU"
+    if int(gpus) == 0:
+        note(f"--gpus=0: taken as the number of a GPU (Lightning would use none); {where}")
+    elif int(gpus) != processes or not torch.cuda.is_available():
+        note(f"--gpus={gpus}: taken as how many; {where}; for several: torchrun --nproc-per-node=N -m encoderlab ...")
 
 
 def _recipe(flags: Flags, limit: int | None) -> Recipe:
@@ -159,25 +180,29 @@ def _recipe(flags: Flags, limit: int | None) -> Recipe:
     names = {"32": "fp32", "16": "fp16", "bf16": "bf16"}
     if flags.precision not in names:
         raise ConfigError(f"--precision {flags.precision}; choose from {', '.join(names)}")
-    length = flags.max_length
-    if limit is not None and length > limit:
-        note(f"--max_length {length} exceeds the model's {limit} positions; {limit} it is")
-        length = limit
     return Recipe(
         name="fengshen",
-        form=FormSettings(max_length=length),
+        form=FormSettings(max_length=_length(flags.max_length or LENGTH, limit)),
         batch=flags.batch,
         epochs=EPOCHS if flags.epochs is None else flags.epochs,
         seed=flags.seed,
         precision=names[flags.precision],  # type: ignore[arg-type]
         optim=AdamW(lr=flags.rate, weight_decay=flags.decay, eps=1e-8),
-        schedule=Polynomial(warmup=flags.warmup),
+        schedule=Polynomial(warmup=flags.warmup, end=min(1.0, 1e-7 / flags.rate) if flags.rate > 0 else 0.0),
         clip=None,
+        select="last",
     )
 
 
+def _length(wanted: int, limit: int | None) -> int:
+    if limit is None or wanted <= limit:
+        return wanted
+    note(f"--max_length {wanted} exceeds the model's {limit} positions; {limit} it is")
+    return limit
+
+
 def _splits(
-    datasets: Path | None, form: Form, text: str | None, pair: str | None, label: str
+    datasets: Path | None, form: Form, text: str | None, pair: str | None, label: str | None
 ) -> tuple[Task, dict[str, Split]]:
     """The task and its splits in a folder of files named train, validation, test."""
     from encoderlab.tasks import tables
@@ -190,36 +215,61 @@ def _splits(
             f"({', '.join(KINDS)}); data sets are not downloaded"
         )
     files = {split: _find(datasets, names) for split, names in SPLITS.items()}
-    train = files["train"]
-    if train is None:
+    if not files["train"]:
         raise DataError(f"{datasets}: holds no train file ({', '.join(f'train{kind}' for kind in KINDS)})")
+    train = files["train"][0]
     columns = tables.columns(train, Remarks(train))
+    usual = TAGS if form == "tagging" else LABEL
     given = Given(
         form=form,
-        text=text if text in columns or form == "classification" else None,
-        pair=pair if pair in columns else None,
-        label=label if label in columns else None,
+        text=text,
+        pair=pair or (SECOND if form == "classification" and SECOND in columns else None),
+        label=label or (usual if usual in columns else None),
     )
     task, said = task_of(train, given)
     note(said)
-    splits = {split: task.read([path], split) for split, path in files.items() if path is not None}
+    splits = {split: task.read(paths, split) for split, paths in files.items() if paths}
+    for split, part in splits.items():
+        note(f"{split}: {len(part):,} examples of {', '.join(Path(name).name for name in part.files)}")
+        for remark in part.remarks:
+            note(remark)
     if "dev" not in splits:
         splits["train"], splits["dev"] = hold_out(splits["train"])
+        note(f"held out {len(splits['dev']):,} of the training examples as dev")
     return task, splits
 
 
-def _find(folder: Path, names: tuple[str, ...]) -> Path | None:
-    return next(
-        (path for name in names for kind in KINDS for path in sorted(folder.glob(f"{name}*{kind}")) if path.is_file()),
-        None,
-    )
+def _find(folder: Path, names: tuple[str, ...]) -> list[Path]:
+    """The files of a split, compressed or not: one, or the shards of one name and kind, in their order.
+
+    Raises:
+        DataError: there are two to choose from.
+    """
+    from encoderlab.tasks.tables import suffix
+
+    found: dict[tuple[str, str], list[Path]] = {}
+    for path in sorted(folder.iterdir()):
+        stem, dot, kind = path.name.lower().rpartition(suffix(path))
+        name = re.match("[a-z]+", stem)
+        if name is not None and name[0] in names and dot in KINDS and path.is_file():
+            shard = re.fullmatch(r"([-_.]?\d.*)?", stem[name.end() :])  # train-00000-of-00003, train_1
+            found.setdefault((name[0] if shard else stem, dot + kind), []).append(path)
+    if len(found) > 1:
+        some = ", ".join(paths[0].name for paths in found.values())
+        raise DataError(f"{folder}: holds several files for one split ({some}); leave those of one name and kind")
+    return next(iter(found.values()), [])
 
 
 def _train(flags: Flags, task: Task, splits: dict[str, Split]) -> dict[str, Any]:
     from encoderlab.interchange.load import load
-    from encoderlab.tasks.finetune import finetune
+    from encoderlab.tasks.finetune import completed, finetune, has_pairs
 
     network = load(flags.model)
+    task = completed(task, splits["train"].examples)
+    if task.form == "classification":
+        note(f"{len(task.labels or ())} labels, as the data have (the original takes 2 whatever they have)")
+        if has_pairs(splits["train"]):
+            note("two texts are encoded as a pair (the original gives slow tokenizers a list of two tokens)")
     result = finetune(network, task, splits, _recipe(flags, network.config.encoder.max_length), flags.out)
     for split, scores in result.scores.items():
         say(f"{split}: " + ", ".join(f"{metric} {100 * value:.2f}" for metric, value in scores.items()))
@@ -237,7 +287,15 @@ def _predict(flags: Flags) -> dict[str, Any]:
     if text is None:
         raise ConfigError("predict needs --text TEXT; for a file: encoderlab predict MODEL FILE")
     predictor = predictor_of(flags.model)
+    if flags.max_length is not None:
+        limit = predictor.objective.model.config.encoder.max_length
+        predictor.form.settings = replace(predictor.form.settings, max_length=_length(flags.max_length, limit))
     if flags.device >= 0:
+        import torch
+
+        count = torch.cuda.device_count()
+        if flags.device >= count:
+            raise ConfigError(f"--device {flags.device}: this machine has {count} GPUs, from 0; -1 is the CPU")
         predictor.objective.model.to(f"cuda:{flags.device}")
     parts = [part.strip() for part in text.split("[SEP]")]
     form = predictor.form.task.form
