@@ -39,6 +39,7 @@ VERBS: dict[str, tuple[str, str, str]] = {  # verb: group, import string, one li
     "convert": (USE, "convert:convert", "Convert a model folder or checkpoint to or from another library's format."),
     "describe": (STUDY, "describe:describe", "Show an architecture: shapes, parameters, FLOPs, memory."),
     "doctor": (STUDY, "doctor:doctor", "Say what is wrong with a run."),
+    "perplexity": (STUDY, "perplexity:perplexity", "Measure left-to-right language models on a corpus."),
     "report": (STUDY, "report:report", "Write one self-contained HTML page about one or several runs."),
     "bench train": (STUDY, "bench:train", "Measure training speed, also against other libraries."),
     "bench predict": (STUDY, "bench:predict", "Measure prediction speed."),

@@ -1,0 +1,92 @@
+"""``encoderlab perplexity``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from encoderlab.commands import terminal
+from encoderlab.errors import ConfigError
+
+
+def perplexity(
+    *models: Path,
+    corpus: Path,
+    split: str = "validation",
+    window: int = 64,
+    memory: int = 640,
+    same_length: bool = False,
+    clamp: int = 0,
+    streams: int = 8,
+    no_separator: bool = False,
+    context: bool = False,
+    positions: int = 200,
+) -> dict[str, Any]:
+    """Measure left-to-right language models on a corpus: perplexity, bits per token and per byte, effective context.
+
+    The memory may be longer than in training. With tokens that are characters, bits per token are bits per character;
+    bits per byte compare models with different tokenizers.
+
+    Example: encoderlab perplexity runs/xl --corpus corpora/wiki --window 128 --memory 1600 --same-length --clamp 1000
+
+    Args:
+        models: Model or run folders; several are compared on the same text.
+        corpus: Its tokenizer must be the models'.
+        split: Of the corpus.
+        window: Tokens read at a time.
+        memory: Earlier states that a window sees.
+        same_length: Every token sees exactly as many keys as the memory holds.
+        clamp: Larger distances count as this one; 0 for no limit.
+        streams: Read side by side, each from its own part of the text.
+        no_separator: Documents follow each other without the end-of-document token, where the tokenizer has one.
+        context: Also the relative effective context length (100 to 1,000 tokens), measured within these models.
+        positions: Tokens of the text that it is measured at; each costs up to 1,000 tokens.
+    """
+    import numpy as np
+
+    from encoderlab.corpus.shards import Corpus
+    from encoderlab.corpus.tokenizer import Tokenizer
+    from encoderlab.interchange.load import load
+    from encoderlab.measure.evaluate_lm import Protocol, context_losses, evaluate_lm, relative_effective_context
+
+    if not models:
+        raise ConfigError("no model to measure; give at least one model folder")
+    if min(window, streams, positions) < 1 or min(memory, clamp) < 0:
+        raise ConfigError("window, streams and positions are at least 1, memory and clamp at least 0")
+    text = Corpus(corpus, split)
+    loaded = {str(path): load(path) for path in models}
+    tokenizer = Tokenizer.load(text.tokenizer_path)
+    for name, model in loaded.items():
+        if model.tokenizer is None or model.tokenizer.hash() != tokenizer.hash():
+            raise ConfigError(f"{name}: its tokenizer is not the corpus's; build the corpus with --tokenizer {name}")
+    separator = not no_separator and tokenizer.special.eod is not None
+    protocol = Protocol(
+        window=window, memory=memory, same_length=same_length, clamp=clamp, streams=streams, separator=separator
+    )
+    longest = 1000
+    if context and text.num_tokens < longest + positions:
+        raise ConfigError(
+            f"{split} of {corpus} has {text.num_tokens} tokens; {positions} positions need more than 1,000"
+        )
+    places = np.linspace(longest, max(text.num_tokens - 2, longest), positions).astype(int).tolist()
+    found: dict[str, dict[str, Any]] = {}
+    for name, model in loaded.items():
+        score = evaluate_lm(model, text, protocol)
+        found[name] = {
+            "perplexity": score.perplexity,
+            "bits_per_token": score.bits_per_token,
+            "bits_per_byte": score.bits_per_byte,
+            "tokens": score.tokens,
+        }
+    if context:
+        losses = {name: context_losses(model, text, places, separator=separator) for name, model in loaded.items()}
+        for name, length in relative_effective_context(losses, most=longest).items():
+            found[name]["effective_context"] = length
+    columns = ["model", "perplexity", "bits/token", "bits/byte"] + ["effective context"] * context
+    rows = [
+        [name, f"{s['perplexity']:,.2f}", f"{s['bits_per_token']:.3f}", f"{s['bits_per_byte']:.3f}"]
+        + [f"{s['effective_context']}"] * context
+        for name, s in found.items()
+    ]
+    terminal.table(f"{split} of {corpus}, {text.num_tokens:,} tokens", columns, rows)
+    return {"split": split, "protocol": vars(protocol), "models": found}

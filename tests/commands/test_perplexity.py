@@ -1,0 +1,50 @@
+"""``encoderlab perplexity``: the numbers of the measure, for a model and a corpus with one tokenizer."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from pydoc_data import topics
+
+import pytest
+
+from encoderlab import load
+from encoderlab.cli import main
+from encoderlab.corpus.shards import Corpus
+from encoderlab.measure.evaluate_lm import Protocol, evaluate_lm
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("perplexity")
+    (folder / "text").mkdir()
+    for name in sorted(topics.topics)[:30]:
+        (folder / "text" / f"{name}.txt").write_text(topics.topics[name], encoding="utf-8")
+    sizes = ["--vocab-size", "600", "--workers", "1"]
+    assert main(["corpus", "build", str(folder / "text"), "--out", str(folder / "corpus"), *sizes]) == 0
+    short = ["--set", "phases=[{length: 32, rows: 4}]", "--set", "evaluation.rows=4"]
+    run = ["pretrain", "transformer-xl-tiny", "--corpus", str(folder / "corpus"), "--out", str(folder / "run")]
+    assert main([*run, "--steps", "2", *short]) == 0
+    return folder
+
+
+def test_the_command_prints_what_the_measure_finds(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--split", "train", "--window", "16", "--memory", "40", "--streams", "2"]
+    words = ["perplexity", str(place / "run"), "--corpus", str(place / "corpus"), *given]
+    capsys.readouterr()
+    assert main([*words, "--same-length", "--context", "--positions", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["models"][str(place / "run")]
+    protocol = Protocol(window=16, memory=40, streams=2, same_length=True, separator=False)
+    score = evaluate_lm(load(place / "run"), Corpus(place / "corpus", "train"), protocol)
+    assert math.isclose(found["perplexity"], score.perplexity, rel_tol=1e-6) and found["tokens"] == score.tokens
+    assert math.isclose(found["bits_per_byte"], score.bits_per_byte, rel_tol=1e-6)
+    assert 100 <= found["effective_context"] <= 1000
+
+
+def test_what_cannot_be_measured_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = ["--corpus", str(place / "corpus")]
+    assert main(["perplexity", *corpus]) == 2 and "at least one model" in capsys.readouterr().err
+    assert main(["perplexity", str(place / "run"), *corpus, "--window", "0"]) == 2
+    assert main(["perplexity", str(place / "run"), *corpus, "--context", "--positions", "100000"]) == 2
+    assert "100000 positions" in capsys.readouterr().err
