@@ -172,6 +172,22 @@ def test_rows_of_another_length_from_the_same_place(corpus: MemoryCorpus) -> Non
     assert rows[0][0].number == 72 and rows[0][0].key[:2] != (0, loader.state()["block"])
 
 
+def test_longer_windows_where_they_no_longer_fit_start_the_next_epoch(corpus: MemoryCorpus) -> None:
+    short, long = XLNetStreams(length=20, reuse=8), XLNetStreams(length=64, reuse=8)
+    loader = make(corpus, short, epochs=1)
+    windows = len(list(loader))
+    loader = make(corpus, short)
+    take(loader, windows - 1)  # one window of the epoch is left
+    state = loader.state()
+    assert state["epoch"] == 0
+    first, second = take(make(corpus, long, state=state), 2)
+    assert [len(row) for row in first] == [64] * 8
+    assert {(row.key[:2], row.labels["continues"]) for row in first} == {((1, 0), 0)}
+    assert {(row.key[:2], row.labels["continues"]) for row in second} == {((1, 8), 1)}
+    assert first[0].number == 8 * (windows - 1)
+    assert list(make(corpus, long, state=state, epochs=1)) == []
+
+
 def test_validation_is_fixed_and_ends(corpus: MemoryCorpus) -> None:
     once, again = (list(make(corpus, epochs=1)) for _ in range(2))
     assert same(once, again)

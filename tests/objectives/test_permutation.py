@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -53,6 +54,24 @@ def test_a_target_sees_what_its_order_allows(vocabulary) -> None:
             may_see = bool(query[target] > key[place])
             assert torch.equal(before[t], after[t]) is not may_see, (place, target)
             assert not (target == place and may_see)
+
+
+def test_documents_of_a_row_do_not_see_each_other(vocabulary) -> None:
+    """A changed token of one document leaves the targets of the other, to the bit, and memory is seen by both."""
+    objective = Permutation(build("xlnet-tiny").eval(), SETTINGS, vocabulary)
+    row = replace(rows_of(1)[0], doc=np.repeat(np.array([0, 1], np.int32), 10), labels={"continues": 1})
+    batch = objective.make_batch([row], seed=1)
+    at = batch.labels["positions"][0]
+    assert 0 < (at < 10).sum() < len(at)
+    before = predicted(objective, batch)
+    for place in range(20):
+        ids = batch.ids.clone()
+        ids[0, place] = 5 + (ids[0, place] - 4) % 35
+        changed = (predicted(objective, replace(batch, ids=ids)) != before).any(-1)
+        assert not changed[(at < 10) != (place < 10)].any(), place
+    remembering = Permutation(objective.model, replace(SETTINGS, memory=4, reuse=10), vocabulary).eval()
+    memory = tuple(torch.randn(1, 4, 16) for _ in range(2))
+    assert (predicted(remembering, batch, memory) != before).any(-1).all()
 
 
 def test_a_row_read_backwards_is_the_same_row(vocabulary) -> None:

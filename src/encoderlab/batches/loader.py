@@ -177,7 +177,12 @@ class Streams:
         self.streams = streams(self.line, count, form)
 
     def take(self, place: Place, size: int, until: int | None = None) -> tuple[list[Any], Place]:
-        length, following = self.form.window(self.streams[0].length, place.block, self.seed, place.epoch)
+        available = self.streams[0].length
+        if place.block + self.form.shortest() > available:  # the windows of an earlier phase were shorter
+            place = replace(place, epoch=place.epoch + 1, block=0)
+            if place.epoch == until:
+                return [], place
+        length, following = self.form.window(available, place.block, self.seed, place.epoch)
         taken = [(place, length, stream) for stream in range(size)]
         epoch = place.epoch + (following is None)
         return taken, replace(place, epoch=epoch, block=following or 0, rows=place.rows + size, step=place.step + 1)

@@ -102,7 +102,7 @@ class Permutation(Objective):
         )
         positions = labels["positions"]
         at = positions.clamp(min=0)
-        real = (batch.doc >= 0)[:, None, :]
+        together = (batch.doc.gather(1, at)[:, :, None] == batch.doc[:, None, :]) & (batch.doc >= 0)[:, None, :]
         queries = model.mask_vector.expand(*at.shape, -1)
         if noise is not None:
             queries = kernels.dropout(queries, model.config.encoder.dropout, noise.branch(2).keys, 0)
@@ -111,7 +111,7 @@ class Permutation(Objective):
             queries,
             at,
             layers=range(model.encoder.depth),
-            visible=(query_rank.gather(1, at)[:, :, None] > key_rank[:, None, :]) & real,
+            visible=(query_rank.gather(1, at)[:, :, None] > key_rank[:, None, :]) & together,
             memory=memory,
             noise=noise,
         )
