@@ -46,6 +46,7 @@ SETS = {
     **dict.fromkeys(("chnsenticorp", "ocnli", "c3", "cmrc2018", "cluener", "resume", "peoples_daily"), "."),
     "msra": "ner/msra/dev.tsv.gz",
 }
+COMMENT = "## What this says"
 SAMPLE = 200  # examples that tell how many tokens a set has
 
 
@@ -123,26 +124,38 @@ def write(out: Path, blocks: Sequence[Block], plan: Protocol, limits: Limits) ->
         "`python -m benchmarks.results` makes this file."
     )
     for block in blocks:
-        won = [better(block.rows, task) for task in dict.fromkeys(row.task for row in block.rows)]
+        tasks = list(dict.fromkeys(row.task for row in block.rows))
+        ahead = [task for task in tasks if above(block.rows, task, "pretrained", "without pretraining")]
+        behind = [task for task in tasks if above(block.rows, task, "without pretraining", "pretrained")]
         lines += ["", f"## {block.title}", ""]
-        lines += wrapped(f"{block.about} By the mean, pretraining is ahead on {sum(won)} of {len(won)} sets.")
+        lines += wrapped(
+            f"{block.about} Judged by intervals that do not overlap, pretraining is ahead on {len(ahead)} of "
+            f"{len(tasks)} sets ({', '.join(ahead) or 'none'}) and behind on {len(behind)} "
+            f"({', '.join(behind) or 'none'})."
+        )
         lines += ["", trials.table(block.rows), ""]
         lines += ["| set | training examples | development examples | minutes of all runs |", "|---|---:|---:|---:|"]
         for task in dict.fromkeys(outcome.task.name for outcome in block.outcomes):
             records = [outcome.record for outcome in block.outcomes if outcome.task.name == task]
             minutes, sizes = sum(record["seconds"] for record in records) / 60, records[0]["examples"]
             lines.append(f"| {task} | {sizes['train']:,} | {sizes['dev']:,} | {minutes:.1f} |")
-    write_text(out, "\n".join(lines) + "\n")
+    write_text(out, "\n".join(lines) + "\n" + prose(out))
+
+
+def prose(out: Path) -> str:
+    """What people wrote below the tables of a file: its section ``COMMENT``, which is kept."""
+    text = out.read_text(encoding="utf-8") if out.exists() else ""
+    return text[text.index(f"\n{COMMENT}\n") :] if f"\n{COMMENT}\n" in text else ""
 
 
 def wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
-def better(rows: Sequence[Row], task: str) -> bool:
-    """Whether pretraining has the higher mean."""
-    means = {row.system: row.mean for row in rows if row.task == task}
-    return means["pretrained"] > means["without pretraining"]
+def above(rows: Sequence[Row], task: str, one: str, other: str) -> bool:
+    """Whether the 95% interval of system ``one`` lies above that of ``other``."""
+    intervals = {row.system: row.interval for row in rows if row.task == task and row.interval is not None}
+    return one in intervals and other in intervals and intervals[one][0] > intervals[other][1]
 
 
 def describe(folder: Path, model: Model) -> str:

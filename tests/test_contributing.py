@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -65,6 +67,14 @@ def test_a_family_is_one_file(gale: Family) -> None:
     with torch.no_grad():
         packed = model.eval().encoder(ids, doc=doc).last
         torch.testing.assert_close(packed[1:, 7:], model.encoder(ids[1:, 7:]).last, atol=2e-5, rtol=1e-5)
+
+
+def test_a_family_without_a_recipe_leaves_the_others_alone() -> None:
+    code = code_of("A new family of known parts") + (
+        "\nfrom encoderlab import models\nmodels.SIZES.update(SIZES)\n"
+        "from encoderlab.recipes import RECIPES\nassert 'bert-tiny' in RECIPES and 'gale-tiny' not in RECIPES\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_family_trains(gale: Family) -> None:

@@ -34,7 +34,9 @@ BY_FAMILY: dict[str, Callable[[str], Recipe]] = {
 }
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
-    name: partial(BY_FAMILY[config.family], name) for name, config in SIZES.items() if name not in VARIANTS
+    name: partial(BY_FAMILY[config.family], name)
+    for name, config in SIZES.items()
+    if name not in VARIANTS and config.family in BY_FAMILY  # a new family may have no recipe yet
 } | VARIANTS
 
 
