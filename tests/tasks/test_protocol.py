@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from encoderlab import models
 from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.nn.heads import Span
 from encoderlab.tasks import protocol as protocols
 from encoderlab.tasks.protocol import PROTOCOLS, parse_grid
 from encoderlab.tasks.suites import TASKS, task
+from encoderlab.train.schedule import Constant
 from tests.tasks.tiny import model
 
 
@@ -31,7 +36,64 @@ def test_recipes_are_those_of_the_papers():
     assert (large.optim.lr, large.optim.layer_decay.decay, large.form.swap) == (5e-5, 0.9, True)
     assert PROTOCOLS["deberta"].recipe_for(task("cola"), start).head_dropout == 0.1
     assert PROTOCOLS["clue"].recipe_for(task("cmrc2018"), start).form.max_length == 512
-    assert PROTOCOLS["bert"].recipe_for(task("conll2003"), start).form.context == "document"
+
+
+def test_bert_searches_what_its_paper_searches():
+    answers, conll = PROTOCOLS["bert-answers"], PROTOCOLS["bert-conll"]
+    found = {name: answers.recipe_for(task(name), model()) for name in ("squad1", "squad2", "swag")}
+    assert not answers.grid  # a grid over the rate would replace these
+    assert [(r.optim.lr, r.batch, r.epochs) for r in found.values()] == [
+        (5e-5, 32, 3.0), (5e-5, 48, 2.0), (2e-5, 16, 3.0)
+    ]  # fmt: skip
+    assert conll.recipe_for(task("conll2003"), model()).form.context == "document"
+    assert (conll.seeds, conll.report, conll.grid["batch"]) == (5, "mean", (16, 32))
+    assert PROTOCOLS["bert-restarts"].seeds > 1 and PROTOCOLS["bert-restarts"].report == "best"
+    assert PROTOCOLS["bert-compact"].recipe_for(task("rte"), model()).epochs == 4.0
+    for name in ("squad1", "squad2", "swag", "conll2003"):
+        with pytest.raises(ConfigError, match=f"does not cover {name}.*give --protocol bert-"):
+            PROTOCOLS["bert"].recipe_for(task(name), model())
+
+
+def published(size: str) -> Model:
+    with torch.device("meta"):
+        return Model(models.config(size))
+
+
+@pytest.mark.parametrize(
+    ("size", "name", "expected"),
+    [
+        ("deberta-base", "mnli", (3e-5, 64, 3.0, 1000, 0.1)),
+        ("deberta-v3-xsmall", "mnli", (4.5e-5, 64, 3.0, 1000, 0.1)),
+        ("deberta-v3-small", "mnli", (4.5e-5, 64, 3.0, 1500, 0.2)),
+        ("deberta-v3-base", "mnli", (1.5e-5, 64, 3.0, 1000, 0.1)),
+        ("deberta-v3-large", "mnli", (7e-6, 64, 2.0, 500, 0.3)),
+        ("deberta-v3-large", "conll2003", (9e-6, 16, 10.0, 10, 0.0)),
+        ("deberta-base", "conll2003", (2e-5, 16, 15.0, 0.1, 0.0)),
+        ("deberta-large", "conll2003", (1e-5, 16, 15.0, 0.1, 0.0)),
+        ("deberta-base", "copa", (1e-5, 32, 3.0, 50, 0.1)),
+        ("deberta-large", "copa", (5e-6, 16, 4.0, 30, 0.1)),
+        ("deberta-large", "record", (1e-5, 64, 3.0, 1000, 0.3)),
+    ],
+)
+def test_deberta_has_a_script_for_each_size(size, name, expected):
+    r = PROTOCOLS["deberta"].recipe_for(task(name), published(size))
+    assert (r.optim.lr, r.batch, r.epochs, r.schedule.warmup, r.head_dropout) == expected
+
+
+def test_answers_and_exams_of_the_other_families():
+    start = model()
+    race = PROTOCOLS["roberta"].recipe_for(task("race"), start)
+    assert (race.schedule, race.optim.weight_decay, race.optim.lr) == (Constant(), 0.01, 1e-5)
+    assert PROTOCOLS["albert"].recipe_for(task("squad1"), start).head == Span()
+    assert PROTOCOLS["albert"].recipe_for(task("squad2"), start).head is None
+    old, new = (PROTOCOLS[name].recipe_for(task("race"), start) for name in ("albert", "albert-v2"))
+    assert ((old.optim.lr, old.dropout), (new.optim.lr, new.dropout)) == ((2e-5, 0.1), (1e-5, 0.0))
+    squad = PROTOCOLS["xlnet"].recipe_for(task("squad2"), start)
+    assert (squad.form.answer_length, squad.batch, squad.steps, squad.optim.layer_decay.decay) == (64, 48, 8000, 0.75)
+    mnli = PROTOCOLS["xlnet"].recipe_for(task("mnli"), start)
+    assert (mnli.optim.lr, mnli.batch, mnli.steps, mnli.schedule.warmup, mnli.form.max_length) == (
+        2e-5, 128, 10000, 1000, 128
+    )  # fmt: skip
 
 
 def test_unknown_names_are_refused():

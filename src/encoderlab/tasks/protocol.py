@@ -12,11 +12,13 @@ from typing import Any, Literal
 from encoderlab.config import override, parse_value
 from encoderlab.errors import ConfigError, nearest
 from encoderlab.model import Model
+from encoderlab.models import FAMILIES
+from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.tasks.base import Task
 from encoderlab.tasks.finetune import Recipe
 from encoderlab.tasks.form import FormSettings
 from encoderlab.train.optim import AdamW, BertAdam, LayerDecay
-from encoderlab.train.schedule import Bert, Electra
+from encoderlab.train.schedule import Bert, Electra, Polynomial
 
 Report = Literal["median", "mean", "best"]
 SHORT = {"lr": "optim.lr", "weight_decay": "optim.weight_decay", "dropout": "dropout", "max_length": "form.max_length"}
@@ -29,6 +31,8 @@ class Protocol:
     Args:
         recipe: what holds for every task.
         tasks: fields of the recipe that differ by task name, or by ``"form:span"``.
+        sizes: fields that differ by the published architecture that the model has, and by task name.
+        elsewhere: tasks that the source treats in another way, with the name of the protocol that does.
         widths: fields that differ by the width of the model; the widest entry that is not wider than the model holds.
         grid: fields and the values to try for each, on the development set with the first ``search_seeds`` seeds.
         seeds: runs at the chosen point. report: the number of them that is given first.
@@ -38,6 +42,8 @@ class Protocol:
     source: str
     recipe: Recipe = Recipe()
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sizes: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
     widths: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     search_seeds: int = 1
@@ -45,12 +51,22 @@ class Protocol:
     report: Report = "median"
 
     def recipe_for(self, task: Task, model: Model) -> Recipe:
-        """The recipe of one task for a model of this width; sequences no longer than the model can read."""
+        """The recipe of one task for a model of this size; sequences no longer than the model can read.
+
+        Raises:
+            ConfigError: another protocol has this task.
+        """
+        if task.name in self.elsewhere:
+            raise ConfigError(
+                f"protocol {self.name} does not cover {task.name}, for which its source does otherwise; "
+                f"give --protocol {self.elsewhere[task.name]}"
+            )
         narrower = [width for width in self.widths if width <= model.config.encoder.width]
         fields: dict[str, Any] = {
             **(self.widths[max(narrower)] if narrower else {}),
             **self.tasks.get(f"form:{task.form}", {}),
             **self.tasks.get(task.name, {}),
+            **self.sizes.get(_size(model), {}).get(task.name, {}),
         }
         recipe = override(self.recipe, fields) if fields else self.recipe
         limit = model.config.encoder.max_length
@@ -59,9 +75,30 @@ class Protocol:
         return recipe
 
 
+def _size(model: Model) -> str:
+    """The published name of the model's architecture, "" if it has none."""
+    sizes = FAMILIES[model.config.family].sizes.items()
+    own = _shape(model.config.encoder)
+    return next((name for name, config in sizes if _shape(config.encoder) == own), "")
+
+
+def _shape(encoder: EncoderConfig) -> tuple[Any, ...]:
+    """What tells the published sizes of a family apart; DeBERTa's versions differ in biases and convolution."""
+    return encoder.layers, encoder.width, encoder.attention_biases, encoder.stem_conv is not None
+
+
 _LONG = {"form.max_length": 384, "epochs": 2.0}
 _ADAM = AdamW(lr=5e-5, eps=1e-6, weight_decay=0.01)
 _BERT_ADAM = BertAdam(lr=5e-5, eps=1e-6, weight_decay=0.01)  # the release fine-tunes without bias correction too
+_BERT = Protocol(
+    name="bert",
+    source="Devlin et al., 2019, appendix A.3 and section 4.1: best of four rates on the development set",
+    recipe=Recipe(name="bert", optim=_BERT_ADAM, schedule=Bert(warmup=0.1), select="last"),
+    tasks={"form:span": _LONG, "form:regression": {"form.targets": "raw"}},
+    elsewhere={"squad1": "bert-answers", "squad2": "bert-answers", "swag": "bert-answers", "conll2003": "bert-conll"},
+    grid={"optim.lr": (5e-5, 4e-5, 3e-5, 2e-5)},
+    report="best",
+)
 _ELECTRA = Recipe(
     name="electra",
     epochs=3.0,
@@ -83,7 +120,7 @@ def _albert(lr: float, batch: int, steps: int, warmup: int, length: int = 512, *
     return fields | {key.replace("__", "."): value for key, value in more.items()}
 
 
-def _deberta(length: int, batch: int, lr: float, epochs: float, warmup: int, dropout: float) -> dict[str, Any]:
+def _deberta(length: int, batch: int, lr: float, epochs: float, warmup: float, dropout: float) -> dict[str, Any]:
     return {"form.max_length": length, "batch": batch, "optim.lr": lr, "epochs": epochs, "schedule.warmup": warmup,
             "head_dropout": dropout}  # fmt: skip
 
@@ -92,6 +129,80 @@ def _clue(lr: float, batch: int, epochs: float, length: int = 128, **more: Any) 
     fields = {"optim.lr": lr, "batch": batch, "epochs": epochs, "form.max_length": length}
     return fields | {key.replace("__", "."): value for key, value in more.items()}
 
+
+_ALBERT = Protocol(
+    name="albert",
+    source="google-research/albert and Lan et al., 2020, appendix A.4: no dropout but in the classifier",
+    recipe=Recipe(
+        name="albert",
+        optim=_BERT_ADAM,
+        schedule=Bert(warmup=0.1),
+        dropout=0.0,
+        form=FormSettings(max_length=512, targets="raw"),
+    ),
+    tasks={
+        "cola": _albert(1e-5, 16, 5336, 320),
+        "stsb": _albert(2e-5, 16, 3598, 214),
+        "sst2": _albert(1e-5, 32, 20935, 1256),
+        "mnli": _albert(3e-5, 128, 10000, 1000),
+        "qnli": _albert(1e-5, 32, 33112, 1986),
+        "qqp": _albert(5e-5, 128, 14000, 1000, dropout=0.1),
+        "rte": _albert(3e-5, 32, 800, 200, dropout=0.1),
+        "mrpc": _albert(2e-5, 32, 800, 200),
+        "wnli": _albert(2e-5, 16, 2000, 250, dropout=0.1),
+        "squad1": _albert(5e-5, 48, 3649, 365, 384, head={"kind": "span", "form": "independent"}),
+        "squad2": _albert(3e-5, 48, 8144, 814),
+        "race": _albert(2e-5, 32, 12000, 1000, dropout=0.1),
+    },
+    seeds=5,
+)
+_XLNET_SQUAD = {
+    "optim.lr": 3e-5,
+    "batch": 48,
+    "steps": 8000,
+    "schedule.warmup": 1000,
+    "optim.layer_decay": {"decay": 0.75, "offset": 1},
+}
+# DeBERTa's scripts by size. COPA begins with the model that was fine-tuned on MNLI.
+_DEBERTA_MNLI = {
+    "deberta-base": (3e-5, 3, 1000, 0.1),
+    "deberta-large": (1e-5, 3, 1000, 0.2),
+    "deberta-xlarge": (5e-6, 3, 1000, 0.3),
+    "deberta-v2-xlarge": (4e-6, 3, 1000, 0.25),
+    "deberta-v2-xxlarge": (3e-6, 3, 1000, 0.3),
+    "deberta-v3-xsmall": (4.5e-5, 3, 1000, 0.1),
+    "deberta-v3-small": (4.5e-5, 3, 1500, 0.2),
+    "deberta-v3-base": (1.5e-5, 3, 1000, 0.1),
+    "deberta-v3-large": (7e-6, 2, 500, 0.3),
+}
+_DEBERTA_MORE = {
+    "deberta-base": {
+        "copa": _deberta(136, 32, 1e-5, 3, 50, 0.1),
+        "record": _deberta(512, 64, 2e-5, 3, 1000, 0.3),
+        "race": _deberta(320, 32, 2e-5, 6, 100, 0.2),
+        "conll2003": _deberta(512, 16, 2e-5, 15, 0.1, 0.0),
+    },
+    "deberta-large": {"conll2003": _deberta(512, 16, 1e-5, 15, 0.1, 0.0)},
+    "deberta-xlarge": {
+        "copa": _deberta(136, 24, 3e-6, 4, 30, 0.1),
+        "record": _deberta(512, 64, 7e-6, 3, 1000, 0.3),
+        "conll2003": _deberta(512, 16, 7e-6, 15, 0.1, 0.0),
+    },
+    "deberta-v2-xlarge": {
+        "copa": _deberta(136, 24, 2e-6, 4, 30, 0.1),
+        "record": _deberta(512, 64, 5e-6, 3, 1000, 0.15),
+        "conll2003": _deberta(512, 16, 4e-6, 15, 0.1, 0.0),
+    },
+    "deberta-v2-xxlarge": {
+        "copa": _deberta(136, 24, 1e-6, 8, 30, 0.1),
+        "record": _deberta(512, 64, 3e-6, 3, 1000, 0.15),
+        "race": _deberta(320, 48, 3e-6, 6, 100, 0.2),
+        "conll2003": _deberta(512, 16, 2.5e-6, 15, 0.1, 0.0),
+    },
+}
+_DEBERTA_SIZES = {
+    name: {"mnli": _deberta(256, 64, *values), **_DEBERTA_MORE.get(name, {})} for name, values in _DEBERTA_MNLI.items()
+}
 
 PROTOCOLS: dict[str, Protocol] = {
     protocol.name: protocol
@@ -103,20 +214,41 @@ PROTOCOLS: dict[str, Protocol] = {
             tasks={"form:span": _LONG, "form:choice": {"form.max_length": 256}, "form:regression": {"epochs": 6.0}},
             seeds=5,
         ),
+        _BERT,
+        replace(
+            _BERT,
+            name="bert-restarts",
+            source="Devlin et al., 2019, section 4.1: several restarts (here 5) of large models on small sets, best on "
+            "the development set",
+            seeds=5,
+        ),
+        replace(
+            _BERT,
+            name="bert-compact",
+            source="google-research/bert, README of the 24 smaller models: 4 epochs, best of batch size and rate",
+            recipe=replace(_BERT.recipe, name="bert-compact", epochs=4.0),
+            grid={"batch": (8, 16, 32, 64, 128), "optim.lr": (3e-4, 1e-4, 5e-5, 3e-5)},
+        ),
         Protocol(
-            name="bert",
-            source="Devlin et al., 2019, appendix A.3 and sections 4.1-4.4: best of four rates on the development set",
-            recipe=Recipe(name="bert", optim=_BERT_ADAM, schedule=Bert(warmup=0.1), select="last"),
+            name="bert-answers",
+            source="Devlin et al., 2019, sections 4.2-4.4: SQuAD 1.1 and 2.0, SWAG, each with one setting",
+            recipe=replace(_BERT.recipe, name="bert-answers"),
             tasks={
                 "squad1": {"form.max_length": 384, "optim.lr": 5e-5, "batch": 32, "epochs": 3.0},
                 "squad2": {"form.max_length": 384, "optim.lr": 5e-5, "batch": 48, "epochs": 2.0},
-                "swag": {"optim.lr": 2e-5, "batch": 16},
-                "conll2003": {"form.context": "document", "form.max_length": 512},
+                "swag": {"optim.lr": 2e-5, "batch": 16, "epochs": 3.0},
                 "form:span": _LONG,
-                "form:regression": {"form.targets": "raw"},
             },
-            grid={"optim.lr": (5e-5, 4e-5, 3e-5, 2e-5)},
             report="best",
+        ),
+        Protocol(
+            name="bert-conll",
+            source="Devlin et al., 2019, section 5.3: the grid of appendix A.3, mean of five restarts",
+            recipe=replace(_BERT.recipe, name="bert-conll"),
+            tasks={"conll2003": {"form.context": "document", "form.max_length": 512}},
+            grid={"batch": (16, 32), "optim.lr": (5e-5, 3e-5, 2e-5), "epochs": (2.0, 3.0, 4.0)},
+            seeds=5,
+            report="mean",
         ),
         Protocol(
             name="roberta",
@@ -137,32 +269,35 @@ PROTOCOLS: dict[str, Protocol] = {
                 "rte": {"optim.lr": 2e-5, "batch": 16, "steps": 2036, "schedule.warmup": 122},
                 "sst2": {"steps": 20935, "schedule.warmup": 1256},
                 "stsb": {"optim.lr": 2e-5, "batch": 16, "steps": 3598, "schedule.warmup": 214},
+                "race": {"batch": 16, "epochs": 5.0, "optim.weight_decay": 0.01, "schedule.kind": "constant"},
             },
             seeds=5,
         ),
+        _ALBERT,
+        replace(
+            _ALBERT,
+            name="albert-v2",
+            source=f"{_ALBERT.source}; RACE as for version 2 of the models",
+            tasks={**_ALBERT.tasks, "race": _albert(1e-5, 32, 12000, 1000)},
+        ),
         Protocol(
-            name="albert",
-            source="google-research/albert and Lan et al., 2020, appendix A.4: no dropout but in the classifier",
+            name="xlnet",
+            source="Yang et al., 2019, table 8, and zihangdai/xlnet's scripts: warm-up of 1000 steps; tasks that they "
+            "do not name have MNLI's rate",
             recipe=Recipe(
-                name="albert",
-                optim=_BERT_ADAM,
-                schedule=Bert(warmup=0.1),
-                dropout=0.0,
-                form=FormSettings(max_length=512, targets="raw"),
+                name="xlnet",
+                optim=BertAdam(lr=2e-5, eps=1e-6, weight_decay=0.01),
+                schedule=Polynomial(warmup=0.1),
+                form=FormSettings(max_length=128, targets="raw"),
             ),
             tasks={
-                "cola": _albert(1e-5, 16, 5336, 320),
-                "stsb": _albert(2e-5, 16, 3598, 214),
-                "sst2": _albert(1e-5, 32, 20935, 1256),
-                "mnli": _albert(3e-5, 128, 10000, 1000),
-                "qnli": _albert(1e-5, 32, 33112, 1986),
-                "qqp": _albert(5e-5, 128, 14000, 1000, dropout=0.1),
-                "rte": _albert(3e-5, 32, 800, 200, dropout=0.1),
-                "mrpc": _albert(2e-5, 32, 800, 200),
-                "wnli": _albert(2e-5, 16, 2000, 250, dropout=0.1),
-                "squad1": _albert(5e-5, 48, 3649, 365, 384),
-                "squad2": _albert(3e-5, 48, 8144, 814),
-                "race": _albert(2e-5, 32, 12000, 1000, dropout=0.1),
+                "mnli": {"batch": 128, "steps": 10000, "schedule.warmup": 1000},
+                "stsb": {"optim.lr": 5e-5, "batch": 32, "steps": 1200, "schedule.warmup": 120},
+                "race": {"batch": 32, "steps": 12000, "schedule.warmup": 1000, "form.max_length": 512},
+                "squad1": _XLNET_SQUAD,
+                "squad2": _XLNET_SQUAD,
+                "form:span": {"form.max_length": 512, "form.answer_length": 64},
+                "form:choice": {"form.max_length": 512},
             },
             seeds=5,
         ),
@@ -193,7 +328,8 @@ PROTOCOLS: dict[str, Protocol] = {
         ),
         Protocol(
             name="deberta",
-            source="microsoft/DeBERTa, experiments/glue: the v3-large scripts; mean of five seeds",
+            source="microsoft/DeBERTa, experiments: the scripts of each size, where it has none those of v3-large (of "
+            "large for COPA and ReCoRD; RACE: between those of base and v2-xxlarge); mean of five seeds",
             recipe=Recipe(
                 name="deberta",
                 optim=AdamW(lr=1e-5, eps=1e-6, weight_decay=0.01),
@@ -208,12 +344,13 @@ PROTOCOLS: dict[str, Protocol] = {
                 "rte": _deberta(320, 32, 1e-5, 6, 50, 0.3),
                 "sst2": _deberta(128, 32, 6e-6, 8, 500, 0.1),
                 "stsb": _deberta(128, 32, 7e-6, 4, 50, 0.1),
-                "race": _deberta(320, 32, 2e-5, 6, 100, 0.2),
-                "copa": _deberta(136, 32, 1e-5, 3, 50, 0.1),
-                "record": _deberta(512, 64, 2e-5, 3, 1000, 0.2),
-                "conll2003": {"form.max_length": 512, "batch": 16, "optim.lr": 2e-5, "epochs": 15.0},
+                "race": _deberta(320, 32, 1e-5, 6, 100, 0.2),
+                "copa": _deberta(136, 16, 5e-6, 4, 30, 0.1),
+                "record": _deberta(512, 64, 1e-5, 3, 1000, 0.3),
+                "conll2003": _deberta(512, 16, 9e-6, 10, 10, 0.0),
                 "form:span": _LONG,
             },
+            sizes=_DEBERTA_SIZES,
             seeds=5,
             report="mean",
         ),
