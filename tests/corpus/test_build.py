@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from encoderlab.corpus import assemble, blocks, pieces
+from encoderlab.corpus import assemble, blocks, build, pieces
 from encoderlab.corpus.assemble import find_repeated
 from encoderlab.corpus.build import GivenTokenizer, NewTokenizer, build_corpus, merge_corpora
 from encoderlab.corpus.documents import read_documents
@@ -183,6 +184,46 @@ def test_a_small_corpus_has_one_validation_document(tmp_path, tokenizer):
     assert {split: record["documents"] for split, record in manifest["splits"].items()} == {"train": 4, "validation": 1}
     none = settings(tmp_path / "a.txt", tokenizer=GivenTokenizer(path=str(tokenizer)), selection={"validation": 0.0})
     assert build_corpus(none, tmp_path / "none")["splits"]["validation"]["documents"] == 0
+
+
+def held_out(tmp_path: Path, tokenizer: Path, number: int, **changes) -> list[list[int]]:
+    name = f"{number}-{len(list(tmp_path.iterdir()))}"
+    (tmp_path / f"{name}.txt").write_text("\n\n".join(f"Document number {i}.\n{'more ' * 40}" for i in range(number)))
+    chosen = settings(
+        tmp_path / f"{name}.txt", tokenizer=GivenTokenizer(path=str(tokenizer)), selection={"validation": 1e-9}
+    )
+    build_corpus(chosen, tmp_path / name, **changes)
+    corpus = Corpus(tmp_path / name, "validation")
+    return [corpus.document(place).ids.tolist() for place in range(len(corpus))]
+
+
+def test_pairs_can_be_validated_on_where_two_documents_can_be_spared(tmp_path, tokenizer):
+    assert [len(held_out(tmp_path, tokenizer, number)) for number in (1, 2, 19, 20, 300)] == [0, 1, 1, 2, 2]
+    assert held_out(tmp_path, tokenizer, 300) == held_out(tmp_path, tokenizer, 300, workers=2)
+
+
+def test_a_zip_gives_the_sample_of_its_files(tmp_path):
+    (tmp_path / "files").mkdir()
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(30):
+            (tmp_path / "files" / f"{number:02}.txt").write_text(sample_text(4, seed=number))
+            archive.write(tmp_path / "files" / f"{number:02}.txt", f"{number:02}.txt")
+    for budget in (20_000, 1_000_000):
+        samples = [
+            list(build._sample(find_sources([str(tmp_path / name)], Reading()), Reading(), budget, lambda *args: None))
+            for name in ("files", "a.zip")
+        ]
+        assert samples[0] == samples[1] and sum(map(len, samples[0])) > 10_000
+
+
+def test_a_refused_vocabulary_can_be_asked_for_otherwise(tmp_path):
+    (tmp_path / "a.txt").write_text("\n\n".join(f"Document number {number}." for number in range(30)))
+    with pytest.raises(ConfigError, match="at most"):
+        build_corpus(settings(tmp_path / "a.txt", vocab_size=5000), tmp_path / "out")
+    smaller = settings(tmp_path / "a.txt", vocab_size=45)
+    build_corpus(smaller, tmp_path / "out")
+    build_corpus(smaller, tmp_path / "fresh")
+    assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
 
 
 @given(st.lists(st.lists(st.integers(0, 30), max_size=20), max_size=12), st.sampled_from([3, 10, 1000]))

@@ -7,8 +7,8 @@ ones about 0.03 pairs are expected to collide. The first occurrence stays. Memor
 files of about 4 million each by their value, and each file is sorted by itself; disk: 16 bytes a line.
 
 *Split.* A document belongs to the validation split if a hash of its lines falls below the given fraction, whatever its
-place in the input; equal documents are in the same split. If none falls below, the one with the smallest hash is
-taken.
+place in the input; equal documents are in the same split. If fewer than two fall below, the two with the smallest
+hashes are taken, as pairs of segments need two documents; of fewer than 20 documents one is enough.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ from encoderlab.corpus.shards import (
     write_tensors,
 )
 from encoderlab.files import replace_file
+from encoderlab.seeds import mix
 
 SHARD_TOKENS = 1 << 26  # tokens after which a shard ends
 BUCKET = 1 << 22  # digests sorted at a time
+TWO_HELD_OUT = 20  # documents of the smallest corpus that can spare two
 DROPPED, TRAIN, VALIDATION = range(3)
 
 
@@ -98,10 +100,11 @@ def plan(
         repeated = find_repeated((_candidates(path) for path in digest_files), total, scratch / "documents")
     first = 0
     limit = int(selection.validation * 2**64)
-    smallest = (2**64, -1, -1)
+    smallest: list[tuple[int, int, int]] = []  # hashes, numbers of pieces and places of two documents
+    documents = 0
     for number, path in enumerate(digest_files):
         tensors = map_tensors(path)
-        codes, hashes = tensors["codes"].copy(), _mix(tensors["digests"] ^ np.uint64(_SPLIT))
+        codes, hashes = tensors["codes"].copy(), mix(tensors["digests"] ^ np.uint64(_SPLIT))
         open_places = np.flatnonzero(codes)
         if selection.drop_documents:
             again = repeated[first : first + len(open_places)]
@@ -109,14 +112,15 @@ def plan(
             counts["duplicate_documents"] += int(again.sum())
             codes[open_places[again]] = DROPPED
             open_places = open_places[~again]
-        if len(open_places):
-            place = open_places[np.argmin(hashes[open_places])]
-            smallest = min(smallest, (int(hashes[place]), number, int(place)))
+        documents += len(open_places)
+        first_two = open_places[np.argsort(hashes[open_places], kind="stable")[:2]]
+        smallest = sorted([*smallest, *((int(hashes[place]), number, int(place)) for place in first_two)])[:2]
         held_out = hashes[open_places] < limit if limit < 2**64 else np.ones(len(open_places), bool)
         codes[open_places[held_out]] = VALIDATION
         write_tensors(path.with_suffix(".plan"), {"codes": codes, "lines": tensors["lines"]})
     plans = [path.with_suffix(".plan") for path in digest_files]
-    _hold_out_one(plans, smallest, selection)
+    if selection.validation:
+        _hold_out(plans, smallest[: min(2 if documents >= TWO_HELD_OUT else 1, documents - 1)])
     return _shards(pieces, plans, counts, out, vocab_size), dict(counts)
 
 
@@ -130,7 +134,7 @@ def _judge(piece: Piece, kept: np.ndarray, selection: Selection, counts: Counter
     edges = np.concatenate([[0], np.cumsum(piece.document_lines)])
     chars, tokens, lines = (_sums(values * kept, edges) for values in (piece.line_chars, piece.line_tokens, kept))
     places = np.cumsum(kept) - np.repeat((np.cumsum(kept) - kept)[edges[:-1]], piece.document_lines)
-    digests = _mix(_sums(_mix(piece.line_digests + places.astype(np.uint64) * np.uint64(_GOLDEN)) * kept, edges))
+    digests = mix(_sums(mix(piece.line_digests + places.astype(np.uint64) * np.uint64(_GOLDEN)) * kept, edges))
     short = (chars < selection.min_chars) & (lines > 0)
     long = chars > (selection.max_chars or np.iinfo(np.int64).max)
     blank = (tokens == 0) & (lines > 0) & ~short
@@ -154,29 +158,14 @@ def _sums(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
 _GOLDEN, _SPLIT = 0x9E3779B97F4A7C15, 0x5EED0F5A11D0C5
 
 
-def _mix(values: np.ndarray) -> np.ndarray:
-    """The finalizer of splitmix64: a bijection of 64-bit numbers that looks random."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
-
-def _hold_out_one(plans: Sequence[Path], smallest: tuple[int, int, int], selection: Selection) -> None:
-    """Validation gets the document with the smallest hash where the fraction gave it none."""
-    if not selection.validation or smallest[1] < 0 or smallest[0] < int(selection.validation * 2**64):
-        return
-    kept = 0
-    for path in plans:
-        kept += int(np.count_nonzero(map_tensors(path)["codes"]))
-        if kept > 1:
-            break
-    else:
-        return
-    path = plans[smallest[1]]
-    tensors = map_tensors(path)
-    codes = tensors["codes"].copy()
-    codes[smallest[2]] = VALIDATION
-    write_tensors(path, {"codes": codes, "lines": tensors["lines"]})
+def _hold_out(plans: Sequence[Path], documents: Sequence[tuple[int, int, int]]) -> None:
+    """Validation gets these documents (hash, number of the piece, place in it) where the fraction did not do so."""
+    for _, number, place in documents:
+        tensors = map_tensors(plans[number])
+        if tensors["codes"][place] != VALIDATION:
+            codes = tensors["codes"].copy()
+            codes[place] = VALIDATION
+            write_tensors(plans[number], {"codes": codes, "lines": tensors["lines"]})
 
 
 def _shards(

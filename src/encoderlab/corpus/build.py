@@ -253,7 +253,9 @@ def _claim(
     }
     if (part / PLAN).exists():
         begun = json.loads((part / PLAN).read_bytes())
-        if begun != asked:
+        if begun != asked and not (part / TOKENIZER).exists():
+            _write_json(part / PLAN, asked)  # nothing was made yet: the settings of its tokenizer were refused, perhaps
+        elif begun != asked:
             changed = _differences(begun, asked)
             raise ConfigError(
                 f"{out}: another build was begun here: {changed}; ask for the same to continue it, or delete the folder"
@@ -346,8 +348,7 @@ def _given_hash(settings: BuildSettings) -> str | None:
 
 def _sample(sources: list[Source], reading: Reading, budget: int, progress: Progress) -> Iterator[str]:
     """Documents of about ``budget`` bytes of the input: of every k-th block, all if there is less."""
-    sizes = [source.path.stat().st_size * (3 if source.path.suffix in COMPRESSED else 1) for source in sources]
-    share = min(1.0, budget / max(sum(sizes), 1))
+    share = min(1.0, budget / max(sum(source.expected_bytes() for source in sources), 1))
     number = taken = 0
     for work in read_work(sources):
         for block in work.blocks:

@@ -85,10 +85,18 @@ class Source:
     field: str | int | None = None
     delimiter: str = ","
     inferred: bool = False
+    member_bytes: int = 0
 
     def open(self) -> Any:
         """Its decompressed bytes, a binary file."""
         return open_file(self.path, self.member)
+
+    def expected_bytes(self) -> int:
+        """About how many bytes :meth:`open` gives; compressed text is taken to be a third of its length."""
+        size, name = (
+            (self.path.stat().st_size, self.path.name) if self.member is None else (self.member_bytes, self.member)
+        )
+        return size * (3 if Path(name).suffix.lower() in COMPRESSED else 1)
 
 
 def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
@@ -119,34 +127,34 @@ def _expand(pattern: str, reading: Reading) -> Iterator[Source]:
             known = f"{len(files)} files, none of {' '.join(SUFFIXES)}"
             raise DataError(f"{path}: a folder without readable files ({known}); give the files by name")
         for item in found:
-            yield from _members(item, reading, named=False)
+            yield from _members(item, reading)
     elif path.exists():
-        yield from _members(path, reading, named=True)
+        yield from _members(path, reading)
     elif glob.has_magic(pattern):
         found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
         found = [item for item in found if item.is_file()]
         if not found:
             raise DataError(f"{pattern}: no file matches; check the pattern (** stands for any folders)")
         for item in found:
-            yield from _members(item, reading, named=True)
+            yield from _members(item, reading)
     else:
         raise DataError(f"{pattern}: no such file or folder; give existing files, folders or globs")
 
 
-def _members(path: Path, reading: Reading, *, named: bool) -> Iterator[Source]:
+def _members(path: Path, reading: Reading) -> Iterator[Source]:
     if path.stat().st_size == 0:
         raise DataError(f"{path}: the file is empty; give a file with text")
     if path.suffix.lower() != ".zip":
         yield Source(path=path, format=reading.format or _format_of(path.name) or "text", name=str(path))
         return
     with errors_of(str(path)), zipfile.ZipFile(path) as archive:
-        members = [item.filename for item in archive.infolist() if not item.is_dir() and item.file_size]
+        members = {item.filename: item.file_size for item in archive.infolist() if not item.is_dir() and item.file_size}
     known = sorted(name for name in members if _format_of(name) and "__MACOSX" not in name)
     if not known:
         raise DataError(f"{path}: none of the {len(members)} files in the archive ends in {' '.join(SUFFIXES)}")
     for name in known:
         kind = reading.format or _format_of(name) or "text"
-        yield Source(path=path, format=kind, member=name, name=f"{path}!{name}")
+        yield Source(path=path, format=kind, member=name, name=f"{path}!{name}", member_bytes=members[name])
 
 
 def _format_of(name: str) -> Format | None:
