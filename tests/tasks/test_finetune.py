@@ -13,8 +13,19 @@ from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError, Stopped
 from encoderlab.interchange.load import load
 from encoderlab.nn.noise import Noise
+from encoderlab.tasks import suites
 from encoderlab.tasks.base import Remarks, Submission, Text
-from encoderlab.tasks.finetune import Recipe, choose_threshold, completed, finetune, prepared, read_task
+from encoderlab.tasks.finetune import (
+    Recipe,
+    choose_threshold,
+    completed,
+    finetune,
+    is_benchmark,
+    layouts_of,
+    plain_layouts,
+    prepared,
+    read_task,
+)
 from encoderlab.tasks.form import FormSettings, Predictions
 from encoderlab.tasks.objective import TaskObjective, form_of, model_hash, with_head
 from encoderlab.tasks.predict import (
@@ -24,6 +35,7 @@ from encoderlab.tasks.predict import (
     predict_file,
     task_of_model,
 )
+from encoderlab.tasks.readers import Columns
 from encoderlab.tasks.rows import pack
 from encoderlab.tasks.scores import score
 from encoderlab.train.optim import AdamW
@@ -171,6 +183,59 @@ def test_a_finished_run_is_read_and_another_recipe_refused(tmp_path):
         finetune(model(), task, data("single", train=40, dev=8)[1], recipe, tmp_path / "run")
 
 
+def test_the_folder_of_another_run_is_refused(tmp_path):
+    task, splits = data("single", train=32, dev=8)
+    recipe = replace(RECIPE, epochs=1)
+    finetune(model(), task, splits, recipe, tmp_path / "run", about={"after": ["mnli"]})
+    renamed = {
+        name: replace(split, examples=tuple(replace(e, label=e.label.upper()) for e in split.examples))
+        for name, split in splits.items()
+    }
+    for words, start, job, parts, after in (
+        ("the initial model of hash", model(width=32), task, splits, ["mnli"]),
+        ("columns", model(), replace(task, layouts=(Columns(text="text", label="intent"),)), splits, ["mnli"]),
+        ("task single", model(), replace(task, name="other"), splits, ["mnli"]),
+        ("labels", model(), task, renamed, ["mnli"]),
+        ("intermediate tasks", model(), task, splits, []),
+    ):
+        with pytest.raises(ConfigError, match=f"holds a run with {words}.*now .*choose another --out"):
+            finetune(start, job, parts, recipe, tmp_path / "run", about={"after": after})
+
+
+def test_layouts_come_back_from_plain_data():
+    for task in suites.TASKS.values():
+        plain = json.loads(json.dumps(plain_layouts(task)))
+        assert layouts_of(plain) == task.layouts and is_benchmark(task)
+    assert not is_benchmark(replace(suites.task("resume"), form="classification", layouts=(Columns(text="text"),)))
+
+
+def test_an_interrupted_run_goes_on_with_its_model_alone(tmp_path):
+    task, splits = data("single", train=32, dev=8)
+    recipe = replace(RECIPE, epochs=4)
+    with pytest.raises(Stopped):
+        finetune(model(), task, splits, recipe, tmp_path / "run", session=Budget(amount=3))
+    other = model()
+    with torch.no_grad():
+        next(other.parameters()).add_(1)
+    with pytest.raises(ConfigError, match="data model"):
+        finetune(other, task, splits, recipe, tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["single", "number", "question"])
+def test_a_finished_run_predicts_the_splits_it_did_not_have(tmp_path, name):
+    task, splits = data(name, train=24, dev=6)
+    recipe = replace(RECIPE, epochs=1)
+    whole = {**splits, "test": replace(splits["dev"], name="test")}
+    finetune(model(), task, splits, recipe, tmp_path / "run")
+    assert not (tmp_path / "run/predictions-test.jsonl").exists()
+    found = finetune(model(), task, whole, recipe, tmp_path / "run")
+    assert (
+        found.scores["test"] == pytest.approx(found.scores["dev"], rel=1e-3) and found.record["examples"]["test"] == 6
+    )
+    assert len((tmp_path / "run/predictions-test.jsonl").read_text().splitlines()) == 6
+    assert finetune(model(), task, whole, recipe, tmp_path / "run").scores == found.scores
+
+
 def test_the_given_model_is_left_as_it_is(tmp_path):
     task, splits = data("single", train=32, dev=8)
     start = model()
@@ -184,11 +249,51 @@ def test_the_given_model_is_left_as_it_is(tmp_path):
 def test_heads_that_fit_are_kept_and_others_named(tmp_path):
     objective, _, _ = objective_of("single")
     trained = objective.model
-    kept, said = with_head(trained, objective.form, seed=9)
+    kept, said = with_head(trained, objective.form, seed=9, same=True)
     assert kept is trained and "is kept" in said
+    other, said = with_head(trained, objective.form, seed=9)
+    assert other is not trained and "the model's own is dropped: it was not trained for this task" in said
+    quiet, said = with_head(trained, objective.form, seed=9, same=True, head=replace(trained.config.task, dropout=0.4))
+    assert "kept, with dropout 0.4" in said and quiet.config.task.dropout == 0.4
+    assert all(torch.equal(a, b) for a, b in zip(quiet.parameters(), trained.parameters(), strict=True))
     form = form_of(completed(*_task("pair")), trained, FormSettings(max_length=48))
-    other, said = with_head(trained, form, seed=9)
-    assert other is not trained and "the model's head for 3 other labels is dropped" in said
+    other, said = with_head(trained, form, seed=9, same=True)
+    assert other is not trained and "the model's own is dropped: its labels or its kind are others" in said
+
+
+def test_a_head_is_kept_for_its_own_task_alone(tmp_path):
+    task, splits = data("single", train=24, dev=6)
+    recipe = replace(RECIPE, epochs=1)
+    first = finetune(model(), task, splits, recipe, tmp_path / "first")
+    start, trained = load(first.model), read_task(first.model)
+    for name, job, words in (
+        ("same", task, "is kept"),
+        ("other", replace(task, name="other"), "the task head is new"),
+        ("columns", replace(task, layouts=(Columns(text="text", label="intent"),)), "the task head is new"),
+    ):
+        found = finetune(start, job, splits, recipe, tmp_path / name, trained=trained)
+        assert words in found.record["head"] and found.record["head"] in found.record["notes"]
+    recipe = replace(recipe, head_dropout=0.3)
+    found = finetune(start, task, splits, recipe, tmp_path / "dropout", trained=trained)
+    assert "is kept, with dropout 0.3" in found.record["head"] and load(found.model).config.task.dropout == 0.3
+
+
+def test_a_head_for_numbers_is_kept_in_its_own_units(tmp_path):
+    task, splits = data("number", train=24, dev=6)
+    first = finetune(model(), task, splits, replace(RECIPE, epochs=1), tmp_path / "first")
+    start, trained = load(first.model), read_task(first.model)
+    for targets, words in (("unit", "the task head is new"), ("raw", "is kept")):
+        recipe = replace(RECIPE, epochs=1, form=FormSettings(max_length=48, targets=targets))
+        found = finetune(start, task, splits, recipe, tmp_path / targets, trained=trained)
+        assert words in found.record["head"]
+
+
+def test_a_saved_model_answers_in_the_numbers_of_a_task_with_a_range(tmp_path):
+    task, splits = data("number", train=32, dev=8)
+    task = replace(task, range=(0.0, 30.0))
+    result = finetune(model(), task, splits, replace(RECIPE, epochs=2), tmp_path / "run")
+    again = Predictor.of(load(result.model), task, read_task(result.model)["settings"])
+    assert np.allclose(again.predict(splits["dev"].examples).values, result.predictions["dev"].values, atol=1e-4)
 
 
 def _task(name):

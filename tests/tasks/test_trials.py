@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from encoderlab.errors import Diverged
-from encoderlab.tasks import trials
+from encoderlab.tasks import suites, trials
 from encoderlab.tasks.baselines import baselines
-from encoderlab.tasks.finetune import Recipe
+from encoderlab.tasks.finetune import Recipe, remarks_of
 from encoderlab.tasks.form import FormSettings
 from encoderlab.tasks.protocol import Protocol
-from encoderlab.tasks.trials import baseline_rows, rows, run, summary, table
+from encoderlab.tasks.trials import baseline_rows, rows, run, summary, table, usable_splits
 from encoderlab.train.optim import AdamW
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
@@ -37,7 +37,9 @@ def test_a_protocol_searches_on_dev_runs_seeds_and_stores_everything(tmp_path):
     assert record["after"] == ["mnli"] and len(record["model"]) == 64 and record["data"]["train"]
     assert said[0] == "tagged: lr=1e-06 seed 1" and len(said) == 4
     assert outcome.best.scores["dev"]["f1"] == max(run.scores["dev"]["f1"] for run in outcome.runs)
-    again = run(searched, model(), found, splits, tmp_path / "out")
+    tested = {path.parent.parent.name for path in (tmp_path / "out").glob("*/*/predictions-test.jsonl")}
+    assert tested == {"lr=0.002"}  # the points that were not chosen never saw the test examples
+    again = run(searched, model(), found, splits, tmp_path / "out", after=("mnli",))
     assert again.record["scores"] == record["scores"]
 
 
@@ -64,6 +66,20 @@ def test_a_run_that_predicts_one_label_counts_as_failed(tmp_path):
     hopeless = replace(QUICK, seeds=1, recipe=replace(QUICK.recipe, epochs=1, optim=AdamW(lr=1e-9)))
     outcome = run(hopeless, model(), found, splits, tmp_path / "out")
     assert "one label" in outcome.record["seeds"]["1"].get("failed", "one label")
+
+
+def test_a_benchmark_without_a_development_file_says_what_it_is_scored_on(tmp_path):
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"the red cat {i}\t{i % 2}\n" for i in range(80)))
+    task = suites.task("sst2")
+    splits = usable_splits(task, tmp_path)
+    (said,) = remarks_of(splits)
+    dev = len(splits["dev"])
+    assert said == (
+        f"train.tsv: no development file; {dev} of 80 training examples are held out as the development set"
+    )
+    plan = replace(QUICK, seeds=1, recipe=replace(QUICK.recipe, epochs=1))
+    found = run(plan, model(), task, splits, tmp_path / "out")
+    assert said in found.record["remarks"] and said in found.runs[0].record["remarks"]
 
 
 def test_summaries_and_tables():

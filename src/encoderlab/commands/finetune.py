@@ -102,6 +102,7 @@ def finetune(
     from encoderlab.interchange.load import load
     from encoderlab.measure.report import Report, write
     from encoderlab.tasks import protocol as protocols
+    from encoderlab.tasks.finetune import read_task
     from encoderlab.tasks.infer import Given
     from encoderlab.tasks.suites import SUITES
     from encoderlab.tasks.trials import best_seed
@@ -124,17 +125,19 @@ def finetune(
         recipe = settings.resolve(recipe, files=config or (), assignments=set_ or ())
         return recipe if epochs is None else replace(recipe, epochs=epochs)
 
-    start = load(best_seed(model, note))
+    origin = best_seed(model, note)
+    start, trained = load(origin), read_task(origin)
     done: list[str] = []
     once = _Plan(protocol=replace(chosen, seeds=1), adjust=adjust)
     for between, splits in [job for name in after or () for job in _jobs(name, data, None, None, Given())]:
-        found = once.run(start, between, splits, out / f"after-{between.name}", after=done)
-        start, done = load(found.best.model), [*done, between.name]
+        found = once.run(start, between, splits, out / f"after-{between.name}", after=done, trained=trained)
+        start, trained = load(found.best.model), read_task(found.best.model)
+        done = [*done, between.name]
     plan = _Plan(protocol=chosen, adjust=adjust, space=space, trials=trials)
     finished = []
     for job, splits in jobs:
         folder = out / job.name if task.lower() in SUITES else out
-        finished.append(_compare(plan, start, job, splits, folder, after=done, scratch=scratch))
+        finished.append(_compare(plan, start, job, splits, folder, after=done, trained=trained, scratch=scratch))
     _show(finished, chosen)
     averages = _averages([found.pretrained for found in finished])
     tables = [found.scores() for found in finished]
@@ -161,8 +164,9 @@ def finetune(
 def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, given: Given) -> list[Job]:
     """The tasks to train on, with their splits."""
     from encoderlab.tasks import suites
-    from encoderlab.tasks.infer import hold_out, task_of
-    from encoderlab.tasks.trials import usable_splits
+    from encoderlab.tasks.finetune import remarks_of
+    from encoderlab.tasks.infer import task_of
+    from encoderlab.tasks.trials import held_out, usable_splits
 
     path = Path(name)
     if path.is_file():
@@ -170,8 +174,7 @@ def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, giv
         note(said)
         splits = {"train": task.read([path], "train")}
         if dev is None:
-            splits["train"], splits["dev"] = hold_out(splits["train"])
-            note(f"held out {len(splits['dev']):,} of {len(splits['dev']) + len(splits['train']):,} examples")
+            splits["train"], splits["dev"] = held_out(splits["train"])
         else:
             splits["dev"] = task.read([dev], "dev")
         if test is not None:
@@ -190,7 +193,7 @@ def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, giv
                 raise DataError(f"{data}: holds no training file of {name} ({', '.join(names)})")
         jobs = [(one, usable_splits(one, data)) for one in tasks]
     for _, splits in jobs:
-        for remark in dict.fromkeys(remark for split in splits.values() for remark in split.remarks):
+        for remark in remarks_of(splits):
             note(remark)
     return jobs
 
@@ -205,18 +208,26 @@ class _Plan:
     trials: int = 0
 
     def run(
-        self, model: Model, task: Task, splits: dict[str, Split], out: Path, *, after: Sequence[str] = ()
+        self,
+        model: Model,
+        task: Task,
+        splits: dict[str, Split],
+        out: Path,
+        *,
+        after: Sequence[str] = (),
+        trained: Mapping[str, Any] | None = None,
     ) -> Outcome:
         """What the protocol finds, at the point that validates best where one is searched."""
         from encoderlab.tasks.trials import run
         from encoderlab.tasks.tune import tune
 
         protocol = self.protocol
+        origin: dict[str, Any] = {"after": after, "trained": trained}
         if self.space:
             given = (protocol, model, task, splits, out / "tune", self.space)
-            point = tune(*given, trials=self.trials, adjust=self.adjust, say=note)
+            point = tune(*given, trials=self.trials, adjust=self.adjust, say=note, **origin)
             protocol = replace(protocol, grid={name: (value,) for name, value in point.items()})
-        return run(protocol, model, task, splits, out, adjust=self.adjust, after=after, say=note)
+        return run(protocol, model, task, splits, out, adjust=self.adjust, say=note, **origin)
 
 
 def _lies_in(task: Task, data: Path) -> bool:
@@ -270,6 +281,7 @@ def _compare(
     out: Path,
     *,
     after: Sequence[str],
+    trained: Mapping[str, Any] | None,
     scratch: bool,
 ) -> _Finished:
     """One task: baselines, the same model from fresh weights if asked for, and the model."""
@@ -283,7 +295,7 @@ def _compare(
     if scratch:
         fresh = Network(model.config, model.tokenizer).initialize(1)
         systems["without pretraining"] = plan.run(fresh, task, splits, out / "scratch")
-    systems["pretrained"] = plan.run(model, task, splits, out, after=after)
+    systems["pretrained"] = plan.run(model, task, splits, out, after=after, trained=trained)
     about = f"{len(splits['train']):,} training and {len(splits['dev']):,} development examples."
     return _Finished(task=task, about=about, baselines=simple, systems=systems)
 

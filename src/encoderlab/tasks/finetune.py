@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -17,11 +18,13 @@ from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import write_text
 from encoderlab.interchange import folder as folders
+from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
 from encoderlab.nn.heads import TaskHead
-from encoderlab.tasks.base import Example, Question, Split, Task, Text, is_unlabelled
+from encoderlab.tasks import readers, suites
+from encoderlab.tasks.base import Example, Layout, Question, Split, Task, Text, is_unlabelled
 from encoderlab.tasks.encodings import Encodings
 from encoderlab.tasks.features import Frozen, FrozenForm, FrozenModel, Store
 from encoderlab.tasks.form import Form, FormSettings, Predictions
@@ -97,37 +100,46 @@ def finetune(
     about: Mapping[str, Any] | None = None,
     session: Budget | None = None,
     encodings: Encodings | None = None,
+    trained: Mapping[str, Any] | None = None,
 ) -> Result:
     """Fine-tune ``model`` on ``splits["train"]``, choose weights on ``splits["dev"]``, predict every other split.
 
-    The run resumes after an interruption; a finished one is read, not run again. ``about`` is written into the score
-    beside the recipe (the hash of the initial model, intermediate tasks, ...). ``encodings`` keeps encoded examples for
-    further runs.
+    The run resumes after an interruption; a finished one is read, not run again, and predicts the splits that it did
+    not have. ``about`` is written into the score beside the recipe (the hash of the initial model, intermediate tasks,
+    ...). ``encodings`` keeps encoded examples for further runs. ``trained``: what :func:`read_task` says of the folder
+    that the model is from, without which its head is not kept.
 
     Raises:
         ConfigError, DataError, Stopped, Diverged, OutOfMemory: as the training loop.
     """
     recipe = replace(recipe, form=replace(recipe.form, pairs=has_pairs(splits["train"])))
-    finished = read_result(out, recipe, splits)
-    if finished is not None:
-        return finished
+    about = {"model": model_hash(model), "after": [], **(about or {})}
     task = completed(task, splits["train"].examples)
+    identity = identity_of(task, about)
     check_splits(task, splits)
     encodings = encodings or Encodings()
-    start, form, said = _assemble(model, task, recipe, out)
+    finished = read_result(out, recipe, splits, identity)
+    if finished is not None:
+        further = {name: split for name, split in splits.items() if name not in finished.record["examples"]}
+        return _extended(finished, model, task, splits, further, recipe, encodings) if further else finished
+    start, form, said = _assemble(model, task, recipe, out, same=same_task(trained, task, recipe.form))
     items = encodings.items(form, splits["train"], train=True)
     cut = form.cut
     recipe = resolved(recipe, task, items)
     objective = TaskObjective(start, form) if recipe.sift is None else SiFTObjective(start, form, recipe.sift)
-    outcome = train(objective, recipe, _data(objective, task, splits, recipe, encodings), out, session=session)
+    data = _data(objective, task, splits, recipe, encodings)
+    data = replace(data, hashes={**data.hashes, **_hashes(identity)})
+    outcome = train(objective, recipe, data, out, session=session)
     if outcome.best is not None:
         load_weights(objective, outcome.best)
     predictions, scores, notes = _evaluate(objective, task, splits, encodings)
     if cut and task.form != "span":  # passages are read in windows
         notes.append(f"{cut:,} training examples are longer than {recipe.form.max_length} tokens and were cut")
+    if model.config.task is not None:
+        notes.append(said)
     form.finish(objective.model)
     written = {
-        "task": task.name,
+        **identity,
         "metric": task.metric,
         "scores": scores,
         "head": said,
@@ -143,7 +155,8 @@ def finetune(
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "hardware": hardware(),
         "recipe": to_dict(recipe),
-        **(about or {}),
+        "remarks": remarks_of(splits),
+        **about,
     }
     if join(recipe.execution.device).main:
         notes += _submissions(task, splits, predictions, out)
@@ -152,15 +165,61 @@ def finetune(
     return Result(folder=out, record=written, model=out / "model", predictions=predictions)
 
 
-def _assemble(model: Model, task: Task, recipe: Recipe, out: Path) -> tuple[Model, Form, str]:
+def remarks_of(splits: Mapping[str, Split]) -> list[str]:
+    """What is to be said of the files that were read, once each."""
+    return list(dict.fromkeys(remark for split in splits.values() for remark in split.remarks))
+
+
+def _extended(
+    finished: Result,
+    model: Model,
+    task: Task,
+    splits: Mapping[str, Split],
+    further: Mapping[str, Split],
+    recipe: Recipe,
+    encodings: Encodings,
+) -> Result:
+    """A finished run with predictions and scores of ``further`` splits as well, by the model that it saved."""
+    out, kept = finished.folder, read_task(finished.folder)
+    if recipe.frozen is None:
+        network = load(finished.model)
+        network.to(join(recipe.execution.device).device)
+        form = form_of(task, network, replace(recipe.form, targets="raw"))  # the saved head answers in its numbers
+        objective = TaskObjective(network, form)
+    else:
+        network, form, _ = _assemble(model, task, recipe, out)
+        encodings.items(form, splits["train"], train=True)  # for the scale of the numbers
+        network.load_state_dict(safetensors.torch.load_file(finished.model / HEAD_FILE))
+        network.to(join(recipe.execution.device).device)
+        objective = TaskObjective(network, form)
+    if isinstance(form, SpanQA) and kept is not None:
+        form.threshold = kept["threshold"]
+    predictions, scores, notes = _evaluate(objective, task, further, encodings)
+    record = dict(finished.record)
+    record["scores"] = {**record["scores"], **scores}
+    for key, values in (
+        ("examples", {name: len(split) for name, split in further.items()}),
+        ("data", {name: split.sha256 for name, split in further.items()}),
+    ):
+        record[key] = {**record[key], **values}
+    if join(recipe.execution.device).main:
+        notes += _submissions(task, further, predictions, out)
+        record["notes"] = sorted({*record["notes"], *notes})
+        _write_predictions(further, predictions, out)
+        _write_score(record, out)
+    return Result(folder=out, record=record, model=finished.model)
+
+
+def _assemble(model: Model, task: Task, recipe: Recipe, out: Path, *, same: bool = False) -> tuple[Model, Form, str]:
     """The model with the head that is trained, the form of the task, and what was done about the head."""
     start = prepared(model, recipe)
     form = form_of(task, start, recipe.form)
     head = recipe.head
     if head is None and recipe.head_dropout is not None:
-        head = replace(form.head(FAMILIES[start.config.family], start), dropout=recipe.head_dropout)
+        usual = start.config.task if same else None
+        head = replace(usual or form.head(FAMILIES[start.config.family], start), dropout=recipe.head_dropout)
     if recipe.frozen is None:
-        start, said = with_head(start, form, seed=recipe.seed, head=head)
+        start, said = with_head(start, form, seed=recipe.seed, head=head, same=same)
         return start, form, said
     start.to(join(recipe.execution.device).device)
     form = FrozenForm(form, Store(out.parent / "features", start, recipe.frozen, model_hash(start)))
@@ -367,14 +426,22 @@ def _write(
     else:
         folders.save(model, out / "model")
     write_task(task, settings, out / "model", predictions)
+    _write_predictions(splits, predictions, out)
+    _write_score(written, out)
+    _drop_checkpoints(out)
+
+
+def _write_predictions(splits: Mapping[str, Split], predictions: Mapping[str, Predictions], out: Path) -> None:
     for name, found in predictions.items():
         lines = [
             json.dumps(record(example, value, detail), ensure_ascii=False)
             for example, value, detail in zip(splits[name].examples, found.values, found.details, strict=True)
         ]
         write_text(out / f"predictions-{name}.jsonl", "\n".join(lines) + "\n")
+
+
+def _write_score(written: Mapping[str, Any], out: Path) -> None:
     write_text(out / SCORE_FILE, json.dumps(written, indent=1, ensure_ascii=False) + "\n")
-    _drop_checkpoints(out)
 
 
 def _drop_checkpoints(out: Path) -> None:
@@ -392,10 +459,41 @@ def write_task(
         "form": task.form,
         "labels": task.labels,
         "metrics": task.metrics,
-        "settings": to_dict(settings),
+        "layouts": plain_layouts(task),
+        "benchmark": is_benchmark(task),
+        "settings": to_dict(replace(settings, targets="raw")),  # the saved head answers in the numbers of the file
         "threshold": thresholds[0] if thresholds else 0.0,
     }
     write_text(folder / TASK_FILE, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+
+def plain_layouts(task: Task) -> list[dict[str, Any]]:
+    """How the task's files hold examples, as plain data: the name of each layout and the fields that were set."""
+    found = []
+    for layout in cast("tuple[Any, ...]", task.layouts):
+        values = {one.name: to_dict(getattr(layout, one.name)) for one in fields(layout)}
+        usual = {one.name: to_dict(one.default) for one in fields(layout)}
+        found.append(
+            {"layout": type(layout).__name__} | {name: value for name, value in values.items() if value != usual[name]}
+        )
+    return found
+
+
+def layouts_of(plain: Sequence[Mapping[str, Any]]) -> tuple[Layout, ...]:
+    """The layouts that :func:`plain_layouts` wrote."""
+    found = []
+    for entry in plain:
+        values = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in entry.items() if key != "layout"
+        }
+        found.append(getattr(readers, entry["layout"])(**values))
+    return tuple(found)
+
+
+def is_benchmark(task: Task) -> bool:
+    """Whether this is a suite's task, and not a file of the user's that happens to have its name."""
+    known = suites.TASKS.get(task.name)
+    return known is not None and known.form == task.form and known.layouts == task.layouts
 
 
 def read_task(folder: Path) -> dict[str, Any] | None:
@@ -408,16 +506,66 @@ def read_task(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def read_result(out: Path, recipe: Recipe, splits: Mapping[str, Split]) -> Result | None:
+def same_task(trained: Mapping[str, Any] | None, task: Task, settings: FormSettings) -> bool:
+    """Whether a head that was trained as ``trained`` says answers ``task``: its name, form, labels and columns, and its
+    numbers as training is to see them (a saved head answers in those of the file).
+    """
+    if trained is None or (task.form == "regression" and settings.targets != "raw"):
+        return False
+    labels = None if trained["labels"] is None else tuple(trained["labels"])
+    here = (task.name, task.form, task.labels, plain_layouts(task))
+    return here == (trained["name"], trained["form"], labels, trained.get("layouts"))
+
+
+def identity_of(task: Task, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a run another one besides its recipe and its data: task and columns, labels, initial model."""
+    return {
+        "task": task.name,
+        "labels": None if task.labels is None else list(task.labels),
+        "layouts": plain_layouts(task),
+        "model": about["model"],
+        "after": list(about["after"]),
+    }
+
+
+_MEANINGS = {
+    "task": "task",
+    "labels": "labels",
+    "layouts": "columns",
+    "model": "the initial model of hash",
+    "after": "intermediate tasks",
+}
+
+
+def _hashes(identity: Mapping[str, Any]) -> dict[str, str]:
+    """The identity as the run folder takes it, which holds an unfinished run to its model and its task."""
+    task = json.dumps([identity[key] for key in ("task", "labels", "layouts")])
+    return {"model": identity["model"], "task": hashlib.sha256(task.encode()).hexdigest()}
+
+
+def _check_identity(out: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse the folder of another run. What an older version did not write is not compared.
+
+    Raises:
+        ConfigError: with what the run has and what is wanted.
+    """
+    for key, value in wanted.items():
+        if key in found and found[key] != value:
+            had, now = (str(one)[:120] for one in (found[key], value))
+            raise ConfigError(f"{out}: holds a run with {_MEANINGS[key]} {had}, now {now}; choose another --out")
+
+
+def read_result(out: Path, recipe: Recipe, splits: Mapping[str, Split], identity: Mapping[str, Any]) -> Result | None:
     """The finished run in ``out``, None if there is none.
 
     Raises:
-        ConfigError: it was run with another recipe or other data.
+        ConfigError: it was run with another recipe, other data, another model or task.
     """
     path = out / SCORE_FILE
     if not path.exists():
         return None
     found = json.loads(path.read_text(encoding="utf-8"))
+    _check_identity(out, found, identity)
     wanted = to_dict(recipe)
     given = ("budget", "phases", "evaluation", "execution", "checkpoints", "log_every")
     for key, value in wanted.items():
@@ -426,6 +574,6 @@ def read_result(out: Path, recipe: Recipe, splits: Mapping[str, Split]) -> Resul
                 f"{out}: holds a finished run with {key} {found['recipe'].get(key)}, now {value}; choose another folder"
             )
     for name, split in splits.items():
-        if found["data"].get(name) != split.sha256:
+        if found["data"].get(name, split.sha256) != split.sha256:
             raise ConfigError(f"{out}: holds a finished run on other {name} data; choose another folder")
     return Result(folder=out, record=found, model=out / "model")

@@ -78,20 +78,28 @@ def form_of(task: Task, model: Model, settings: FormSettings) -> Form:
     return FORMS[task.form](task, model.tokenizer, settings)
 
 
-def with_head(model: Model, form: Form, *, seed: int, head: TaskHead | None = None) -> tuple[Model, str]:
-    """``model`` with the head of ``form``, and what happened to it: a head that fits in kind and labels is kept, any
-    other is replaced by a new one, initialised from ``seed``, and named.
+def with_head(
+    model: Model, form: Form, *, seed: int, head: TaskHead | None = None, same: bool = False
+) -> tuple[Model, str]:
+    """``model`` with the head of ``form``, and what happened to it.
+
+    The model's own head is kept if it was trained for this very task (``same``), has its labels, and is as ``head``
+    wants it; of a head that differs in dropout alone the weights are kept. Any other is replaced by a new one,
+    initialised from ``seed``.
     """
+    own = model.config.task
+    if own is not None and same and model.config.labels == form.head_labels():
+        if head is None or head == own:
+            return model, "the model's task head is kept: it was trained for this task"
+        if type(head) is type(own) and replace(own, dropout=head.dropout) == head:
+            changed = model.with_task(head, form.head_labels(), seed)
+            changed.load_state_dict(model.state_dict(), strict=False)
+            return changed, f"the model's task head is kept, with dropout {head.dropout:g}"
     wanted = head or form.head(FAMILIES[model.config.family], model)
     if isinstance(wanted, Classification) and wanted.summary == "pooler" and model.config.pooler is None:
         wanted = replace(wanted, summary="dense")  # a model that was pretrained without a pooler learns one here
-    if isinstance(wanted, type(model.config.task)) and model.config.labels == form.head_labels():
-        return model, "the model's task head is kept: it has the labels of this task"
-    had = (
-        ""
-        if model.config.task is None
-        else f" (the model's head for {len(model.config.labels)} other labels is dropped)"
-    )
+    why = "its labels or its kind are others" if same else "it was not trained for this task"
+    had = "" if own is None else f" (the model's own is dropped: {why})"
     return model.with_task(wanted, form.head_labels(), seed), f"the task head is new{had}"
 
 

@@ -20,7 +20,7 @@ from encoderlab.files import write_text
 from encoderlab.model import Model
 from encoderlab.tasks.base import Split, Task
 from encoderlab.tasks.encodings import Encodings
-from encoderlab.tasks.finetune import SCORE_FILE, Recipe, Result, finetune
+from encoderlab.tasks.finetune import SCORE_FILE, Recipe, Result, finetune, remarks_of
 from encoderlab.tasks.infer import hold_out
 from encoderlab.tasks.metrics import mean_interval
 from encoderlab.tasks.objective import model_hash
@@ -53,13 +53,14 @@ def run(
     *,
     adjust: Callable[[Recipe], Recipe] | None = None,
     after: Sequence[str] = (),
+    trained: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
     """Fine-tune ``model`` on ``task`` as ``protocol`` says; what is finished already is read.
 
     The grid is searched on the development set alone; every other labelled split is scored once, at the chosen point.
     ``adjust`` changes the recipe last (fields the user sets). ``after`` names the intermediate tasks that the model has
-    behind it.
+    behind it, ``trained`` what its head was trained for (:func:`encoderlab.tasks.finetune.read_task`).
 
     Raises:
         Diverged: every seed at the chosen point failed.
@@ -70,12 +71,12 @@ def run(
     about = {"protocol": protocol.name, "model": model_hash(model), "after": list(after)}
     points = [dict(zip(protocol.grid, values, strict=True)) for values in itertools.product(*protocol.grid.values())]
 
-    def attempt(point: Mapping[str, Any], seed: int) -> Result | str:
+    def attempt(point: Mapping[str, Any], seed: int, splits: Mapping[str, Split]) -> Result | str:
         recipe = replace(override(base, dict(point)) if point else base, seed=seed)
         say(f"{task.name}: {describe(point)} seed {seed}".replace("  ", " "))
         try:
             folder = out / folder_name(point) / f"seed-{seed}"
-            return finetune(model, task, splits, recipe, folder, about=about, encodings=encodings)
+            return finetune(model, task, splits, recipe, folder, about=about, encodings=encodings, trained=trained)
         except Diverged as error:
             return str(error)
 
@@ -83,8 +84,9 @@ def run(
     search: list[dict[str, Any]] = []
     chosen: Mapping[str, Any] = {}
     if len(points) > 1:
+        seen = {name: splits[name] for name in ("train", "dev")}
         for point in points:
-            found = [attempt(point, base.seed + i) for i in range(protocol.search_seeds)]
+            found = [attempt(point, base.seed + i, seen) for i in range(protocol.search_seeds)]
             scores = [result.scores["dev"][task.metric] for result in found if isinstance(result, Result)]
             search.append({"point": point, "dev": scores, "failed": len(found) - len(scores)})
         usable = [entry for entry in search if entry["dev"]]
@@ -93,7 +95,7 @@ def run(
         chosen = max(usable, key=lambda entry: statistics.median(entry["dev"]))["point"]
     elif points:
         chosen = points[0]
-    attempts = {base.seed + i: attempt(chosen, base.seed + i) for i in range(protocol.seeds)}
+    attempts = {base.seed + i: attempt(chosen, base.seed + i, splits) for i in range(protocol.seeds)}
     runs = [found for found in attempts.values() if isinstance(found, Result)]
     if not runs:
         raise Diverged(f"{task.name}: all {len(attempts)} seeds failed ({next(iter(attempts.values()))})")
@@ -111,6 +113,7 @@ def run(
         "scores": _summaries(runs, splits),
         "data": {name: split.sha256 for name, split in splits.items()},
         "examples": {name: len(split) for name, split in splits.items()},
+        "remarks": remarks_of(splits),
         "recipe": to_dict(runs[0].record["recipe"]),
         "hardware": hardware(),
         "seconds": sum(float(found.record["seconds"]) for found in runs),
@@ -252,7 +255,7 @@ def table(lines: Sequence[Row]) -> str:
 def usable_splits(task: Task, data: Path) -> dict[str, Split]:
     """Every split of a task that lies in ``data``: train, dev, and further ones that have labels or can be submitted.
 
-    A training file without a validation file gives up a tenth of it.
+    A training file without a validation file gives up a tenth of it, which the remarks say.
     """
     splits = {"train": task.load(data, "train")}
     for name in task.files:
@@ -264,5 +267,19 @@ def usable_splits(task: Task, data: Path) -> dict[str, Split]:
             continue
         splits[name] = task.load(data, name)
     if "dev" not in splits:
-        splits["train"], splits["dev"] = hold_out(splits["train"])
+        splits["train"], splits["dev"] = held_out(splits["train"])
     return splits
+
+
+def held_out(split: Split) -> tuple[Split, Split]:
+    """Training and development part of a training file, with a remark that says so."""
+    train, dev = hold_out(split)
+    said = (
+        f"{task_file(split)}: no development file; {len(dev):,} of {len(split):,} training examples are held out "
+        f"as the development set"
+    )
+    return train, replace(dev, remarks=(said,))
+
+
+def task_file(split: Split) -> str:
+    return ", ".join(Path(file).name for file in split.files[:2])

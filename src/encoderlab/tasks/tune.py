@@ -64,10 +64,15 @@ def tune(
     space: Mapping[str, Range | tuple[Any, ...]],
     *,
     trials: int = 20,
+    after: Sequence[str] = (),
+    trained: Mapping[str, Any] | None = None,
     adjust: Callable[[Recipe], Recipe] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """The point of ``space`` that validates best in ``trials`` runs with one seed; all are in ``out/tune.json``.
+
+    Only training and development examples are looked at. ``after``, ``trained``: see
+    :func:`encoderlab.tasks.trials.run`.
 
     Deterministic for a seed, so a search that was interrupted reads its finished runs and goes on. Give the point to
     :func:`encoderlab.tasks.trials.run` as a grid of one point, which scores it over seeds.
@@ -84,7 +89,8 @@ def tune(
     base = adjust(base) if adjust is not None else base
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=base.seed))
-    about = {"protocol": protocol.name, "model": model_hash(model), "search": "optuna"}
+    about = {"protocol": protocol.name, "model": model_hash(model), "search": "optuna", "after": list(after)}
+    seen = {name: splits[name] for name in ("train", "dev")}
     encodings = Encodings()
     tried: list[dict[str, Any]] = []
     for _ in range(trials):
@@ -93,7 +99,8 @@ def tune(
         say(f"{task.name}: {describe(point)}")
         recipe = replace(override(base, point), seed=base.seed)
         try:
-            found = finetune(model, task, splits, recipe, out / folder_name(point), about=about, encodings=encodings)
+            folder = out / folder_name(point)
+            found = finetune(model, task, seen, recipe, folder, about=about, encodings=encodings, trained=trained)
             score = found.scores["dev"][task.metric]
             study.tell(trial, score)
             tried.append({"point": point, "dev": score})
