@@ -182,6 +182,15 @@ class SpanQA(Form):
         hits = ((logits > 0) == (impossible > 0)).sum()
         return terms | {"answerable": Term(loss, len(x), self.settings.impossible_weight, hits)}
 
+    def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
+        """(2 n, places): start logits of every window, then end logits, -inf behind a window; for heads whose end needs
+        no start.
+        """
+        head, x, allowed, (rows, slots) = self._unpacked(model, states, batch)
+        any_start = torch.zeros_like(rows)[:, None]
+        both = torch.cat([head.start_logits(x, allowed), head.end_logits(x, allowed, any_start)[:, 0]])
+        return torch.where(self._real(batch, rows, slots, x).repeat(2, 1), both.float(), -torch.inf)
+
     def _unpacked(
         self, model: Model, states: States, batch: TaskBatch
     ) -> tuple[SpanHead, Tensor, Tensor, tuple[Tensor, Tensor]]:
