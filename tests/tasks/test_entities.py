@@ -86,3 +86,9 @@ def test_schemes_are_told_apart():
         detect_scheme([["B-A", "M-A"], ["B-A", "I-A"]])
     with pytest.raises(DataError, match="'PER' has no prefix"):
         entities(["PER"])
+
+
+def test_faults_of_four_letter_schemes_are_counted():
+    assert detect_scheme([["B-A", "I-A", "O"], ["S-A", "B-A", "E-A"]]) == ("BIOES", 1)  # the first is BIO: not closed
+    assert detect_scheme([["B-A", "M-A", "O"], ["B-A", "S-A", "E-A"]]) == ("BMES", 3)
+    assert detect_scheme([["B-A", "I-A", "E-B"]]) == ("BIOES", 1)

@@ -94,3 +94,74 @@ def test_hold_out_keeps_equal_texts_together(tmp_path):
     train, dev = hold_out(task.read([path], "train"))
     assert len(train) + len(dev) == 400 and 10 < len(dev) < 90
     assert not {e.text for e in train.examples} & {e.text for e in dev.examples}
+
+
+def choices(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    task, said = task_of(path)
+    return said, task.read([path], "train")
+
+
+def jsonl(*records):
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def test_numbered_options_and_their_answers_are_read_by_the_whole_file(tmp_path):
+    rows = "".join(f"q{i},a,b,c,d,{i % 4 + 1}\n" for i in range(8))
+    said, split = choices(tmp_path, "four.csv", "question,option1,option2,option3,option4,answer\n" + rows)
+    assert "(numbers from 1)" in said and [e.answers for e in split.examples][:4] == [(0,), (1,), (2,), (3,)]
+    said, split = choices(
+        tmp_path,
+        "winogrande.jsonl",
+        jsonl(
+            {"sentence": "_ is big.", "option1": "trophy", "option2": "case", "answer": "1"},
+            {"sentence": "_ is red.", "option1": "a", "option2": "b", "answer": "2"},
+        ),
+    )
+    assert [(e.context, e.answers) for e in split.examples] == [("_ is big.", (0,)), ("_ is red.", (1,))]
+    said, split = choices(
+        tmp_path, "digits.csv", "question,ending0,ending1,ending2,ending3,label\nHow many,3,2,1,0,1\n"
+    )
+    assert "numbers from 0" in said and split.examples[0].answers == (1,)
+    said, split = choices(tmp_path, "texts.csv", "question,choice_a,choice_b,answer\nq,2,9,9\nr,red,blue,red\n")
+    assert "texts of options" in said and [e.answers for e in split.examples] == [(1,), (0,)]
+
+
+def test_columns_of_options_are_numbered_without_holes_and_in_order(tmp_path):
+    names = ",".join(f"option{i}" for i in range(1, 12))
+    said, split = choices(tmp_path, "many.csv", f"question,{names},answer\nq,{','.join('abcdefghijk')},10\n")
+    assert split.examples[0].options == tuple("abcdefghijk")
+    path = tmp_path / "answers.csv"
+    path.write_text("text,answered,answerer,label\nhello,1,bob,spam\nhi,0,sue,ham\n")
+    assert task_of(path)[0].form == "classification"
+
+
+def test_what_the_options_are_for_is_found_or_asked(tmp_path):
+    said, split = choices(tmp_path, "h.jsonl", jsonl({"ctx": "A man sits.", "endings": ["a", "b"], "label": 1}))
+    assert (split.examples[0].context, split.examples[0].answers) == ("A man sits.", (1,)) and "context = 'ctx'" in said
+    record = {"question_stem": "The sun is", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "B"}
+    said, split = choices(tmp_path, "o.jsonl", jsonl(record))
+    assert (split.examples[0].question, split.examples[0].answers) == ("The sun is", (1,))
+    path = tmp_path / "p.csv"
+    path.write_text("prompt,option1,option2,label\np,a,b,0\n")
+    with pytest.raises(DataError, match="'prompt'.* are the options option1, option2 for.*--form choice --text COLUMN"):
+        task_of(path)
+    task, _ = task_of(path, Given(form="choice", text="prompt"))
+    assert task.read([path], "train").examples[0].context == "p"
+
+
+def test_a_header_with_spaces_names_its_columns(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text, label\na, x\nb, y\n")
+    assert [e.label for e in task_of(path)[0].read([path], "train").examples] == ["x", "y"]
+
+
+def test_lists_of_labels_are_refused(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"text": "a", "labels": ["x", "y"]}\n')
+    with pytest.raises(DataError, match=r"t.jsonl:1: .*give one label for each row"):
+        task_of(path)
+    path.write_text('{"text": ["a", "b"], "labels": "x"}\n')
+    with pytest.raises(DataError, match=r"t.jsonl:1: 'text' is a list, expected text"):
+        task_of(path)

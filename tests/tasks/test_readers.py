@@ -293,6 +293,97 @@ def test_bad_tags(tmp_path):
     assert split.examples[0].tags == ("B-X", "O", "B-X") and "1 I tags open an entity" in split.remarks[0]
 
 
+def test_one_of_a_file_and_its_compressed_copy_is_read(tmp_path):
+    for name in ("train.tsv", "train.tsv.gz"):
+        write(tmp_path / name, "sentence\tlabel\na\t1\nb\t0\n")
+    split = task("sst2").load(tmp_path, "train")
+    assert len(split) == 2 and split.files == (str(tmp_path / "train.tsv"),)
+    assert split.remarks == ("train.tsv: read; train.tsv.gz beside it is not",)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_numbers_must_be_finite(tmp_path, value):
+    regression = Task(name="r", form="regression", metrics=("spearman",), layouts=(Columns(text="text"),))
+    path = write(tmp_path / "train.csv", f"text,label\na,1.5\nb,{value}\n")
+    with pytest.raises(DataError, match=f"train.csv:3: label '{value}' is not a finite number"):
+        load(regression, path)
+
+
+def test_labels_written_as_floats_or_capitalised(tmp_path):
+    path = jsonl(tmp_path / "train.jsonl", {"sentence": "a", "label": 1.0, "idx": 0})
+    assert load(task("sst2"), path).examples[0].label == "1"
+    path = write(tmp_path / "train.csv", "sentence,label,idx\na,1.0,0\n")
+    assert load(task("sst2"), path).examples[0].label == "1"
+    path = jsonl(tmp_path / "train.jsonl", {"question": "a", "passage": "b", "label": "True", "idx": 0})
+    assert load(task("boolq"), path).examples[0].label == "true"
+
+
+def test_a_label_column_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"train.tsv:2: no label; .* no column 'label'; did you mean 'lable'; give"):
+        load(SENTENCES, write(tmp_path / "train.tsv", "text\tlable\na\tpos\n"))
+    with pytest.raises(DataError, match="no column 'choice2' among 'premise'"):
+        load(task("copa"), jsonl(tmp_path / "train.jsonl", {"premise": "p", "choice1": "a", "question": "cause"}))
+    with pytest.raises(DataError, match="no column 'abst' among 'id', 'keyword'"):
+        load(task("csl"), jsonl(tmp_path / "train.jsonl", {"id": 1, "keyword": ["a"], "label": "0"}))
+
+
+def test_field_errors_of_tables_name_their_row(tmp_path):
+    path = write(tmp_path / "train.csv", "id,question,context,answers,answer_start\n1,q,abc,abc,0\n2,q,abc,abc,x\n")
+    with pytest.raises(DataError, match=r"train.csv:3: a field of another kind"):
+        load(task("squad1"), path)
+    with pytest.raises(DataError, match=r"train.jsonl:1: 'text' is null"):
+        load(SENTENCES, jsonl(tmp_path / "train.jsonl", {"text": None, "label": "pos"}))
+    with pytest.raises(DataError, match=r"train.csv:1: two columns are called 'text'"):
+        load(SENTENCES, write(tmp_path / "train.csv", "text,text,label\na,b,pos\n"))
+
+
+def test_a_file_of_which_nothing_is_left_says_why(tmp_path):
+    path = write(tmp_path / "train.csv", "sent1,sent2,ending0,ending1,ending2,ending3,label\na,b,c,,,,0\n")
+    with pytest.raises(DataError, match=r"0 examples \(.*fewer than two options.* row 2\)"):
+        load(task("swag"), path)
+
+
+def test_a_quoted_line_end_is_noticed_wherever_it_is(tmp_path):
+    rows = "a\tpos\n" * 300
+    split = load(SENTENCES, write(tmp_path / "train.tsv", f'text\tlabel\n{rows}"two\nlines"\tneg\n'))
+    assert len(split) == 301 and split.examples[-1].text == "two\nlines"
+    split = load(SENTENCES, write(tmp_path / "train.tsv", f'text\tlabel\n"a\tpos\n{rows}b"\tneg\n'))
+    assert len(split) == 302 and split.examples[0].text == '"a'
+
+
+def test_ids_count_the_rows_of_all_files(tmp_path):
+    rows = "".join("broken\n" if i == 3 else f"t{i}\tpos\n" for i in range(200))
+    split = load(SENTENCES, write(tmp_path / "train.tsv", "text\tlabel\n" + rows))
+    assert [e.id for e in split.examples][:5] == ["0", "1", "2", "4", "5"]
+    paths = [jsonl(tmp_path / f"{i}.jsonl", *[{"text": "a", "label": "pos"}] * 2) for i in range(2)]
+    split = SENTENCES.read(paths, "train")
+    assert [e.id for e in split.examples] == ["0", "1", "2", "3"] and split.remarks == ()
+    conll = [write(tmp_path / f"{i}.txt", "a O\n\nb O\n") for i in range(2)]
+    assert [e.id for e in task("resume").read(conll, "train").examples] == ["0", "1", "2", "3"]
+
+
+def test_empty_options_are_left_out_behind_the_answer(tmp_path):
+    path = write(tmp_path / "train.csv", "sent1,sent2,ending0,ending1,ending2,ending3,label\na,b,ran,,ate,sang,2\n")
+    example = load(task("swag"), path).examples[0]
+    assert example.options == ("ran", "ate", "sang") and example.answers == (1,)
+
+
+def test_tags_are_reported_at_their_line(tmp_path):
+    with pytest.raises(DataError, match="train.txt:3: tag 'B-DATE' is none of"):
+        load(task("conll2003"), write(tmp_path / "train.txt", "a N N O\nb N N O\nc N N B-DATE\n"))
+    with pytest.raises(DataError, match="train.txt:2: tag 'o' has no prefix"):
+        load(task("conll2003"), write(tmp_path / "train.txt", "a N N B-PER\nb N N o\n"))
+    split = load(task("resume"), write(tmp_path / "train.txt", "a B-X\nb M-X\nc O\n\nd S-X\n"))
+    assert split.remarks == (
+        "train.txt: BMES tags, but 1 tags break the scheme (first: row 1); read as conlleval does",
+    )
+
+
+def test_a_wide_space_is_a_word(tmp_path):
+    split = load(task("resume"), write(tmp_path / "train.txt", "张 B-X\n\u3000 O\n"))
+    assert split.examples[0].words == ("张", "\u3000")
+
+
 def test_layouts_read_records_in_order(tmp_path):
     assert [e.words for e in Conll().read(write(tmp_path / "t.txt", "a\nb\n\nc\n"), Remarks(tmp_path))] == [
         ("a", "b"),

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from encoderlab.errors import DataError
+from encoderlab.errors import DataError, nearest
 
 Form = Literal["classification", "regression", "tagging", "span", "choice"]
 FORMS: dict[str, str] = {
@@ -47,6 +48,7 @@ class Words:
     tags: tuple[str, ...] | None = None
     document: int = 0
     row: int = 0
+    by_line: bool = False  # every word has a line of its own, from ``row`` on
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +90,16 @@ Example = Text | Words | Question | Choice
 
 
 class Remarks:
-    """What a reader met and carried on from: counted by kind, with the first row of each. ``row`` is being read."""
+    """What a reader met and carried on from: counted by kind, with the first row of each.
 
-    def __init__(self, path: Path) -> None:
+    ``row`` is being read; ``number`` counts the rows before it, those of the files read before (``first``) included.
+    """
+
+    def __init__(self, path: Path, first: int = 0) -> None:
         self.path = path
         self.row = 0
+        self.first = first
+        self.number = first - 1
         self.found: dict[str, tuple[int, int]] = {}
 
     def add(self, message: str, row: int) -> None:
@@ -187,15 +194,18 @@ class Task:
     def find(self, data: Path, split: str) -> list[Path]:
         """The files of a split below the folder ``data``, or below a folder of the task's name in it.
 
+        Of a file and its compressed copy, the plain one is taken.
+
         Raises:
             DataError: there is none; the message names the patterns and folders that were tried.
         """
         patterns = self.files.get(split, ())
         for folder in (data, *(data / name for name in self.folders)):
             for pattern in patterns:
-                found = sorted({*folder.glob(pattern), *folder.glob(pattern + ".gz")})
+                plain = set(folder.glob(pattern))
+                found = plain | {path for path in folder.glob(pattern + ".gz") if path.with_suffix("") not in plain}
                 if found:
-                    return found
+                    return sorted(found)
         where = ", ".join([str(data), *(str(data / name) for name in self.folders)])
         raise DataError(
             f"{self.name}: no {split} file ({' or '.join(patterns) or 'the task has none'}) in {where}; "
@@ -206,7 +216,13 @@ class Task:
         """Read a split (``train``, ``dev``, ``test``, ...) from ``data``, a folder or one file."""
         if not data.exists():
             raise DataError(f"{data}: does not exist; give the file of the {split} split, or the folder of the task")
-        return self.read([data] if data.is_file() else self.find(data, split), split)
+        if data.is_file():
+            return self.read([data], split)
+        paths = self.find(data, split)
+        copies = [path for path in paths if path.with_name(path.name + ".gz").exists()]
+        found = self.read(paths, split)
+        unread = tuple(f"{path.name}: read; {path.name}.gz beside it is not" for path in copies)
+        return dataclasses.replace(found, remarks=found.remarks + unread)
 
     def read(self, paths: Sequence[Path], split: str) -> Split:
         """Read ``paths`` as one split and check every label.
@@ -219,21 +235,24 @@ class Task:
         remarks: list[str] = []
         digest = hashlib.sha256()
         seen: dict[str, str] = {}
+        first = 0
         for path in paths:
             digest.update(path.read_bytes())
-            notes = Remarks(path)
+            notes = Remarks(path, first)
             for example in self.stream(path, notes):
                 place = f"{path}:{example.row}"
                 self._check_id(example, place, seen, notes)
                 if not split.startswith("test") and is_unlabelled(example):
                     raise DataError(
-                        f"{place}: no label; {split} data needs one in every row, in the column that --label names; "
+                        f"{place}: no label; {split} data needs one in every row, {self._label_column(path)}; "
                         f"give unlabelled examples as test data"
                     )
                 examples.append(example)
             remarks += notes.lines()
+            first = notes.number + 1
         if not examples:
-            raise DataError(f"{', '.join(map(str, paths))}: 0 examples; give a file with at least one row")
+            why = f" ({'; '.join(remarks)})" if remarks else ""
+            raise DataError(f"{', '.join(map(str, paths))}: 0 examples{why}; give a file with at least one row")
         return Split(
             name=split,
             examples=tuple(examples),
@@ -254,9 +273,21 @@ class Task:
                     continue
                 example = dataclasses.replace(example, label=self.parse_label(label, f"{path}:{example.row}"))
             elif isinstance(example, Words) and example.tags is not None and self.labels is not None:
-                place = f"{path}:{example.row}"
-                example = dataclasses.replace(example, tags=tuple(self._tag(tag, place) for tag in example.tags))
+                tags = (
+                    self._tag(tag, f"{path}:{example.row + i * example.by_line}") for i, tag in enumerate(example.tags)
+                )
+                example = dataclasses.replace(example, tags=tuple(tags))
             yield example
+
+    def _label_column(self, path: Path) -> str:
+        """Where the label is looked for, with the nearest name if the file has no such column."""
+        from encoderlab.tasks import readers, tables
+
+        columns = tables.columns(path, Remarks(path))
+        label = getattr(readers.layout_of(path, self.layouts), "label", None)
+        if not label or label.isdigit() or label in columns:
+            return "in the column that --label names"
+        return f"and there is no column {label!r}{nearest(label, columns).rstrip('?')}"
 
     def parse_label(self, raw: str, place: str) -> str | float | None:
         """The label that ``raw`` stands for; None for the fillers of test files (nothing, -1).
@@ -272,6 +303,8 @@ class Task:
                 value = float(raw)
             except ValueError:
                 raise DataError(f"{place}: label {raw!r} is not a number; the task is a regression") from None
+            if not math.isfinite(value):
+                raise DataError(f"{place}: label {raw!r} is not a finite number; leave the row out")
             if self.range is None or self.range[0] <= value <= self.range[1]:
                 return value
             if value == -1:
@@ -281,8 +314,14 @@ class Task:
             return raw or None
         if raw in self.labels:
             return raw
-        if raw in ("", "-1", "None", "null"):
+        if raw in ("", "-1", "-1.0", "None", "null"):
             return None
+        if raw.lower() in self.labels and raw.lower() in ("true", "false"):
+            return raw.lower()
+        for other in (raw.removesuffix(".0"), f"{raw}.0"):  # a number that was written as a float, here or in training
+            if other in self.labels:
+                return other
+        raw = raw.removesuffix(".0")
         if (
             raw.isascii()
             and raw.isdigit()

@@ -69,28 +69,46 @@ def write_tags(spans: Sequence[Entity], length: int, scheme: Scheme = "BIO") -> 
 def detect_scheme(sentences: Iterable[Sequence[str]]) -> tuple[Scheme, int]:
     """The tag scheme of a file and the number of tags that do not fit it; reads the sentences once.
 
-    E, S, L, U, W or M decide for the four-letter schemes. Between BIO and IOB1: a file in which an I tag opens an
-    entity is IOB1 if every B tag stands right behind an entity of its type; otherwise it is BIO with that many faults
-    (read as conlleval reads them).
+    E, S, L, U, W or M decide for the four-letter schemes; their faults are entities that no tag opens or closes, as
+    in a file of which a part is BIO. Between BIO and IOB1: a file in which an I tag opens an entity is IOB1 if every B
+    tag stands right behind an entity of its type; otherwise it is BIO with that many faults (read as conlleval does).
     """
     prefixes: set[str] = set()
-    opened_by_inside = needless_begin = 0
+    opened_by_inside = needless_begin = broken = 0
     for tags in sentences:
         before, kind_before = "O", ""
         for tag in tags:
             prefix, kind = split_tag(tag)
             prefixes.add(tag.partition("-")[0])
-            follows = before != "O" and kind == kind_before
-            opened_by_inside += prefix == "I" and not follows
-            needless_begin += prefix == "B" and not follows
+            needless_begin += prefix == "B" and not (before != "O" and kind == kind_before)
             before, kind_before = prefix, kind
+        opened_by_inside += count_faults(tags, "BIO")
+        broken += count_faults(tags, "BIOES")
         if {"M", "I"} <= prefixes:
             raise DataError("tags mix the prefixes I and M, that is BIO and BMES; convert the file to one scheme")
     if prefixes - {"B", "I", "O", ""}:
-        return ("BMES" if "I" not in prefixes else "BIOES"), 0
+        return ("BMES" if "I" not in prefixes else "BIOES"), broken
     if opened_by_inside and not needless_begin:
         return "IOB1", 0
     return "BIO", opened_by_inside
+
+
+def count_faults(tags: Sequence[str], scheme: Scheme) -> int:
+    """Tags of a sentence that the scheme does not allow in their place: in BIO an I that opens an entity, in BIOES and
+    BMES also an entity that is not closed.
+    """
+    faults = 0
+    before, kind_before = "O", ""
+    for tag in [*tags, "O"]:
+        prefix, kind = split_tag(tag)
+        inside = prefix in ("I", "E")
+        if scheme in ("BIO", "IOB1"):
+            faults += inside and (before == "O" or kind != kind_before)
+        else:
+            is_open = before in ("B", "I")
+            faults += inside != is_open or is_open and kind != kind_before
+        before, kind_before = prefix, kind
+    return faults
 
 
 def convert(tags: Sequence[str], scheme: Scheme = "BIO") -> list[str]:

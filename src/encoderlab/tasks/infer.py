@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,6 +14,7 @@ from encoderlab.errors import ConfigError, DataError, nearest
 from encoderlab.tasks import tables
 from encoderlab.tasks.base import FORMS, Example, Form, Layout, Remarks, Split, Task, Text, Words, labels_of
 from encoderlab.tasks.readers import CharacterSpans, Columns, Conll, Options, Squad, WordLists, examples
+from encoderlab.tasks.readers.words import cells_of
 
 # Names that columns usually have, the most telling first.
 PAIRS = (
@@ -28,6 +30,8 @@ LABELS = (
 WORDS = ("tokens", "words")
 TAGS = ("ner_tags", "tags", "labels", "label", "ner", "pos_tags")
 OPTIONS = ("options", "choices", "endings", "candidates", "choice")
+CONTEXTS = ("context", "article", "passage", "ctx", "sent1", "startphrase", "premise", "sentence", "text", "paragraph")
+QUESTIONS = ("question", "question_stem", "stem", "sent2", "query", "goal")
 IDS = ("id", "idx", "index", "guid")
 _SAMPLE = 2000
 
@@ -124,7 +128,7 @@ def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
 def _layout(path: Path, columns: Sequence[str], given: Given) -> tuple[Layout, Form, str]:
     """Layout, form, and the words that describe them."""
     kind = tables.suffix(path)
-    lower = {name.lower(): name for name in columns}
+    lower = {name.strip().lower(): name for name in columns}
     named_id = given.id or _first(IDS, lower)
     if given.text is None and given.form in (None, "span") and {"question", "context"} <= set(columns):
         return Squad(), "span", "question about context"
@@ -141,12 +145,8 @@ def _layout(path: Path, columns: Sequence[str], given: Given) -> tuple[Layout, F
             return Conll(), "tagging", "one word per line, its tag in the last column"
         if kind in (".json", ".jsonl") and "text" in columns and _nested_spans(path):
             return CharacterSpans(), "tagging", "spans of characters by type"
-    if given.form in (None, "choice") and given.text is None and (options := _options(lower)):
-        answer = given.label or _first(("answer", "label", "answerkey", "correct"), lower) or "label"
-        question = _first(("question",), lower)
-        context = _first(("context", "article", "passage", "sent1", "startphrase", "premise"), lower)
-        layout = Options(context=context, question=question, options=options, answer=answer, id=named_id)
-        return layout, "choice", f"options = {', '.join(options)}, answer = {answer!r}"
+    if (given.form == "choice" or given.form is None and given.text is None) and (options := _options(lower)):
+        return _choice(path, columns, lower, given, options, named_id)
     if given.form in ("tagging", "span", "choice"):
         raise DataError(
             f"{path}: columns {', '.join(columns) or '(none)'} do not hold {FORMS[given.form]}; "
@@ -185,15 +185,47 @@ def _first(names: Sequence[str], lower: dict[str, str]) -> str | None:
 
 
 def _options(lower: dict[str, str]) -> tuple[str, ...]:
-    """The column of the list of options, or the columns ending0, ending1, ... that hold one each."""
+    """The column of the list of options, or the columns ending0, ending1, ... (option1, ..., choice_a, ...) that hold
+    one each."""
     for name in OPTIONS:
         if name in lower:
             return (lower[name],)
     for stem in ("ending", "choice", "option", "answer", "candidate"):
-        numbered = [name for name in lower if name.startswith(stem) and name[len(stem) :].strip("_").isalnum()]
-        if len(numbered) > 1:
-            return tuple(lower[name] for name in sorted(numbered))
+        found = ((name, re.fullmatch(rf"{stem}_?(\d+|[a-z])", name)) for name in lower)
+        places = {
+            int(match[1]) if match[1].isdigit() else ord(match[1]) - ord("a"): lower[name]
+            for name, match in found
+            if match
+        }
+        if len(places) > 1 and sorted(places) == list(range(min(places), min(places) + len(places))):
+            return tuple(places[place] for place in sorted(places))
     return ()
+
+
+def _choice(
+    path: Path,
+    columns: Sequence[str],
+    lower: dict[str, str],
+    given: Given,
+    options: tuple[str, ...],
+    named_id: str | None,
+) -> tuple[Layout, Form, str]:
+    """Multiple choice whose answers are read as all of them in the file say."""
+    answer = given.label or _first(("answer", "label", "answerkey", "correct"), lower) or "label"
+    context = given.text or _first(CONTEXTS, lower)
+    question = given.pair or _first([name for name in QUESTIONS if lower.get(name) != context], lower)
+    if context is None and question is None:
+        raise DataError(
+            f"{path}: which of the columns {', '.join(map(repr, columns[:12]))} are the options {', '.join(options)} "
+            f"for? say so: --form choice --text COLUMN [--pair COLUMN]"
+        )
+    layout = Options(context=context, question=question, options=options, answer=answer, id=named_id)
+    try:
+        layout, said = layout.judged(path)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        said = "not readable in every row"  # reading it as examples names the row
+    asked = ", ".join(f"{name} = {value!r}" for name, value in (("context", context), ("question", question)) if value)
+    return layout, "choice", f"{asked}, options = {', '.join(options)}, answer = {answer!r} ({said})"
 
 
 def _is_regression(layout: Layout, sample: Sequence[Example]) -> bool:
@@ -227,8 +259,8 @@ def _word_per_line(path: Path) -> bool:
     """Whether the first lines are short columns with blank lines or document marks between them."""
     widths, blanks = [], 0
     for _, line in islice(tables.lines(path), 300):
-        if line.strip():
-            widths.append(len(line.split("\t") if "\t" in line else line.split()))
+        if cells := cells_of(line):
+            widths.append(len(cells))
         else:
             blanks += 1
     return (

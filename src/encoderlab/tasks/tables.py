@@ -1,7 +1,8 @@
 """Records of a file: rows of a delimited table, lines of JSON, elements of a JSON list, rows of a Parquet file.
 
 A record is a row number (a line of the file, from 1) and its fields by column name; the columns of a table without a
-header are called ``0``, ``1``, ... Everything is read as a stream, from plain or compressed files.
+header are called ``0``, ``1``, ... Plain and compressed files are read as a stream, except a JSON document (a list, or
+SQuAD's nested form), which is loaded whole.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -32,8 +34,11 @@ _SAMPLE = 200  # records that decide about separator and quoting
 
 @dataclass(frozen=True, slots=True)
 class Record:
+    """``number`` counts the rows of the file from 0, those that are left out included."""
+
     row: int
     fields: dict[str, Any]
+    number: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +89,12 @@ def columns(path: Path, remarks: Remarks) -> tuple[str, ...]:
     """Column names of a table (its first row), keys of the first record, () for other files (nested JSON, word per
     line)."""
     kind = suffix(path)
-    if kind in (".csv", ".tsv", ".txt"):
+    if kind in (".csv", ".tsv", ".txt") and not _is_json_text(path):
         first = next(rows(path, dialect(path, remarks)), None)
         return tuple(first[1]) if first else ()
     if kind == ".parquet":
         return tuple(_parquet(path).schema_arrow.names)
-    if kind in (".json", ".jsonl", ".ndjson"):
+    if kind in (".json", ".jsonl", ".ndjson", ".txt"):
         first_record = next(iter(records(path)), None) if not is_document(path) else None
         return tuple(first_record.fields) if first_record else ()
     return ()
@@ -104,14 +109,15 @@ def records(path: Path) -> Iterator[Record]:
     if suffix(path) == ".parquet":
         groups = _parquet(path).iter_batches(1024)
         for row, fields in enumerate((fields for group in groups for fields in group.to_pylist()), start=1):
-            yield Record(row, fields)
+            yield Record(row, fields, row - 1)
         return
     if _starts_with(path, "["):
         for i, item in enumerate(document(path)):
             if not isinstance(item, dict):
                 raise DataError(f"{path}: element {i + 1} is {type(item).__name__}, expected an object with fields")
-            yield Record(i + 1, item)
+            yield Record(i + 1, item, i)
         return
+    number = 0
     for row, line in lines(path):
         if not line.strip():
             continue
@@ -121,7 +127,8 @@ def records(path: Path) -> Iterator[Record]:
             raise DataError(f"{path}:{row}: not valid JSON ({error}); write one object per line") from None
         if not isinstance(item, dict):
             raise DataError(f"{path}:{row}: {type(item).__name__}, expected an object with named fields")
-        yield Record(row, item)
+        yield Record(row, item, number)
+        number += 1
 
 
 def document(path: Path) -> Any:
@@ -158,13 +165,11 @@ def table(
     Raises:
         DataError: too many short rows, or a quotation that is never closed.
     """
-    style = dialect(path, remarks)
-    if quoted is not None and style.separator == "\t":
-        style = Dialect(separator="\t", quoted=quoted)
+    style = dialect(path, remarks, quoted)
     total, short, first_short = 0, 0, ""
-    for row, cells in rows(path, style):
-        if names is not None and total == 0:
-            total = 1
+    start = 1 if names is not None else 0
+    for number, (row, cells) in enumerate(rows(path, style), start=-start):
+        if number < 0:
             continue
         total += 1
         width = len(names) if names is not None else needed
@@ -175,8 +180,8 @@ def table(
             continue
         if names is not None and len(cells) > width:
             remarks.add(f"more than {width} columns; the rest is dropped", row)
-        yield Record(row, dict(zip(names or map(str, range(len(cells))), cells, strict=False)))
-    if short > total / 100:
+        yield Record(row, dict(zip(names or map(str, range(len(cells))), cells, strict=False)), number)
+    if short > (total + start) / 100:
         more = f" (and {short - 1:,} more rows)" if short > 1 else ""
         raise DataError(f"{first_short}{more}; check the separator ({_SEPARATORS[style.separator]}) and the quotes")
 
@@ -204,51 +209,70 @@ def rows(path: Path, style: Dialect) -> Iterator[tuple[int, list[str]]]:
             raise DataError(f"{path}: damaged behind line {row} ({error}); copy the file again") from None
 
 
-def dialect(path: Path, remarks: Remarks) -> Dialect:
-    """Separator and quoting of a delimited file, from its name and its first rows.
+def dialect(path: Path, remarks: Remarks, quoted: bool | None = None) -> Dialect:
+    """Separator and quoting of a delimited file, from its name and its rows.
 
     The separator is the one its suffix says, unless the rows do not agree on their number of columns with it and do
-    with another. A tab-separated file is quoted if only then its rows agree, or if a quoted cell holds doubled
-    quotation marks.
+    with another. A tab-separated file is as ``quoted`` says; if that is None, it is quoted if more of its rows agree
+    then, or if a quoted cell holds doubled quotation marks.
     """
     usual = "," if suffix(path) == ".csv" else "\t"
     best = max(_SEPARATORS, key=lambda separator: (round(_agreement(path, separator), 1), separator == usual))
     if best != usual:
         remarks.note(f"columns are separated by {_SEPARATORS[best]}, not by {_SEPARATORS[usual]} as the name says")
-    return Dialect(separator=best, quoted=best != "\t" or _is_quoted(path))
+    if best != "\t":
+        return Dialect(separator=best, quoted=True)
+    return Dialect(separator=best, quoted=_is_quoted(path, path.stat().st_mtime_ns) if quoted is None else quoted)
 
 
 def _agreement(path: Path, separator: str) -> float:
     """Share of the first rows with at least the most frequent number of columns; 0 if that is one, or the first row
     has fewer."""
-    sizes = _sizes(path, Dialect(separator=separator, quoted=separator != "\t"))
+    sizes = _sizes(path, Dialect(separator=separator, quoted=separator != "\t"), _SAMPLE)
     most = Counter(sizes).most_common(1)[0][0] if sizes else 1
     return sum(size >= most for size in sizes) / len(sizes) if 1 < most <= sizes[0] else 0.0
 
 
-def _sizes(path: Path, style: Dialect) -> list[int]:
+def _sizes(path: Path, style: Dialect, count: int | None = None) -> list[int]:
+    """Numbers of columns of the first ``count`` rows, up to one that cannot be read."""
     sizes = []
     try:
-        for _, cells in rows(path, style):
+        for _, cells in islice(rows(path, style), count):
             sizes.append(len(cells))
-            if len(sizes) == _SAMPLE:
-                break
     except DataError:
         pass
     return sizes
 
 
-def _is_quoted(path: Path) -> bool:
-    plain, quoted = (_sizes(path, Dialect(separator="\t", quoted=flag)) for flag in (False, True))
-    if len(set(quoted)) == 1 and len(set(plain)) > 1:
-        return True
-    cells = (cell for _, row in islice(rows(path, Dialect(separator="\t", quoted=False)), _SAMPLE) for cell in row)
-    doubled = any(len(cell) > 3 and cell[0] == cell[-1] == '"' and '""' in cell[1:-1] for cell in cells)
-    return doubled and len(set(quoted)) == 1
+@lru_cache(maxsize=16)
+def _is_quoted(path: Path, modified: int) -> bool:
+    """Judged on the whole file, since the first quoted line end may come late."""
+    plain, quoted = (Dialect(separator="\t", quoted=flag) for flag in (False, True))
+    if not any(cell.startswith('"') for _, cells in rows(path, plain) for cell in cells):
+        return False
+    try:
+        sizes = [[len(cells) for _, cells in rows(path, style)] for style in (plain, quoted)]
+    except DataError:
+        return False  # not written with quotes throughout: the marks are characters
+    strange = [sum(size != found[0] for size in found) for found in sizes]
+    if strange[0] != strange[1]:
+        return strange[1] < strange[0]
+    cells = (cell for _, row in rows(path, plain) for cell in row)
+    return any(len(cell) > 3 and cell[0] == cell[-1] == '"' and '""' in cell[1:-1] for cell in cells)
 
 
 def _starts_with(path: Path, char: str) -> bool:
     return next((line.lstrip()[:1] for _, line in lines(path) if line.strip()), "") == char
+
+
+def _is_json_text(path: Path) -> bool:
+    """Whether a ``.txt`` file holds a JSON object, as RACE's do."""
+    if suffix(path) != ".txt" or not _starts_with(path, "{"):
+        return False
+    try:
+        return isinstance(json.loads(next(line for _, line in lines(path) if line.strip())), dict)
+    except ValueError:
+        return False
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:

@@ -12,13 +12,13 @@ from pathlib import Path
 from encoderlab.errors import DataError, nearest
 from encoderlab.tasks import tables
 from encoderlab.tasks.base import Example, Layout, Remarks
-from encoderlab.tasks.readers.questions import C3, Cloze, Copa, EntityCloze, Options, Race, Squad
+from encoderlab.tasks.readers.questions import C3, Cloze, Copa, EntityCloze, IdiomGaps, Options, Race, Squad, Stems
 from encoderlab.tasks.readers.texts import Columns, Keywords, MarkedText, MultiRC, WordInContext
 from encoderlab.tasks.readers.words import CharacterSpans, Conll, WordLists
 
 __all__ = [
-    "C3", "CharacterSpans", "Cloze", "Columns", "Conll", "Copa", "EntityCloze", "Keywords", "MarkedText", "MultiRC",
-    "Options", "Race", "Squad", "WordInContext", "WordLists", "examples", "layout_of",
+    "C3", "CharacterSpans", "Cloze", "Columns", "Conll", "Copa", "EntityCloze", "IdiomGaps", "Keywords", "MarkedText",
+    "MultiRC", "Options", "Race", "Squad", "Stems", "WordInContext", "WordLists", "examples", "layout_of",
 ]  # fmt: skip
 
 
@@ -33,12 +33,12 @@ def layout_of(path: Path, layouts: Sequence[Layout]) -> Layout:
     labelled = (layout for layout in fitting if not isinstance(layout, Columns) or layout.labels(columns))
     if fitting:
         return next(labelled, fitting[0])
-    wanted = [layout.needs for layout in layouts if isinstance(layout, (Columns, WordLists, Options))]
-    if not wanted:
-        raise DataError(f"{path}: columns {', '.join(columns) or '(none)'}, expected {layouts[0]}")
-    missing = [name for name in wanted[0] if name not in columns]
+    needs: Sequence[str] = getattr(layouts[0], "needs", ())
+    missing = [name for name in needs if name not in columns]
+    if not needs or (columns and not missing):
+        raise DataError(f"{path}: columns {', '.join(columns) or '(none)'}; expected {_form(layouts[0])}")
     if not columns:
-        raise DataError(f"{path}: holds no rows; expected the columns {', '.join(wanted[0])}")
+        raise DataError(f"{path}: holds no rows; expected the columns {', '.join(needs)}")
     shown = ", ".join(map(repr, columns[:12]))
     raise DataError(f"{path}: no column {missing[0]!r} among {shown}{nearest(missing[0], columns)}")
 
@@ -53,5 +53,10 @@ def examples(layout: Layout, path: Path, remarks: Remarks) -> Iterator[Example]:
         yield from layout.read(path, remarks)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         found = f"no field {error}" if isinstance(error, KeyError) else f"a field of another kind ({error})"
-        form = str(layout.__doc__).split("\n\n")[0].replace("``", "").replace("\n", " ").rstrip(".")
-        raise DataError(f"{path}:{remarks.row}: {found}; expected {' '.join(form.split())}") from error
+        raise DataError(f"{path}:{remarks.row}: {found}; expected {_form(layout)}") from error
+
+
+def _form(layout: Layout) -> str:
+    """What the layout holds: the first paragraph of its docstring, in one line."""
+    form = str(layout.__doc__).split("\n\n")[0].replace("``", "")
+    return " ".join(form.split()).rstrip(".")

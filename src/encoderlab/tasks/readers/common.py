@@ -27,16 +27,23 @@ def records(
         yield from nested(path, remarks)
     elif positional:
         numbers = [int(name) for name in (*needs, label) if name is not None]
-        yield from tables.table(path, None, remarks, needed=max(numbers) + 1, quoted=quoted)
+        yield from _known(tables.table(path, None, remarks, needed=max(numbers) + 1, quoted=quoted), remarks)
     else:
         names = tables.columns(path, Remarks(path))
-        yield from tables.table(path, names, remarks, quoted=quoted)
+        twice = [name for name in (*needs, label) if name is not None and names.count(name) > 1]
+        if twice:
+            raise DataError(f"{path}:1: two columns are called {twice[0]!r}; rename one of them")
+        yield from _known(tables.table(path, names, remarks, quoted=quoted), remarks)
 
 
 def nested(path: Path, remarks: Remarks) -> Iterator[Record]:
     """Records of a JSON or Parquet file; ``remarks`` knows which one is being read."""
-    for record in tables.records(path):
-        remarks.row = record.row
+    yield from _known(tables.records(path), remarks)
+
+
+def _known(records: Iterator[Record], remarks: Remarks) -> Iterator[Record]:
+    for record in records:
+        remarks.row, remarks.number = record.row, remarks.first + record.number
         yield record
 
 
@@ -48,24 +55,35 @@ def holds(columns: Sequence[str], needs: Sequence[str], positional: bool, label:
 
 def text_of(record: Record, column: str, path: Path) -> str:
     value = record.fields.get(column)
+    if value is None and column in record.fields:
+        raise DataError(f"{path}:{record.row}: {column!r} is null, expected text; leave the row out")
     if value is None:
         raise DataError(
             f"{path}:{record.row}: no {column!r} among {', '.join(map(str, record.fields))}; correct the row"
         )
+    if isinstance(value, (list, dict)):
+        raise DataError(
+            f"{path}:{record.row}: {column!r} is a {type(value).__name__}, expected text; join it to one text"
+        )
     return value if isinstance(value, str) else str(value)
 
 
-def id_of(record: Record, column: str | None, number: int) -> str:
+def id_of(record: Record, column: str | None, remarks: Remarks) -> str:
+    """The id in ``column``, or the number of the row where there is none."""
     value = None if column is None else record.fields.get(column)
-    return str(number if value is None else value)
+    return str(remarks.number if value is None else value)
 
 
 def label_of(value: Any) -> str | None:
     """A label as text: true, 3, 3.5, entailment; an integral float from a Parquet file is an integer."""
     if value is None:
         return None
+    if isinstance(value, (list, dict)):
+        raise TypeError(f"the label {value!r} is a {type(value).__name__}; give one label for each row")
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
     return str(value)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from encoderlab.errors import DataError
@@ -23,14 +24,16 @@ class Squad:
     text for scoring and cannot be trained on. Both are counted.
     """
 
+    needs = ("context", "question")
+
     def matches(self, columns: Sequence[str]) -> bool:
-        return not columns or {"context", "question"} <= set(columns)
+        return not columns or set(self.needs) <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Question]:
         if tables.suffix(path) in (".json", "") and tables.is_document(path):
             yield from self._nested(path, remarks)
             return
-        for number, record in enumerate(records(path, remarks, ("context", "question"), False, None, True)):
+        for record in records(path, remarks, self.needs, False, None, True):
             fields = record.fields
             answers = fields.get("answers", fields.get("answer"))
             if isinstance(answers, str) and tables.suffix(path) in TABLES:
@@ -42,7 +45,7 @@ class Squad:
                     {"text": text, "answer_start": start} for text, start in zip(answers["text"], starts, strict=True)
                 ]
             yield self._question(
-                id_of(record, "id", number), fields["question"], fields["context"], answers, record.row, path, remarks
+                id_of(record, "id", remarks), fields["question"], fields["context"], answers, record.row, path, remarks
             )
 
     def _nested(self, path: Path, remarks: Remarks) -> Iterator[Question]:
@@ -86,8 +89,8 @@ class Squad:
 class Options:
     """Multiple choice in columns: one column per option, or one column that holds the list of them.
 
-    The answer is a letter, a number that counts from ``first_number``, or the text of the option. A column is a name,
-    or a number for a table without a header. Options that are empty are left out.
+    The answer is a letter, a number that counts from ``first_number``, or the text of the option; ``by_text``: always
+    the text. A column is a name, or a number for a table without a header. Options that are empty are left out.
     """
 
     context: str | None
@@ -96,6 +99,7 @@ class Options:
     answer: str = "label"
     id: str | None = None
     first_number: int = 0
+    by_text: bool = False
 
     @property
     def positional(self) -> bool:
@@ -109,23 +113,59 @@ class Options:
         return holds(columns, self.needs, self.positional, self.answer)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
-        for number, record in enumerate(records(path, remarks, self.needs, self.positional, self.answer, None)):
+        for record in records(path, remarks, self.needs, self.positional, self.answer, None):
             options, keys = self._options(record)
-            answer = _choice(label_of(record.fields.get(self.answer)), options, keys, self.first_number)
-            if answer == -2 or len(options) < 2:
+            answer = _choice(self._answer(record), options, keys, self.first_number, self.by_text)
+            kept = [i for i, option in enumerate(options) if option]
+            if len(kept) < 2 or answer is not None and answer not in kept:
                 remarks.add("fewer than two options, or an answer that is none of them; left out", record.row)
                 continue
             yield Choice(
-                id=id_of(record, self.id, number),
+                id=id_of(record, self.id, remarks),
                 context="" if self.context is None else text_of(record, self.context, path),
                 question="" if self.question is None else text_of(record, self.question, path),
-                options=options,
-                answers=None if answer is None else (answer,),
+                options=tuple(options[i] for i in kept),
+                answers=None if answer is None else (kept.index(answer),),
                 row=record.row,
             )
 
-    def _options(self, record: Record) -> tuple[tuple[str, ...], list[str]]:
-        """The options, and what the file calls them (A, B, ...)."""
+    def judged(self, path: Path) -> tuple[Options, str]:
+        """This layout with ``first_number`` and ``by_text`` as all answers of the file say, and those in words.
+
+        Numbers that reach the number of options, and never 0, count from 1. Answers are texts if all are the text of
+        an option and not all are letters or numbers of one.
+        """
+        remarks = Remarks(path)
+        numbers: set[int] = set()
+        most = places = texts = total = 0
+        for record in records(path, remarks, self.needs, self.positional, self.answer, None):
+            options, keys = self._options(record)
+            answer = self._answer(record)
+            if answer is None:
+                continue
+            total += 1
+            texts += answer in options
+            if answer in keys:
+                places += 1
+            elif answer.isdigit():
+                places += int(answer) <= len(options)
+                most = max(most, len(options))
+                numbers.add(int(answer))
+            else:
+                places += _letter(answer) in range(len(options))
+        if not total:
+            return self, "no answers"
+        if texts == total and places < total:
+            return replace(self, by_text=True), "texts of options"
+        first = int(0 not in numbers and most in numbers)
+        return replace(self, first_number=first), f"numbers from {first}" if numbers else "letters or names of options"
+
+    def _answer(self, record: Record) -> str | None:
+        answer = (label_of(record.fields.get(self.answer)) or "").strip()
+        return None if answer in ("", "-1") else answer
+
+    def _options(self, record: Record) -> tuple[list[str], list[str]]:
+        """The options, "" for an empty one, and what the file calls them (A, B, ...)."""
         values = [record.fields[name] for name in self.options]
         keys: list[str] = []
         if len(values) == 1:
@@ -134,7 +174,33 @@ class Options:
                 values, keys = list(value["text"]), [str(key) for key in value["label"]]
             else:
                 values = json.loads(value) if isinstance(value, str) else list(value)
-        return tuple(str(value) for value in values if value not in ("", None)), keys
+        return ["" if value is None else str(value) for value in values], keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stems:
+    """AI2's ARC: a question with its ``stem`` and its ``choices`` (``text`` and ``label`` each) in one object."""
+
+    needs = ("question", "answerKey")
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        return set(self.needs) <= set(columns) and "choices" not in columns
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
+        for record in nested(path, remarks):
+            question, answer = record.fields["question"], label_of(record.fields.get("answerKey"))
+            keys = [str(choice["label"]) for choice in question["choices"]]
+            if answer and answer not in keys:
+                remarks.add("an answer that is none of the options; left out", record.row)
+                continue
+            yield Choice(
+                id=id_of(record, "id", remarks),
+                context="",
+                question=str(question["stem"]),
+                options=tuple(str(choice["text"]) for choice in question["choices"]),
+                answers=(keys.index(answer),) if answer else None,
+                row=record.row,
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +208,10 @@ class Race:
     """RACE: an article with several questions, their options and the letters of the answers, one JSON file or record
     each."""
 
+    needs = ("article", "questions", "options")
+
     def matches(self, columns: Sequence[str]) -> bool:
-        return {"article", "questions", "options"} <= set(columns) or not columns
+        return set(self.needs) <= set(columns) or not columns
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
         for record in nested(path, remarks):
@@ -190,21 +258,22 @@ class C3:
 
 @dataclass(frozen=True, kw_only=True)
 class Cloze:
-    """ChID: which idiom belongs into the gap ``#idiom#``? The options stand in the gap's place, the text around is
-    the context."""
+    """ChID of FewCLUE: which idiom belongs into the gap ``#idiom#``? The options stand in the gap's place, the text
+    around is the context."""
 
     gap: str = "#idiom#"
+    needs = ("candidates", "content")
 
     def matches(self, columns: Sequence[str]) -> bool:
-        return {"candidates", "content"} <= set(columns)
+        return set(self.needs) <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
-        for number, record in enumerate(nested(path, remarks)):
+        for record in nested(path, remarks):
             text, answer = text_of(record, "content", path), record.fields.get("answer")
             if self.gap not in text:
                 raise DataError(f"{path}:{record.row}: no gap {self.gap} in the text; correct the row")
             yield Choice(
-                id=id_of(record, "id", number),
+                id=id_of(record, "id", remarks),
                 context=text,
                 question="",
                 gap=self.gap,
@@ -215,18 +284,52 @@ class Cloze:
 
 
 @dataclass(frozen=True, kw_only=True)
+class IdiomGaps:
+    """ChID of CLUE: texts with numbered gaps (``#idiom000378#``) and ten idioms for all of them.
+
+    The answers stand in a file beside it: ``train_answer.json`` holds those of ``train.json`` by gap. Every gap is an
+    example, its name the id.
+    """
+
+    needs = ("candidates", "content")
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        return set(self.needs) <= set(columns)
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
+        stem, _, ending = path.name.partition(".json")
+        beside = path.with_name(f"{stem}_answer.json{ending}")
+        answers = tables.document(beside) if beside.exists() else {}
+        for record in nested(path, remarks):
+            for text in record.fields["content"]:
+                for gap in re.findall(r"#idiom\d+#", text):
+                    answer = answers.get(gap)
+                    yield Choice(
+                        id=gap,
+                        context=text,
+                        question="",
+                        gap=gap,
+                        options=tuple(record.fields["candidates"]),
+                        answers=None if answer is None else (int(answer),),
+                        row=record.row,
+                    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Copa:
     """COPA: which of two sentences is the cause, or the effect, of the premise?"""
 
+    needs = ("premise", "choice1", "choice2", "question")
+
     def matches(self, columns: Sequence[str]) -> bool:
-        return {"premise", "choice1", "choice2", "question"} <= set(columns)
+        return set(self.needs) <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
         asked = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
-        for number, record in enumerate(nested(path, remarks)):
+        for record in nested(path, remarks):
             answer = label_of(record.fields.get("label"))
             yield Choice(
-                id=id_of(record, "idx", number),
+                id=id_of(record, "idx", remarks),
                 context=text_of(record, "premise", path),
                 question=asked.get(record.fields["question"], record.fields["question"]),
                 options=(record.fields["choice1"], record.fields["choice2"]),
@@ -240,11 +343,13 @@ class EntityCloze:
     """ReCoRD: which entity of the passage belongs at ``@placeholder`` of the query? The options are the distinct
     entities."""
 
+    needs = ("passage", "qas")
+
     def matches(self, columns: Sequence[str]) -> bool:
         return "passage" in columns and ("qas" in columns or "query" in columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
-        for number, record in enumerate(nested(path, remarks)):
+        for record in nested(path, remarks):
             fields = record.fields
             passage = fields["passage"]
             if isinstance(passage, dict):
@@ -261,8 +366,9 @@ class EntityCloze:
                 if answers and not places:
                     remarks.add("no answer is an entity of the passage; left out", record.row)
                     continue
+                index = query.get("idx", f"{remarks.number}-{i}")
                 yield Choice(
-                    id=str(query.get("idx", f"{number}-{i}")),
+                    id=str(index["query"] if isinstance(index, dict) else index),  # an object at Hugging Face
                     context=text.replace("\n@highlight\n", " "),
                     question=query["query"],
                     options=options,
@@ -272,19 +378,20 @@ class EntityCloze:
                 )
 
 
-def _choice(answer: str | None, options: Sequence[str], keys: Sequence[str], first_number: int) -> int | None:
-    """Index of the right option; None where there is no answer, -2 where it is none of the options."""
-    if answer is None or answer.strip() in ("", "-1"):
+def _choice(
+    answer: str | None, options: Sequence[str], keys: Sequence[str], first_number: int, by_text: bool
+) -> int | None:
+    """Index of the right option; None where there is no answer, -1 where it is none of the options."""
+    if answer is None:
         return None
-    answer = answer.strip()
     if answer in keys:
         return keys.index(answer)
-    if answer in options:
-        return options.index(answer)
-    if len(answer) == 1 and answer.isalpha():
-        place = ord(answer.upper()) - ord("A")
-    elif answer.isdigit():
-        place = int(answer) - first_number
-    else:
-        return -2
-    return place if 0 <= place < len(options) else -2
+    place = int(answer) - first_number if answer.isdigit() else _letter(answer)
+    if place in range(len(options)) and not by_text:
+        return place
+    return options.index(answer) if answer in options else -1
+
+
+def _letter(answer: str) -> int:
+    """0 for A, 1 for B, ...; -1 for what is no letter."""
+    return ord(answer.upper()) - ord("A") if len(answer) == 1 and answer.isascii() and answer.isalpha() else -1

@@ -15,7 +15,7 @@ class Columns:
     """One or two texts and a label in columns of a table, of JSON records or of a Parquet file.
 
     A column is a name, or a number (``"3"``) for a table without a header. ``quoted``: see :func:`tables.table`.
-    ``id`` None: the number of the example in the file, from 0.
+    ``id`` None: the number of the row in the file, from 0.
     """
 
     text: str
@@ -40,13 +40,13 @@ class Columns:
         return self.positional or self.label in columns
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
-        for number, record in enumerate(records(path, remarks, self.needs, self.positional, self.label, self.quoted)):
+        for record in records(path, remarks, self.needs, self.positional, self.label, self.quoted):
             text = text_of(record, self.text, path)
             pair = None if self.pair is None else text_of(record, self.pair, path)
             if not text.strip() or pair == "":
                 remarks.add("empty text", record.row)
             yield Text(
-                id=id_of(record, self.id, number),
+                id=id_of(record, self.id, remarks),
                 text=text,
                 pair=pair,
                 label=label_of(record.fields.get(self.label)) if self.label is not None else None,
@@ -59,17 +59,20 @@ class MarkedText:
     """A text with two marked spans, of which the label says whether they belong together (WSC, CLUEWSC).
 
     The first is set between underscores and the second between brackets, as the CLUE baselines write it. Spans are
-    given by their character (CLUEWSC) or by their word (SuperGLUE).
+    given by their character (CLUEWSC) or by their word (SuperGLUE), in an object ``target`` or in columns of their own
+    (Hugging Face).
     """
 
     words: bool
+    needs = ("text", "target")
 
     def matches(self, columns: Sequence[str]) -> bool:
-        return {"text", "target"} <= set(columns)
+        flat = {f"span{i}_{field}" for i in (1, 2) for field in ("index", "text")}
+        return "text" in columns and ("target" in columns or flat <= set(columns))
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
-        for number, record in enumerate(nested(path, remarks)):
-            text, target = text_of(record, "text", path), record.fields["target"]
+        for record in nested(path, remarks):
+            text, target = text_of(record, "text", path), record.fields.get("target", record.fields)
             spans = []
             for name, marks in (("span1", "__"), ("span2", "[]")):
                 start, span = int(target[f"{name}_index"]), str(target[f"{name}_text"])
@@ -85,54 +88,61 @@ class MarkedText:
                 if start >= 0:
                     text = f"{text[:start]}{marks[0]}{text[start:end]}{marks[1]}{text[end:]}"
             label = label_of(record.fields.get("label"))
-            yield Text(id=id_of(record, None, number), text=text, label=label, row=record.row)
+            name = "id" if "id" in record.fields else "idx"
+            yield Text(id=id_of(record, name, remarks), text=text, label=label, row=record.row)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordInContext:
     """WiC: does a word mean the same in two sentences? The word stands before the first sentence, with a colon."""
 
+    needs = ("word", "sentence1", "sentence2")
+
     def matches(self, columns: Sequence[str]) -> bool:
-        return {"word", "sentence1", "sentence2"} <= set(columns)
+        return set(self.needs) <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
-        for number, record in enumerate(nested(path, remarks)):
+        for record in nested(path, remarks):
             first = f"{text_of(record, 'word', path)}: {text_of(record, 'sentence1', path)}"
             label = label_of(record.fields.get("label"))
             second = text_of(record, "sentence2", path)
-            yield Text(id=id_of(record, "idx", number), text=first, pair=second, label=label, row=record.row)
+            yield Text(id=id_of(record, "idx", remarks), text=first, pair=second, label=label, row=record.row)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keywords:
     """CSL: are these the keywords of the abstract? Keywords joined by spaces, then the abstract."""
 
+    needs = ("keyword", "abst")
+
     def matches(self, columns: Sequence[str]) -> bool:
-        return {"keyword", "abst"} <= set(columns)
+        return set(self.needs) <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
-        for number, record in enumerate(nested(path, remarks)):
+        for record in nested(path, remarks):
             words = record.fields["keyword"]
             words = " ".join(words) if isinstance(words, list) else str(words)
             label = label_of(record.fields.get("label"))
             abstract = text_of(record, "abst", path)
-            yield Text(id=id_of(record, "id", number), text=words, pair=abstract, label=label, row=record.row)
+            yield Text(id=id_of(record, "id", remarks), text=words, pair=abstract, label=label, row=record.row)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultiRC:
     """MultiRC: every answer option of a question about a passage is right or wrong; one example per option."""
 
+    needs = ("passage",)
+
     def matches(self, columns: Sequence[str]) -> bool:
         return "passage" in columns or {"paragraph", "question", "answer"} <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
-        for number, record in enumerate(nested(path, remarks)):
+        for record in nested(path, remarks):
             if "paragraph" in record.fields:  # Hugging Face: one row per option
                 fields, index = record.fields, record.fields.get("idx") or {}
                 group = f"{index.get('paragraph', fields['paragraph'])}-{index.get('question', fields['question'])}"
                 yield Text(
-                    id=f"{group}-{index.get('answer', number)}",
+                    id=f"{group}-{index.get('answer', remarks.number)}",
                     text=fields["paragraph"],
                     pair=f"{fields['question']} {fields['answer']}",
                     label=label_of(fields.get("label")),
@@ -142,7 +152,7 @@ class MultiRC:
                 continue
             passage = record.fields["passage"]
             for question in passage["questions"]:
-                group = f"{record.fields.get('idx', number)}-{question.get('idx', question['question'])}"
+                group = f"{record.fields.get('idx', remarks.number)}-{question.get('idx', question['question'])}"
                 for place, answer in enumerate(question["answers"]):
                     yield Text(
                         id=f"{group}-{answer.get('idx', place)}",

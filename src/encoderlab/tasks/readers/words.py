@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 from encoderlab.errors import DataError
 from encoderlab.tasks import tables
 from encoderlab.tasks.base import Remarks, Words
-from encoderlab.tasks.entities import Entity, Scheme, detect_scheme, entities, write_tags
+from encoderlab.tasks.entities import Entity, Scheme, count_faults, detect_scheme, entities, split_tag, write_tags
 from encoderlab.tasks.readers.common import id_of, nearest_place, nested, records, text_of
 
 
@@ -30,26 +31,28 @@ class Conll:
         return True
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Words]:
-        yield from _converted(lambda _: self._sentences(path), self.scheme, path, remarks)
+        yield from _converted(lambda notes: self._sentences(path, notes), self.scheme, path, remarks)
 
-    def _sentences(self, path: Path) -> Iterator[Words]:
+    def _sentences(self, path: Path, remarks: Remarks) -> Iterator[Words]:
         words: list[str] = []
         tags: list[str | None] = []
-        number, document, start, width = 0, -1, 0, 0
-        for row, line in (*tables.lines(path), (-1, "")):
-            cells = line.split("\t") if "\t" in line else line.split()
-            if not line.strip() or cells[0] == "-DOCSTART-":
+        document, start, width = -1, 0, 0
+        for row, line in chain(tables.lines(path), ((-1, ""),)):
+            cells = cells_of(line)
+            if not cells or cells[0] == "-DOCSTART-":
                 if words:
+                    remarks.number += 1
                     labelled = None not in tags
                     yield Words(
-                        id=str(number),
+                        id=str(remarks.number),
                         words=tuple(words),
                         tags=tuple(str(tag) for tag in tags) if labelled else None,
                         document=max(document, 0),
                         row=start,
+                        by_line=True,
                     )
-                    words, tags, number = [], [], number + 1
-                document += bool(line.strip())
+                    words, tags = [], []
+                document += bool(cells)
                 continue
             width = width or len(cells)
             if len(cells) != width:
@@ -80,7 +83,7 @@ class WordLists:
         yield from _converted(lambda notes: self._sentences(path, notes), self.scheme, path, remarks)
 
     def _sentences(self, path: Path, remarks: Remarks) -> Iterator[Words]:
-        for number, record in enumerate(records(path, remarks, self.needs, False, self.tags, False)):
+        for record in records(path, remarks, self.needs, False, self.tags, False):
             try:
                 words, tags = (_items(record.fields.get(name)) for name in (self.words, self.tags))
             except TypeError as error:
@@ -92,25 +95,28 @@ class WordLists:
                 continue
             if tags is not None and len(tags) != len(words):
                 raise DataError(f"{path}:{record.row}: {len(tags)} tags for {len(words)} words; give one for each")
-            yield Words(id=str(number), words=words, tags=tags, document=number, row=record.row)
+            yield Words(id=str(remarks.number), words=words, tags=tags, document=remarks.number, row=record.row)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CharacterSpans:
     """CLUENER: a text and ``{type: {mention: [[first, last character]]}}``; every character is a word."""
 
+    needs = ("text",)
+
     def matches(self, columns: Sequence[str]) -> bool:
         return "text" in columns
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Words]:
-        for number, record in enumerate(nested(path, remarks)):
+        for record in nested(path, remarks):
             text = text_of(record, "text", path)
             if not text:
                 remarks.add("empty text; left out", record.row)
                 continue
             label = record.fields.get("label")
             tags = None if label is None else tuple(self._tags(text, label, path, record.row, remarks))
-            yield Words(id=id_of(record, "id", number), words=tuple(text), tags=tags, document=number, row=record.row)
+            number = remarks.number
+            yield Words(id=id_of(record, "id", remarks), words=tuple(text), tags=tags, document=number, row=record.row)
 
     @staticmethod
     def _tags(text: str, label: dict[str, dict[str, list]], path: Path, row: int, remarks: Remarks) -> list[str]:
@@ -149,7 +155,9 @@ def _converted(
 
     def tags_by_row() -> Iterator[Sequence[str]]:
         for sentence in sentences(unsaid):
-            unsaid.row = sentence.row
+            for i, tag in enumerate(sentence.tags or ()):
+                unsaid.row = sentence.row + i * sentence.by_line
+                split_tag(tag)
             yield sentence.tags or ()
 
     try:
@@ -157,8 +165,9 @@ def _converted(
     except DataError as error:
         raise DataError(str(error) if str(path) in str(error) else f"{path}:{unsaid.row}: {error}") from None
     if faults:
-        row = next((s.row for s in sentences(unsaid) if _opens_inside(s.tags or ())), 0)
-        remarks.note(f"BIO tags, but {faults:,} I tags open an entity (first: row {row}); read as conlleval does")
+        wrong = (s.row for s in sentences(Remarks(path)) if count_faults(s.tags or (), found))
+        said = f"{faults:,} I tags open an entity" if found == "BIO" else f"{faults:,} tags break the scheme"
+        remarks.note(f"{found} tags, but {said} (first: row {next(wrong, 0)}); read as conlleval does")
     for sentence in sentences(remarks):
         if sentence.tags is None or found == scheme and not faults:
             yield sentence
@@ -167,11 +176,16 @@ def _converted(
             yield replace(sentence, tags=tuple(tags))
 
 
-def _opens_inside(tags: Sequence[str]) -> bool:
-    return any(tag[:2] == "I-" and before[2:] != tag[2:] for before, tag in zip(("O", *tags), tags, strict=False))
+def cells_of(line: str) -> list[str]:
+    """The columns of a line; only tabs and ASCII spaces separate them, since a wide space may be a word."""
+    if not line.strip("\t "):
+        return []
+    return line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]
 
 
 def _items(value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
-    return tuple(value.split() if isinstance(value, str) else map(str, value))
+    if isinstance(value, str):
+        return tuple(value.split("\x02") if "\x02" in value else value.split())  # ERNIE's files separate by \\x02
+    return tuple(map(str, value))
