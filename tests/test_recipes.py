@@ -17,7 +17,7 @@ import torch
 from encoderlab import config, models
 from encoderlab.batches.corrupt import Corruptor
 from encoderlab.batches.loader import Loader
-from encoderlab.batches.pack import FullSentences
+from encoderlab.batches.pack import FullSentences, SegmentPairs
 from encoderlab.batches.streams import XLNetStreams
 from encoderlab.commands import settings
 from encoderlab.errors import ConfigError
@@ -60,6 +60,30 @@ def test_builds_its_networks(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         objective = build(made)
     names = {"generator", "discriminator"} if made.generator else {"model"}
     assert objective.models().keys() == names
+
+
+@pytest.mark.parametrize("name", ["electra-small", "electra-large", "convbert-small", "convbert-base"])
+@pytest.mark.parametrize("length", [128, 512])
+def test_a_phase_of_any_length_masks_its_share(name: str, length: int) -> None:
+    objective = recipe(name).objective
+    assert isinstance(objective, RTDSettings)
+    rows = make_rows(60, length)
+    hidden = Corruptor(objective.masking, vocab_size=40, mask_id=4, special_ids=SPECIAL)(rows, 1)
+    rate = 0.25 if name == "electra-large" else 0.15
+    assert [len(made.positions) for made in hidden] == [round(rate * len(row)) for row in rows]
+
+
+def test_what_the_specifications_say() -> None:
+    """bert_family 3.3 and 3.6, relative_family 1.3."""
+    steps = {name: recipe(f"albert-{name}").budget.amount for name in ("base", "base-v2", "large-v2", "xxlarge-v2")}
+    assert steps == {"base": 125_000, "base-v2": 10_000_000, "large-v2": 3_000_000, "xxlarge-v2": 3_000_000}
+    assert recipe("albert-base").objective.masking.most == 20  # type: ignore[union-attr]
+    for name in ("distilbert-base", "distilroberta-base", "distilbert-mini"):
+        assert recipe(name).objective.masking.random_from == "all"  # type: ignore[union-attr]
+    separated = [name for name in RECIPES if getattr(recipe(name).rows, "separator", False) and "transformer" in name]
+    assert sorted(separated) == [
+        f"transformer-xl-{name}" for name in ("lm1b-base", "lm1b-large", "wt103-base", "wt103-large")
+    ]
 
 
 def test_every_family_has_a_size_for_a_cpu() -> None:
@@ -158,6 +182,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "one number of rows",
     ),
     "rows longer than the positions": ("bert-mini", {"phases": (Phase(length=1024, rows=8),)}, "512 positions"),
+    "rows longer than the mask decoder": ("deberta-mini", {"phases": (Phase(length=600, rows=8),)}, "raise model.mask"),
+    "rows longer than the generator": (
+        "deberta-v3-mini",
+        {"generator": replace(models.config("deberta-v3-mini-generator"), mask_decoder=64)},
+        "mask decoder's 64 positions",
+    ),
+    "a length that a phase replaces": ("bert-mini", {"rows": SegmentPairs(length=256)}, "set phases.0.length"),
     "two lengths of reuse": ("xlnet-mini", {"rows": XLNetStreams(reuse=32)}, "objective.reuse to 32"),
     "reuse in rows that are no streams": (
         "xlnet-mini",
@@ -215,6 +246,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"generator": replace(models.config("electra-mini-generator"), lm=None)},
         "no LM head",
     ),
+    "a permutation without head": (
+        "xlnet-mini",
+        {"model": replace(models.config("xlnet-mini"), lm=None, mask_vector=False)},
+        "needs mask_vector and an LM head",
+    ),
     "no teacher": ("distilbert-mini", {}, "needs a teacher"),
     "a generator to continue that is not there": ("electra-mini", {"init_from": "MODEL"}, "holds no generator"),
     "another architecture to continue": ("bert-tiny", {"init_from": "MODEL"}, "its encoder differs"),
@@ -258,3 +294,11 @@ def test_refused_with_the_reason(case: str, tmp_path: Path, monkeypatch: pytest.
         build(made)
     assert "\n" not in str(error.value)
     assert "; " in str(error.value), "says what to do"
+
+
+@pytest.mark.parametrize("case", [case for case in REFUSED if "init_from" not in REFUSED[case][1]][:-1])
+def test_refused_before_anything_is_built(case: str) -> None:
+    """So that a dry run says it too; all but the last, which a file decides."""
+    name, changes, reason = REFUSED[case]
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        check(replace(recipe(name), **changes))

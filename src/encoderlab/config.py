@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import reprlib
 import types
 import typing
@@ -23,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from encoderlab.errors import ConfigError, nearest
 
 T = TypeVar("T")
+log = logging.getLogger("encoderlab")
 
 
 def to_dict(value: Any) -> Any:
@@ -68,9 +70,22 @@ def override(config: T, assignments: Mapping[str, Any], *, where: str = "--set")
         place = _place(node, last, path, where)
         new = _meant(_below(allowed, node, place), value) if isinstance(value, str) else value
         if last == "kind" and len(_options(allowed)) > 1 and node.get("kind") != new:
+            _tell_reset(node, _options(allowed).get(new), path, set(assignments), where)
             node.clear()
         node[place] = new
     return from_dict(type(config), data, where=where)
+
+
+def _tell_reset(old: Mapping[str, Any], option: Any, path: str, assigned: set[str], where: str) -> None:
+    """Say which fields of the option before have a namesake in the new ``option`` that starts from its own default."""
+    if option is None or "kind" not in old:
+        return
+    parent = path.removesuffix("kind")
+    for field in dataclasses.fields(option):
+        now = to_dict(field.default)
+        told = field.name == "kind" or f"{parent}{field.name}" in assigned or field.default is dataclasses.MISSING
+        if field.name in old and old[field.name] != now and not told:
+            log.warning("%s: %s changes %s%s from %s to %s", where, path, parent, field.name, old[field.name], now)
 
 
 def parse_value(text: str) -> Any:
@@ -90,16 +105,28 @@ def read_file(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, or holds something else.
     """
+    kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
         text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        data = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give an existing .yaml or .json file") from None
-    except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: not valid {path.suffix or 'YAML'}: {str(error).splitlines()[0]}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is no UTF-8; save the file as UTF-8") from None
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: not valid {kind}{_problem(error)}; correct it") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: holds {type(data).__name__}, expected a mapping of keys to values")
     return data
+
+
+def _problem(error: Exception) -> str:
+    """Where and what the reader of JSON or YAML found wrong: ``, line 3: mapping values are not allowed here``."""
+    if isinstance(error, json.JSONDecodeError):
+        return f", line {error.lineno}: {error.msg}"
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f", line {error.problem_mark.line + 1}: {error.problem}"
+    return f": {' '.join(str(error).split())}"
 
 
 def _read(kind: Any, data: Any, where: str, path: str = "") -> Any:

@@ -98,6 +98,15 @@ def test_begun_with_two_processes_and_ended_with_one(
     assert_close(out, alone / case)
 
 
+@pytest.mark.parametrize("case", ["causal", "permutation"])
+def test_three_processes_with_eight_rows(tmp_path: Path, alone: Path, case: str) -> None:
+    """Memory of 2, 3 and 3 rows goes into one checkpoint."""
+    never = 99  # the batch at which the script would be killed
+    done = start(tmp_path, case, never, launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"))
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert_close(tmp_path, alone / case)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled(tmp_path: Path, alone: Path) -> None:

@@ -16,6 +16,7 @@ from encoderlab.errors import ConfigError
 
 if TYPE_CHECKING:
     from encoderlab.train.pretraining import Recipe
+    from encoderlab.train.recipe import Budget
 
 
 def pretrain(
@@ -82,8 +83,16 @@ def pretrain(
         return _list()
     if name is None:
         raise ConfigError("which recipe? give its name, such as bert-mini; --list shows all")
-    recipe = settings.resolve(recipes.recipe(name), files=config or (), assignments=set_ or ())
-    recipe = _with_budget(recipe, {"steps": steps, "tokens": tokens, "flops": flops, "hours": hours})
+    published, budget = (
+        recipes.recipe(name),
+        _budget({"steps": steps, "tokens": tokens, "flops": flops, "hours": hours}),
+    )
+    scaled = published if budget is None else _with_budget(published, budget)
+    recipe = settings.resolve(scaled, files=config or (), assignments=set_ or ())
+    if budget is not None:
+        recipe = replace(recipe, budget=budget)
+    if recipe.schedule.warmup == scaled.schedule.warmup != published.schedule.warmup:
+        note(f"warm-up over {recipe.schedule.warmup:.3g} of the budget, the share that it has in the recipe")
     if init_from is not None:
         recipe = replace(recipe, init_from=str(init_from))
     if seed is not None:
@@ -122,22 +131,23 @@ def pretrain(
     }
 
 
-def _with_budget(recipe: Recipe, given: Mapping[str, float | None]) -> Recipe:
-    """The recipe for another budget, by unit. A warm-up published in steps keeps its share of the training."""
-    chosen = {unit: amount for unit, amount in given.items() if amount is not None}
-    if not chosen:
-        return recipe
-    if len(chosen) > 1:
-        raise ConfigError(f"--{' and --'.join(chosen)} exclude each other; give one budget")
-    ((unit, amount),) = chosen.items()
+def _budget(given: Mapping[str, float | None]) -> Budget | None:
+    """The one budget among those by unit."""
     from encoderlab.train.recipe import Budget
 
+    chosen = {unit: amount for unit, amount in given.items() if amount is not None}
+    if len(chosen) > 1:
+        raise ConfigError(f"--{' and --'.join(chosen)} exclude each other; give one budget")
+    for unit, amount in chosen.items():
+        return Budget(amount=amount, unit=unit)  # type: ignore[arg-type]
+    return None
+
+
+def _with_budget(recipe: Recipe, budget: Budget) -> Recipe:
+    """The recipe for another budget. A warm-up published in steps keeps its share of the training."""
     schedule, published = recipe.schedule, recipe.budget
     if schedule.warmup >= 1 and published.unit == "steps":
-        share = schedule.warmup / published.amount
-        note(f"warm-up over {share:.3g} of the budget, the share that it has in the recipe")
-        schedule = replace(schedule, warmup=share)
-    budget = Budget(amount=amount, unit=unit)  # type: ignore[arg-type]
+        schedule = replace(schedule, warmup=schedule.warmup / published.amount)
     return replace(recipe, budget=budget, schedule=schedule)
 
 

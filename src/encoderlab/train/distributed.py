@@ -65,12 +65,15 @@ class World:
         return answer
 
     def gather_rows(self, tensor: Tensor) -> Tensor:
-        """The rows of all processes, one after the other; all have equally many."""
+        """The rows of all processes, one after the other, however many each has."""
         if self.size == 1:
             return tensor
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(parts, tensor.contiguous())
-        return torch.cat(parts)
+        counts = [int(count) for count in self.sum([len(tensor) * (rank == self.rank) for rank in range(self.size)])]
+        padded = tensor.new_zeros(max(counts), *tensor.shape[1:])  # processes exchange tensors of one shape
+        padded[: len(tensor)] = tensor
+        parts = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     def share(self, rows: int) -> tuple[int, int]:
         """First row and end of this process's contiguous part of a batch."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 from encoderlab.batches.batch import Batch
 from encoderlab.batches.loader import Format, Loader
 from encoderlab.batches.pack import Framing, Row, SegmentPairs
 from encoderlab.batches.streams import ContiguousStreams, StreamFormat, XLNetStreams
+from encoderlab.config import from_dict, read_file
 from encoderlab.corpus.shards import MANIFEST, Corpus, file_hash
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
@@ -21,7 +26,9 @@ from encoderlab.interchange.load import load, load_pair
 from encoderlab.model import Model
 from encoderlab.models import flops
 from encoderlab.models.base import ModelConfig, resized
-from encoderlab.nn.positions import Disentangled
+from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.positions import Absolute, Disentangled
+from encoderlab.nn.spanconv import SpanDynamic
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.causal import Causal, CausalSettings
 from encoderlab.objectives.distill import Distill, DistillSettings
@@ -79,15 +86,16 @@ def pretrain(
     check(recipe)
     text = Corpus(corpus)
     tokenizer = Tokenizer.load(text.tokenizer_path)
-    recipe = fit(recipe, tokenizer)
-    objective = build_objective(recipe, tokenizer, text)
+    resumed = any((out / "checkpoints").glob("step-*"))  # it holds all weights, so init_from may be gone by now
+    recipe = fit(recipe, tokenizer, resumed=out if resumed else None)
+    objective = build_objective(recipe, tokenizer, text, resumed=resumed)
     teacher = objective.teacher.config if isinstance(objective, Distill) else None
     data = corpus_data(recipe, objective, corpus, tokenizer)
     data = replace(data, operations=cache(lambda phase: operations(recipe, phase.length, teacher)))
     outcome = train(objective, recipe, data, out, session=session, peak=peak(recipe) if peak else None)
     if join(recipe.execution.device).main:
         if recipe.execution.parallel == "fsdp":  # this process has only shards; the checkpoint has it all
-            objective = build_objective(recipe, tokenizer, text)
+            objective = build_objective(recipe, tokenizer, text, resumed=True)
             load_weights(objective, outcome.checkpoint)
         save_models(objective, tokenizer, out)
     return outcome
@@ -101,7 +109,7 @@ def save_models(objective: Objective, tokenizer: Tokenizer, out: Path) -> None:
 
 
 def check(recipe: Recipe) -> None:
-    """Refuse combinations that make no sense, by what the recipe says alone.
+    """Refuse combinations that make no sense, by what the recipe says alone; no weights are made.
 
     Raises:
         ConfigError: with the reason and a remedy.
@@ -155,16 +163,41 @@ def check(recipe: Recipe) -> None:
             )
     if isinstance(recipe.rows, SegmentPairs) and not recipe.model.pair and isinstance(objective, MLMSettings):
         log.info("rows are pairs, but the model has no sentence-pair head: the pair label is not trained")
-    limit = recipe.model.encoder.max_length
     longest = max(phase.length for phase in recipe.phases)
-    if limit is not None and longest > limit:
+    for config in filter(None, (recipe.model, recipe.generator)):
+        limit = config.encoder.max_length
+        if limit is not None and longest > limit:
+            raise ConfigError(
+                f"rows of {longest} tokens exceed the model's {limit} positions; shorten phases.length to {limit}"
+            )
+        if 0 < config.mask_decoder < longest:
+            raise ConfigError(
+                f"rows of {longest} tokens exceed the mask decoder's {config.mask_decoder} positions; "
+                f"shorten phases.length to {config.mask_decoder}, or raise model.mask_decoder"
+            )
+    if recipe.rows.length not in (type(recipe.rows)().length, *(phase.length for phase in recipe.phases)):
         raise ConfigError(
-            f"rows of {longest} tokens exceed the model's {limit} positions; shorten phases.length to {limit}"
+            f"rows.length {recipe.rows.length} has no effect, because each phase sets the length of its rows; "
+            "set phases.0.length"
         )
+    if not isinstance(objective, DistillSettings):  # whose other network is not known from the recipe alone
+        with torch.device("meta"):
+            networks = [None if c is None else Model(c) for c in (recipe.model, recipe.generator)]
+            size = recipe.model.encoder.vocab
+            vocabulary = Vocabulary(size=size, pad=0, mask=1, special=(0, 1), counts=np.ones(size))
+            assert networks[0] is not None
+            _objective(recipe, networks[0], networks[1], None, vocabulary)
 
 
-def fit(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
-    """The recipe with the vocabulary size of ``tokenizer``; cut-offs of an adaptive softmax that lie beyond it go."""
+def fit(recipe: Recipe, tokenizer: Tokenizer, *, resumed: Path | None = None) -> Recipe:
+    """The recipe with the vocabulary size of ``tokenizer``; cut-offs of an adaptive softmax that lie beyond it go.
+
+    A recipe that continues a model takes up what its weights need, such as a larger word table; of a run that is
+    ``resumed``, its own record says what that is.
+
+    Raises:
+        ConfigError: the model to continue has another architecture, tokenizer, or no generator.
+    """
 
     def fitted(config: ModelConfig) -> ModelConfig:
         adaptive = config.encoder.adaptive
@@ -174,21 +207,46 @@ def fit(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
         return resized(config, vocab=tokenizer.vocab_size, adaptive=adaptive)
 
     generator = None if recipe.generator is None else fitted(recipe.generator)
-    return replace(recipe, model=fitted(recipe.model), generator=generator)
+    recipe = replace(recipe, model=fitted(recipe.model), generator=generator)
+    if recipe.init_from is None:
+        return recipe
+    if resumed is not None:
+        known = read_file(resumed / "recipe.json")
+        given, other = (known[key] and from_dict(ModelConfig, known[key]) for key in ("model", "generator"))
+    else:
+        source, second = _source(recipe, tokenizer)
+        given, other = source.config, second and second.config
+    model = _continuing(recipe.model, given, recipe.init_from)
+    if recipe.generator is None:
+        return replace(recipe, model=model)
+    if recipe.fresh_generator or other is None:
+        return replace(recipe, model=model, generator=resized(recipe.generator, vocab=model.encoder.vocab))
+    return replace(recipe, model=model, generator=_continuing(recipe.generator, other, recipe.init_from))
 
 
-def build_objective(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Objective:
-    """The networks, fresh from the recipe's seed or from ``init_from``, under the recipe's objective."""
-    vocabulary = Vocabulary.of(tokenizer, corpus.counts())
+def build_objective(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, *, resumed: bool = False) -> Objective:
+    """The networks of a recipe that was :func:`fit`, under its objective: fresh from the seed or from ``init_from``,
+    which a ``resumed`` run does not read again.
+    """
+    settings, teacher = recipe.objective, None
+    if isinstance(settings, DistillSettings):
+        if not settings.teacher:
+            raise ConfigError("distillation needs a teacher; give a model folder: --set objective.teacher=FOLDER")
+        teacher = _same_ids(load(settings.teacher), tokenizer, settings.teacher)
+    model, generator = _networks(recipe, tokenizer, resumed=resumed)
+    return _objective(recipe, model, generator, teacher, Vocabulary.of(tokenizer, corpus.counts()))
+
+
+def _objective(
+    recipe: Recipe, model: Model, generator: Model | None, teacher: Model | None, vocabulary: Vocabulary
+) -> Objective:
     settings = recipe.objective
-    model, generator = _networks(recipe, tokenizer)
     if isinstance(settings, RTDSettings):
         assert generator is not None
         return RTD(generator, model, settings, vocabulary, continued=recipe.init_from is not None)
     if isinstance(settings, DistillSettings):
-        if not settings.teacher:
-            raise ConfigError("distillation needs a teacher; give a model folder: --set objective.teacher=FOLDER")
-        return Distill(model, _same_ids(load(settings.teacher), tokenizer, settings.teacher), settings, vocabulary)
+        assert teacher is not None
+        return Distill(model, teacher, settings, vocabulary)
     if isinstance(settings, CausalSettings):
         return Causal(model, settings, vocabulary)
     if isinstance(settings, PermutationSettings):
@@ -196,36 +254,104 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Obj
     return MLM(model, settings, vocabulary)
 
 
-def _networks(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Model, Model | None]:
+def _networks(recipe: Recipe, tokenizer: Tokenizer, *, resumed: bool) -> tuple[Model, Model | None]:
     """The model and, for replaced token detection, its generator."""
-    fresh = Model(recipe.model, tokenizer).initialize(recipe.seed)
-    generator = None
+    model, generator = Model(recipe.model, tokenizer).initialize(recipe.seed), None
     if recipe.generator is not None:
         generator = Model(recipe.generator, tokenizer).initialize(recipe.seed + 1)
-    if recipe.init_from is None:
-        return fresh, generator
-    model, old_generator = load_pair(recipe.init_from)
-    _same_ids(model, tokenizer, recipe.init_from)
-    _take(fresh, model, recipe.init_from)
-    if generator is not None and not recipe.fresh_generator:
-        if old_generator is None:
+    if recipe.init_from is not None and not resumed:
+        source, second = _source(recipe, tokenizer)
+        _take(model, source, recipe.init_from)
+        if generator is not None and second is not None and not recipe.fresh_generator:
+            _take(generator, second, recipe.init_from)
+    return model, generator
+
+
+def _source(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Model, Model | None]:
+    """The model in ``init_from``, and its generator."""
+    assert recipe.init_from is not None
+    model, generator = load_pair(recipe.init_from)
+    if recipe.generator is not None and not recipe.fresh_generator and generator is None:
+        raise ConfigError(
+            f"{recipe.init_from}: holds no generator; set fresh_generator=true to continue with a new one"
+        )
+    for network in filter(None, (model, generator)):
+        _same_ids(network, tokenizer, recipe.init_from)
+        if network.config.encoder.vocab < tokenizer.vocab_size:
             raise ConfigError(
-                f"{recipe.init_from}: holds no generator; set fresh_generator=true to continue with a new one"
+                f"{recipe.init_from}: its word table has {network.config.encoder.vocab} rows and the corpus's "
+                f"tokenizer {tokenizer.vocab_size} ids; build the corpus with the model's own tokenizer"
             )
-        _take(generator, old_generator, recipe.init_from)
-    return fresh, generator
+    return model, generator
 
 
+def _continuing(wanted: ModelConfig, given: ModelConfig, name: str) -> ModelConfig:
+    """``wanted`` with the encoder whose weights ``given`` describes; what only matters to training stays."""
+    one, two = (_architecture(config.encoder) for config in (wanted, given))
+    differ = [
+        f"{f.name} {getattr(two, f.name)}, here {getattr(one, f.name)}"
+        for f in fields(one)
+        if getattr(one, f.name) != getattr(two, f.name)
+    ]
+    if differ:
+        raise ConfigError(
+            f"{name}: its encoder differs from the recipe's ({'; '.join(differ[:3])}); "
+            "use the recipe of its architecture and size"
+        )
+    conv = given.encoder.conv
+    if isinstance(conv, SpanDynamic) and isinstance(wanted.encoder.conv, SpanDynamic):
+        conv = replace(conv, mask_padding=wanted.encoder.conv.mask_padding)
+    kept = {field: getattr(wanted.encoder, field) for field in TRAINING_ONLY}
+    return replace(wanted, encoder=replace(given.encoder, conv=conv, **kept))
+
+
+def _architecture(encoder: EncoderConfig) -> EncoderConfig:
+    """The encoder with everything alike that neither shapes its weights nor gives them another meaning."""
+    position, conv = encoder.position, encoder.conv
+    if isinstance(position, Absolute):  # rows before the offset are never read
+        position = replace(position, offset=0)
+    if isinstance(conv, SpanDynamic):
+        conv = replace(conv, mask_padding=True)
+    return replace(
+        encoder,
+        vocab=1,
+        position=position,
+        conv=conv,
+        embed_width=encoder.word_width,
+        head_width=encoder.key_width,
+        types=max(encoder.types, 1),  # a single row is a constant of the sum: RoBERTa's files have one
+        **{name: getattr(NEUTRAL, name) for name in TRAINING_ONLY},
+    )
+
+
+NEUTRAL = EncoderConfig(vocab=1)
+TRAINING_ONLY = (
+    "dropout",
+    "attention_dropout",
+    "ff_dropout",
+    "output_dropout",
+    "init_std",
+    "truncated_init",
+    "glorot_map",
+)
+"""Fields of an encoder that do not matter to trained weights."""
+
+
+@torch.no_grad()
 def _take(model: Model, source: Model, name: str) -> None:
-    """Give ``model`` the weights of ``source``; heads that ``source`` lacks stay fresh and are named."""
+    """Give ``model`` the weights of ``source``; heads that only one of them has are named."""
     wanted, given = dict(model.named_parameters()), dict(source.named_parameters())
-    if model.config.encoder != source.config.encoder:
-        raise ConfigError(f"{name}: its encoder differs from the recipe's; use the recipe of its architecture and size")
-    missing = sorted(wanted.keys() - given.keys())
-    if missing:
+    if missing := sorted(wanted.keys() - given.keys()):
         log.warning("%s has no %s; these start fresh", name, ", ".join(missing))
+    if unused := sorted(given.keys() - wanted.keys()):
+        log.warning("%s has %s, which the recipe has no use for", name, ", ".join(unused))
     for key in wanted.keys() & given.keys():
-        wanted[key].data.copy_(given[key].data)
+        if wanted[key].shape != given[key].shape:
+            raise ConfigError(
+                f"{name}: {key} is {tuple(given[key].shape)} there and {tuple(wanted[key].shape)} in the recipe; "
+                "use the recipe of its architecture and size"
+            )
+        wanted[key].copy_(given[key])
 
 
 def _same_ids(model: Model, tokenizer: Tokenizer, name: str) -> Model:
@@ -291,12 +417,12 @@ def corpus_data(recipe: Recipe, objective: Objective, path: Path, tokenizer: Tok
         )
         return LoaderSource(loader)
 
-    def validation(phase: Phase) -> Iterator[Batch]:
+    def validation_loader(phase: Phase) -> Loader:
         form = replace(recipe.rows, length=phase.length)
         rows = min(phase.rows, VALIDATION_BATCH)
         while True:
             try:
-                loader = Loader(
+                return Loader(
                     held_out,
                     form,
                     framing=framing,
@@ -305,27 +431,55 @@ def corpus_data(recipe: Recipe, objective: Objective, path: Path, tokenizer: Tok
                     transform=make(VALIDATION_SEED),
                     epochs=1,
                 )
-                break
             except DataError:
                 if not isinstance(form, StreamFormat) or rows <= 2:
                     raise
-                rows //= 2  # a short validation split has fewer streams
+                rows = max(2, rows // 4 * 2)  # a short split has fewer streams, in pairs for XLNet
+
+    def validation(phase: Phase) -> Iterator[Batch]:
         done = 0
-        for batch in loader:
+        for batch in validation_loader(phase):
             yield batch
             done += len(batch)
             if done >= recipe.evaluation.rows:
                 return
 
+    def why_not() -> str | None:
+        """What keeps the validation split from being used, found before the first evaluation rather than by it."""
+        if held_out.num_documents < 2:
+            return f"the validation split of {path} has {held_out.num_documents} documents of the 2 that it takes"
+        for phase in recipe.phases:
+            try:
+                source = LoaderSource(validation_loader(phase))
+                next(source)
+                source.close()
+            except (DataError, StopIteration) as error:
+                return f"the validation split of {path} gives no rows of {phase.length} tokens ({error})"
+        return None
+
+    if (problem := why_not()) and world.main:
+        log.warning("no validation: %s; build the corpus with a larger validation share", problem)
+    hashes = {"corpus": file_hash(path / MANIFEST), "tokenizer": tokenizer.hash()}
+    if isinstance(objective, Distill):
+        hashes["teacher"] = weights_hash(objective.teacher)
     return Data(
         source=source,
-        validation=validation if held_out.num_documents > 1 else None,
-        hashes={"corpus": file_hash(path / MANIFEST), "tokenizer": tokenizer.hash()},
+        validation=None if problem else validation,
+        hashes=hashes,
         bytes_per_token=text.num_bytes / max(text.num_tokens, 1),
     )
 
 
 VALIDATION_BATCH = 32  # rows
+
+
+def weights_hash(model: Model) -> str:
+    """A SHA-256 of all weights, whatever file they came from."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(folders.weights(model).items()):
+        digest.update(name.encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 class LoaderSource:

@@ -68,6 +68,12 @@ class Evaluation:
     rows: int = 1024
     best: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.rows < 1:
+            raise ConfigError(
+                f"evaluation every {self.every} steps on {self.rows} rows is none; give at least 1 of each"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
@@ -99,6 +105,12 @@ class Execution:
     compile: bool = False
     parallel: Literal["ddp", "fsdp"] = "ddp"
     tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        if self.micro_rows is not None and self.micro_rows < 1:
+            raise ConfigError(
+                f"execution.micro_rows {self.micro_rows} is not positive; give at least 1, or null for all rows at once"
+            )
 
 
 class Stage(NamedTuple):
@@ -147,8 +159,8 @@ class Training:
             )
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(f"clip {self.clip} is not positive; give a norm such as 1.0, or null for no clipping")
-        if self.log_every < 1 or self.evaluation.every < 1:
-            raise ConfigError("log_every and evaluation.every count steps; give at least 1")
+        if self.log_every < 1:
+            raise ConfigError(f"log_every {self.log_every} counts steps; give at least 1")
         smallest = min(phase.rows for phase in self.phases)
         if self.ramp is not None and not 1 <= self.ramp.rows <= smallest:
             raise ConfigError(
