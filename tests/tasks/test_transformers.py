@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from encoderlab.commands.use import predictor_of
+from encoderlab.errors import DataError
+from encoderlab.interchange.huggingface import save
 from encoderlab.interchange.load import load
 from encoderlab.tasks.base import Question, Text, Words
 from tests.tasks.tiny import WORDS
@@ -83,6 +85,29 @@ def test_classification(kind: str, tmp_path: Path) -> None:
             near = 1e-3 if kind == "convbert" else 1e-5
             np.testing.assert_allclose(detail["probabilities"], logits.softmax(-1), atol=near)
             assert value == model.config.id2label[int(logits.argmax())]
+
+
+@pytest.mark.parametrize("problem", [None, "regression"])
+def test_one_output(problem: str | None, tmp_path: Path) -> None:
+    model, words = fine_tuned(tmp_path, "bert", "SequenceClassification", num_labels=1, problem_type=problem)
+    pipeline = transformers.pipeline("text-classification", model=model, tokenizer=words)
+    predictor = predictor_of(tmp_path)
+    found = predictor.predict([Text(id=str(i), text=text) for i, text in enumerate(TEXTS)])
+    expected = [answer["score"] for answer in pipeline(TEXTS)]
+    np.testing.assert_allclose(found.values, expected, atol=1e-5)
+    predictor.objective.model.save(tmp_path / "ours")
+    save(predictor.objective.model, tmp_path / "theirs")
+    for folder in ("ours", "theirs"):
+        again = predictor_of(tmp_path / folder).predict([Text(id="0", text=TEXTS[0])])
+        np.testing.assert_allclose(again.values, expected[:1], atol=1e-5)
+    assert json.loads((tmp_path / "theirs/config.json").read_text()).get("problem_type") in (None, problem)
+
+
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+def test_several_answers_per_text_are_refused(problem: str, tmp_path: Path) -> None:
+    fine_tuned(tmp_path, "bert", "SequenceClassification", problem_type=problem, **LABELS)
+    with pytest.raises(DataError, match=f"problem_type '{problem}'.* not implemented.*remove 'architectures'"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "electra", "deberta-v2"])

@@ -13,6 +13,8 @@ from encoderlab.models.base import ModelConfig
 from encoderlab.nn.feedforward import Activation
 from encoderlab.nn.heads import Classification, Span, Tagging, TaskHead
 
+NUMBER = ("number",)  # labels of a regression, whose one output is the answer itself
+
 # Pretraining heads: the field of ModelConfig, where our tensors of it start, and the field's value without the head.
 PRETRAINING: tuple[tuple[str, str, Any], ...] = (
     ("pooler", "pooler.", None),
@@ -89,6 +91,8 @@ def read_task(data: dict[str, Any], model_type: str, config: ModelConfig) -> Mod
             if model_type not in ("bert", "albert", "distilbert", "xlnet", "deberta-v2"):
                 raise DataError(f"{architecture} is not implemented; load it as a bare encoder: remove 'architectures'")
             labels = ("choice",)
+        else:
+            labels = _answers(data, labels)
         if model_type in ("deberta", "deberta-v2"):
             activation = data.get("pooler_hidden_act", "gelu")
         head = Classification(
@@ -132,7 +136,7 @@ def write_task(config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any
                 f"{model_type} in transformers; fine-tune with summary {summary!r} and activation {activation!r}"
             )
         fields[DROPOUTS[model_type][0]] = head.dropout
-        if head.labels == 1 and labels != ("choice",):
+        if labels == NUMBER:
             fields["problem_type"] = "regression"
         return "ForMultipleChoice" if labels == ("choice",) else "ForSequenceClassification", fields
     if isinstance(head, Tagging):
@@ -158,6 +162,24 @@ def task_rules(config: ModelConfig, model_type: str) -> tuple[Rule, ...]:
     if isinstance(head, Span):
         return BEAM if head.form == "beam" else linear("task.out", "qa_outputs")
     return ()
+
+
+def _answers(data: dict[str, Any], labels: tuple[str, ...]) -> tuple[str, ...]:
+    """The labels of a classifier: :data:`NUMBER` if its one output is a number as it stands. Any other single output
+    is a probability before its sigmoid, as the pipeline of ``transformers`` has it.
+    """
+    problem = data.get("problem_type")
+    if problem == "multi_label_classification":
+        raise DataError(
+            "problem_type 'multi_label_classification' (several labels per text) is not implemented; "
+            "load it as a bare encoder: remove 'architectures'"
+        )
+    if problem == "regression" and len(labels) > 1:
+        raise DataError(
+            f"problem_type 'regression' with {len(labels)} outputs is not implemented, expected 1; "
+            "load it as a bare encoder: remove 'architectures'"
+        )
+    return NUMBER if problem == "regression" else labels
 
 
 def _labels(data: dict[str, Any]) -> tuple[str, ...]:

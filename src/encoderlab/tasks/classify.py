@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from encoderlab.batches.batch import IGNORE
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.interchange.heads import NUMBER
 from encoderlab.model import Model
 from encoderlab.models.base import Family
 from encoderlab.nn.encoder import States
@@ -47,7 +48,7 @@ class Classify(Form):
         return replace(family.classification, labels=labels)
 
     def head_labels(self) -> tuple[str, ...]:
-        return ("number",) if self.numbers else tuple(self.index)
+        return NUMBER if self.numbers else tuple(self.index)
 
     def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
         if train and self.numbers and self.settings.targets == "unit" and self.task.range is None:
@@ -118,7 +119,10 @@ class Classify(Form):
         return scores[target.isfinite() if self.numbers else target != IGNORE]
 
     def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
-        scores = to_numpy(self._scores(model, states, batch, None)[0])
+        found = self._scores(model, states, batch, None)[0]
+        if self.numbers and model.config.labels != NUMBER:  # a probability, as of transformers' rankers and detectors
+            found = found.float().sigmoid()
+        scores = to_numpy(found)
         rows, slots = batch.sequences()
         order = np.argsort(batch.labels["item"][rows, slots].cpu().numpy(), kind="stable")
         return list(scores[order])

@@ -23,7 +23,7 @@ THEIR_ACTIVATION = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "si
 INERT = frozenset(
     # What a file is called and where it comes from.
     "architectures model_type transformers_version _name_or_path torch_dtype dtype id2label label2id num_labels "
-    "finetuning_task task_specific_params problem_type tokenizer_class language name _attn_implementation_autoset "
+    "finetuning_task task_specific_params tokenizer_class language name _attn_implementation_autoset "
     # How results are returned, and how memory is saved; the results are the same.
     "output_attentions output_hidden_states return_dict use_cache output_past torchscript use_bfloat16 tf_legacy_loss "
     "gradient_checkpointing chunk_size_feed_forward tie_weights_ "
@@ -36,7 +36,7 @@ INERT = frozenset(
     "num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id prefix "
     "remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
     # Heads of fine-tuning, read where the folder has one; fields that no released code reads.
-    "classifier_dropout classifier_dropout_prob qa_dropout seq_classif_dropout cls_dropout summary_type "
+    "problem_type classifier_dropout classifier_dropout_prob qa_dropout seq_classif_dropout cls_dropout summary_type "
     "summary_use_proj summary_activation summary_last_dropout pooler_dropout pooler_hidden_act pooler_hidden_size "
     "start_n_top end_n_top "
     "directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type "
