@@ -25,13 +25,16 @@ PUBLISHED = {  # steps, rows, warm-up, window, memory, evaluation memory
 
 
 def recipe(name: str) -> Recipe:
-    """Contiguous windows with memory; Adam without decay, cosine schedule, clipping at 0.25."""
+    """Contiguous windows with memory; Adam without decay, cosine schedule, clipping at 0.25.
+
+    The corpora of characters, enwik8 and text8, have no end-of-document token.
+    """
     steps, rows, warmup, window, memory, evaluation = PUBLISHED.get(name, PUBLISHED["transformer-xl-wt103-base"])
     published = Recipe(
         name=name,
         model=models.config(name),
         objective=CausalSettings(memory=memory, evaluation_memory=evaluation, same_length=True),
-        rows=ContiguousStreams(),
+        rows=ContiguousStreams(separator="enwik8" not in name and "text8" not in name),
         optim=AdamW(lr=2.5e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0),
         schedule=Cosine(warmup=warmup),
         budget=Budget(amount=steps),
