@@ -252,6 +252,14 @@ def test_bad_rules_are_refused() -> None:
         Masking(rate=1.5)
     with pytest.raises(ConfigError, match="add up to 1"):
         Masking(mask=0.9, random=0.2)
+    for most in (0, -1):
+        with pytest.raises(ConfigError, match=f"most {most} leaves nothing"):
+            Masking(most=most)
+    for kind in (NGrams, WindowedNGrams, Spans):
+        with pytest.raises(ConfigError, match="longest 0 leaves"):
+            kind(longest=0)
+    with pytest.raises(ConfigError, match=r"success 1.5 is no probability"):
+        Spans(success=1.5)
     with pytest.raises(ConfigError, match="token counts"):
         Corruptor(Masking(unit=RareTokens()), vocab_size=10, mask_id=4)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memory_corpus import BERT, XLNET, MemoryCorpus, numbered_corpus, random_corpus
 
 from encoderlab.batches.loader import Format, Loader, Shuffled, filling
-from encoderlab.batches.pack import FullSentences, PackedDocuments, Row, SegmentPairs, SingleDocuments
+from encoderlab.batches.pack import Chunks, FullSentences, PackedDocuments, Row, SegmentPairs, SingleDocuments
 from encoderlab.batches.streams import ContiguousStreams, XLNetStreams
 from encoderlab.corpus.shards import Document
 from encoderlab.errors import ConfigError, DataError
@@ -205,6 +205,8 @@ def test_short_corpora_are_refused() -> None:
         make(small)
     with pytest.raises(DataError, match="no row of single_documents"):
         next(iter(make(random_corpus(0, 20), SingleDocuments(length=400, shortest=390))))
+    with pytest.raises(DataError, match="no row of chunks"):
+        next(iter(make(random_corpus(0, 1), Chunks(length=5000), block_tokens=10**9, epochs=1)))
     with pytest.raises(ConfigError, match="no room for text"):
         make(random_corpus(0, 20), SegmentPairs(length=4))
     with pytest.raises(ConfigError, match="shared by 4 processes"):

@@ -286,6 +286,15 @@ def test_formats_are_configuration(form: RowFormat) -> None:
     assert from_dict(RowFormat, to_dict(form)) == form  # type: ignore[arg-type]
 
 
+def test_shares_beyond_one_are_refused() -> None:
+    for share in (-1, 2):
+        for kind in (SegmentPairs, ElectraSegments):
+            with pytest.raises(ConfigError, match=f"^short_share {share} is no share"):
+                kind(short_share=share)
+        with pytest.raises(ConfigError, match=f"^single_share {share} is no share"):
+            ElectraSegments(single_share=share)
+
+
 def test_unknown_option_is_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'short_share'"):
         from_dict(SegmentPairs, {"kind": "segment_pairs", "short_shares": 0.2})

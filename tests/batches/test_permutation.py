@@ -201,6 +201,12 @@ def test_a_row_shorter_than_its_quota_keeps_half_of_its_tokens(length: int) -> N
     assert len(order.positions) <= length // 2
 
 
+@pytest.mark.parametrize("name", ["count", "longest", "context", "block"])
+def test_targets_of_nothing_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} 0 of the targets is not positive"):
+        Targets(**{name: 0})
+
+
 def test_settings_that_leak_are_refused() -> None:
     with pytest.raises(ConfigError, match="longer than the 128 reused"):
         Targets(block=256).check(512, 128)

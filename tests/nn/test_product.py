@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 import torch
 
+from encoderlab.errors import ConfigError
 from encoderlab.nn.encoder import Encoder, EncoderConfig, Sharing, StemConvolution
 from encoderlab.nn.init import initialize
 from encoderlab.nn.positions import Absolute, Disentangled, Position, RelativeShift, Shaw
@@ -155,3 +156,9 @@ def test_the_last_layer_at_chosen_places_is_the_last_layer() -> None:
         states = encoder(ids, doc=doc, segments=segments, depth=encoder.depth - 1)
         torch.testing.assert_close(encoder.last_layer_at(states, rows, places), whole, atol=1e-4, rtol=1e-4)
     assert {type(config.position) for config in tried} == set(get_args(Position))
+
+
+@pytest.mark.parametrize("kernel", [0, 2, 4])
+def test_a_stem_without_a_middle_is_refused(kernel: int) -> None:
+    with pytest.raises(ConfigError, match=f"kernel {kernel} has no token in its middle; give an odd number"):
+        StemConvolution(kernel=kernel)

@@ -85,6 +85,15 @@ def test_rows_that_are_no_streams(vocabulary) -> None:
     assert batch.labels["targets"][0, 6] == -100
 
 
+def test_senseless_memory_is_refused(vocabulary) -> None:
+    for name in ("memory", "evaluation_memory"):
+        with pytest.raises(ConfigError, match=f"^{name} -1 is negative"):
+            CausalSettings(**{name: -1})
+        absolute = Model(resized(small("bert-base-ltr"), layers=1))
+        with pytest.raises(ConfigError, match="memory needs relative positions"):
+            Causal(absolute, CausalSettings(**{name: 4}), vocabulary)
+
+
 def test_senseless_pairs_are_refused(vocabulary) -> None:
     with pytest.raises(ConfigError, match="causal=true"):
         Causal(build("bert-tiny"), CausalSettings(), vocabulary)

@@ -79,5 +79,62 @@ def test_senseless_settings_are_refused(vocabulary) -> None:
         Distill(Model(small("bert-tiny", 41)), teacher, DistillSettings(), vocabulary)
     with pytest.raises(ConfigError, match="must name 1 teacher layers"):
         Distill(student, teacher, DistillSettings(student_from=(0, 5)), vocabulary)
-    with pytest.raises(ConfigError, match="pairs of layers"):
-        Distill(student, teacher, DistillSettings(hidden_weight=1.0), vocabulary)
+    causal = Model(resized(small("bert-tiny"), causal=True))
+    with pytest.raises(ConfigError, match="the student attends to the left only"):
+        Distill(causal, teacher, DistillSettings(), vocabulary)
+    with pytest.raises(ConfigError, match="the teacher attends to the left only"):
+        Distill(student, causal, DistillSettings(), vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"hidden_weight": 1.0}, "pairs of layers"),
+        (ALONE, "all weights .* are 0"),
+        ({"mlm_weight": -1.0}, "mlm_weight -1.0 is negative"),
+        ({"temperature": 0.0}, "temperature 0.0 is not positive"),
+        ({"attention_weight": 1.0, "match": ((1, 0),)}, "pair \\[1, 0\\] compares attention"),
+        ({"attention_weight": 1.0, "match": ((0, 1),)}, "has no attention"),
+    ],
+)
+def test_senseless_weights_are_refused(given: dict, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        DistillSettings(**given)
+
+
+def test_attention_is_compared_as_distributions(rows, vocabulary) -> None:
+    """Against the definition, by a loop over documents and heads."""
+    student, teacher = pair()
+    settings = DistillSettings(**ALONE | {"attention_weight": 1.0}, attention="distributions", match=((1, 2),))
+    objective = Distill(student, teacher, settings, vocabulary).eval()
+    batch = objective.make_batch(rows, seed=1)
+    got = objective(batch)[0]["attention"]
+    want = 0.0
+    for ids, doc in zip(batch.ids, batch.doc, strict=True):
+        alone = ids[None, doc >= 0]
+        segments = torch.zeros_like(alone)
+        segments[0, len(alone[0]) // 2 :] = 1
+        own, wanted = (
+            model.encoder.attention_scores(model.encoder(alone, segments=segments), layer)[0].softmax(-1)
+            for model, layer in ((student, 0), (teacher, 1))
+        )
+        want += float((wanted * (wanted / own).log()).sum(-1).mean(0).sum())
+    assert want > 0.1 and float(got.sum) == pytest.approx(want, rel=1e-4)
+    assert got.count == batch.num_tokens
+    got.sum.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in student.parameters())
+
+
+def test_maps_come_from_the_seed(vocabulary) -> None:
+    def maps(seed: int) -> list[torch.Tensor]:
+        student = Model(resized(small("bert-tiny"), width=8, heads=4, embed_width=8)).initialize(1)
+        settings = DistillSettings(cosine_weight=0.0, hidden_weight=1.0, match=((0, 0), (1, 1)))
+        objective = Distill(student, pair()[1], settings, vocabulary, seed=seed)
+        return [linear.weight.detach() for linear in objective.maps]
+
+    torch.manual_seed(1)
+    one = maps(1)
+    torch.manual_seed(2)
+    assert all(map(torch.equal, one, maps(1)))
+    assert not any(map(torch.equal, one, maps(2))) and not torch.equal(*one)
+    assert 0.2 < float(torch.stack(one).std()) < 0.4  # the models here start with a deviation of 0.3

@@ -72,6 +72,11 @@ def test_batch_split_gives_the_same_gradient(name: str, rows, vocabulary) -> Non
         torch.testing.assert_close(gradient, gradients[1][name_], atol=1e-6, rtol=1e-4)
 
 
+def test_negative_weights_are_refused() -> None:
+    with pytest.raises(ConfigError, match="pair_weight -1 is negative"):
+        MLMSettings(pair_weight=-1)
+
+
 def test_senseless_pairs_are_refused(vocabulary) -> None:
     with pytest.raises(ConfigError, match="LM head"):
         MLM(build("electra-tiny"), MLMSettings(), vocabulary)

@@ -135,6 +135,12 @@ def test_batch_split_gives_the_same_loss(vocabulary) -> None:
     torch.testing.assert_close(whole, sum(parts))
 
 
+def test_negative_memory_is_refused() -> None:
+    for name in ("memory", "reuse"):
+        with pytest.raises(ConfigError, match=f"^{name} -1 is negative"):
+            PermutationSettings(**{name: -1})
+
+
 @pytest.mark.parametrize("name", ["bert-tiny", "deberta-tiny", "transformer-xl-tiny"])
 def test_senseless_pairs_are_refused(name: str, vocabulary) -> None:
     with pytest.raises(ConfigError, match="relative_shift"):

@@ -128,6 +128,13 @@ def test_ablations(predict: str, rows, vocabulary) -> None:
     assert terms["rtd"].sum.isfinite() and terms["rtd"].sum > 0
 
 
+@pytest.mark.parametrize("given", [{"generator_weight": -1}, {"discriminator_weight": -1}, {"temperature": 0}])
+def test_senseless_settings_are_refused(given: dict[str, float]) -> None:
+    name, value = next(iter(given.items()))
+    with pytest.raises(ConfigError, match=f"^{name} {value} is "):
+        RTDSettings(**given)
+
+
 def test_senseless_pairs_are_refused(vocabulary) -> None:
     with pytest.raises(ConfigError, match="one tokenizer"):
         RTD(Model(small("electra-tiny-generator", 41)), build("electra-tiny"), RTDSettings(), vocabulary)

@@ -10,7 +10,7 @@ ALBERT, Erlangshen  ``Masking(unit=NGrams(), most=20)``, and without ``most``
 ELECTRA, ConvBERT   ``Masking(mask=0.85, random=0)``; the release draws ``unit=Tokens(replacement=True)``
 DeBERTa v1, v2      ``Masking(unit=WindowedNGrams())``
 DeBERTa v3          ``Masking(unit=WindowedNGrams(longest=1), mask=1, random=0)``
-DistilBERT          ``Masking(unit=RareTokens(), count="stochastic")``
+DistilBERT          ``Masking(unit=RareTokens(), count="stochastic", random_from="all")``
 SpanBERT            ``Masking(unit=Spans(), draw="unit")``
 ==================  ==============================================================================================
 """
@@ -56,15 +56,23 @@ class NGrams:
     kind: Literal["ngrams"] = "ngrams"
     longest: int = 3
 
+    def __post_init__(self) -> None:
+        _check_longest(self.longest)
+
 
 @dataclass(frozen=True, kw_only=True)
 class WindowedNGrams:
     """DeBERTa's rule: one n-gram in each window of n * int(1/rate) words, n as for NGrams, windows from left to right
     until the count is reached. More regular than NGrams; the last tokens of a row are masked less often, since
-    1/int(1/rate) is above the rate. ``longest=1`` counts tokens, not words."""
+    1/int(1/rate) is above the rate. Above a rate of one half a window is as long as its n-gram, so that the first
+    tokens of a row are masked without a gap and the others not at all, as in the original; other units serve such rates
+    better. ``longest=1`` counts tokens, not words."""
 
     kind: Literal["windowed_ngrams"] = "windowed_ngrams"
     longest: int = 3
+
+    def __post_init__(self) -> None:
+        _check_longest(self.longest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +82,11 @@ class Spans:
     kind: Literal["spans"] = "spans"
     success: float = 0.2
     longest: int = 10
+
+    def __post_init__(self) -> None:
+        _check_longest(self.longest)
+        if not 0 < self.success < 1:
+            raise ConfigError(f"success {self.success} is no probability; choose one between 0 and 1, such as 0.2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +99,11 @@ class RareTokens:
 
     kind: Literal["rare_tokens"] = "rare_tokens"
     power: float = 0.7
+
+
+def _check_longest(longest: int) -> None:
+    if longest < 1:
+        raise ConfigError(f"longest {longest} leaves runs of no words; give at least 1")
 
 
 Unit = Tokens | Words | NGrams | WindowedNGrams | Spans | RareTokens
@@ -119,6 +137,8 @@ class Masking:
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
             raise ConfigError(f"masking rate {self.rate} is no share; choose a number between 0 and 1, such as 0.15")
+        if self.most is not None and self.most < 1:
+            raise ConfigError(f"most {self.most} leaves nothing to predict; give at least 1, or null for no limit")
         if self.mask < 0 or self.random < 0 or self.mask + self.random > 1 + 1e-9:
             raise ConfigError(
                 f"mask {self.mask} and random {self.random} are no shares of one; they may add up to 1 at most"

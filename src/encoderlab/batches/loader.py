@@ -90,9 +90,7 @@ class Shuffled:
             block = self.block(place.epoch, place.block)
             empty = 0 if len(block.order) else empty + 1
             if empty > self.num_blocks:
-                raise DataError(
-                    f"no row of {self.form.kind} can be made of this corpus; choose shorter rows or add text"
-                )
+                raise self._no_row()
             offset = min(place.offset, len(block.order))  # rows of another length may have been more
             cost = block.costs if self.in_tokens else None
             count, used, full = _fitting(cost, offset, len(block.order), left, not taken)
@@ -103,7 +101,15 @@ class Shuffled:
                 last = place.block + 1 == self.num_blocks
                 place = replace(place, epoch=place.epoch + last, block=0 if last else place.block + 1, offset=0)
             if full or left == 0 or place.epoch == until:
+                if not taken and not place.rows:
+                    raise self._no_row()
                 return taken, replace(place, rows=place.rows + len(taken), step=place.step + 1)
+
+    def _no_row(self) -> DataError:
+        return DataError(
+            f"no row of {self.form.kind} can be made of a corpus of {self.corpus.num_tokens:,} tokens; "
+            "choose shorter rows or add text"
+        )
 
     def read(self, references: list[tuple[Block, int]], number: int) -> list[Row]:
         rows: list[Row] = []

@@ -32,6 +32,11 @@ def _uniforms(rng: np.random.Generator) -> Callable[[], float]:
     return draw().__next__
 
 
+def _check_share(name: str, share: float) -> None:
+    if not 0 <= share <= 1:
+        raise ConfigError(f"{name} {share} is no share; give a number from 0 to 1")
+
+
 # --- pairs
 
 
@@ -52,6 +57,9 @@ class SegmentPairs:
     length: int = 128
     relation: Literal["next", "order"] = "next"
     short_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_share("short_share", self.short_share)
 
     @property
     def label(self) -> str:
@@ -178,6 +186,10 @@ class ElectraSegments:
     single_share: float = 0.1
     short_share: float = 0.05
     cross_documents: bool = False
+
+    def __post_init__(self) -> None:
+        _check_share("single_share", self.single_share)
+        _check_share("short_share", self.short_share)
 
     def plan(self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing) -> Plan:
         uniform = _uniforms(rng)
@@ -309,7 +321,7 @@ def _join(row: np.ndarray, document: np.ndarray, start: np.ndarray, stop: np.nda
     opens = np.ones(len(row), bool)
     opens[1:] = (row[1:] != row[:-1]) | (document[1:] != document[:-1]) | (start[1:] != stop[:-1])
     first = np.flatnonzero(opens)
-    last = np.append(first[1:], len(row)) - 1
+    last = np.append(first[1:], len(row))[: len(first)] - 1
     pieces = np.searchsorted(row[first], np.arange(row[-1] + 2 if len(row) else 1))
     return Plan(layout, pieces, document[first], start[first], stop[last], np.zeros(len(first), np.int8))
 

@@ -44,6 +44,12 @@ class Targets:
     block: int | None = None
     whole_words: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("count", "longest", "context", "block"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} {value} of the targets is not positive; give at least 1")
+
     def check(self, length: int, reuse: int) -> None:
         """Refuse settings that leak or cannot be met.
 

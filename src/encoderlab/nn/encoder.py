@@ -60,6 +60,12 @@ class StemConvolution:
     groups: int = 1
     activation: Activation = "gelu"
 
+    def __post_init__(self) -> None:
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ConfigError(
+                f"convolution kernel {self.kernel} has no token in its middle; give an odd number, such as 3"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from encoderlab.errors import ConfigError
+
 if TYPE_CHECKING:
     from encoderlab.batches.batch import Batch
     from encoderlab.batches.pack import Row
@@ -69,6 +71,18 @@ class Objective(nn.Module):
     def models(self) -> dict[str, Model]:
         """What is saved as the result: ``{"model": Model}``, or a model folder's name for each network."""
         raise NotImplementedError
+
+
+def check_memory(settings: object, *names: str) -> None:
+    """Refuse lengths of memory below zero.
+
+    Raises:
+        ConfigError: with the name of the length.
+    """
+    for name in names:
+        length = getattr(settings, name)
+        if length is not None and length < 0:
+            raise ConfigError(f"{name} {length} is negative; give 0 for no memory, or more")
 
 
 def carried(memory: Memory, batch: Batch) -> Memory:

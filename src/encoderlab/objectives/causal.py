@@ -15,7 +15,7 @@ from encoderlab.nn.encoder import update_memory
 from encoderlab.nn.heads import AdaptiveLMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import Absolute
-from encoderlab.objectives.base import Memory, Objective, Term, carried
+from encoderlab.objectives.base import Memory, Objective, Term, carried, check_memory
 from encoderlab.objectives.mlm import lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 
@@ -31,6 +31,9 @@ class CausalSettings:
     memory: int = 0
     evaluation_memory: int | None = None
     same_length: bool = False
+
+    def __post_init__(self) -> None:
+        check_memory(self, "memory", "evaluation_memory")
 
 
 class Causal(Objective):
@@ -48,9 +51,11 @@ class Causal(Objective):
             raise ConfigError("left-to-right modelling needs attention to the left only; set model.encoder.causal=true")
         if model.lm is None:
             raise ConfigError("left-to-right modelling needs an LM head; set model.lm")
-        if settings.memory and isinstance(model.config.encoder.position, Absolute):
+        remembers = settings.memory or settings.evaluation_memory
+        if remembers and isinstance(model.config.encoder.position, Absolute):
             raise ConfigError(
-                "memory needs relative positions: remembered states keep the absolute ones they had; set memory to 0"
+                "memory needs relative positions: remembered states keep the absolute ones they had; "
+                "set memory and evaluation_memory to 0"
             )
         self.model, self.settings, self.pad = model, settings, vocabulary.pad
 

@@ -1,6 +1,6 @@
 """Distillation of a masked language model (Sanh et al., 2019, section 2).
 
-Hidden states and attention are matched as in Jiao et al. (2020).
+Hidden states and attention are matched as in Jiao et al. (2020), attention also as in Sun et al. (2020).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
-from encoderlab.objectives.mlm import Masker, chosen, lm_term
+from encoderlab.objectives.mlm import Masker, check_weights, chosen, lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
+from encoderlab.seeds import derive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +32,14 @@ class DistillSettings:
 
     ``teacher``: a model folder. ``at``: where logits are compared, at all ``real`` tokens (DistilBERT) or at the
     ``masked`` ones. ``student_from``: teacher layers that the student's layers start from, in order; empty for a fresh
-    student. ``match``: pairs (student layer, teacher layer) whose outputs ``hidden_weight`` and attention scores
-    ``attention_weight`` compare; 0 is the embedding output.
+    student. ``match``: pairs (student layer, teacher layer) whose outputs ``hidden_weight`` and attention
+    ``attention_weight`` compare; 0 is the embedding output, which has no attention. ``attention``: compared as
+    ``scores`` before the softmax (TinyBERT) or as ``distributions`` (MobileBERT).
     """
 
     kind: Literal["distill"] = "distill"
     teacher: str = ""
-    masking: Masking = Masking(unit=RareTokens(), count="stochastic")
+    masking: Masking = Masking(unit=RareTokens(), count="stochastic", random_from="all")
     temperature: float = 2.0
     at: Literal["real", "masked"] = "real"
     logits_weight: float = 5.0
@@ -45,22 +47,50 @@ class DistillSettings:
     cosine_weight: float = 1.0
     hidden_weight: float = 0.0
     attention_weight: float = 0.0
+    attention: Literal["scores", "distributions"] = "scores"
     student_from: tuple[int, ...] = ()
     match: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        weights = [f"{name}_weight" for name in ("logits", "mlm", "cosine", "hidden", "attention")]
+        check_weights(self, *weights)
+        if not any(getattr(self, name) for name in weights):
+            raise ConfigError(f"all weights of the distillation are 0; set one of {', '.join(weights)}")
+        if not self.temperature > 0:
+            raise ConfigError(f"temperature {self.temperature} is not positive; 1.0 compares the logits as they are")
+        if (self.hidden_weight or self.attention_weight) and not self.match:
+            raise ConfigError(
+                "hidden_weight and attention_weight need pairs of layers in match, such as [[1, 2], [2, 4]]"
+            )
+        if self.attention_weight:
+            for own, their in self.match:
+                if own and not their:
+                    raise ConfigError(
+                        f"match pair {[own, their]} compares attention, which the embedding output, 0, has not; "
+                        "name a teacher layer from 1 on, or set attention_weight to 0"
+                    )
+            if not any(own for own, _ in self.match):
+                raise ConfigError(
+                    "attention_weight needs a match pair of a student layer from 1 on, such as [1, 2]; "
+                    "the embedding output, 0, has no attention"
+                )
 
 
 class Distill(Objective):
     """Train a student to give the teacher's distribution, with the masked-LM loss and closeness of states beside it.
 
     Terms, each a sum over tokens: ``logits`` ``T^2 KL(teacher / T || student / T)`` with temperature T; ``mlm``;
-    ``cosine`` ``1 - cos`` of the last states of real tokens; ``hidden`` and ``attention``, mean squared differences of
-    the matched layers (states mapped by a trained matrix where the widths differ). The teacher runs without gradient
+    ``cosine`` ``1 - cos`` of the last states of real tokens; ``hidden``, mean squared differences of the matched layers
+    (states mapped by a trained matrix, filled from ``seed``, where the widths differ); ``attention``, those of their
+    scores, or ``KL(teacher || student)`` of their distributions. The teacher runs without gradient
     and in evaluation mode; its LM head computes the compared places only.
     """
 
     per_token = ("mlm",)
 
-    def __init__(self, student: Model, teacher: Model, settings: DistillSettings, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, student: Model, teacher: Model, settings: DistillSettings, vocabulary: Vocabulary, *, seed: int = 0
+    ) -> None:
         super().__init__()
         _check(student, teacher, settings)
         self.student, self.settings = student, settings
@@ -68,7 +98,12 @@ class Distill(Objective):
         self._teacher = (teacher.eval().requires_grad_(False),)  # in a tuple, so that it is neither trained nor saved
         widths = student.config.encoder.width, teacher.config.encoder.width
         needed = settings.hidden_weight and widths[0] != widths[1]
-        self.maps = nn.ModuleList(nn.Linear(*widths, bias=False) for _ in settings.match) if needed else None
+        self.maps = None
+        if needed:
+            deviation = student.config.encoder.init_std
+            self.maps = nn.ModuleList(
+                _map(*widths, deviation, derive(seed, "map", i)) for i in range(len(settings.match))
+            )
         if settings.student_from:
             copy_layers(student, teacher, settings.student_from)
 
@@ -135,9 +170,10 @@ class Distill(Objective):
         return total
 
     def _attention(self, states: States, theirs: States, batch: Batch) -> Tensor:
-        """Squared differences of attention scores before the softmax (Jiao et al., 2020, eq. 7).
+        """Squared differences of attention scores before the softmax, averaged over heads and keys (Jiao et al., 2020,
+        eq. 7), or ``KL(teacher || student)`` of the distributions, averaged over heads (Sun et al., 2020, section 3.2).
 
-        Averaged over heads and keys, summed over queries.
+        Summed over queries.
         """
         seen = (batch.doc[:, :, None] == batch.doc[:, None, :]) & (batch.doc >= 0)[:, :, None]
         total = states.last.new_zeros(())
@@ -147,9 +183,27 @@ class Distill(Objective):
             mine = self.student.encoder.attention_scores(states, own - 1)
             with torch.no_grad():
                 wanted = self.teacher.encoder.attention_scores(theirs, their - 1)
-            gap = ((mine.float() - wanted.float()).square().mean(1) * seen).sum(-1) / seen.sum(-1).clamp(min=1)
+            if self.settings.attention == "scores":
+                gap = ((mine.float() - wanted.float()).square().mean(1) * seen).sum(-1) / seen.sum(-1).clamp(min=1)
+            else:
+                ours, given = (_log_attention(scores.float(), seen) for scores in (mine, wanted))
+                gap = F.kl_div(ours, given, log_target=True, reduction="none").sum(-1).mean(1) * seen.any(-1)
             total = total + gap.sum()
         return total
+
+
+def _log_attention(scores: Tensor, seen: Tensor) -> Tensor:
+    """Logarithms of attention's distributions (B, H, L, M), over the keys that are seen (B, L, M)."""
+    return scores.masked_fill(~seen[:, None], torch.finfo(scores.dtype).min).log_softmax(-1)
+
+
+def _map(inputs: int, outputs: int, deviation: float, seed: int) -> nn.Linear:
+    """A linear map without bias, its weights normal and from ``seed`` alone."""
+    made = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False)
+    drawn = torch.empty(outputs, inputs, device="cpu")
+    with torch.no_grad():
+        made.weight.copy_(drawn.normal_(std=deviation, generator=torch.Generator().manual_seed(seed >> 1)))
+    return made
 
 
 def soft_term(logits: Tensor, wanted: Tensor, temperature: float, weight: float) -> Term:
@@ -195,6 +249,11 @@ def _check(student: Model, teacher: Model, settings: DistillSettings) -> None:
     for role, model in (("student", student), ("teacher", teacher)):
         if (settings.logits_weight or role == "student" and settings.mlm_weight) and not isinstance(model.lm, LMHead):
             raise ConfigError(f"the {role} has no LM head; give a masked language model, or set its weights to 0")
+        if model.config.encoder.causal:
+            raise ConfigError(
+                f"the {role} attends to the left only, but a masked token needs both sides; "
+                "set encoder.causal to false, or take another model"
+            )
     widths = student.config.encoder.width, teacher.config.encoder.width
     if settings.cosine_weight and widths[0] != widths[1]:
         raise ConfigError(
@@ -207,8 +266,6 @@ def _check(student: Model, teacher: Model, settings: DistillSettings) -> None:
         raise ConfigError(
             "attention matching needs as many heads in the student as in the teacher; set attention_weight to 0"
         )
-    if (settings.hidden_weight or settings.attention_weight) and not settings.match:
-        raise ConfigError("hidden_weight and attention_weight need pairs of layers in match, such as [[1, 2], [2, 4]]")
     for own, their in settings.match:
         if not (0 <= own <= student.encoder.depth and 0 <= their <= teacher.encoder.depth):
             raise ConfigError(f"match pair {[own, their]} names a layer that does not exist; 0 is the embedding output")

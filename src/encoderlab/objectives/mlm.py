@@ -33,6 +33,20 @@ class MLMSettings:
     masking: Masking = Masking()
     pair_weight: float = 1.0
 
+    def __post_init__(self) -> None:
+        check_weights(self, "pair_weight")
+
+
+def check_weights(settings: object, *names: str) -> None:
+    """Refuse weights of losses below zero.
+
+    Raises:
+        ConfigError: with the name of the weight.
+    """
+    for name in names:
+        if not getattr(settings, name) >= 0:
+            raise ConfigError(f"{name} {getattr(settings, name)} is negative; give 0 to leave the loss out, or more")
+
 
 class Masker:
     """Rows to a batch with some tokens hidden.

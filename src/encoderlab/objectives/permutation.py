@@ -17,7 +17,7 @@ from encoderlab.nn.encoder import update_memory
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import RelativeShift
-from encoderlab.objectives.base import Memory, Objective, Term, carried
+from encoderlab.objectives.base import Memory, Objective, Term, carried, check_memory
 from encoderlab.objectives.mlm import lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.seeds import generator
@@ -36,6 +36,9 @@ class PermutationSettings:
     targets: Targets = Targets(block=256)
     memory: int = 384
     reuse: int = 256
+
+    def __post_init__(self) -> None:
+        check_memory(self, "memory", "reuse")
 
 
 class Permutation(Objective):

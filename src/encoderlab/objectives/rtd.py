@@ -22,7 +22,7 @@ from encoderlab.nn.heads import LMHead
 from encoderlab.nn.kernels.plain import draw
 from encoderlab.nn.noise import Noise, stream
 from encoderlab.objectives.base import Memory, Objective, Term
-from encoderlab.objectives.mlm import Masker, chosen, no_loss, token_term
+from encoderlab.objectives.mlm import Masker, check_weights, chosen, no_loss, token_term
 from encoderlab.objectives.vocabulary import Vocabulary
 
 Sharing = Literal["block", "tables", "none", "disentangled"]
@@ -48,6 +48,13 @@ class RTDSettings:
     temperature: float = 1.0
     generator_weight: float = 1.0
     discriminator_weight: float = 50.0
+
+    def __post_init__(self) -> None:
+        check_weights(self, "generator_weight", "discriminator_weight")
+        if not self.temperature > 0:
+            raise ConfigError(
+                f"temperature {self.temperature} is not positive; 1.0 samples from the generator as it is"
+            )
 
 
 class RTD(Objective):
@@ -216,10 +223,6 @@ def _check(generator: Model, discriminator: Model, settings: RTDSettings) -> Non
         raise ConfigError(f"predict {settings.predict!r} needs an LM head on the discriminator; set discriminator.lm")
     if one.causal or two.causal:
         raise ConfigError("replaced token detection needs attention to both sides; set causal to false")
-    if settings.temperature <= 0:
-        raise ConfigError(
-            f"temperature {settings.temperature} is not positive; 1.0 samples from the generator as it is"
-        )
     if settings.updates == "alternating" and settings.sharing in ("block", "tables"):
         raise ConfigError(
             f"alternating updates would step the embeddings that sharing {settings.sharing!r} ties twice; "
