@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from encoderlab.config import from_dict, override, parse_value, read_file, to_dict
 from encoderlab.errors import ConfigError
+from encoderlab.train.recipe import Training
+from encoderlab.train.schedule import Polynomial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,9 +180,11 @@ def test_the_place_is_named() -> None:
     ("name", "text", "message"),
     [
         ("a.yaml", "- 1", "holds list, expected a mapping"),
-        ("a.yaml", "a: [", "not valid .yaml"),
-        ("a.json", "{", "not valid .json"),
-        ("a.json", "\udcff", "not valid .json"),
+        ("a.yaml", "a: [", "not valid YAML, line 1: expected the node content, but found '<stream end>'; correct it$"),
+        ("a.yaml", "a: 1\nb: c: d", "not valid YAML, line 2: mapping values are not allowed here; correct it$"),
+        ("a.yaml", "a: 2001-99-99", r"not valid YAML: month must be in 1..12; correct it$"),
+        ("a.json", '{"a": 1,\n"b" 2}', "not valid JSON, line 2: Expecting ':' delimiter; correct it$"),
+        ("a.json", "\udcff", "byte 0 is no UTF-8; save the file as UTF-8"),
     ],
 )
 def test_files(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -192,3 +196,12 @@ def test_files(tmp_path: Path, name: str, text: str, message: str) -> None:
         read_file(path)
     path.write_text("{}" if path.suffix == ".json" else "a: {b: 1.5}")
     assert read_file(path) in ({}, {"a": {"b": 1.5}})
+
+
+def test_another_kind_says_which_namesakes_it_resets(caplog: pytest.LogCaptureFixture) -> None:
+    training = Training(schedule=Polynomial(warmup=0.2))
+    override(training, {"schedule.kind": "cosine"})
+    assert "--set: schedule.kind changes schedule.warmup from 0.2 to 0.0" in caplog.text
+    caplog.clear()
+    override(training, {"schedule.kind": "cosine", "schedule.warmup": 0.2})
+    assert not caplog.text

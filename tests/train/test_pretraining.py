@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,18 +13,25 @@ import numpy as np
 import pytest
 import torch
 
+from encoderlab.batches.permutation import Targets
+from encoderlab.batches.streams import XLNetStreams
+from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.errors import ConfigError
+from encoderlab.errors import ConfigError, Stopped
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange import huggingface
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.models.base import resized
 from encoderlab.objectives.base import Objective
+from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.mlm import MLMSettings
+from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.recipes import recipe
-from encoderlab.train.pretraining import Recipe, build_objective, check, fit
+from encoderlab.train.pretraining import Recipe, build_objective, check, fit, pretrain
+from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase
 from tests.tasks import tiny
+from tests.train.test_doctor import build, language
 
 FAMILIES = (
     "bert-tiny",
@@ -150,3 +158,75 @@ def test_heads_that_only_one_has_are_named(tmp_path: Path, caplog: pytest.LogCap
     made = recipe("bert-tiny")
     continued(replace(made, model=replace(made.model, pair=False, pooler=None)), tmp_path / "model")
     assert "has pair.bias, pair.weight, pooler." in caplog.text and "no use for" in caplog.text
+
+
+# Whole runs
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("corpus"), language(200))
+
+
+def short(name: str, **changes: Any) -> Recipe:
+    """Four steps on rows of 32 tokens."""
+    made = recipe(name)
+    made = replace(
+        made,
+        model=resized(made.model, layers=2, width=32, heads=2, head_width=None, ff_width=32),
+        budget=Budget(amount=4),
+        phases=(Phase(length=32, rows=8),),
+        evaluation=Evaluation(every=2, rows=8),
+        checkpoints=Checkpoints(minutes=None),
+        execution=Execution(device="cpu"),
+    )
+    return replace(made, **changes)
+
+
+def test_a_run_resumes_without_the_folder_that_it_continued(corpus: Path, tmp_path: Path) -> None:
+    made = short("bert-tiny")
+    pretrain(made, corpus, tmp_path / "first")
+    made = replace(made, init_from=str(tmp_path / "first" / "model"), seed=2)
+    with pytest.raises(Stopped):
+        pretrain(made, corpus, tmp_path / "second", session=Budget(amount=2))
+    shutil.rmtree(tmp_path / "first")
+    assert pretrain(made, corpus, tmp_path / "second").step == 4
+
+
+def test_another_teacher_on_resuming_is_refused(corpus: Path, tmp_path: Path) -> None:
+    pretrain(short("bert-tiny"), corpus, tmp_path / "teacher")
+    settings = DistillSettings(teacher=str(tmp_path / "teacher" / "model"))
+    made = short("distilbert-tiny", objective=settings)
+    with pytest.raises(Stopped):
+        pretrain(made, corpus, tmp_path / "student", session=Budget(amount=2))
+    other = load(settings.teacher)
+    with torch.no_grad():
+        other.words.mul_(1.5)
+    other.save(settings.teacher)
+    with pytest.raises(ConfigError, match="data teacher was"):
+        pretrain(made, corpus, tmp_path / "student")
+
+
+def test_streams_are_validated_in_pairs(tmp_path: Path) -> None:
+    """Twelve rows do not fit the validation split; half of six would be no pairs."""
+    made = build(tmp_path, language(70))
+    assert 32 <= Corpus(made, split="validation").num_tokens < 6 * 64
+    outcome = pretrain(xlnet(rows=12), made, tmp_path / "run")
+    assert "plm" in outcome.metrics["losses"]
+
+
+def xlnet(rows: int) -> Recipe:
+    return short(
+        "xlnet-tiny",
+        rows=XLNetStreams(reuse=16, separator=False),
+        objective=PermutationSettings(targets=Targets(count=4, block=16), memory=16, reuse=16),
+        phases=(Phase(length=64, rows=rows),),
+    )
+
+
+def test_no_validation_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = build(tmp_path, language(70))
+    long = short("deberta-tiny", phases=(Phase(length=512, rows=2),))
+    assert not pretrain(long, made, tmp_path / "run").metrics
+    said = [record.getMessage() for record in caplog.records if "no validation" in record.getMessage()]
+    assert len(said) == 1 and "gives no rows of 512 tokens" in said[0]

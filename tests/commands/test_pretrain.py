@@ -1,0 +1,38 @@
+"""What the command makes of its options before anything is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from encoderlab.commands.pretrain import pretrain
+from encoderlab.errors import ConfigError
+
+
+def resolved(*assignments: str, name: str = "bert-base", **options: Any) -> Any:
+    return pretrain(name, set_=list(assignments), dry_run=True, **options)["recipe"]
+
+
+def test_a_published_warm_up_keeps_its_share(capsys: pytest.CaptureFixture[str]) -> None:
+    assert resolved(steps=1000)["schedule"]["warmup"] == 0.01
+    assert "warm-up over 0.01" in capsys.readouterr().err
+
+
+def test_a_warm_up_that_is_set_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    made = resolved("schedule.warmup=100", steps=1000)
+    assert made["schedule"]["warmup"] == 100 and made["budget"]["amount"] == 1000
+    assert "warm-up over" not in capsys.readouterr().err
+
+
+def test_the_option_wins_over_a_budget_that_is_set() -> None:
+    assert resolved("budget.amount=500", steps=1000)["budget"]["amount"] == 1000
+    with pytest.raises(ConfigError, match="give one budget"):
+        resolved(steps=1000, hours=1)
+
+
+def test_a_dry_run_refuses_what_a_run_refuses() -> None:
+    with pytest.raises(ConfigError, match="mask_vector and an LM head"):
+        resolved("model.lm=null", "model.mask_vector=false", name="xlnet-mini")
+    with pytest.raises(ConfigError, match="micro_rows -1 is not positive"):
+        resolved("execution.micro_rows=-1", name="bert-mini")
