@@ -3,15 +3,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from encoderlab import __version__, cli
+from encoderlab import __version__, cli, files
 from encoderlab.commands import settings
 from encoderlab.errors import ConfigError, DataError, Diverged, MissingDependency, OutOfMemory, Stopped
+from encoderlab.files import VARIABLES
 
 
 @pytest.fixture
@@ -212,6 +214,15 @@ def test_a_wrong_key_in_a_file_names_the_file(tmp_path):
     path.write_text("optim: {wramup: 1}")
     with pytest.raises(ConfigError, match=r"mine.yaml: unknown key 'optim.wramup'; did you mean 'warmup'\?"):
         settings.resolve(Example(), files=[path])
+
+
+def test_variables_of_the_package_are_no_fields(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "off")
+    assert settings.resolve(Example()) == Example()
+    package = Path(files.__file__).parent
+    read = {name for path in package.rglob("*.py") for name in re.findall(r"ENCODERLAB_[A-Z]\w+", path.read_text())}
+    assert read <= {*VARIABLES, "ENCODERLAB_A__B", "ENCODERLAB_OPTIM__LR"}, "a variable that would be taken for a field"
 
 
 def test_a_wrong_key_in_the_environment_is_named(monkeypatch):

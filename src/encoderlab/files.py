@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+log = logging.getLogger(__name__)
+
+HOME, KERNELS = "ENCODERLAB_HOME", "ENCODERLAB_KERNELS"
+VARIABLES = (HOME, KERNELS)
+"""The environment variables of this package that are no fields of a recipe: where caches go, and ``off`` for the plain
+kernels (:mod:`encoderlab.nn.kernels.build`).
+"""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -35,9 +49,39 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
         aside.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the file or folder at ``path``; the lock goes with the process, however it ends.
+
+    Where there are no locks (Windows, some network file systems) a warning says so, and the work goes on.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: it cannot be opened.
+    """
+    if fcntl is None:
+        log.warning(_NO_LOCKS, path, "this system has none")
+        yield
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            log.warning(_NO_LOCKS, path, error.strerror)
+        yield
+    finally:
+        os.close(handle)
+
+
+_NO_LOCKS = "%s: cannot be locked (%s); let no other process write there"
+
+
 def cache_folder() -> Path:
     """``$ENCODERLAB_HOME``, else ``encoderlab`` in the user's cache folder."""
-    if home := os.environ.get("ENCODERLAB_HOME"):
+    if home := os.environ.get(HOME):
         return Path(home).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "encoderlab"

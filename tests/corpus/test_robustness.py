@@ -43,6 +43,16 @@ def run(tmp_path, capsys, monkeypatch):
     return build
 
 
+@pytest.mark.parametrize("number", ["0", "-1"])
+@pytest.mark.parametrize("words", [["build", "a.txt", "--vocab-size", "300"], ["merge", "part"]])
+def test_no_workers(number, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    bad(tmp_path, "a.txt", TEXT)
+    assert cli.main(["corpus", *words, "--out", "out", "--workers", number]) == 2
+    assert f"workers {number}, expected at least 1" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def bad(tmp_path: Path, name: str, content: bytes | str) -> str:
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)

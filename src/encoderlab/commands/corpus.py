@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -93,6 +92,7 @@ def build(
     from encoderlab.corpus.assemble import Selection
     from encoderlab.corpus.build import BuildSettings, GivenTokenizer, NewTokenizer, build_corpus
     from encoderlab.corpus.sources import Reading
+    from encoderlab.corpus.workers import cores
 
     chosen: NewTokenizer | GivenTokenizer
     if tokenizer in ("wordpiece", "bpe", "unigram"):
@@ -128,7 +128,7 @@ def build(
         record = build_corpus(
             settings,
             out,
-            workers=workers or os.cpu_count() or 1,
+            workers=cores() if workers is None else workers,
             shard_index=shard_index,
             num_shards=num_shards,
             progress=progress,
@@ -157,9 +157,10 @@ def merge(*parts: Path, out: Path, workers: int | None = None) -> dict[str, Any]
         Processes; by default one per core.
     """
     from encoderlab.corpus.build import merge_corpora
+    from encoderlab.corpus.workers import cores
 
     with _Progress() as progress:
-        record = merge_corpora(parts, out, workers=workers or os.cpu_count() or 1, progress=progress)
+        record = merge_corpora(parts, out, workers=cores() if workers is None else workers, progress=progress)
     return _report(out, record)
 
 

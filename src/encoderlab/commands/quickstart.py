@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -88,6 +87,7 @@ def walk(chosen: Plan, out: Path, seed: int, command: str) -> dict[str, Any]:
     from encoderlab.corpus.python_tasks import write_tasks
     from encoderlab.corpus.shards import Corpus
     from encoderlab.corpus.tokenizer import Tokenizer
+    from encoderlab.corpus.workers import cores
     from encoderlab.interchange.load import load
     from encoderlab.measure.report import write
     from encoderlab.model import Model
@@ -100,7 +100,7 @@ def walk(chosen: Plan, out: Path, seed: int, command: str) -> dict[str, Any]:
         tokenizer=NewTokenizer(vocab_size=8000, sample_bytes=8_000_000, lowercase=False),
     )
     with progress("corpus") as bar:
-        build_corpus(settings, out / "corpus", workers=_cores(), progress=bar)
+        build_corpus(settings, out / "corpus", workers=cores(), progress=bar)
     counts = write_tasks(out / "tasks", chosen.size)
     corpus = Corpus(out / "corpus")
     tokenizer = Tokenizer.load(corpus.tokenizer_path)
@@ -355,7 +355,7 @@ def costs(about: Facts, parameters: Mapping[str, int]) -> dict[str, str]:
         "Parameters": f"{parameters['total']:,} ({parameters['encoder.embeddings']:,} in embeddings), "
         f"{encoder.layers} layers of width {encoder.width}",
         "Operations of pretraining": f"{cost:.3g} FLOPs, {cost / max(outcome.seconds, 1e-9) / 1e9:.0f} GFLOP/s",
-        "Largest memory of the process": f"{_memory() / 1e9:.2f} GB",
+        "Largest memory of the process": _memory(),
         "Fine-tuning": f"{2 * sum(about.plan.seeds.values())} runs of {about.plan.examples[0]:,} examples, "
         f"{about.plan.epochs:g} passes each",
     }
@@ -450,12 +450,11 @@ def _mean(scores: Sequence[float]) -> float:
     return sum(scores) / len(scores)
 
 
-def _memory() -> float:
-    """Bytes of the largest resident size so far (kilobytes on Linux, bytes on macOS)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _cores() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _memory() -> str:
+    """The largest resident size so far (the system says kilobytes on Linux, bytes on macOS, nothing on Windows)."""
+    try:
+        import resource
+    except ImportError:
+        return "not known on this system"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return f"{peak / 1e9:.2f} GB"

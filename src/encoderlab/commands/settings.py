@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 from cyclopts import Parameter
 
 from encoderlab.errors import ConfigError
+from encoderlab.files import VARIABLES
 
 T = TypeVar("T")
 PREFIX = "ENCODERLAB_"
@@ -57,7 +58,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {
         name.removeprefix(PREFIX).lower().replace("__", "."): value
         for name, value in sorted(variables.items())
-        if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in ("HOME", "CACHE")
+        if name.startswith(PREFIX) and name not in VARIABLES
     }
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import json
 import os
@@ -47,7 +46,7 @@ from encoderlab.corpus.sources import COMPRESSED, Reading, Source, find_sources
 from encoderlab.corpus.tokenizer import Kind, Tokenizer
 from encoderlab.corpus.workers import Workers
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import replace_file
+from encoderlab.files import locked, replace_file
 
 WORK, PLAN, PART, MERGE, PIECES, ASSEMBLY = ".work", "plan.json", "part.json", "merge.json", "pieces", "assembly"
 Progress = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much where that is known
@@ -146,6 +145,7 @@ def merge_corpora(
         ConfigError: a part is missing, given twice, or was built with other settings; ``out`` is not empty.
         DataError: a part is no complete part of a corpus, or saw other sources or another tokenizer.
     """
+    Workers(workers)
     folders = [Path(path) for path in parts]
     out = Path(out)
     records = [_part_record(folder) for folder in folders]
@@ -178,8 +178,7 @@ def merge_corpora(
 
 
 def _check(settings: BuildSettings, workers: int, shard_index: int, num_shards: int) -> None:
-    if workers < 1:
-        raise ConfigError(f"workers {workers}, expected at least 1")
+    Workers(workers)  # refuses a wrong number before anything is done
     if not 0 <= shard_index < num_shards:
         raise ConfigError(f"shard index {shard_index} of {num_shards} shards, expected 0 to {max(num_shards - 1, 0)}")
     _load_segmenter(settings.segmenter)
@@ -205,21 +204,16 @@ def resolve_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
     """Hold the output folder; the lock goes with the process, however it ends."""
+    lock = contextlib.ExitStack()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        handle = os.open(out, os.O_RDONLY)
+        lock.enter_context(locked(out))
+    except BlockingIOError:
+        raise ConfigError(f"{out}: in use by another process; wait for it, or choose another folder") from None
     except OSError as error:
         raise ConfigError(f"{out}: cannot be used as output folder ({error.strerror}); choose another") from None
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"{out}: in use by another process; wait for it, or choose another folder") from None
-        except OSError:
-            pass  # a file system without locks
+    with lock:
         yield
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager

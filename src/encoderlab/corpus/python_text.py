@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Literal
 
 from encoderlab.corpus.sources import Source
-from encoderlab.corpus.workers import run_all
+from encoderlab.corpus.workers import cores, run_all
 from encoderlab.errors import ConfigError, DataError, nearest
 from encoderlab.files import cache_folder
 from encoderlab.seeds import derive
@@ -155,7 +155,7 @@ def cached(size: Size) -> Path:
 
 
 def _fill(folder: Path, size: Size, files: Sequence[PythonFile]) -> None:
-    found = assign(collect(size, files))
+    found = assign(collect(files))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -224,12 +224,12 @@ def python_files(size: Size) -> list[PythonFile]:
 # Passages.
 
 
-def collect(size: Size, files: Sequence[PythonFile]) -> list[Passage]:
+def collect(files: Sequence[PythonFile]) -> list[Passage]:
     """Passages of ``files`` and of the language reference. A longer paragraph stays where it occurs first, so that no
     module repeats the text of another one; a description that begins with a copy goes as a whole."""
     batches = [files[first : first + 64] for first in range(0, len(files), 64)]
     found = _topics()
-    for batch in run_all(_read_files, batches, workers=min(os.cpu_count() or 1, 8)):
+    for batch in run_all(_read_files, batches, workers=min(cores(), 8)):
         found += batch
     seen: set[str] = set()
     unique = []

@@ -14,7 +14,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from encoderlab.errors import OutOfMemory
+from encoderlab.errors import ConfigError, OutOfMemory
+
+
+def cores() -> int:
+    """The processors that this process may use, as ``taskset`` or a batch system says."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Workers:
@@ -25,10 +30,13 @@ class Workers:
     so that it needs no ``if __name__ == "__main__":``. They end with this process, however it ends.
 
     Raises:
+        ConfigError: ``number`` is below 1.
         OutOfMemory: a worker was killed, which only the system does.
     """
 
     def __init__(self, number: int) -> None:
+        if number < 1:
+            raise ConfigError(f"workers {number}, expected at least 1; leave it out for one per core")
         self._number = number
         self._pending: set[Future] = set()
         self._pool: ProcessPoolExecutor | None = None

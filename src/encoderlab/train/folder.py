@@ -4,7 +4,6 @@ came from.
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import json
 import logging
@@ -14,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +21,7 @@ import torch
 
 import encoderlab
 from encoderlab.errors import ConfigError
-from encoderlab.files import write_text
+from encoderlab.files import locked, write_text
 
 log = logging.getLogger("encoderlab")
 
@@ -170,22 +170,19 @@ def _commit() -> str | None:
         return None
 
 
-def _lock(path: Path) -> IO[str]:
-    """An advisory lock that the system releases when the process ends, however it ends."""
-    file = (path / LOCK).open("a+")
+def _lock(path: Path) -> ExitStack:
+    """Hold the folder until the result is closed, or the process ends."""
+    file, lock = path / LOCK, ExitStack()
+    file.touch()
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.enter_context(locked(file))
     except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "another process"
-        file.close()
+        holder = file.read_text().strip() or "another process"
         raise ConfigError(
             f"{path}: is in use by {holder}; wait until it ends or choose another output folder"
         ) from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {platform.node()}")
-    file.flush()
-    return file
+    file.write_text(f"process {os.getpid()} on {platform.node()}")
+    return lock
 
 
 def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,0 +1,56 @@
+"""Locks on files and folders."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encoderlab import files
+from encoderlab.files import locked
+
+
+def test_one_holder(tmp_path: Path) -> None:
+    script = f"import pathlib, encoderlab.files as f; f.locked(pathlib.Path({str(tmp_path)!r})).__enter__()"
+    with locked(tmp_path):
+        with pytest.raises(BlockingIOError), locked(tmp_path):
+            pass
+        other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert "BlockingIOError" in other.stderr
+    with locked(tmp_path):
+        pass
+
+
+def no_flock(*args: Any) -> None:
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
+@pytest.mark.parametrize("system", ["windows", "network"])
+def test_without_locks_the_work_goes_on_and_says_so(
+    system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from encoderlab.train.folder import RunFolder
+
+    if system == "windows":
+        monkeypatch.setattr(files, "fcntl", None)
+    else:
+        monkeypatch.setattr("fcntl.flock", no_flock)
+    with caplog.at_level(logging.WARNING, "encoderlab"), locked(tmp_path):
+        RunFolder(tmp_path, {}, {}).close()
+    assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
+        f"{place}: cannot be locked" for place in (tmp_path, tmp_path / ".lock")
+    ]
+
+
+def test_the_package_imports_without_modules_that_windows_lacks() -> None:
+    code = (
+        "import sys; sys.modules.update(fcntl=None, resource=None)\n"
+        "import encoderlab.commands.quickstart, encoderlab.corpus.build, encoderlab.train.folder"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
