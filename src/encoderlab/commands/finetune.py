@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from encoderlab.measure.report import TaskScores
     from encoderlab.model import Model
     from encoderlab.tasks.base import Split, Task
+    from encoderlab.tasks.distill import Teaching
     from encoderlab.tasks.finetune import Recipe
     from encoderlab.tasks.infer import Given
     from encoderlab.tasks.protocol import Protocol
@@ -42,6 +43,9 @@ def finetune(
     after: list[str] | None = None,
     epochs: float | None = None,
     scratch: bool = False,
+    teacher: Path | None = None,
+    temperature: float | None = None,
+    teacher_weight: float | None = None,
     form: str | None = None,
     text: str | None = None,
     pair: str | None = None,
@@ -90,6 +94,13 @@ def finetune(
         Passes over the training data.
     scratch
         Also train the same architecture from fresh weights, to see what pretraining gave.
+    teacher
+        Also learn from this model, fine-tuned on the same task: its folder or run folder; of a suite, the
+        folder with a run per task. It needs the student's tokenizer and the task's labels.
+    temperature
+        Of both distributions where teacher and student are compared; by default 2.
+    teacher_weight
+        The teacher's share of the loss, from 0 to 1; the labels have the rest. By default 0.5.
     form
         Of a file of your own: classification, regression, tagging, span or choice, where it cannot tell.
     text
@@ -127,6 +138,9 @@ def finetune(
 
     origin = best_seed(model, note)
     start, trained = load(origin), read_task(origin)
+    teaching = _teaching(teacher, temperature, teacher_weight)
+    whole = task.lower() in SUITES
+    lessons = {job.name: _lesson(teaching, start, job, splits, whole=whole) for job, splits in jobs if teaching}
     done: list[str] = []
     once = _Plan(protocol=replace(chosen, seeds=1), adjust=adjust)
     for between, splits in [job for name in after or () for job in _jobs(name, data, None, None, Given())]:
@@ -136,8 +150,9 @@ def finetune(
     plan = _Plan(protocol=chosen, adjust=adjust, space=space, trials=trials)
     finished = []
     for job, splits in jobs:
-        folder = out / job.name if task.lower() in SUITES else out
-        finished.append(_compare(plan, start, job, splits, folder, after=done, trained=trained, scratch=scratch))
+        folder = out / job.name if whole else out
+        lesson = plan.taught(lessons.get(job.name))
+        finished.append(_compare(lesson, start, job, splits, folder, after=done, trained=trained, scratch=scratch))
     _show(finished, chosen)
     averages = _averages([found.pretrained for found in finished])
     tables = [found.scores() for found in finished]
@@ -207,6 +222,12 @@ class _Plan:
     space: Mapping[str, Any] = field(default_factory=dict)
     trials: int = 0
 
+    def taught(self, teaching: Teaching | None) -> _Plan:
+        """The plan with a teacher; the fields that the user sets come after it."""
+        if teaching is None:
+            return self
+        return replace(self, adjust=lambda recipe: self.adjust(replace(recipe, distill=teaching)))
+
     def run(
         self,
         model: Model,
@@ -228,6 +249,29 @@ class _Plan:
             point = tune(*given, trials=self.trials, adjust=self.adjust, say=note, **origin)
             protocol = replace(protocol, grid={name: (value,) for name, value in point.items()})
         return run(protocol, model, task, splits, out, adjust=self.adjust, say=note, **origin)
+
+
+def _teaching(teacher: Path | None, temperature: float | None, weight: float | None) -> Teaching | None:
+    from encoderlab.tasks.distill import Teaching
+
+    given = {"temperature": temperature, "weight": weight}
+    fields = {name: value for name, value in given.items() if value is not None}
+    if teacher is None and fields:
+        raise ConfigError("--temperature and --teacher-weight belong to a teacher; give --teacher FOLDER too")
+    return None if teacher is None else Teaching(teacher=str(teacher), **fields)
+
+
+def _lesson(teaching: Teaching, start: Model, task: Task, splits: dict[str, Split], *, whole: bool) -> Teaching:
+    """``teaching`` with the folder of the teacher of one task, which is looked at before any work."""
+    from encoderlab.interchange.load import load
+    from encoderlab.tasks.distill import check_teacher
+    from encoderlab.tasks.finetune import completed
+    from encoderlab.tasks.trials import best_seed
+
+    folder = Path(teaching.teacher)
+    folder = best_seed(folder / task.name if whole else folder, note)
+    check_teacher(load(folder), start, completed(task, splits["train"].examples), str(folder))
+    return replace(teaching, teacher=str(folder))
 
 
 def _lies_in(task: Task, data: Path) -> bool:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from encoderlab.batches.batch import Batch
 from encoderlab.errors import ConfigError
+from encoderlab.interchange.heads import NUMBER
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.nn.heads import SpanHead
@@ -153,6 +154,11 @@ def check_teacher(teacher: Model, student: Model, task: Task, name: str) -> None
         raise ConfigError(
             f"teacher {name}: its labels are {_short(own)}, those of {task.name} {_short(task)}; give a teacher with "
             f"the same ones (the id2label of a Hugging Face config.json names them)"
+        )
+    if task.form == "regression" and teacher.config.labels != NUMBER:
+        raise ConfigError(
+            f"teacher {name}: its one output is a probability, not a number; give a regression "
+            f"(problem_type of a Hugging Face config.json)"
         )
     _check_span(teacher, f"teacher {name}")
     if teacher.tokenizer is None:

@@ -25,6 +25,7 @@ from encoderlab.models.base import resized
 from encoderlab.nn.heads import TaskHead
 from encoderlab.tasks import readers, suites
 from encoderlab.tasks.base import Example, Layout, Question, Split, Task, Text, is_unlabelled
+from encoderlab.tasks.distill import TaughtObjective, Teaching, check_teacher, read_teacher
 from encoderlab.tasks.encodings import Encodings
 from encoderlab.tasks.features import Frozen, FrozenForm, FrozenModel, Store
 from encoderlab.tasks.form import Form, FormSettings, Predictions
@@ -55,7 +56,8 @@ class Recipe(Training):
     data, unless ``steps`` gives a length. ``row_length``: of packed rows at most; None is the longest sequence, but not
     less than 256 or the model's limit. ``dropout``: of the encoder, None keeps the model's. ``head``: None is the
     family's. ``frozen``: train on the activations of the frozen encoder instead. ``sift``: add DeBERTa's adversarial
-    term. ``select``: the weights of the epoch that validates best, or the last ones.
+    term. ``distill``: learn from a fine-tuned teacher too. ``select``: the weights of the epoch that validates best, or
+    the last ones.
     """
 
     name: str = "finetune"
@@ -70,6 +72,7 @@ class Recipe(Training):
     head_dropout: float | None = None
     frozen: Frozen | None = None
     sift: SiFT | None = None
+    distill: Teaching | None = None
     select: Literal["best_epoch", "last"] = "best_epoch"
     optim: Optim = AdamW(lr=5e-5, eps=1e-6, weight_decay=0.01)
     schedule: Schedule = Polynomial(warmup=0.1)
@@ -113,20 +116,26 @@ def finetune(
         ConfigError, DataError, Stopped, Diverged, OutOfMemory: as the training loop.
     """
     recipe = replace(recipe, form=replace(recipe.form, pairs=has_pairs(splits["train"])))
+    teacher, named = None, recipe.distill
+    if named is not None:
+        teacher, known = read_teacher(named)
+        recipe = replace(recipe, distill=known)
     about = {"model": model_hash(model), "after": [], **(about or {})}
     task = completed(task, splits["train"].examples)
     identity = identity_of(task, about)
     check_splits(task, splits)
+    if teacher is not None and named is not None:
+        check_teacher(teacher, model, task, named.teacher)
     encodings = encodings or Encodings()
     finished = read_result(out, recipe, splits, identity)
     if finished is not None:
         further = {name: split for name, split in splits.items() if name not in finished.record["examples"]}
         return _extended(finished, model, task, splits, further, recipe, encodings) if further else finished
     start, form, said = _assemble(model, task, recipe, out, same=same_task(trained, task, recipe.form))
+    objective = _objective(start, form, recipe, teacher)
     items = encodings.items(form, splits["train"], train=True)
     cut = form.cut
     recipe = resolved(recipe, task, items)
-    objective = TaskObjective(start, form) if recipe.sift is None else SiFTObjective(start, form, recipe.sift)
     data = _data(objective, task, splits, recipe, encodings)
     data = replace(data, hashes={**data.hashes, **_hashes(identity)})
     outcome = train(objective, recipe, data, out, session=session)
@@ -155,6 +164,7 @@ def finetune(
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "hardware": hardware(),
         "recipe": to_dict(recipe),
+        **({} if named is None else {"teacher": named.teacher}),
         "remarks": remarks_of(splits),
         **about,
     }
@@ -226,6 +236,15 @@ def _assemble(model: Model, task: Task, recipe: Recipe, out: Path, *, same: bool
     head = form.head(FAMILIES[start.config.family], start)
     small = FrozenModel(form.store, recipe.frozen, head, form.head_labels(), recipe.seed)
     return cast(Model, small), form, f"trained on {recipe.frozen.layers} of the frozen encoder"
+
+
+def _objective(model: Model, form: Form, recipe: Recipe, teacher: Model | None) -> TaskObjective:
+    """The task, with the further term that the recipe asks for."""
+    if teacher is None or recipe.distill is None:
+        return TaskObjective(model, form) if recipe.sift is None else SiFTObjective(model, form, recipe.sift)
+    if recipe.sift is not None or recipe.frozen is not None:
+        raise ConfigError("distill goes with neither sift nor frozen; leave those unset, or train without a teacher")
+    return TaughtObjective(model, form, teacher, recipe.distill)
 
 
 def has_pairs(split: Split) -> bool | None:
@@ -308,9 +327,12 @@ def _data(
     pad = model.tokenizer.special.pad
     predictor, items = Predictor(objective), encodings.items(objective.form, splits["train"], train=True)
     dev = splits.get("dev")
+    networks = [model, objective.teacher] if isinstance(objective, TaughtObjective) else [model]
 
     def source(phase: Phase, rows: int, state: dict[str, int] | None) -> ItemSource:
-        room = recipe.form.max_length if recipe.packing == "fixed" else row_length(recipe, model, phase.length)
+        room = recipe.form.max_length
+        if recipe.packing != "fixed":
+            room = min(row_length(recipe, network, phase.length) for network in networks)
         return ItemSource(
             items, batch=rows, room=room, pad=pad, mode=recipe.packing, seed=recipe.seed, world=world, state=state
         )
