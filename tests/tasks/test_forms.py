@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
-from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.corpus.tokenizer import Encoding, Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.tasks import suites
 from encoderlab.tasks.answers import cmrc, squad
@@ -205,6 +207,38 @@ def test_windows_overlap_and_only_the_most_central_counts():
     assert found[0].labels["start"] == found[0].labels["end"] == 0
     # A token in two windows belongs to the one where it is farther from the border.
     assert found[0].central.tolist() == [True] * 4 + [False] * 2 or found[0].central.tolist() == [True] * 5 + [False]
+
+
+def unknown(length: int) -> Encoding:
+    """A text of that many tokens."""
+    ids, offsets = np.full(length, BERT.special.unk, np.int32), np.zeros((length, 2), np.int32)
+    return Encoding(ids=ids, offsets=offsets, word_starts=np.ones(length, bool))
+
+
+def test_the_central_window_of_a_token_is_the_one_with_most_context():
+    chance = np.random.default_rng(0)
+    for case in range(200):
+        length, room, stride = (int(number) for number in chance.integers((0, 2, 1), (90, 30, 40)))
+        form = SpanQA(task("span"), BERT, FormSettings(max_length=room + 3, stride=stride))
+        found = list(form._windows(unknown(0), unknown(length)))
+        context = np.full((len(found), length), -1.0)  # of every token in every window
+        for row, (window, first) in zip(context, found, strict=True):
+            size = len(window.offsets)
+            row[first : first + size] = np.minimum(np.arange(size), np.arange(size)[::-1]) + 0.01 * size
+        for number, (window, first) in enumerate(found):
+            wanted = context.argmax(0)[first : first + len(window.offsets)] == number
+            assert window.central.tolist() == wanted.tolist(), (case, length, room, stride)
+
+
+def test_the_windows_of_a_long_passage_take_little_memory():
+    """A table of windows by tokens would take two gigabytes here."""
+    length = 100_000
+    form = SpanQA(task("span"), BERT, FormSettings(max_length=384, stride=32))
+    tracemalloc.start()
+    central = sum(int(window.central.sum()) for window, _ in form._windows(unknown(3), unknown(length)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert central == length and peak < 50e6
 
 
 def test_xlnet_reads_the_passage_first_and_answers_with_the_last_token():

@@ -114,14 +114,14 @@ class SpanQA(Form):
         while firsts[-1] + room < len(passage):
             firsts.append(firsts[-1] + min(room, self.settings.stride))
         self.cut += len(firsts) > 1
-        places = np.arange(len(passage))
-        context = []  # of every token in every window: the smaller distance to its borders, and a little for length
-        for first in firsts:
-            last = min(first + room, len(passage)) - 1
-            inside = (places >= first) & (places <= last)
-            least = np.minimum(places - first, last - places) + 0.01 * (last - first + 1)
-            context.append(np.where(inside, least, -1.0))
-        best = np.argmax(np.stack(context), axis=0) if len(passage) else places
+        # The context of a token in a window: the smaller distance to its borders, and a little for length.
+        most, best = np.full(len(passage), -1.0), np.zeros(len(passage), np.int64)
+        for number, first in enumerate(firsts):
+            part = slice(first, min(first + room, len(passage)))
+            places = np.arange(part.stop - first)
+            context = np.minimum(places, places[::-1]) + 0.01 * len(places)
+            better = context > most[part]  # of equals the first
+            most[part][better], best[part][better] = context[better], number
         for number, first in enumerate(firsts):
             part = slice(first, min(first + room, len(passage)))
             yield self._window(asked, passage, part, best[part] == number), first
