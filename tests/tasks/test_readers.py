@@ -136,6 +136,58 @@ def test_multiple_choice_layouts(tmp_path):
     assert (example.context, example.answers) == ("line 1\nline 2", (1,))
 
 
+def test_further_published_files(tmp_path):
+    arc = {"question": {"stem": "q", "choices": [{"text": "a", "label": "1"}, {"text": "b", "label": "2"}]}}
+    path = jsonl(tmp_path / "arc/ARC-Easy-Train.jsonl", arc | {"id": "x", "answerKey": "2"})
+    example = task("arc").load(tmp_path / "arc", "train").examples[0]
+    assert (example.id, example.question, example.options, example.answers) == ("x", "q", ("a", "b"), (1,)), path
+    race = {"answers": ["B"], "options": [["a", "b"]], "questions": ["q, x?"], "article": "A\tB.", "id": "high1.txt"}
+    jsonl(tmp_path / "race/train/high/1.txt", race)
+    example = task("race").load(tmp_path / "race", "train").examples[0]
+    assert (example.id, example.question, example.answers) == ("high1.txt-0", "q, x?", (1,))
+    flat = {"span1_text": "Tom", "span1_index": 0, "span2_text": "he", "span2_index": 2}
+    path = jsonl(tmp_path / "wsc.jsonl", {"text": "Tom is he", "idx": 7, "label": 1} | flat)
+    example = load(task("wsc"), path).examples[0]
+    assert (example.id, example.text, example.label) == ("7", "_Tom_ is [he]", "true")
+    sick = {"id": "5", "sentence_A": "a", "sentence_B": "b", "label": 1, "relatedness_score": 3.5}
+    path = jsonl(tmp_path / "sick.jsonl", sick)
+    assert [(e.id, e.label) for e in load(task("sick_entailment"), path).examples] == [("5", "NEUTRAL")]
+    assert load(task("sick_relatedness"), path).examples[0].label == 3.5
+    write(tmp_path / "msra/train.tsv", "text_a\tlabel\n张\x02三\tB-PER\x02I-PER\n")
+    assert task("msra").load(tmp_path, "train").examples[0].words == ("张", "三")
+    record = {"passage": "ab cd", "query": "@placeholder x", "entities": ["ab", "cd"], "answers": ["ab"]}
+    path = jsonl(tmp_path / "record.jsonl", record | {"idx": {"passage": 0, "query": 3}})
+    assert load(task("record"), path).examples[0].id == "3"
+
+
+def test_idioms_of_clue_have_their_answers_in_another_file(tmp_path):
+    texts = {"candidates": ["a", "b", "c"], "content": ["x #idiom000001# y #idiom000002#", "z #idiom000003#"]}
+    jsonl(tmp_path / "train.json", texts)
+    write(tmp_path / "train_answer.json", json.dumps({"#idiom000001#": 2, "#idiom000002#": 0, "#idiom000003#": 1}))
+    examples = task("clue_chid").load(tmp_path, "train").examples
+    assert [(e.id, e.gap, e.answers) for e in examples] == [
+        (f"#idiom00000{i}#", f"#idiom00000{i}#", (answer,)) for i, answer in ((1, 2), (2, 0), (3, 1))
+    ]
+    jsonl(tmp_path / "test1.0.json", texts)
+    assert task("clue_chid").load(tmp_path, "test1.0").examples[0].answers is None
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "file"),
+    [("ax", "test", "AX.tsv"), ("msra", "test", "msra_test_bio.txt"), ("c3", "test", "test1.1.json"),
+     ("c3", "test1.0", "test1.0.json"), ("tnews", "test1.0", "test1.0.json")],
+)  # fmt: skip
+def test_published_names_are_found(tmp_path, name, split, file):
+    assert task(name).find(write(tmp_path / file, "x").parent, split) == [tmp_path / file]
+
+
+def test_ids_of_cluewsc_are_those_of_the_file(tmp_path):
+    target = {"span2_index": 3, "span1_index": 0, "span1_text": "他", "span2_text": "我"}
+    for key in ("id", "idx"):
+        path = jsonl(tmp_path / "test.json", {"target": target, "text": "他说了我", key: 49})
+        assert task("cluewsc").read([path], "test").examples[0].id == "49"
+
+
 def test_column_files_give_documents_and_convert_schemes(tmp_path):
     path = write(
         tmp_path / "train.txt",

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.tasks.base import Choice, Question, Text, Words
+from encoderlab.tasks.base import Choice, Question, Submission, Text, Words
 from encoderlab.tasks.scores import score
 from encoderlab.tasks.submit import write_submission
 from encoderlab.tasks.suites import AVERAGES, SUITES, TASKS, task
@@ -68,7 +69,7 @@ def test_other_submissions(tmp_path):
     assert [path.name for path in files] == ["predictions.json", "nbest_predictions.json", "null_odds.json"]
     assert json.loads(files[0].read_text()) == {"q": "p"} and json.loads(files[2].read_text()) == {"q": -1.5}
     path = write_submission(task("tnews"), "test", texts(2), ["100", "116"], tmp_path)[0]
-    assert path.name == "tnews_predict.json" and json.loads(path.read_text().splitlines()[1]) == {
+    assert path.name == "tnews11_predict.json" and json.loads(path.read_text().splitlines()[1]) == {
         "id": 1,
         "label": "116",
     }
@@ -78,7 +79,10 @@ def test_other_submissions(tmp_path):
     path = write_submission(task("conll2003"), "test", [words], [("O", "B-PER", "O")], tmp_path)[0]
     assert path.read_text() == "看 O O\nC O B-PER\nS O O\n\n"
     options = [Text(id="2-3-5", text="", pair="", group="2-3"), Text(id="2-3-6", text="", pair="", group="2-3")]
-    path = write_submission(task("multirc"), "test", options, ["1", "0"], tmp_path)[0]
+    with pytest.raises(DataError, match="2 predictions for test, the leaderboard expects 9,693"):
+        write_submission(task("multirc"), "test", options, ["1", "0"], tmp_path)
+    multirc = replace(task("multirc"), submission=Submission(format="superglue", files={"test": "MultiRC.jsonl"}))
+    path = write_submission(multirc, "test", options, ["1", "0"], tmp_path)[0]
     answers = [{"idx": 5, "label": 1}, {"idx": 6, "label": 0}]
     assert json.loads(path.read_text()) == {"idx": 2, "passage": {"questions": [{"idx": 3, "answers": answers}]}}
 
@@ -99,3 +103,30 @@ def test_scores_by_form():
         score(task("sst2"), texts(1), ["1"])
     with pytest.raises(DataError, match="1 predictions for 2 examples"):
         score(task("sst2"), texts(2), ["1"])
+
+
+def test_submissions_of_clue_and_fewclue_have_the_names_of_the_leaderboard(tmp_path):
+    names = {
+        "tnews": {"test": "tnews11_predict.json", "test1.0": "tnews10_predict.json"},
+        "cluewsc": {"test": "cluewsc11_predict.json", "test1.0": "cluewsc10_predict.json"},
+        "c3": {"test": "c311_predict.json", "test1.0": "c310_predict.json"},
+        "clue_chid": {"test": "chid11_predict.json", "test1.0": "chid10_predict.json"},
+        "ocnli": {"test": "ocnli_50k_predict.json"},
+        "afqmc": {"test": "afqmc_predict.json"},
+        "tnews_few": {"test": "tnewsf_predict.json"},
+        "iflytek_few": {"test": "iflytekf_predict.json"},
+        "ocnli_few": {"test": "ocnlif_predict.json"},
+        "csl_few": {"test": "cslf_predict.json"},
+        "chid": {"test": "chidf_predict.json"},
+        "cluewsc_few": {"test": "cluewscf_predict.json"},
+        "bustm": {"test": "bustm_predict.json"},
+    }
+    for name, files in names.items():
+        assert task(name).submission.files == files
+        assert set(files) <= set(task(name).files)
+    chinese = [f for s in ("clue", "fewclue") for n in SUITES[s] if TASKS[n].submission
+               for f in TASKS[n].submission.files.values()]  # fmt: skip
+    assert len(chinese) == len(set(chinese))
+    gap = Choice(id="#idiom000001#", context="x #idiom000001#", question="", options=("a", "b"), gap="#idiom000001#")
+    path = write_submission(task("clue_chid"), "test", [gap], [1], tmp_path)[0]
+    assert json.loads(path.read_text()) == {"#idiom000001#": 1}

@@ -150,7 +150,7 @@ class Submission:
     """The file a leaderboard takes: ``format`` names a writer of :mod:`encoderlab.tasks.submit`, ``rows`` its line
     count."""
 
-    format: Literal["glue", "superglue", "squad", "squad2", "clue", "conll"]
+    format: Literal["glue", "superglue", "squad", "squad2", "clue", "clue_json", "conll"]
     files: Mapping[str, str]  # split -> file name
     rows: Mapping[str, int] = dataclasses.field(default_factory=dict)  # split -> number of examples
 

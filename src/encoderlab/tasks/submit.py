@@ -45,9 +45,8 @@ def write_submission(
     pairs = list(zip(examples, predictions, strict=True))
     if submission.format in ("squad", "squad2"):
         return _squad(path, pairs, nbest, null_odds)
-    text = {"glue": _glue, "superglue": _json_lines, "clue": _json_lines, "conll": _conll}[submission.format](
-        task, pairs
-    )
+    write = {"glue": _glue, "superglue": _json_lines, "clue": _json_lines, "clue_json": _json_object, "conll": _conll}
+    text = write[submission.format](task, pairs)
     write_text(path, text)
     return [path]
 
@@ -79,6 +78,11 @@ def _json_lines(task: Task, pairs: Sequence[tuple[Any, Any]]) -> str:
         name = "answer" if task.name == "chid" else "label"
         lines.append(json.dumps({key: _number(example.id), name: label}, ensure_ascii=False))
     return "\n".join(lines) + "\n"
+
+
+def _json_object(task: Task, pairs: Sequence[tuple[Choice, Any]]) -> str:
+    """One object for the file, the number of the option by id (CLUE's ChID)."""
+    return json.dumps({example.id: int(guess) for example, guess in pairs}, indent=1, ensure_ascii=False) + "\n"
 
 
 def _multirc(pairs: Sequence[tuple[Text, Any]]) -> str:

@@ -21,12 +21,14 @@ from encoderlab.tasks.readers import (
     Conll,
     Copa,
     EntityCloze,
+    IdiomGaps,
     Keywords,
     MarkedText,
     MultiRC,
     Options,
     Race,
     Squad,
+    Stems,
     WordInContext,
     WordLists,
 )
@@ -182,7 +184,8 @@ GLUE = (
         labels=NLI,
         metrics=("matthews", "accuracy"),
         folders=("AX", "ax", "diagnostic"),
-        files={"test": ("diagnostic.tsv", "test-*.parquet", "test.jsonl", "test.csv"), "dev": ("diagnostic-full.tsv",)},
+        files={"test": ("diagnostic.tsv", "AX.tsv", "test-*.parquet", "test.jsonl", "test.csv"),
+               "dev": ("diagnostic-full.tsv",)},
         layouts=(_pair("sentence1", "sentence2"), _pair("premise", "hypothesis", id="idx"),
                  _pair("Premise", "Hypothesis", "Label")),
         submission=_glue("AX", 1104),
@@ -190,13 +193,13 @@ GLUE = (
 )  # fmt: skip
 
 
-def _superglue(name: str, metrics: tuple[str, ...], **fields) -> Task:
+def _superglue(name: str, metrics: tuple[str, ...], rows: int, **fields) -> Task:
     jsonl = {split: (f"{file}.jsonl", f"{long}-*.parquet", f"{long}.jsonl") for split, file, long in (
         ("train", "train", "train"), ("dev", "val", "validation"), ("test", "test", "test"))}  # fmt: skip
     fields = {"form": "classification"} | fields
     folders = (name, name.lower())
     file = fields.pop("file", name)
-    submission = Submission(format="superglue", files={"test": f"{file}.jsonl"})
+    submission = Submission(format="superglue", files={"test": f"{file}.jsonl"}, rows={"test": rows})
     return Task(
         name=fields.pop("task", name.lower()),
         metrics=metrics,
@@ -209,16 +212,16 @@ def _superglue(name: str, metrics: tuple[str, ...], **fields) -> Task:
 
 _BOOLEAN = ("false", "true")
 SUPERGLUE = (
-    _superglue("BoolQ", ("accuracy",), labels=_BOOLEAN, layouts=(_pair("question", "passage", id="idx"),)),
-    _superglue("CB", ("accuracy", "macro_f1"), labels=("entailment", "contradiction", "neutral"),
+    _superglue("BoolQ", ("accuracy",), 3245, labels=_BOOLEAN, layouts=(_pair("question", "passage", id="idx"),)),
+    _superglue("CB", ("accuracy", "macro_f1"), 250, labels=("entailment", "contradiction", "neutral"),
                layouts=(_pair("premise", "hypothesis", id="idx"),)),
-    _superglue("COPA", ("accuracy",), form="choice", layouts=(Copa(),)),
-    _superglue("MultiRC", ("f1", "exact"), labels=BINARY, layouts=(MultiRC(),)),
-    _superglue("ReCoRD", ("f1", "exact"), form="choice", answers="record", layouts=(EntityCloze(),)),
-    _superglue("RTE", ("accuracy",), task="superglue_rte", labels=TWO_WAY,
+    _superglue("COPA", ("accuracy",), 500, form="choice", layouts=(Copa(),)),
+    _superglue("MultiRC", ("f1", "exact"), 9693, labels=BINARY, layouts=(MultiRC(),)),
+    _superglue("ReCoRD", ("f1", "exact"), 10000, form="choice", answers="record", layouts=(EntityCloze(),)),
+    _superglue("RTE", ("accuracy",), 3000, task="superglue_rte", labels=TWO_WAY,
                layouts=(_pair("premise", "hypothesis", id="idx"),)),
-    _superglue("WiC", ("accuracy",), labels=_BOOLEAN, layouts=(WordInContext(),)),
-    _superglue("WSC", ("accuracy",), labels=_BOOLEAN, layouts=(MarkedText(words=True),)),
+    _superglue("WiC", ("accuracy",), 1400, labels=_BOOLEAN, layouts=(WordInContext(),)),
+    _superglue("WSC", ("accuracy",), 146, labels=_BOOLEAN, layouts=(MarkedText(words=True),)),
 )  # fmt: skip
 
 _SICK_FILES = {"train": ("SICK_train.txt", "train-*.parquet"), "dev": ("SICK_trial.txt", "validation-*.parquet"),
@@ -227,11 +230,12 @@ SICK = (
     Task(
         name="sick_entailment",
         form="classification",
-        labels=("NEUTRAL", "ENTAILMENT", "CONTRADICTION"),
+        labels=("ENTAILMENT", "NEUTRAL", "CONTRADICTION"),
         metrics=("accuracy",),
         folders=("SICK", "sick"),
         files=_SICK_FILES,
-        layouts=(_pair("sentence_A", "sentence_B", "entailment_judgment", "pair_ID"),),
+        layouts=(_pair("sentence_A", "sentence_B", "entailment_judgment", "pair_ID"),
+                 _pair("sentence_A", "sentence_B", "label", "id")),
     ),
     Task(
         name="sick_relatedness",
@@ -243,7 +247,7 @@ SICK = (
         layouts=(_pair("sentence_A", "sentence_B", "relatedness_score", "pair_ID"),),
         swap=True,
     ),
-)
+)  # fmt: skip
 
 
 def _squad(name: str, version: str, folders: tuple[str, ...], **fields) -> Task:
@@ -310,6 +314,7 @@ CHOICE = (
                 context=None, question="question", options=("choices",), answer="answerKey", id="id", first_number=1
             ),
             Options(context=None, question="0", options=("1", "2", "3", "4"), answer="5", first_number=1),
+            Stems(),
         ),
     ),
     Task(
@@ -319,9 +324,9 @@ CHOICE = (
         language="zh",
         folders=("c3", "clue/c3"),
         files={"train": ("c3-*-train.json", "[dm]-train.json"), "dev": ("c3-*-dev.json", "[dm]-dev.json"),
-               "test": ("c3-*-test.json", "[dm]-test.json")},
+               "test": ("test1.1.json", "c3-*-test.json", "[dm]-test.json"), "test1.0": ("test1.0.json",)},
         layouts=(C3(),),
-        submission=Submission(format="clue", files={"test": "c3_predict.json"}),
+        submission=Submission(format="clue", files={"test": "c311_predict.json", "test1.0": "c310_predict.json"}),
     ),
 )  # fmt: skip
 
@@ -351,7 +356,8 @@ TAGGING = (
             submission=Submission(format="conll", files={"dev": "dev.txt", "test": "test.txt"}),
         )
         for name, folder, files, layouts in (
-            ("msra", "msra", _three(("train.tsv", "msra_train_bio.txt"), ("dev.tsv",), ("test.tsv",)),
+            ("msra", "msra",
+             _three(("train.tsv", "msra_train_bio.txt"), ("dev.tsv",), ("test.tsv", "msra_test_bio.txt")),
              (WordLists(words="text_a", tags="label"), Conll())),
             ("peoples_daily", "peoples_daily",
              _three(("train.txt", "example.train"), ("dev.txt", "example.dev", "dev-part.txt"),
@@ -373,43 +379,64 @@ TAGGING = (
 )  # fmt: skip
 
 
-def _clue(name: str, labels: tuple[str, ...] | None, *layouts, few: bool = False, **fields) -> Task:
-    """A task of CLUE (``train.json``) or FewCLUE (``train_few_all.json``)."""
-    names = {
-        split: (f"{split}_few_all.json", f"{split}_0.json") if few and split != "test" else (f"{split}.json",)
-        for split in ("train", "dev", "test")
-    }
-    if few:
-        names["dev"] = (*names["dev"], "dev.json")
-        names["train"] = (*names["train"], "train.json")
-        names["test_public"] = ("test_public.json", "test_public-part.json")
+def _clue(name: str, labels: tuple[str, ...] | None, *layouts, file: str | None = None, **fields) -> Task:
+    """A task of CLUE. ``file`` begins the names of its two submissions if it has test files of 1.0 and 1.1
+    (``tnews10_predict.json``)."""
+    files = {split: (f"{split}.json",) for split in ("train", "dev", "test")}
+    predicted = {"test": f"{name}_predict.json"}
+    if file is not None:
+        files["test"], files["test1.0"] = ("test1.1.json", "test.json"), ("test1.0.json",)
+        predicted = {"test": f"{file}11_predict.json", "test1.0": f"{file}10_predict.json"}
+    fields = {
+        "form": "classification",
+        "metrics": ("accuracy",),
+        "files": files,
+        "folders": (name, f"{name}_public", f"clue/{name}"),
+        "submission": Submission(format="clue", files=predicted),
+    } | fields
+    return Task(name=name, labels=labels, layouts=layouts, language="zh", **fields)
+
+
+def _fewclue(name: str, labels: tuple[str, ...] | None, *layouts, file: str | None = None, **fields) -> Task:
+    """A task of FewCLUE. ``file`` begins the name of its submission: those that CLUE has too end in f."""
     folder = name.removesuffix("_few")
-    fields = {"form": "classification", "metrics": ("accuracy",), "files": names} | fields
-    submission = Submission(format="clue", files={"test": f"{folder}_predict.json"})
-    return Task(
-        name=name,
-        labels=labels,
-        layouts=layouts,
-        folders=(folder, f"clue/{folder}"),
-        language="zh",
-        submission=submission,
+    files = {
+        "train": ("train_few_all.json", "train_0.json", "train.json"),
+        "dev": ("dev_few_all.json", "dev_0.json", "dev.json"),
+        "test": ("test.json",),
+        "test_public": ("test_public.json", "test_public-part.json"),
+    }
+    return _clue(
+        name,
+        labels,
+        *layouts,
+        files=files,
+        folders=(folder, f"clue/{folder}", f"fewclue/{folder}"),
+        submission=Submission(format="clue", files={"test": f"{file or folder}_predict.json"}),
         **fields,
     )
 
 
 _TNEWS = tuple(str(label) for label in range(100, 117) if label not in (105, 111))
+_IFLYTEK = tuple(map(str, range(119)))
 _ZH_PAIR = Columns(text="sentence1", pair="sentence2", id="id")
 _ONE = Columns(text="sentence", id="id")
 CLUE = (
     _clue("afqmc", BINARY, _ZH_PAIR),
-    _clue("tnews", _TNEWS, _ONE),
-    _clue("iflytek", tuple(map(str, range(119))), _ONE),
+    _clue("tnews", _TNEWS, _ONE, file="tnews"),
+    _clue("iflytek", _IFLYTEK, _ONE),
     _clue("cmnli", NLI, _ZH_PAIR, dropped=("-",)),
     _clue("ocnli", NLI, _ZH_PAIR, dropped=("-",), files={
         "train": ("train.50k.json", "train.json", "train.10k.json"), "dev": ("dev.json", "dev-part.json"),
-        "test": ("test.json",)}),
+        "test": ("test.json",)}, submission=Submission(format="clue", files={"test": "ocnli_50k_predict.json"})),
     _clue("csl", BINARY, Keywords()),
-    _clue("cluewsc", _BOOLEAN, MarkedText(words=False)),
+    _clue("cluewsc", _BOOLEAN, MarkedText(words=False), file="cluewsc",
+          folders=("cluewsc", "cluewsc2020", "cluewsc2020_public", "clue/cluewsc")),
+    _clue("clue_chid", None, IdiomGaps(), form="choice", folders=("chid", "chid_public", "clue/chid"),
+          files={"train": ("train.json",), "dev": ("dev.json",), "test": ("test1.1.json", "test.json"),
+                 "test1.0": ("test1.0.json",)},
+          submission=Submission(format="clue_json", files={"test": "chid11_predict.json",
+                                                           "test1.0": "chid10_predict.json"})),
     Task(
         name="chnsenticorp",
         form="classification",
@@ -422,12 +449,15 @@ CLUE = (
     ),
 )  # fmt: skip
 FEWCLUE = (
-    _clue("eprstmt", ("Negative", "Positive"), _ONE, few=True),
-    _clue("csldcp", None, Columns(text="content", id="id"), few=True),
-    _clue("tnews_few", _TNEWS, _ONE, few=True),
-    _clue("bustm", BINARY, _ZH_PAIR, few=True),
-    _clue("chid", None, Cloze(), few=True, form="choice"),
-    _clue("cluewsc_few", _BOOLEAN, MarkedText(words=False), few=True),
+    _fewclue("eprstmt", ("Negative", "Positive"), _ONE),
+    _fewclue("csldcp", None, Columns(text="content", id="id")),
+    _fewclue("tnews_few", _TNEWS, _ONE, file="tnewsf"),
+    _fewclue("iflytek_few", _IFLYTEK, _ONE, file="iflytekf"),
+    _fewclue("ocnli_few", NLI, _ZH_PAIR, file="ocnlif", dropped=("-",)),
+    _fewclue("bustm", BINARY, _ZH_PAIR),
+    _fewclue("csl_few", BINARY, Keywords(), file="cslf"),
+    _fewclue("chid", None, Cloze(), file="chidf", form="choice"),
+    _fewclue("cluewsc_few", _BOOLEAN, MarkedText(words=False), file="cluewscf"),
 )
 
 TASKS: Mapping[str, Task] = {
