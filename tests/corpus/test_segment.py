@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import gzip
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,21 @@ def test_any_function_by_its_name() -> None:
     assert segment("") == []
 
 
-@pytest.mark.parametrize("words", [["京"], ["北", "大"], ["京", "北"]])
+def test_a_function_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder_cut.py").write_text("def cut(text):\n    return text.split()\n")
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    assert make_segmenter("folder_cut:cut")("北京 大学") == [0, 3]
+    assert sys.path == before
+
+
+def test_a_function_that_drops_the_end_of_the_text_is_refused() -> None:
+    with pytest.raises(DataError, match="stopped before '大学'; it must return the words of the whole text"):
+        word_start_offsets("北京 大学", lambda text: ["北京"])
+    assert word_start_offsets("北京 ", lambda text: ["北京"]) == [0]
+
+
+@pytest.mark.parametrize("words", [["京"], ["北", "大"], ["京", "北"], []])
 def test_a_function_that_changes_the_text_is_refused(words: list[str]) -> None:
     with pytest.raises(DataError, match="unchanged and in order"):
         word_start_offsets("北京", lambda text: words)

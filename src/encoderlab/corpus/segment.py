@@ -7,8 +7,11 @@ characters).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from encoderlab.errors import ConfigError, DataError, MissingDependency
@@ -22,7 +25,8 @@ def load_segmenter(name: str) -> Segment:
 
     Args:
         name: ``"rjieba"`` (jieba's words with its hidden Markov model, 30 MB/s), ``"characters"`` (every character is a
-            word, so that n-grams of words are n-grams of characters), or any function as ``"module:function"``.
+            word, so that n-grams of words are n-grams of characters), or any function as ``"module:function"``, of a
+            module that is installed or lies in the current folder.
 
     Raises:
         ConfigError: there is no such function.
@@ -40,12 +44,26 @@ def load_segmenter(name: str) -> Segment:
     if not module or not function:
         raise ConfigError(f"unknown segmenter {name!r}; choose rjieba, characters, or a function as module:function")
     try:
-        found = getattr(importlib.import_module(module), function)
+        with _current_folder_on_path():
+            found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"segmenter {name!r} cannot be imported ({error}); is it on the path?") from None
+        raise ConfigError(
+            f"segmenter {name!r} cannot be imported ({error}); put the module in the current folder, or install it"
+        ) from None
     if not callable(found):
         raise ConfigError(f"segmenter {name!r} is {type(found).__name__}, expected a function from a text to its words")
     return found
+
+
+@contextlib.contextmanager
+def _current_folder_on_path() -> Iterator[None]:
+    """The current folder as the last place that modules are imported from, as ``python -m`` has it as the first."""
+    folder = os.getcwd()
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
 
 
 def word_start_offsets(text: str, segment: Segment) -> list[int]:
@@ -54,7 +72,7 @@ def word_start_offsets(text: str, segment: Segment) -> list[int]:
     A segmenter may leave out white space between words.
 
     Raises:
-        DataError: a word is not in the text where it should be.
+        DataError: a word is not in the text where it should be, or the last ones are missing.
     """
     words = [word for word in segment(text) if word]
     if "".join(words) == text:
@@ -69,6 +87,11 @@ def word_start_offsets(text: str, segment: Segment) -> list[int]:
             )
         offsets.append(place)
         position = place + len(word)
+    if rest := text[position:].strip():
+        raise DataError(
+            f"the segmenter stopped before {rest[:20]!r}; "
+            "it must return the words of the whole text, unchanged and in order"
+        )
     return offsets
 
 
