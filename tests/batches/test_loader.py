@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_corpus import BERT, XLNET, MemoryCorpus, numbered_corpus, random_corpus
 
-from encoderlab.batches.loader import Format, Loader, Shuffled, filling
+from encoderlab.batches.loader import Format, Loader
 from encoderlab.batches.pack import Chunks, FullSentences, PackedDocuments, Row, SegmentPairs, SingleDocuments
 from encoderlab.batches.streams import ContiguousStreams, XLNetStreams
 from encoderlab.corpus.shards import Document
@@ -35,8 +35,6 @@ def corpus() -> MemoryCorpus:
 
 def make(corpus: Any, form: Format = FORMS[0], **options: Any) -> Loader:
     settings: dict[str, Any] = {"seed": 5, "batch_rows": 8, "block_tokens": BLOCK, "framing": BERT} | options
-    if settings.get("batch_tokens"):
-        del settings["batch_rows"]
     if isinstance(form, XLNetStreams):
         settings["framing"] = XLNET
     return Loader(corpus, form, **settings)
@@ -109,17 +107,16 @@ def test_row_numbers_and_ramp(corpus: MemoryCorpus) -> None:
 
 
 def test_batches_in_tokens(corpus: MemoryCorpus) -> None:
-    form = FullSentences(length=60, cross_documents=False)
-    batches = take(make(corpus, form, batch_tokens=400), 60)
+    form = FullSentences(length=60, cross_documents=False, batch="tokens")
+    batches = take(make(corpus, form, batch_rows=7), 60)
     sizes = [sum(map(len, batch)) for batch in batches]
-    assert max(sizes) <= 400 and np.mean(sizes) > 350
+    assert max(sizes) <= 420 and np.mean(sizes) > 365
+    assert max(map(len, batches)) > 7
     for batch, following in zip(batches, batches[1:], strict=False):
-        assert sum(map(len, batch)) + len(following[0]) > 400  # as many as fit
-    loader = make(corpus, form, batch_tokens=400)
+        assert sum(map(len, batch)) + len(following[0]) > 420  # as many as fit
+    loader = make(corpus, form, batch_rows=7)
     take(loader, 31)
-    assert same(take(make(corpus, form, batch_tokens=400, state=loader.state()), 9), batches[31:40])
-    huge = take(make(corpus, form, batch_tokens=3), 5)
-    assert [len(batch) for batch in huge] == [1] * 5
+    assert same(take(make(corpus, form, batch_rows=7, state=loader.state()), 9), batches[31:40])
 
 
 def test_duplicates_repeat_rows_in_another_order(corpus: MemoryCorpus) -> None:
@@ -132,36 +129,6 @@ def test_duplicates_repeat_rows_in_another_order(corpus: MemoryCorpus) -> None:
     by_key: dict[tuple[int, ...], bytes] = {}
     for row in rows:
         assert by_key.setdefault(row.key, row.ids.tobytes()) == row.ids.tobytes()
-
-
-def test_groups_save_padding(corpus: MemoryCorpus) -> None:
-    def padding(**options: Any) -> float:
-        batches = take(make(corpus, SingleDocuments(length=128), **options), 100)
-        return 1 - np.mean([np.mean([len(row) for row in batch]) / max(map(len, batch)) for batch in batches])
-
-    assert padding(group=8, block_tokens=100_000) < 0.6 * padding()
-    everything = [row for batch in make(corpus, SingleDocuments(length=128), epochs=1, group=8) for row in batch]
-    plain = [row for batch in make(corpus, SingleDocuments(length=128), epochs=1) for row in batch]
-    assert sorted(row.key for row in everything) == sorted(row.key for row in plain)
-
-
-def test_filling(corpus: MemoryCorpus) -> None:
-    def of(form: Any, **options: Any) -> Any:
-        return filling(Shuffled(corpus, form, BERT, 0, **options), 8)
-
-    single, packed = of(SingleDocuments(length=128)), of(PackedDocuments(length=128))
-    assert packed.padding < 0.05 < single.padding
-    assert of(SingleDocuments(length=128), group=8).padding_in_batches < 0.5 * single.padding_in_batches
-    assert 0 < single.padding_in_batches <= single.padding < 1
-    lengths = [len(row) for batch in make(corpus, SingleDocuments(length=128), epochs=1) for row in batch]
-    assert single.rows == len(lengths)
-    assert single.padding == pytest.approx(1 - np.mean(lengths) / 128)
-    assert single.special == pytest.approx(2 / np.mean(lengths))
-    assert single.unused == packed.unused == 0
-    cropped = of(SingleDocuments(length=34, overlong="crop"))
-    kept = sum(min(len(document), 32) for document in corpus.documents)
-    assert cropped.unused == pytest.approx(1 - kept / corpus.num_tokens)
-    assert 0 < of(SegmentPairs(length=24)).unused < 0.6
 
 
 def test_rows_of_another_length_from_the_same_place(corpus: MemoryCorpus) -> None:

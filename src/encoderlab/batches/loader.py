@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from encoderlab.batches.order import Permutation
-from encoderlab.batches.pack import RowFormat, check_length
+from encoderlab.batches.pack import FullSentences, RowFormat, check_length
 from encoderlab.batches.rows import Documents, Framing, Plan, Row
 from encoderlab.batches.streams import StreamFormat, streams
 from encoderlab.errors import ConfigError, DataError
@@ -60,8 +60,9 @@ class Shuffled:
         duplicates: repeat the rows (and with them their masks) of the first epochs: epoch e has the rows of epoch
             e % duplicates, in another order. This is static masking: ``duplicates=10`` over 40 epochs shows each mask
             4 times.
-        group: keep this many consecutive rows similar in length, which saves padding where rows differ much.
-        in_tokens: ``take`` counts tokens of rows, not rows; a batch then holds as many rows as fit, and at least one.
+
+    Where the rows say ``batch="tokens"``, :meth:`take` counts tokens, ``length`` for each row it is asked for, and
+    gives as many rows as fit.
     """
 
     def __init__(
@@ -72,20 +73,19 @@ class Shuffled:
         seed: int,
         *,
         duplicates: int | None = None,
-        group: int = 1,
-        in_tokens: bool = False,
         block_tokens: int = BLOCK_TOKENS,
     ) -> None:
         check_length(form.length, framing)
         self.corpus, self.form, self.framing, self.seed = corpus, form, framing, seed
-        self.duplicates, self.group, self.in_tokens = duplicates, group, in_tokens
+        self.duplicates = duplicates
+        self.in_tokens = isinstance(form, FullSentences) and form.batch == "tokens"
         self.num_blocks = max(1, min(round(corpus.num_tokens / block_tokens), corpus.num_documents))
         self._planner = ThreadPoolExecutor(1, "plan")
         self._planned: dict[tuple[int, int], Future[Block]] = {}
 
     def take(self, place: Place, size: int, until: int | None = None) -> tuple[list[Any], Place]:
         taken: list[tuple[Block, int]] = []
-        left, empty = size, 0
+        left, empty = size * self.form.length if self.in_tokens else size, 0
         while True:
             block = self.block(place.epoch, place.block)
             empty = 0 if len(block.order) else empty + 1
@@ -93,7 +93,7 @@ class Shuffled:
                 raise self._no_row()
             offset = min(place.offset, len(block.order))  # rows of another length may have been more
             cost = block.costs if self.in_tokens else None
-            count, used, full = _fitting(cost, offset, len(block.order), left, not taken)
+            count, used, full = _fitting(cost, offset, len(block.order), left)
             taken += [(block, offset + i) for i in range(count)]
             left -= used
             place = replace(place, offset=offset + count)
@@ -141,14 +141,8 @@ class Shuffled:
         number = Permutation(self.num_blocks, self.seed, "blocks", epoch)[place]
         documents = self.documents(cycle, number)
         plan = self.form.plan(self.corpus, documents, generator(self.seed, "plan", cycle, number), self.framing)
-        rng = generator(self.seed, "order", epoch, number)
-        order = rng.permutation(len(plan))
-        lengths = plan.lengths(self.framing)
-        if self.group > 1:
-            order = order[np.argsort(lengths[order], kind="stable")]
-            groups = [order[i : i + self.group] for i in range(0, len(order), self.group)]
-            order = np.concatenate([groups[i] for i in rng.permutation(len(groups))] or [order])
-        return Block(plan, order, np.cumsum(lengths[order]), (cycle, number))
+        order = generator(self.seed, "order", epoch, number).permutation(len(plan))
+        return Block(plan, order, np.cumsum(plan.lengths(self.framing)[order]), (cycle, number))
 
 
 @dataclass(frozen=True)
@@ -161,15 +155,13 @@ class Block:
     key: tuple[int, int]
 
 
-def _fitting(costs: np.ndarray | None, offset: int, total: int, left: int, first: bool) -> tuple[int, int, bool]:
+def _fitting(costs: np.ndarray | None, offset: int, total: int, left: int) -> tuple[int, int, bool]:
     """How many rows from ``offset`` on fit into what is left, what they cost, and whether the batch is then full."""
     if costs is None:
         count = min(left, total - offset)
         return count, count, count == left
     before = int(costs[offset - 1]) if offset else 0
     count = int(np.searchsorted(costs, before + left, side="right")) - offset
-    if first and count == 0 and offset < total:
-        count = 1
     used = int(costs[offset + count - 1]) - before if count else 0
     return count, used, offset + count < total
 
@@ -212,7 +204,6 @@ class Loader:
         framing: the special tokens around texts.
         seed: of the run; the order of rows and their making depend on nothing else.
         batch_rows: rows of the global batch, or a function of the step that gives it (a ramp). Constant for streams.
-        batch_tokens: instead, tokens of the global batch: it holds as many rows as fit.
         rank, world: this process and the number of processes; rank r has the rows from ``n * r // world`` up to
             ``n * (r + 1) // world`` of a batch of n.
         state: of an earlier loader, from which this one goes on.
@@ -220,7 +211,7 @@ class Loader:
         epochs: stop after so many; None goes on for ever. The last batch is then smaller, and is left out where it
             does not give every rank a row.
         ahead: batches that are prepared in advance.
-        duplicates, group, block_tokens: see :class:`Shuffled`.
+        duplicates, block_tokens: see :class:`Shuffled`.
 
     Raises:
         DataError: the corpus is shorter than one row, or gives no row at all.
@@ -233,8 +224,7 @@ class Loader:
         *,
         framing: Framing,
         seed: int,
-        batch_rows: int | Callable[[int], int] = 0,
-        batch_tokens: int = 0,
+        batch_rows: int | Callable[[int], int],
         rank: int = 0,
         world: int = 1,
         state: dict[str, int] | None = None,
@@ -242,15 +232,12 @@ class Loader:
         epochs: int | None = None,
         ahead: int = 4,
         duplicates: int | None = None,
-        group: int = 1,
         block_tokens: int = BLOCK_TOKENS,
     ) -> None:
-        assert bool(batch_rows) != bool(batch_tokens), "a batch is given in rows or in tokens"
         assert 0 <= rank < world, (rank, world)
         self.rank, self.world, self.epochs, self.ahead, self.transform = rank, world, epochs, ahead, transform
         self._place = Place(**state) if state else Place()
-        size = batch_tokens or batch_rows
-        self._size: Callable[[int], int] = size if callable(size) else lambda step: size
+        self._size: Callable[[int], int] = batch_rows if callable(batch_rows) else lambda step: batch_rows
         if corpus.num_tokens == 0 or (epochs is None and corpus.num_tokens < form.length - framing.pair):
             raise DataError(
                 f"corpus of {corpus.num_tokens:,} tokens is shorter than one row of {form.length}; "
@@ -258,7 +245,7 @@ class Loader:
             )
         self.order: Order
         if isinstance(form, StreamFormat):
-            assert not callable(batch_rows) and batch_rows, "streams need a constant number of rows"
+            assert not callable(batch_rows), "streams need a constant number of rows"
             self.order = Streams(corpus, form, framing, seed, batch_rows)
         else:
             self.order = Shuffled(
@@ -267,8 +254,6 @@ class Loader:
                 framing,
                 seed,
                 duplicates=duplicates,
-                group=group,
-                in_tokens=bool(batch_tokens),
                 block_tokens=block_tokens,
             )
 
@@ -324,34 +309,3 @@ class Loader:
             return [], after
         start, stop = total * self.rank // self.world, total * (self.rank + 1) // self.world
         return self.order.read(references[start:stop], place.rows + start), after
-
-
-@dataclass(frozen=True)
-class Filling:
-    """How well the rows of a block are filled, as shares."""
-
-    rows: int
-    padding: float  # of the positions of rows that are all padded to the full length
-    padding_in_batches: float  # where a batch is padded to its longest row
-    special: float  # of the tokens of rows
-    unused: float  # of the block's text: cut off, for this epoch
-
-
-def filling(order: Shuffled, batch_rows: int) -> Filling:
-    """How well the rows of the first block are filled, in batches of ``batch_rows``; costs its planning."""
-    block = order.block(0, 0)
-    lengths = block.plan.lengths(order.framing)[block.order]
-    text = block.plan.stop - block.plan.start
-    batches = [lengths[i : i + batch_rows] for i in range(0, len(lengths), batch_rows)]
-    padded = sum(int(batch.max()) * len(batch) for batch in batches)
-    # A random second segment is text of elsewhere: it counts where its document is that of the first.
-    plan, pieces = block.plan, np.diff(block.plan.first)
-    own = (plan.part == 0) | (plan.document == np.repeat(plan.document[plan.first[:-1]], pieces))
-    whole = sum(map(order.corpus.document_length, order.documents(*block.key).tolist()))
-    return Filling(
-        rows=len(lengths),
-        padding=1 - float(lengths.sum()) / (len(lengths) * order.form.length),
-        padding_in_batches=1 - float(lengths.sum()) / padded,
-        special=1 - float(text.sum() / lengths.sum()),
-        unused=1 - float(text[own].sum()) / whole,
-    )

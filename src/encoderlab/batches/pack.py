@@ -261,13 +261,15 @@ class FullSentences:
 
     A row may hold several documents, with a separator between them; they see each other unless ``separate``, which
     frames each as a text of its own. ``cross_documents=False`` is DOC-SENTENCES: a row ends with its document, so
-    that rows are shorter and a batch should be given in tokens. A sentence longer than the row is cut in rows.
+    that rows are shorter; with ``batch="tokens"`` a batch of n rows then holds as many of them as have n * ``length``
+    tokens together, as in the original. A sentence longer than the row is cut in rows.
     """
 
     kind: Literal["full_sentences"] = "full_sentences"
     length: int = 512
     cross_documents: bool = True
     separate: bool = False
+    batch: Literal["rows", "tokens"] = "rows"
 
     def plan(self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing) -> Plan:
         # Tokens that a piece costs beside its own, and that a row costs once.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
@@ -60,12 +60,6 @@ class Framing:
     cls: int
     sep: int
     eod: int | None = None
-
-    @classmethod
-    def of(cls, tokenizer: Any) -> Framing:
-        """The framing of a :class:`~encoderlab.corpus.tokenizer.Tokenizer`."""
-        special = tokenizer.special
-        return cls(kind=tokenizer.framing, cls=special.cls, sep=special.sep, eod=special.eod)
 
     @property
     def single(self) -> int:
