@@ -72,3 +72,22 @@ def test_cmrc_scores():
     # 大学 is 2 of 4 and 2 of 4; 8 月 8 日 is the longest run: 4 of 4 segments and 4 of 6; the empty answer has none.
     assert scores["f1"] == pytest.approx(100 * (0.5 + 0.8 + 0) / 3)
     assert answers.mixed_segments("在New York的3.5%，x-y") == ["在", "new", "york", "的", "3.5", "%", "xy"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("3d", "3d"), ("1980s", "1980s"), ("5g", "5g"), ("v2.0", "v2.0"), ("3.5%", "3.5 %"), ("1,000", "1,000"),
+        ("don't", "do n't"), ("it's", "it 's"), ("they'll go", "they 'll go"), ("cannot", "can not"),
+        ("o'neil", "o'neil"), ("u.s.a.", "u.s.a ."), ("q&a", "q & a"), ("c#", "c #"), ("wait...", "wait ..."),
+        ("(yes)", "( yes )"), ('"yes"', "`` yes ''"), ("red, blue", "red , blue"), ("boys' toys", "boys ' toys"),
+        ("a 'new world'", "a ' new world '"), ("2008–2010", "2008 – 2010"),
+    ],
+)  # fmt: skip
+def test_latin_words_are_those_of_the_treebank(text, words):
+    assert answers.treebank_words(text) == words.split()
+
+
+def test_cmrc_f1_of_words_with_digits():
+    assert answers.cmrc_f1("3d打印", "打印") == pytest.approx(0.8)
+    assert answers.cmrc_f1("20世纪1980s", "1980s") == pytest.approx(0.4)
