@@ -46,6 +46,7 @@ def test_a_split_is_all_of_its_shards(tmp_path):
     for shard in range(3):
         rows = arrow.Table.from_pylist(ROWS[:2])
         parquet.write_table(rows, tmp_path / f"train-0000{shard}-of-00003.parquet")
+    (tmp_path / "README").write_text("about the data")
     (tmp_path / "validation.json.gz").write_bytes(gzip.compress(lines(ROWS).encode()))
     _, splits = compat._splits(tmp_path, "classification", "sentence", None, None)
     assert {name: len(split) for name, split in splits.items()} == {"train": 6, "dev": 8}
@@ -84,6 +85,8 @@ def test_differences_are_said_once_and_flags_without_values_are_ignored(tmp_path
 def test_the_recipe_ends_as_the_original_does():
     recipe = compat._recipe(compat.Flags(model=Path("m"), rate=1e-5), None)
     assert recipe.form.max_length == 512 and recipe.select == "last"
+    with pytest.raises(ConfigError, match="max_length 0 is not positive"):
+        compat._recipe(compat.Flags(model=Path("m"), max_length=0), None)
     assert recipe.optim.lr * recipe.schedule.share(100, 100) == pytest.approx(1e-7)
 
 
@@ -102,4 +105,4 @@ def test_a_gpu_that_is_not_there_is_one_line(tmp_path, tiny, capsys, monkeypatch
     words = ["text_classification", "train", "--model", tiny, "--datasets", data(tmp_path / "data")]
     run(capsys, 0, *words, "--save_ckpt_path", tmp_path / "ckpt", "--max_epochs", 1)
     said = run(capsys, 2, "text_classification", "predict", "--model", tmp_path / "ckpt", "--text", "a", "--device", 0)
-    assert "--device 0: this machine has 0 GPUs, from 0; -1 is the CPU" in said
+    assert "--device 0: there are 0 GPUs here, numbered from 0; -1 is the CPU" in said

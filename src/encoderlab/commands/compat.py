@@ -134,11 +134,13 @@ def _run(
     others: tuple[str, ...],
     columns: tuple[str | None, str | None, str | None],
 ) -> dict[str, Any]:
-    if others and not others[0].startswith("-"):
+    if others and not others[0].startswith("--"):
         raise ConfigError(f"{others[0]!r} belongs to no flag; give flags as --name value or --name=value")
     if others:
         names = ", ".join(word.partition("=")[0] for word in others if word.startswith("--"))
-        note(f"ignored: {names} (for several processes: torchrun -m encoderlab ...)")
+        note(
+            f"ignored: {names}" + (" (for several processes: torchrun -m encoderlab ...)" if action == "train" else "")
+        )
     if action == "predict":
         return _predict(flags)
     _say_differences(flags, others)
@@ -163,7 +165,11 @@ def _say_gpus(gpus: str) -> None:
         chosen = gpus.strip(",") or "0"
         raise ConfigError(f"--gpus={gpus} names GPUs; choose them with CUDA_VISIBLE_DEVICES={chosen} and leave it out")
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    where = f"training on {processes}" if torch.cuda.is_available() else "none is here, training on the CPU"
+    where = (
+        f"training on {processes} GPU{'s' * (processes > 1)}"
+        if torch.cuda.is_available()
+        else "none is here, training on the CPU"
+    )
     if int(gpus) == 0:
         note(f"--gpus=0: taken as the number of a GPU (Lightning would use none); {where}")
     elif int(gpus) != processes or not torch.cuda.is_available():
@@ -182,7 +188,7 @@ def _recipe(flags: Flags, limit: int | None) -> Recipe:
         raise ConfigError(f"--precision {flags.precision}; choose from {', '.join(names)}")
     return Recipe(
         name="fengshen",
-        form=FormSettings(max_length=_length(flags.max_length or LENGTH, limit)),
+        form=FormSettings(max_length=_length(LENGTH if flags.max_length is None else flags.max_length, limit)),
         batch=flags.batch,
         epochs=EPOCHS if flags.epochs is None else flags.epochs,
         seed=flags.seed,
@@ -249,11 +255,14 @@ def _find(folder: Path, names: tuple[str, ...]) -> list[Path]:
 
     found: dict[tuple[str, str], list[Path]] = {}
     for path in sorted(folder.iterdir()):
-        stem, dot, kind = path.name.lower().rpartition(suffix(path))
+        kind = suffix(path)
+        if kind not in KINDS or not path.is_file():
+            continue
+        stem, _, compression = path.name.lower().rpartition(kind)
         name = re.match("[a-z]+", stem)
-        if name is not None and name[0] in names and dot in KINDS and path.is_file():
+        if name is not None and name[0] in names:
             shard = re.fullmatch(r"([-_.]?\d.*)?", stem[name.end() :])  # train-00000-of-00003, train_1
-            found.setdefault((name[0] if shard else stem, dot + kind), []).append(path)
+            found.setdefault((name[0] if shard else stem, kind + compression), []).append(path)
     if len(found) > 1:
         some = ", ".join(paths[0].name for paths in found.values())
         raise DataError(f"{folder}: holds several files for one split ({some}); leave those of one name and kind")
@@ -295,7 +304,7 @@ def _predict(flags: Flags) -> dict[str, Any]:
 
         count = torch.cuda.device_count()
         if flags.device >= count:
-            raise ConfigError(f"--device {flags.device}: this machine has {count} GPUs, from 0; -1 is the CPU")
+            raise ConfigError(f"--device {flags.device}: there are {count} GPUs here, numbered from 0; -1 is the CPU")
         predictor.objective.model.to(f"cuda:{flags.device}")
     parts = [part.strip() for part in text.split("[SEP]")]
     form = predictor.form.task.form
