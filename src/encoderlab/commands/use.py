@@ -17,6 +17,7 @@ from encoderlab.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from encoderlab.tasks.base import Example, Split, Task
+    from encoderlab.tasks.infer import Given
     from encoderlab.tasks.predict import Predictor
 
 CHUNK = 8192  # texts held at a time
@@ -29,17 +30,20 @@ def evaluate(
     *,
     split: str = "dev",
     folder: Annotated[Path | None, Parameter(name="--data")] = None,
-    ensemble: list[Path] | None = None,
+    ensemble: Annotated[list[Path] | None, Parameter(consume_multiple=True)] = None,
     submission: Path | None = None,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
 ) -> dict[str, Any]:
     """Score a fine-tuned model, or an ensemble, on labelled data.
 
-    An ensemble averages the probabilities of its members (for answers, their n-best
-    lists); its score stands beside theirs.
+    An ensemble averages the probabilities of its members (for answers, the scores of
+    starts and ends); its score stands beside theirs.
 
     Example:
         encoderlab evaluate runs/mrpc/seed-1 mrpc --data data/glue \\
-            --ensemble runs/mrpc/seed-2 --ensemble runs/mrpc/seed-3
+            --ensemble runs/mrpc/seed-2 runs/mrpc/seed-3
 
     Parameters
     ----------
@@ -52,28 +56,42 @@ def evaluate(
     folder
         Folder with the benchmark's files.
     ensemble
-        Further models (repeatable).
+        Further models: several behind one flag, or the flag again.
     submission
         Also write the leaderboard's file into this folder.
+    text
+        Of a file: its column of the text, where it is not the one that the model learned from.
+    pair
+        Its column of the second text.
+    label
+        Its column of the label.
     """
     from encoderlab.tasks import suites
     from encoderlab.tasks.base import is_unlabelled
-    from encoderlab.tasks.predict import predict_ensemble
+    from encoderlab.tasks.infer import Given
+    from encoderlab.tasks.predict import joint_windows, predict_ensemble
     from encoderlab.tasks.scores import score
+    from encoderlab.tasks.span import SpanQA
     from encoderlab.tasks.submit import write_submission
 
     names = [model, *(ensemble or ())]
     members = [predictor_of(place) for place in names]
     own = members[0].form.task
     if Path(data).is_file():
-        task, part = _labelled_file(Path(data), own)
+        task = _task_of_file(Path(data), own, Given(form=own.form, text=text, pair=pair, label=label))
+        part = task.read([Path(data)], "dev")
     else:
         task = _fitted(suites.task(data), own)
         if folder is None:
             raise ConfigError(f"{data} is a benchmark; give the folder of its files with --data")
         part = task.load(folder, split)
     _warn(part)
+    if isinstance(members[0].form, SpanQA) and not joint_windows(members):
+        note("the models read passages in different windows, so the probabilities of their n-best texts are averaged")
     together, each = predict_ensemble(members, part.examples)
+    for line in dict.fromkeys(_cut(member) for member in members):
+        if line:
+            note(line)
     found = {}
     labels = [str(name) for name in names]
     if len(members) > 1:
@@ -133,6 +151,7 @@ def predict(
     The input is a file (CSV, TSV, JSON lines, Parquet with named columns; `.txt` with one
     text per line), of any size: it is read in parts, and the same command with --out goes
     on where it was interrupted. Or it is texts; two texts of a pair stand on both sides of [SEP].
+    Columns are those that the model learned from, where the file has them.
 
     Example:
         encoderlab predict runs/reviews/seed-1 texts.csv --out labels.jsonl
@@ -150,7 +169,6 @@ def predict(
     pair
         Column of the second text.
     """
-    from encoderlab.tasks.base import Text
     from encoderlab.tasks.predict import record
 
     predictor = predictor_of(model)
@@ -158,7 +176,7 @@ def predict(
     if len(inputs) > 1 or not file.is_file():
         if file.suffix and " " not in inputs[0] and len(inputs) == 1:
             raise DataError(f"{file}: no such file; give a file, or texts")
-        examples: list[Example] = [_text(str(number), line, Text) for number, line in enumerate(inputs)]
+        examples = [_example(predictor.form.task, number, line) for number, line in enumerate(inputs)]
         predictions = predictor.predict(examples)
         found = [
             record(example, value, detail)
@@ -166,6 +184,8 @@ def predict(
         ]
         for line, answer in zip(inputs, found, strict=True):
             say(f"{_answer(answer)}\t{line}")
+        if line := _cut(predictor):
+            note(line)
         return {"model": model, "predictions": found}
     return _predict_file(predictor, file, out, text, pair) | {"model": model}
 
@@ -273,10 +293,12 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def predictor_of(folder: Path) -> Predictor:
-    """A fine-tuned model with the task it was trained for, as far as its folder tells."""
+    """A fine-tuned model with the task it was trained for, as far as its folder tells. Without a task there, it has no
+    layouts either.
+    """
     from encoderlab.interchange.load import load
     from encoderlab.tasks import suites
-    from encoderlab.tasks.finetune import HEAD_FILE, read_task
+    from encoderlab.tasks.finetune import HEAD_FILE, layouts_of, read_task
     from encoderlab.tasks.predict import Predictor, task_of_model
     from encoderlab.tasks.span import SpanQA
     from encoderlab.tasks.trials import best_seed
@@ -289,13 +311,17 @@ def predictor_of(folder: Path) -> Predictor:
         )
     network, kept = load(folder), read_task(folder)
     task = task_of_model(network)
+    task = replace(task, layouts=())
     if kept is None:
         return Predictor.of(network, task)
-    labels = None if kept["labels"] is None else tuple(kept["labels"])
-    task = replace(
-        suites.TASKS.get(kept["name"], task), name=kept["name"], labels=labels, metrics=tuple(kept["metrics"])
-    )
-    predictor = Predictor.of(network, task, kept["settings"])
+    labels, metrics = None if kept["labels"] is None else tuple(kept["labels"]), tuple(kept["metrics"])
+    known = suites.TASKS.get(kept["name"])
+    if known is not None and kept.get("benchmark", (known.form, known.metrics) == (kept["form"], metrics)):
+        task = known  # a file of the user's that is only named like it has its own columns
+    else:
+        task = replace(task, layouts=layouts_of(kept.get("layouts", ())))
+    task = replace(task, name=kept["name"], labels=labels, metrics=metrics)
+    predictor = Predictor.of(network, task, replace(kept["settings"], targets="raw"))  # its head answers in the file's
     if isinstance(predictor.form, SpanQA):
         predictor.form.threshold = kept["threshold"]
     return predictor
@@ -320,14 +346,47 @@ def _fitted(task: Task, own: Task) -> Task:
     return replace(task, labels=own.labels)
 
 
-def _labelled_file(path: Path, own: Task) -> tuple[Task, Split]:
-    """The examples of a user's file, read as the model's form of task."""
-    from encoderlab.tasks.infer import Given, task_of
+def _task_of_file(path: Path, own: Task, given: Given) -> Task:
+    """The model's task ``own`` with the layout of a file: the one it was trained with where the file has it, else what
+    the names of its columns tell. Columns that are given count.
+    """
+    from encoderlab.tasks.base import Remarks
+    from encoderlab.tasks.infer import task_of
+    from encoderlab.tasks.readers import Columns, layout_of
+    from encoderlab.tasks.tables import columns
 
-    task, said = task_of(path, Given(form=own.form))
+    names = columns(path, Remarks(path))
+    fitting = [layout for layout in own.layouts if _fits(layout, path, names)]
+    layout = layout_of(path, fitting) if fitting else None
+    if layout is not None and (given.text, given.pair, given.label) == (None, None, None):
+        note(f"{path.name}: {own.form}, read as the training data of the model ({own.name}) is")
+        return replace(own, layouts=(layout,))
+    if isinstance(layout, Columns):
+        texts = (layout.text, layout.pair) if given.text is None else (given.text, given.pair)
+        given = replace(given, text=texts[0], pair=given.pair or texts[1], label=given.label or layout.label)
+        if given.label not in names:
+            given = replace(given, label=None)
+    task, said = task_of(path, given)
     note(said)
-    task = replace(task, labels=own.labels, metrics=own.metrics)
-    return task, task.read([path], "dev")
+    return replace(own, name=task.name, layouts=task.layouts)
+
+
+def _fits(layout: Any, path: Path, names: tuple[str, ...]) -> bool:
+    """Whether a file has a layout of the training data. Layouts that ask for no names are kept from files that have
+    some.
+    """
+    from encoderlab.tasks.infer import TEXTS
+    from encoderlab.tasks.readers import Columns, Conll, Options, Squad, WordLists
+    from encoderlab.tasks.tables import suffix
+
+    kind = suffix(path)
+    if isinstance(layout, Conll):
+        return kind not in (".csv", ".json", ".jsonl", ".parquet")
+    if getattr(layout, "positional", False) and {name.lower() for name in names} & set(TEXTS):
+        return False
+    if not isinstance(layout, (Columns, Options, Squad, WordLists)) and kind in (".csv", ".tsv"):
+        return False  # these are read from records alone
+    return bool(layout.matches(names))
 
 
 def _predict_file(
@@ -337,18 +396,20 @@ def _predict_file(
     import tempfile
 
     from encoderlab.tasks.base import Remarks
-    from encoderlab.tasks.infer import Given, task_of
+    from encoderlab.tasks.infer import Given
     from encoderlab.tasks.predict import predict_file
-    from encoderlab.tasks.tables import suffix
+    from encoderlab.tasks.readers import Columns
+    from encoderlab.tasks.tables import columns, suffix
 
     own = predictor.form.task
-    plain = suffix(path) == ".txt" and own.form in ("classification", "regression")
-    if plain:
-        task = replace(own, layouts=(_OneTextPerLine(),), labels=None)
+    plain = suffix(path) == ".txt" and own.form in ("classification", "regression") and text is None
+    if plain and not any(_fits(layout, path, columns(path, Remarks(path))) for layout in own.layouts):
+        task = replace(own, layouts=(_OneTextPerLine(),))
     else:
-        task, said = task_of(path, Given(form=own.form, text=text, pair=pair))
-        task = replace(task, labels=None)
-        note(said)
+        task = _task_of_file(path, own, Given(form=own.form, text=text, pair=pair))
+    # Every row is predicted, whatever its label is.
+    layouts = tuple(replace(one, label=None) if isinstance(one, Columns) else one for one in task.layouts)
+    task = replace(task, layouts=layouts, labels=None, dropped=())
     remarks, done = Remarks(path), 0
     with tempfile.TemporaryDirectory() as folder:
         target = out or Path(folder) / "predictions.jsonl"
@@ -357,6 +418,8 @@ def _predict_file(
             for done in predict_file(predictor, path, target, task=task, remarks=remarks):
                 show("examples", done, None)
         for line in remarks.lines():
+            note(line)
+        if line := _cut(predictor):
             note(line)
         if out is not None:
             say(f"{done:,} predictions written to {out}")
@@ -380,6 +443,45 @@ class _OneTextPerLine:
 
         for row, line in lines(path):
             yield _text(str(row), line.replace("\t", " [SEP] ", 1), Text)
+
+
+def _example(task: Task, number: int, line: str) -> Example:
+    """A text of the command line as an example of the model's form.
+
+    Raises:
+        ConfigError: the form needs more than a text.
+        DataError: a sentence to be tagged has no words.
+    """
+    from encoderlab.corpus.words import is_cjk
+    from encoderlab.tasks.base import FORMS, Text, Words
+
+    needs = {
+        "span": "the columns question and context, or in SQuAD's form",
+        "choice": "the columns context, question and options",
+    }
+    if task.form in needs:
+        raise ConfigError(
+            f"the model's head is for {task.form} ({FORMS[task.form]}), which needs more than a text; give a file with "
+            f"{needs[task.form]}"
+        )
+    if task.form != "tagging":
+        return _text(str(number), line, Text)
+    words: list[str] = []
+    for part in line.split():
+        words += part if any(map(is_cjk, part)) else [part]  # Chinese is tagged character by character
+    if not words:
+        raise DataError(f"text {number + 1} holds no words; give at least one")
+    return Words(id=str(number), words=tuple(words))
+
+
+def _cut(predictor: Predictor) -> str:
+    """How many texts were longer than a sequence so far; nothing where none was."""
+    form = predictor.form
+    if not form.cut or form.task.form == "span":  # passages are read in windows
+        return ""
+    done = "read in parts" if form.task.form == "tagging" else "cut"
+    texts, were = ("text is", "was") if form.cut == 1 else ("texts are", "were")
+    return f"{form.cut:,} {texts} longer than the model's {form.settings.max_length} tokens and {were} {done}"
 
 
 def _text(name: str, line: str, kind: Any) -> Example:

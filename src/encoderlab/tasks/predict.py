@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -72,11 +73,14 @@ def predict_ensemble(
 ) -> tuple[Predictions, list[Predictions]]:
     """The ensemble's predictions and those of each member.
 
-    Probabilities are averaged (numbers for a regression, n-best lists for answers). Members may differ in everything
-    but the labels, and for tagging in nothing that changes the words of a sequence.
+    Probabilities are averaged (numbers for a regression, the scores of starts and ends for answers; n-best lists where
+    :func:`joint_windows` says no). Members may differ in everything but the labels, and for tagging in nothing that
+    changes the words of a sequence.
     """
     if not members:
         raise ConfigError("0 models in the ensemble; give at least one")
+    if len(members) > 1 and joint_windows(members):
+        return _joint_answers(members, examples), [member.predict(examples) for member in members]
     own, outputs, items = [], [], []
     for member in members:
         encoded = member.form.items(examples)
@@ -93,6 +97,42 @@ def predict_ensemble(
             "the models of the ensemble cut sentences differently; give models with one tokenizer and max_length"
         )
     return members[0].form.decode(items[0], members[0].form.average(outputs), examples), own
+
+
+def joint_windows(members: Sequence[Predictor]) -> bool:
+    """Whether the members find answers in the same windows of passages, by heads whose scores can be averaged."""
+    forms = [member.form for member in members]
+    windows = {
+        (form.tokenizer.hash(), form.settings.max_length, form.settings.stride, form.settings.query_length)
+        for form in forms
+    }
+    heads = {getattr(member.objective.model.config.task, "form", None) for member in members}
+    spans = all(isinstance(form, SpanQA) for form in forms)
+    return spans and len(windows) == len(heads) == len({form.head_labels() for form in forms}) == 1
+
+
+@torch.no_grad()
+def _joint_answers(members: Sequence[Predictor], examples: Sequence[Example]) -> Predictions:
+    """Answers by the mean of the members' scores of every start and end, and of their thresholds."""
+    first = members[0]
+    form = copy.copy(first.form)
+    assert isinstance(form, SpanQA)
+    form.threshold = float(np.mean([member.form.threshold for member in members if isinstance(member.form, SpanQA)]))
+    items = form.items(examples)
+    models = [member.objective.model for member in members]
+    training = [model.training for model in models]
+    found: list[Any] = [None] * len(items)
+    for model in models:
+        model.eval()
+    for numbers, batch in sorted_batches(items, pad=form.tokenizer.special.pad, tokens=first.tokens):
+        moved = batch.to(next(models[0].parameters()).device)
+        assert isinstance(moved, TaskBatch)
+        states = [member.objective.states(moved) for member in members]
+        for number, output in zip(numbers, form.joint(list(zip(models, states, strict=True)), moved), strict=True):
+            found[number] = output
+    for model, mode in zip(models, training, strict=True):
+        model.train(mode)
+    return form.decode(items, found, examples)
 
 
 def task_of_model(model: Model) -> Task:

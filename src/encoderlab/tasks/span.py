@@ -227,25 +227,44 @@ class SpanQA(Form):
     # Answers
 
     def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
-        head, x, allowed, (rows, slots) = self._unpacked(model, states, batch)
+        return self.joint([(model, states)], batch)
+
+    def joint(self, members: Sequence[tuple[Model, States]], batch: TaskBatch) -> list[Any]:
+        """The outputs of a model, or of several whose heads are of one kind: the mean of their scores of every start,
+        and of every end behind the starts that are best together.
+        """
+        unpacked = [self._unpacked(model, states, batch) for model, states in members]
+        parts = [(head, x) for head, x, _, _ in unpacked]
+        head, x, allowed, (rows, slots) = unpacked[0]
         real = self._real(batch, rows, slots, x)
         independent = head.config.form == "independent"
-        starts = torch.where(real, head.start_logits(x, allowed).float(), -torch.inf)
-        passage = torch.where(allowed, starts, -torch.inf)
         beam = self.settings.beam or (5 if head.config.form == "beam" else 20)
         best = min(beam, x.shape[1])
-        scores, places = (passage if independent else passage - starts.logsumexp(-1, keepdim=True)).topk(best)
-        ends = torch.where(real[:, None], head.end_logits(x, allowed, places).float(), -torch.inf)
-        shown = torch.where(allowed[:, None], ends, -torch.inf)
-        end_scores, end_places = (shown if independent else shown - ends.logsumexp(-1, keepdim=True)).topk(best)
+
+        def together(scores: Sequence[Tensor], allowed: Tensor) -> Tensor:
+            shown = [torch.where(allowed, one, -torch.inf) for one in scores]
+            if not independent:
+                shown = [part - one.logsumexp(-1, keepdim=True) for part, one in zip(shown, scores, strict=True)]
+            return torch.stack(shown).mean(0)
+
+        starts = [torch.where(real, head.start_logits(x, allowed).float(), -torch.inf) for head, x in parts]
+        scores, places = together(starts, allowed).topk(best)
+        ends = [
+            torch.where(real[:, None], head.end_logits(x, allowed, places).float(), -torch.inf) for head, x in parts
+        ]
+        end_scores, end_places = together(ends, allowed[:, None]).topk(best)
         if independent:
             summary = (
                 batch.labels["length"][rows, slots] - 1 if self.tokenizer.framing == "xlnet" else torch.zeros_like(rows)
             )
             which = torch.arange(len(x), device=x.device)
-            null = starts[which, summary] + ends[which, 0, summary]
+            nulls = [start[which, summary] + end[which, 0, summary] for start, end in zip(starts, ends, strict=True)]
         else:
-            null = self._answer_logits(head, x, starts, batch, rows, slots, None).float()
+            nulls = [
+                self._answer_logits(head, x, start, batch, rows, slots, None).float()
+                for (head, x), start in zip(parts, starts, strict=True)
+            ]
+        null = torch.stack(nulls).mean(0)
         arrays = [to_numpy(tensor) for tensor in (scores, end_scores, null)]
         found = [
             Candidates(s, arrays[0][i], e, arrays[1][i], float(arrays[2][i]), not independent)

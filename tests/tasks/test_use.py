@@ -1,0 +1,234 @@
+"""``predict`` and ``evaluate`` read files as the model learned them, and say what they do with texts."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from encoderlab.cli import main
+from encoderlab.commands.use import predictor_of
+from encoderlab.interchange import folder as folders
+from encoderlab.tasks import suites
+from encoderlab.tasks.finetune import completed, write_task
+from encoderlab.tasks.form import FormSettings
+from encoderlab.tasks.objective import form_of, with_head
+from encoderlab.tasks.predict import joint_windows, predict_ensemble
+from encoderlab.tasks.span import SpanQA, average_answers
+from tests.tasks.synthetic import data
+from tests.tasks.tiny import model
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[dict, str]:
+    """The result and what was said beside it."""
+    code = main([*map(str, words), "--json"])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return json.loads(captured.out), " ".join(captured.err.split())
+
+
+def refusal(capsys: pytest.CaptureFixture[str], code: int, *words: object) -> str:
+    assert main(list(map(str, words))) == code
+    return " ".join(capsys.readouterr().err.split())
+
+
+def saved(task, folder: Path, *, seed: int = 1, size: str = "bert-tiny", **settings) -> Path:
+    """A model folder with an untrained head for the task, as fine-tuning writes it."""
+    start = model(size)
+    given = FormSettings(**{"max_length": 32, **settings})
+    network, _ = with_head(start, form_of(task, start, given), seed=seed)
+    folder.mkdir(parents=True)
+    folders.save(network, folder)
+    write_task(task, given, folder)
+    return folder
+
+
+def ready(kind: str, **more):
+    task, splits = data(kind, train=24, dev=12, **more)
+    return completed(task, splits["train"].examples), splits
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    model().save(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+def intents(path: Path, columns: tuple[str, str], count: int = 60) -> Path:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["text", *columns])
+        table.writerows(["nothing", f"the {('red', 'blue')[i % 2]} cat {i % 9}", i % 2] for i in range(count))
+    return path
+
+
+# Columns
+
+
+def test_the_columns_of_training_are_those_of_use_and_can_be_given(tmp_path, tiny, capsys):
+    path, out = intents(tmp_path / "intents.csv", ("utterance", "intent")), tmp_path / "run"
+    columns = ("--text", "utterance", "--label", "intent")
+    run(capsys, "finetune", path, "--model", tiny, "--out", out, "--seeds", 1, "--epochs", 1, *columns)
+    found, said = run(capsys, "evaluate", out, path)
+    assert found["examples"] == 60 and "read as the training data of the model (intents) is" in said
+    kept = json.loads((out / "runs/seed-1/model/task.json").read_text())
+    assert kept["layouts"] == [{"layout": "Columns", "text": "utterance", "label": "intent"}]
+    other = intents(tmp_path / "other.csv", ("words", "kind"))
+    given, said = run(capsys, "evaluate", out, other, "--text", "words", "--label", "kind")
+    assert given["scores"][str(out)] == found["scores"][str(out)] and "text = 'words'" in said
+    relabelled = intents(tmp_path / "relabelled.csv", ("utterance", "kind"))
+    given, said = run(capsys, "evaluate", out, relabelled, "--label", "kind")
+    assert given["scores"][str(out)] == found["scores"][str(out)] and "text = 'utterance'" in said
+    first, _ = run(capsys, "predict", out, path)
+    second, _ = run(capsys, "predict", out, other, "--text", "words")
+    assert [one["label"] for one in first["predictions"]] == [one["label"] for one in second["predictions"]]
+
+
+def test_a_file_that_is_named_like_a_benchmark_is_used_as_the_file_it_is(tmp_path, tiny, capsys):
+    path, out = intents(tmp_path / "resume.csv", ("utterance", "intent")), tmp_path / "run"
+    columns = ("--text", "utterance", "--label", "intent")
+    run(capsys, "finetune", path, "--model", tiny, "--out", out, "--seeds", 1, "--epochs", 1, *columns)
+    assert len(run(capsys, "predict", out, path)[0]["predictions"]) == 60
+    assert run(capsys, "evaluate", out, path)[0]["task"] == "resume"
+
+
+def test_folders_of_older_versions_are_told_by_form_and_metrics(tmp_path):
+    task = replace(ready("single")[0], name="resume")
+    folder = saved(task, tmp_path / "old")
+    kept = json.loads((folder / "task.json").read_text())
+    for key in ("benchmark", "layouts"):
+        del kept[key]
+    (folder / "task.json").write_text(json.dumps(kept))
+    assert predictor_of(folder).form.task.layouts == ()
+    (saved(suites.task("wic"), tmp_path / "wic") / "task.json").touch()
+    assert predictor_of(tmp_path / "wic").form.task.layouts == suites.task("wic").layouts
+
+
+WIC = {"word": "cat", "sentence1": "the red cat", "sentence2": "a big cat", "label": True, "idx": 0}
+WSC = {"text": "the cat sat", "label": "true", "target": {"span1_text": "cat", "span2_text": "sat",
+       "span1_index": 4, "span2_index": 8}}  # fmt: skip
+COPA = {"premise": "the cat sat", "choice1": "big", "choice2": "small", "question": "cause", "label": 1, "idx": 0}
+CHID = {"id": 0, "candidates": ["red", "blue"], "content": "the #idiom# cat", "answer": 1}
+CSL = {"id": 0, "abst": "the cat", "keyword": ["cat", "dog"], "label": "1"}
+SAMPLES = [
+    ("wic", WIC, ("label",)),
+    ("cluewsc", WSC, ("label",)),
+    ("copa", COPA, ("label",)),
+    ("chid", CHID, ("answer",)),
+    ("csl", CSL, ("label",)),
+]
+
+
+@pytest.mark.parametrize(("name", "record", "label"), SAMPLES, ids=[sample[0] for sample in SAMPLES])
+def test_a_benchmark_s_file_is_read_as_the_benchmark_s(name, record, label, tmp_path, capsys):
+    task = suites.task(name)
+    folder = saved(task, tmp_path / "model", max_length=64)
+    labelled, test = tmp_path / "val.jsonl", tmp_path / "test.jsonl"
+    labelled.write_text(f"{json.dumps(record)}\n" * 3)
+    test.write_text(f"{json.dumps({key: value for key, value in record.items() if key not in label})}\n" * 3)
+    examples = task.read([labelled], "dev").examples
+    wanted = predictor_of(folder).predict(examples)
+    found, said = run(capsys, "evaluate", folder, labelled)
+    assert found["examples"] == 3 and f"the training data of the model ({name}) is" in said
+    for path in (labelled, test):
+        found, _ = run(capsys, "predict", folder, path)
+        scores = [one["score"] for one in found["predictions"]]
+        assert scores == pytest.approx([detail["score"] for detail in wanted.details], abs=1e-5)
+
+
+def test_a_test_table_of_a_benchmark_and_a_file_with_other_columns(tmp_path, capsys):
+    folder = saved(replace(suites.task("mrpc")), tmp_path / "model")
+    test = tmp_path / "test.tsv"
+    test.write_text("index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t1\t2\tthe red cat\tthe cat\n")
+    assert len(run(capsys, "predict", folder, test)[0]["predictions"]) == 1
+    other = tmp_path / "other.csv"
+    other.write_text("text_a,text_b\nthe red cat,the cat\n")
+    found, said = run(capsys, "predict", folder, other)
+    assert len(found["predictions"]) == 1 and "text = 'text_a'" in said
+
+
+def test_numbers_of_a_benchmark_are_those_of_its_files(tmp_path):
+    folder = saved(suites.task("stsb"), tmp_path / "model", targets="unit")
+    form = predictor_of(folder).form
+    assert (form.offset, form.factor) == (0.0, 1.0)  # the saved head has the scale within
+
+
+# Texts
+
+
+def test_texts_are_tagged_word_by_word_and_chinese_by_characters(tmp_path, capsys):
+    folder = saved(ready("tagged")[0], tmp_path / "model")
+    found, _ = run(capsys, "predict", folder, "sue runs in oslo", "小明住北京 ann")
+    assert [len(one["prediction"]) for one in found["predictions"]] == [4, 6]
+    assert "text 1 holds no words" in refusal(capsys, 3, "predict", folder, " ")
+
+
+@pytest.mark.parametrize(("kind", "words"), [("question", "question and context"), ("choice", "context, question and")])
+def test_forms_that_need_more_than_a_text_say_which_file(kind, words, tmp_path, capsys):
+    folder = saved(ready(kind)[0], tmp_path / "model")
+    assert f"needs more than a text; give a file with the columns {words}" in refusal(
+        capsys, 2, "predict", folder, "where is it ?"
+    )
+
+
+def test_texts_that_were_cut_are_counted(tmp_path, capsys):
+    folder = saved(ready("single")[0], tmp_path / "model", max_length=8)
+    long = "the red cat " * 9
+    _, said = run(capsys, "predict", folder, long, "red", long)
+    assert "2 texts are longer than the model's 8 tokens and were cut" in said
+    path = tmp_path / "texts.csv"
+    path.write_text(f"text,label\n{long},red\nblue,blue\n")
+    for verb in ("predict", "evaluate"):
+        assert "1 text is longer than the model's 8 tokens and was cut" in run(capsys, verb, folder, path)[1]
+    assert "longer" not in run(capsys, "predict", folder, "red")[1]
+
+
+# Ensembles
+
+
+def test_an_ensemble_takes_several_models_behind_one_flag(tmp_path, capsys):
+    task = ready("single")[0]
+    names = [saved(task, tmp_path / f"m{seed}", seed=seed) for seed in (1, 2, 3)]
+    path = tmp_path / "texts.csv"
+    path.write_text("text,label\nthe red cat,red\nblue,blue\ngreen,green\n")
+    one, _ = run(capsys, "evaluate", names[0], path, "--ensemble", *names[1:])
+    two, _ = run(capsys, "evaluate", names[0], path, "--ensemble", names[1], "--ensemble", names[2])
+    assert one["scores"] == two["scores"] and set(one["scores"]) == {"ensemble", *map(str, names)}
+
+
+@pytest.mark.parametrize("size", ["bert-tiny", "electra-tiny", "xlnet-tiny"])
+def test_answers_of_an_ensemble_are_those_of_the_mean_scores(size, tmp_path):
+    task, splits = ready("question", impossible=True)
+    examples = splits["dev"].examples
+    folders = [saved(task, tmp_path / f"m{seed}", seed=seed, size=size, max_length=20, stride=6) for seed in (1, 2)]
+    first, second = map(predictor_of, folders)
+    alone, twice = first.predict(examples), predict_ensemble([first, first], examples)[0]
+    assert twice.values == alone.values and twice.null_odds == pytest.approx(alone.null_odds, abs=1e-5)
+    first.form.threshold, second.form.threshold = 1.0, 2.0
+    together, own = predict_ensemble([first, second], examples)
+    assert together.threshold == 1.5 and first.form.threshold == 1.0
+    if size == "bert-tiny":  # its ends do not hang on the start, so the score of a span is the mean of its scores
+        key = examples[0].id
+        scores = [{(x["start"], x["end"]): x["score"] for x in o.nbest[key] if x["text"]} for o in (together, *own)]
+        common = set(scores[0]) & set(scores[1]) & set(scores[2])
+        assert common and scores[1] != scores[2]
+        for span in common:
+            assert scores[0][span] == pytest.approx((scores[1][span] + scores[2][span]) / 2, abs=1e-4)
+
+
+def test_models_with_other_windows_average_texts_and_say_so(tmp_path, capsys):
+    task, splits = ready("question")
+    names = [saved(task, tmp_path / f"m{length}", max_length=length) for length in (24, 32)]
+    members = [predictor_of(name) for name in names]
+    assert not joint_windows(members) and isinstance(members[0].form, SpanQA)
+    examples = splits["dev"].examples
+    together, own = predict_ensemble(members, examples)
+    assert together.values == average_answers(own).values
+    path = tmp_path / "qa.jsonl"
+    record = {"id": "1", "question": "where is it ?", "context": "the cat sat in oslo .",
+              "answers": {"text": ["oslo"], "answer_start": [15]}}  # fmt: skip
+    path.write_text(json.dumps(record) + "\n")
+    assert "n-best texts are averaged" in run(capsys, "evaluate", names[0], path, "--ensemble", names[1])[1]
