@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import re
 import subprocess
@@ -147,6 +148,17 @@ def test_json_reports_errors_too(verb, capsys):
     verb(raising(DataError("no text")))
     assert cli.main(["describe", "--json"]) == 3
     assert json.loads(capsys.readouterr().out) == {"error": "no text", "exit_code": 3}
+
+
+def test_what_the_package_logs_is_shown_once(verb, capsys):
+    def run() -> None:
+        logging.getLogger("encoderlab.tasks").info("kept for later")
+        logging.getLogger("encoderlab").warning("[MASK] was cut")
+
+    verb(run)
+    for _ in range(2):
+        assert cli.main(["describe", "--json"]) == 0
+        assert capsys.readouterr().err == "kept for later\nwarning: [MASK] was cut\n"
 
 
 def test_square_brackets_are_printed_as_they_are(verb, capsys):

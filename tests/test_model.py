@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from encoderlab import inference
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange.load import load
@@ -105,6 +106,35 @@ def test_every_mask_has_candidates_of_its_own(tokenizer: Tokenizer) -> None:
     assert all(first.token != second.token and first.score >= second.score for first, second in found)
 
 
+@pytest.mark.parametrize("place", [0, 60, 119])
+def test_a_mask_beyond_the_longest_row_is_found(
+    place: int, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "LONGEST", 32)
+    words = ["the"] * 120
+    words[place] = "[MASK]"
+    model = build("bert-tiny", tokenizer=tokenizer, **TINY)
+    with caplog.at_level("WARNING", "encoderlab"):
+        (guesses,) = model.fill_mask(" ".join(words), top=3)
+    assert len(guesses) == 3 and guesses[0].sequence.count("the") in (29, 30)
+    first = {0: 1, 60: 46, 119: 91}[place]
+    assert caplog.messages == [f"the text has 120 tokens: only {first} to {first + 29} of them are read"]
+    words[0] = words[119] = "[MASK]"
+    with pytest.raises(ConfigError, match="the masks are 119 tokens apart, expected fewer than 30"):
+        model.fill_mask(" ".join(words))
+
+
+def test_texts_that_are_cut_are_counted(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "LONGEST", 32)
+    model = build("bert-tiny", tokenizer=tokenizer, **TINY)
+    with caplog.at_level("WARNING", "encoderlab"):
+        model.encode(["the " * 30])
+        model.encode(["the " * 30, "the " * 31, "the " * 99])
+    assert caplog.messages == ["2 of 3 texts are longer than 30 tokens: only their beginning is read"]
+
+
 def test_what_cannot_be_used_says_so(tokenizer: Tokenizer) -> None:
     model = build("bert-tiny", **TINY)
     with pytest.raises(ConfigError, match="no tokenizer"):
@@ -115,6 +145,8 @@ def test_what_cannot_be_used_says_so(tokenizer: Tokenizer) -> None:
     model = build("bert-tiny", tokenizer=tokenizer, **TINY)
     with pytest.raises(ConfigError, match=r"holds no \[MASK\]"):
         model.fill_mask("The river.")
+    with pytest.raises(ConfigError, match="top -1, expected at least 1"):
+        model.fill_mask("The [MASK].", top=-1)
     with pytest.raises(ConfigError, match="pooling 'max' is unknown"):
         model.encode(TEXTS, pooling="max")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="unknown model 'bert-bas'; did you mean 'bert-base'?"):

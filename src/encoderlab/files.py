@@ -63,7 +63,8 @@ def locked(path: Path) -> Iterator[None]:
         log.warning(_NO_LOCKS, path, "this system has none")
         yield
         return
-    handle = os.open(path, os.O_RDONLY)
+    # A file is opened for writing, which exclusive locks of NFS ask for; a folder cannot be.
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

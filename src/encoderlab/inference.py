@@ -5,6 +5,7 @@ Texts of similar length share a batch, so little padding is computed.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,9 +22,12 @@ from encoderlab.model import Model
 from encoderlab.nn import kernels
 from encoderlab.nn.heads import LMHead
 
+log = logging.getLogger(__name__)
+
 Pooling = Literal["mean", "first", "last"]
 _CHINESE = "[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]"  # characters and punctuation
 _CHINESE_GAP = re.compile(f"(?<={_CHINESE}) (?={_CHINESE})")
+LONGEST = 512
 BATCH_TOKENS = 4096  # of one forward pass; large enough to keep a processor busy, small enough for its cache
 
 
@@ -80,16 +84,23 @@ def batches(
         )
 
 
-def limit(model: Model, longest: int = 512) -> int:
-    """The longest row that the model is given."""
-    return min(longest, model.config.encoder.max_length or longest)
+def limit(model: Model) -> int:
+    """The longest row that the model is given, special tokens included: 512 tokens, or fewer where it has fewer
+    positions; longer texts would cost a model without such a limit memory that grows with their square.
+    """
+    return min(LONGEST, model.config.encoder.max_length or LONGEST)
 
 
 @torch.inference_mode()
 def encode(model: Model, texts: Sequence[str], *, pooling: Pooling = "mean") -> np.ndarray:
     """One vector per text, (n, D) float32.
 
-    It is the mean over the tokens of the last layer, or the vector of the first or the last token.
+    It is the mean over the tokens of the last layer, or the vector of the first or the last token. Of a text that is
+    longer than 512 tokens, special ones included, or than the model has positions, only the beginning is read; how many
+    were cut is logged as a warning.
+
+    Memory that was freed stays with the process from then on, as for training (``nn.kernels.keep_memory`` changes the
+    settings of the C library's ``malloc``): the next batch is faster, and the process does not shrink.
 
     Raises:
         ConfigError: another ``pooling``, or a model without tokenizer.
@@ -99,7 +110,11 @@ def encode(model: Model, texts: Sequence[str], *, pooling: Pooling = "mean") -> 
     kernels.keep_memory()
     tokenizer = tokenizer_of(model)
     longest = limit(model)
-    framed = [tokenizer.frame(e.ids, max_length=longest) for e in tokenizer.encode_batch(texts)]
+    encodings = tokenizer.encode_batch(texts)
+    room = tokenizer.spans(longest, max_length=longest).a
+    if cut := sum(len(encoding) > room for encoding in encodings):
+        log.warning("%d of %d texts are longer than %d tokens: only their beginning is read", cut, len(texts), room)
+    framed = [tokenizer.frame(encoding.ids, max_length=longest) for encoding in encodings]
     out = np.zeros((len(texts), model.config.encoder.width), np.float32)
     model.eval()
     for rows in batches(tokenizer, framed):
@@ -122,11 +137,14 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
 
     Every token of the vocabulary competes, special ones too, as in the ``transformers`` pipeline. What is shown differs
     from it where that would not be readable: a special token and the other masks are written out, Chinese characters
-    stand without spaces.
+    stand without spaces. Of a text that is too long for the model the part around the masks is read, which is logged as
+    a warning.
 
     Raises:
-        ConfigError: the model has no LM head, or the text no mask token.
+        ConfigError: the model has no LM head, the text no mask token, or masks too far apart; ``top`` below 1.
     """
+    if top < 1:
+        raise ConfigError(f"top {top}, expected at least 1 guess for a mask")
     tokenizer = tokenizer_of(model)
     if not isinstance(model.lm, LMHead):
         raise ConfigError(
@@ -135,12 +153,14 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
         )
     mask = tokenizer.special.mask
     encoding, longest = tokenizer.encode(text), limit(model)
-    ids, segments = tokenizer.frame(encoding.ids, max_length=longest)
+    masked = np.flatnonzero(np.asarray(encoding.ids) == mask)
+    if not len(masked):
+        raise ConfigError(f"the text holds no {tokenizer.token(mask)}; write it where a word is to be guessed")
     inside = tokenizer.spans(len(encoding), max_length=longest)
+    begin = _window(masked, len(encoding), inside.a)
+    ids, segments = tokenizer.frame(encoding.ids[begin : begin + inside.a], max_length=longest)
     own = slice(inside.a_start, inside.a_start + inside.a)
     places = np.flatnonzero(ids == mask)
-    if not len(places):
-        raise ConfigError(f"the text holds no {tokenizer.token(mask)}; write it where a word is to be guessed")
     model.eval()
     rows = _to(next(batches(tokenizer, [(ids, segments)])), model)
     at = torch.as_tensor(places, device=rows.ids.device)
@@ -156,6 +176,21 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
             found.append(Guess(score, token, word or tokenizer.token(token), _readable(tokenizer, filled[own])))
         guesses.append(found)
     return guesses
+
+
+def _window(masked: np.ndarray, length: int, room: int) -> int:
+    """The first of the ``room`` tokens that are read of a text of ``length``: the beginning if it holds all masks, else
+    the masks are in the middle.
+    """
+    first, last = int(masked[0]), int(masked[-1])
+    if last - first >= room:
+        raise ConfigError(
+            f"the masks are {last - first} tokens apart, expected fewer than {room}; give them as texts of their own"
+        )
+    begin = 0 if last < room else min((first + last + 1 - room) // 2, length - room)
+    if length > room:
+        log.warning("the text has %d tokens: only %d to %d of them are read", length, begin + 1, begin + room)
+    return begin
 
 
 def _readable(tokenizer: Tokenizer, ids: np.ndarray) -> str:

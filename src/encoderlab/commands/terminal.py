@@ -6,6 +6,7 @@ With ``--json`` everything printed here goes to standard error, because standard
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -20,8 +21,11 @@ _state = {"json": False, "verbose": False}
 
 
 def configure(*, json: bool, verbose: bool) -> None:
-    """Set by the command line before a verb runs."""
+    """Set by the command line before a verb runs; from then on what the package logs is shown."""
     _state.update(json=json, verbose=verbose)
+    log = logging.getLogger("encoderlab")
+    log.setLevel(logging.INFO)
+    log.addHandler(_NOTES)
 
 
 def json_mode() -> bool:
@@ -61,6 +65,24 @@ def complain(message: str) -> None:
     from rich.text import Text
 
     console(stderr=True).print(Text("error: ", style="bold red") + Text(message))
+
+
+class _Notes(logging.Handler):
+    """Shows what the package logs on standard error. The training loop shows its own notes, beside its bar; of several
+    processes the first one says what is no warning.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.module == "loop":
+            return
+        if record.levelno < logging.WARNING:
+            if os.environ.get("RANK", "0") == "0":
+                note(record.getMessage())
+        else:
+            console(stderr=True).print(f"warning: {record.getMessage()}", style="yellow")
+
+
+_NOTES = _Notes()
 
 
 @contextmanager
