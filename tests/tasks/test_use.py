@@ -82,6 +82,9 @@ def test_the_columns_of_training_are_those_of_use_and_can_be_given(tmp_path, tin
     relabelled = intents(tmp_path / "relabelled.csv", ("utterance", "kind"))
     given, said = run(capsys, "evaluate", out, relabelled, "--label", "kind")
     assert given["scores"][str(out)] == found["scores"][str(out)] and "text = 'utterance'" in said
+    assert "no column 'kinnd'; did you mean 'kind'" in refusal(
+        capsys, 2, "evaluate", out, relabelled, "--label", "kinnd"
+    )
     first, _ = run(capsys, "predict", out, path)
     second, _ = run(capsys, "predict", out, other, "--text", "words")
     assert [one["label"] for one in first["predictions"]] == [one["label"] for one in second["predictions"]]
@@ -154,6 +157,22 @@ def test_numbers_of_a_benchmark_are_those_of_its_files(tmp_path):
     folder = saved(suites.task("stsb"), tmp_path / "model", targets="unit")
     form = predictor_of(folder).form
     assert (form.offset, form.factor) == (0.0, 1.0)  # the saved head has the scale within
+
+
+def test_a_task_after_another_with_the_same_labels_starts_a_head_of_its_own(tmp_path, tiny, capsys):
+    for folder in ("SST-2", "CoLA"):
+        (tmp_path / folder).mkdir()
+        rows = "".join(f"the {('red', 'blue')[i % 2]} cat {i % 9}\t{i % 2}\n" for i in range(40))
+        for split in ("train", "dev"):
+            (tmp_path / folder / f"{split}.tsv").write_text(f"sentence\tlabel\n{rows}")
+    words = ("--data", tmp_path, "--model", tiny, "--seeds", 1, "--epochs", 1)
+    _, said = run(capsys, "finetune", "cola", "--after", "sst2", "--out", tmp_path / "out", *words)
+    wanted = "the task head is new (the model's own is dropped: it was not trained for this task)"
+    assert json.loads((tmp_path / "out/runs/seed-1/score.json").read_text())["head"] == wanted and wanted in said
+    words = ("--data", tmp_path, "--model", tmp_path / "out", "--seeds", 1, "--epochs", 1)
+    _, said = run(capsys, "finetune", "cola", "--out", tmp_path / "more", *words)
+    assert "cola: the model's task head is kept: it was trained for this task" in said
+    assert "choose another --out" in refusal(capsys, 2, "finetune", "cola", "--out", tmp_path / "out", *words)
 
 
 # Texts

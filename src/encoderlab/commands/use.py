@@ -363,9 +363,8 @@ def _task_of_file(path: Path, own: Task, given: Given) -> Task:
         return replace(own, layouts=(layout,))
     if isinstance(layout, Columns):
         texts = (layout.text, layout.pair) if given.text is None else (given.text, given.pair)
-        given = replace(given, text=texts[0], pair=given.pair or texts[1], label=given.label or layout.label)
-        if given.label not in names:
-            given = replace(given, label=None)
+        usual = layout.label if layout.labels(names) else None
+        given = replace(given, text=texts[0], pair=given.pair or texts[1], label=given.label or usual)
     task, said = task_of(path, given)
     note(said)
     return replace(own, name=task.name, layouts=task.layouts)

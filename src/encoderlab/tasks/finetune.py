@@ -234,6 +234,8 @@ def _assemble(model: Model, task: Task, recipe: Recipe, out: Path, *, same: bool
     start.to(join(recipe.execution.device).device)
     form = FrozenForm(form, Store(out.parent / "features", start, recipe.frozen, model_hash(start)))
     head = form.head(FAMILIES[start.config.family], start)
+    if recipe.head_dropout is not None:
+        head = replace(head, dropout=recipe.head_dropout)
     small = FrozenModel(form.store, recipe.frozen, head, form.head_labels(), recipe.seed)
     return cast(Model, small), form, f"trained on {recipe.frozen.layers} of the frozen encoder"
 
