@@ -11,6 +11,7 @@ import torch
 
 from encoderlab.cli import main
 from encoderlab.errors import ConfigError, Stopped
+from encoderlab.interchange import huggingface
 from encoderlab.interchange.load import load
 from encoderlab.models import FAMILIES
 from encoderlab.nn.noise import Noise
@@ -192,6 +193,22 @@ def test_split_batches_give_the_same_gradient(name):
     whole = gradient([batch])
     parts = gradient([batch.slice(0, 1), batch.slice(1, len(batch))])
     assert torch.allclose(whole, parts, rtol=1e-2, atol=1e-3 * whole.abs().max())
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_hugging_face_folder_of_another_family_teaches(tmp_path, name):
+    teacher = fresh(name)
+    huggingface.save(teacher, tmp_path / "hf")
+    task, splits = data(name)
+    task = completed(task, splits["train"].examples)
+    found, settings = read_teacher(Teaching(teacher=str(tmp_path / "hf")))
+    student = fresh(name, "distilbert-tiny", seed=1)
+    check_teacher(found, student, task, "hf")
+    direct, batch = taught(name, teacher)
+    objective = TaughtObjective(student, direct.form, found, settings)
+    wanted, scores = objective.wanted(batch), direct.wanted(batch)
+    assert torch.allclose(wanted.clamp(min=-1e30), scores.clamp(min=-1e30), rtol=1e-4, atol=1e-4)
+    assert float(terms_of(objective, batch)["teacher"].sum.detach()) > 0
 
 
 # Runs
