@@ -161,6 +161,13 @@ def test_windows() -> None:
         assert run_lengths(np.flatnonzero(row)).max() <= 6
 
 
+def test_windows_above_a_rate_of_one_half_leave_no_gap() -> None:
+    """As in the original, whose windows are then as long as their n-grams."""
+    row = make_row(1, word_share=1.0)
+    hidden = corruptor(Masking(rate=0.6, unit=WindowedNGrams(longest=1)))(row, 1)
+    assert hidden.positions.tolist() == np.flatnonzero(~row.special)[: round(0.6 * len(row))].tolist()
+
+
 def test_rare_tokens_are_masked_more_often() -> None:
     """The chance of a single draw is count^-0.7; with few draws the odds of two ids follow it."""
     ids = np.tile([10, 160], 100)  # counts 10 and 160: odds 16^0.7 = 6.96

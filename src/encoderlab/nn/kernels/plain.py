@@ -122,7 +122,7 @@ def per_head(states: Tensor, rows: Tensor) -> Tensor:
     flat = states.transpose(0, 1).reshape(H, B * L, K)
     if flat.dtype == torch.float16:  # these products leave its range before the softmax can subtract the largest
         flat, rows = flat.float(), rows.float()
-    return torch.bmm(flat, rows.permute(1, 2, 0)).view(H, B, L, len(rows)).transpose(0, 1)
+    return torch.bmm(flat, rows.permute(1, 2, 0)).view(H, B, L, rows.shape[0]).transpose(0, 1)
 
 
 def chosen_per_head(states: Tensor, rows: Tensor, table: Tensor | None) -> Tensor:
