@@ -165,3 +165,10 @@ def test_lists_of_labels_are_refused(tmp_path):
     path.write_text('{"text": ["a", "b"], "labels": "x"}\n')
     with pytest.raises(DataError, match=r"t.jsonl:1: 'text' is a list, expected text"):
         task_of(path)
+
+
+def test_a_file_without_a_label_column_is_told_so(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text,rubric\na,x\nb,y\n")
+    with pytest.raises(DataError, match=r"t.csv:2: no label; .* no column among 'text', 'rubric' .*--label"):
+        task_of(path)[0].read([path], "train")

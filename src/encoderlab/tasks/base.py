@@ -284,7 +284,11 @@ class Task:
         from encoderlab.tasks import readers, tables
 
         columns = tables.columns(path, Remarks(path))
-        label = getattr(readers.layout_of(path, self.layouts), "label", None)
+        layout = readers.layout_of(path, self.layouts)
+        label = getattr(layout, "label", "")
+        if label is None:
+            shown = ", ".join(map(repr, columns[:12]))
+            return f"and no column among {shown} is called as labels are: name it with --label"
         if not label or label.isdigit() or label in columns:
             return "in the column that --label names"
         return f"and there is no column {label!r}{nearest(label, columns).rstrip('?')}"

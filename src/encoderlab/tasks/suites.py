@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from encoderlab.errors import ConfigError, nearest
 from encoderlab.tasks.base import Submission, Task
@@ -382,19 +382,19 @@ TAGGING = (
 def _clue(name: str, labels: tuple[str, ...] | None, *layouts, file: str | None = None, **fields) -> Task:
     """A task of CLUE. ``file`` begins the names of its two submissions if it has test files of 1.0 and 1.1
     (``tnews10_predict.json``)."""
-    files = {split: (f"{split}.json",) for split in ("train", "dev", "test")}
+    files: dict[str, tuple[str, ...]] = {split: (f"{split}.json",) for split in ("train", "dev", "test")}
     predicted = {"test": f"{name}_predict.json"}
     if file is not None:
         files["test"], files["test1.0"] = ("test1.1.json", "test.json"), ("test1.0.json",)
         predicted = {"test": f"{file}11_predict.json", "test1.0": f"{file}10_predict.json"}
-    fields = {
+    given: dict[str, Any] = {
         "form": "classification",
         "metrics": ("accuracy",),
         "files": files,
         "folders": (name, f"{name}_public", f"clue/{name}"),
         "submission": Submission(format="clue", files=predicted),
     } | fields
-    return Task(name=name, labels=labels, layouts=layouts, language="zh", **fields)
+    return Task(name=name, labels=labels, layouts=layouts, language="zh", **given)
 
 
 def _fewclue(name: str, labels: tuple[str, ...] | None, *layouts, file: str | None = None, **fields) -> Task:
