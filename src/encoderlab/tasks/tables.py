@@ -251,10 +251,10 @@ def _is_quoted(path: Path, modified: int) -> bool:
     if not any(cell.startswith('"') for _, cells in rows(path, plain) for cell in cells):
         return False
     try:
-        sizes = [[len(cells) for _, cells in rows(path, style)] for style in (plain, quoted)]
+        sizes = [Counter(len(cells) for _, cells in rows(path, style)) for style in (plain, quoted)]
     except DataError:
         return False  # not written with quotes throughout: the marks are characters
-    strange = [sum(size != found[0] for size in found) for found in sizes]
+    strange = [found.total() - found[next(iter(found))] for found in sizes]  # rows unlike the first
     if strange[0] != strange[1]:
         return strange[1] < strange[0]
     cells = (cell for _, row in rows(path, plain) for cell in row)
