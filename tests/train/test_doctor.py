@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
@@ -23,8 +24,10 @@ from encoderlab.corpus.build import BuildSettings, GivenTokenizer, NewTokenizer,
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import DataError, Diverged
-from encoderlab.models.base import resized
+from encoderlab.model import Model
+from encoderlab.models.base import ModelConfig, resized
 from encoderlab.objectives.base import Objective
+from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.train import doctor
 from encoderlab.train.doctor import CorpusFacts, Evidence, Watch, diagnose
@@ -34,6 +37,7 @@ from encoderlab.train.pretraining import Recipe, build_objective, corpus_data, f
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase
 
 WORDS = [a + b for a in ("ba", "de", "fi", "go", "lu", "mo", "pe", "ri", "sa", "tu") for b in ("n", "s", "k", "r", "l")]
+REFERENCES = sorted((Path(recipes.__file__).parent / "reference").glob("*.json"))
 SLOW = "loader too slow"  # says something about the machine that runs these tests
 
 
@@ -159,6 +163,57 @@ def test_frozen_embeddings(corpus: Path, tmp_path: Path) -> None:
     assert "embeddings.words" in found[0].seen and "position" not in found[0].seen
 
 
+def teacher_of(corpus: Path, folder: Path) -> str:
+    """A BERT of :func:`tiny`'s size, hardly trained."""
+    recipe = fit(tiny(), Tokenizer.load(Corpus(corpus).tokenizer_path))
+    Model(recipe.model, Tokenizer.load(Corpus(corpus).tokenizer_path)).initialize(3).save(folder)
+    return str(folder)
+
+
+def shrunk(name: str, **changes: Any) -> Recipe:
+    recipe = recipes.recipe(name)
+
+    def small(config: ModelConfig) -> ModelConfig:
+        return resized(config, layers=2, width=32, heads=2, ff_width=64, embed_width=None)
+
+    generator = None if recipe.generator is None else small(recipe.generator)
+    recipe = replace(tiny(), **{"name": name, "model": small(recipe.model), "generator": generator}, rows=recipe.rows)
+    return replace(recipe, objective=recipes.recipe(name).objective, budget=Budget(amount=3), **changes)
+
+
+def freeze_words(network: str) -> Callable[[Objective], None]:
+    def freeze(objective: Objective) -> None:
+        objective.models()[network].encoder.embeddings.words.requires_grad_(False)
+
+    return freeze
+
+
+def test_frozen_embeddings_of_a_continued_model(corpus: Path, tmp_path: Path) -> None:
+    recipe = tiny(budget=Budget(amount=3), init_from=teacher_of(corpus, tmp_path / "model"))
+    found = doctor.examine(run(recipe, corpus, tmp_path / "run", freeze_words("model")))
+    assert names(found) == {"frozen weights"}
+
+
+def test_frozen_embeddings_of_a_student(corpus: Path, tmp_path: Path) -> None:
+    settings = DistillSettings(teacher=teacher_of(corpus, tmp_path / "teacher"), student_from=(0, 1))
+    recipe = shrunk("distilbert-tiny")
+    out = run(replace(recipe, objective=settings), corpus, tmp_path / "run", freeze_words("model"))
+    assert names(doctor.examine(out)) == {"frozen weights"}
+
+
+def test_a_frozen_difference_of_embeddings(corpus: Path, tmp_path: Path) -> None:
+    out = run(shrunk("deberta-v3-tiny"), corpus, tmp_path / "run", freeze_words("discriminator"))
+    found = doctor.examine(out)
+    assert names(found) == {"frozen weights"} and "discriminator.encoder.embeddings.words" in found[0].seen
+
+
+@pytest.mark.parametrize("name", ["electra-mini-original-masked", "bert-mini"])
+def test_heads_without_a_loss_are_not_frozen(name: str, corpus: Path, tmp_path: Path) -> None:
+    recipe = shrunk(name)
+    out = run(replace(recipe, rows=FullSentences()) if name == "bert-mini" else recipe, corpus, tmp_path / "run")
+    assert "frozen weights" not in names(doctor.examine(out))
+
+
 def test_mask_rate_of_one_percent(corpus: Path, tmp_path: Path) -> None:
     recipe = tiny(budget=Budget(amount=30), objective=MLMSettings(masking=Masking(rate=0.01)))
     assert "few targets" in names(doctor.examine(run(recipe, corpus, tmp_path / "run")))
@@ -269,6 +324,28 @@ def pair(loss: float) -> Evidence:
     return Evidence(train=lines, valid=[], recipe=RECIPE, corpus=FACTS)
 
 
+def causal(loss: Callable[[int], float]) -> Evidence:
+    lines = [
+        {key: value for key, value in line(s, loss(s), losses={"lm": loss(s)}).items() if key != "accuracy"}
+        for s in range(10, 401, 10)
+    ]
+    return Evidence(train=lines, valid=[], recipe=RECIPE | {"model": {"encoder": {"vocab": 8000}}})
+
+
+def masked_rtd(right: float) -> Evidence:
+    counts = {"mlm": 1500, "rtd": 1500, "replaced": 1500}
+    accuracy = {"mlm": 0.3, "rtd": right, "replaced": 0.7}
+    return evidence(counts=counts, accuracy=accuracy, recipe=RECIPE | {"objective": {"predict": "replaced_masked"}})
+
+
+def like(name: str, at: list[int], losses: list[float], *, steps: int = 1500) -> Evidence:
+    """A run of that recipe for so many steps, with these losses on held-out text."""
+    known = doctor.reference(name)
+    assert known is not None
+    made = RECIPE | {"name": name, "budget": {"amount": steps}, "model": {"encoder": {"vocab": known["vocab"]}}}
+    return evidence(valid=valid(at, losses), reference=known, recipe=made, corpus=None)
+
+
 def spiky(step: int) -> dict[str, Any]:
     return line(step, falling(step), grad_norm_max=40.0 if step in (900, 1500) else 0.8)
 
@@ -283,6 +360,25 @@ BROKEN: dict[str, tuple[str | None, Evidence]] = {
     "healthy pair": (None, pair(0.45)),
     "healthy task": (None, task(lambda s: 0.7 * math.exp(-s / 300), [0.6, 0.5, 0.45])),
     "loss is no number": ("not finite", evidence(lambda s: math.nan if s == 500 else falling(s))),
+    "loss is null from some step on": ("not finite", evidence(lambda s: falling(s) if s < 50 else None)),
+    "loss is null from the start": ("not finite", evidence(lambda s: None)),
+    "nothing is a number": (
+        "not finite",
+        evidence(lambda s: None, accuracy={"mlm": None}, update_ratio=None, grad_norm=None, padding=None, lr=None),
+    ),
+    "loss above guessing from the start": (
+        "learning rate too high",
+        evidence(lambda s: 9.6 if s < 40 else falling(s), recipe=RECIPE | {"model": {"encoder": {"vocab": 8000}}}),
+    ),
+    "no context at a rate that nobody takes": (
+        "learning rate too high",
+        evidence(lambda s: max(7.1, 9 - s / 100), lr=0.1),
+    ),
+    "context at a high rate": (None, evidence(lr=0.1)),
+    "everything guessed, uncounted": ("targets leak", causal(lambda s: 0.01)),
+    "healthy without counted guesses": (None, causal(lambda s: 1.4 + 7 * math.exp(-s / 150))),
+    "detector of masked places says replaced": ("discriminator at majority", masked_rtd(0.7)),
+    "healthy detector of masked places": (None, masked_rtd(0.85)),
     "loss ends high": ("learning rate too high", evidence(lambda s: falling(s) + max(0, (s - 1000) / 500))),
     "loss above guessing": ("learning rate too high", evidence(lambda s: 14 if 300 < s < 400 else falling(s))),
     "loss at ln V": ("not learning", evidence(lambda s: 8.95)),
@@ -313,6 +409,10 @@ BROKEN: dict[str, tuple[str | None, Evidence]] = {
         ),
     ),
     "with the reference": (None, evidence(valid=valid([1500], [3.6]), reference=REFERENCE)),
+    "learned nothing": ("behind the reference curve", like("bert-mini", [1500], [7.0])),
+    "half the way": (None, like("bert-mini", [1500], [6.7])),
+    "learned nothing in twice the steps": ("behind the reference curve", like("bert-mini", [3000], [7.0], steps=3000)),
+    "the warm-up of a longer run": (None, like("bert-mini", [1500], [7.0], steps=30_000)),
     "padding": ("padding", evidence(padding=0.6)),
     "frozen": ("frozen weights", evidence(frozen=["model.encoder.embeddings.words"])),
 }
@@ -322,6 +422,52 @@ BROKEN: dict[str, tuple[str | None, Evidence]] = {
 def test_diagnosis(case: str) -> None:
     wanted, given = BROKEN[case]
     assert names(diagnose(given)) == ({wanted} if wanted else set()), [str(finding) for finding in diagnose(given)]
+
+
+@pytest.mark.parametrize("name", [path.stem for path in REFERENCES])
+def test_recorded_runs_are_healthy_and_their_entropy_is_not(name: str) -> None:
+    known = doctor.reference(name)
+    assert known is not None
+    made = {"name": name, "model": {"encoder": {"vocab": known["vocab"]}}, "optim": {"lr": 1e-3}}
+    made |= {"budget": {"amount": known["valid"][-1][0]}}
+    term = known["term"]
+    for end in range(1, len(known["valid"]) + 1):
+        curve = known["valid"][:end]
+        lines = [line(step, loss, losses={term: loss}, counts={term: 1500}, accuracy={}) for step, _, loss in curve]
+        held_out = [{"step": step, "losses": {term: loss}} for step, _, loss in curve]
+        found = names(diagnose(Evidence(train=lines, valid=held_out, recipe=made, reference=known)))
+        assert not found & {"learning rate too high", "behind the reference curve", "not learning", "targets leak"}
+    stuck = [{"step": known["valid"][-1][0], "losses": {term: known["entropy"]}}]
+    assert "behind the reference curve" in names(diagnose(Evidence(lines, stuck, made, reference=known)))
+
+
+def test_a_rate_far_above_the_recipes_own_is_named_while_it_trains() -> None:
+    watch = Watch({"name": "bert-tiny", "model": {"encoder": {"vocab": 8192}}, "optim": {"lr": 0.1}})
+    found = [f for step in range(10, 801, 10) for f in watch.see(line(step, max(7.2, 9 - step / 100), lr=0.1))]
+    assert [finding.name for finding in found] == ["learning rate too high"]
+    assert "set optim.lr to 0.001" in found[0].remedy
+
+
+def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = [json.dumps(line(step, falling(step))) for step in range(10, 101, 10)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines)[:-40])
+    assert len(doctor.read(tmp_path).train) == 9 and "its last line is cut" in caplog.text
+    assert not names(doctor.examine(tmp_path))
+    (tmp_path / "metrics.jsonl").write_text("\n".join([lines[0][:-40], *lines, ""]))
+    with pytest.raises(DataError, match="metrics.jsonl:1: not a JSON object; restore"):
+        doctor.examine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("unknown", "size", "found"),
+    [(0.031, 3.15, None), (0.142, 3.51, "error"), (0.0, 2.05, "warning"), (0.0, 2.67, None), (0.0, 1.4, "error")],
+)
+def test_tokenizers_of_other_languages(unknown: float, size: float, found: str | None) -> None:
+    """Measured: Chinese articles on technology and English text with Google's Chinese vocabulary, English text with
+    XLNet's Chinese and ALBERT's English vocabulary."""
+    facts = replace(FACTS, vocab_size=21_128, unknown_share=unknown, bytes_per_token=size)
+    levels = [finding.level for finding in diagnose(evidence(corpus=facts)) if finding.name == "wrong tokenizer"]
+    assert levels == ([] if found is None else [found])
 
 
 def test_a_loader_that_starves_the_device() -> None:

@@ -7,18 +7,21 @@ A diagnosis is a function of :class:`Evidence` that returns a :class:`Finding` o
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
 from encoderlab.corpus.shards import Corpus, unigram_entropy
 from encoderlab.errors import DataError
+
+log = logging.getLogger("encoderlab")
 
 Line = Mapping[str, Any]
 SETTLED = 300  # steps after which a loss that has not moved means something
@@ -73,7 +76,7 @@ class Evidence:
     valid: Sequence[Line]
     recipe: Mapping[str, Any] = field(default_factory=dict)
     corpus: CorpusFacts | None = None
-    frozen: Sequence[str] = ()  # parameters that still have their initial values
+    frozen: Sequence[str] = ()  # matrices that never had a gradient
     reference: Mapping[str, Any] | None = None
     diverged: Line | None = None  # the line that ends a run whose gradient was no number
 
@@ -84,9 +87,13 @@ class Evidence:
         return next((name for name in ("mlm", "plm", "lm") if name in names), None)
 
     def losses(self, name: str, split: Sequence[Line] | None = None) -> list[tuple[int, float]]:
-        """(step, loss) of a term."""
+        """(step, loss) of a term, where it is a number."""
         lines = self.train if split is None else split
-        return [(line["step"], line["losses"][name]) for line in lines if line["losses"].get(name) is not None]
+        return [(line["step"], line["losses"][name]) for line in lines if is_number(line["losses"].get(name))]
+
+    def numbers(self, key: str) -> list[float]:
+        """The values of a key of the lines of training, where it is a number."""
+        return [line[key] for line in self.train if is_number(line.get(key))]
 
     @property
     def vocabulary(self) -> int | None:
@@ -94,6 +101,21 @@ class Evidence:
         model = self.recipe.get("model") or {}
         encoder = model.get("encoder") or {}
         return encoder.get("vocab") or (self.corpus.vocab_size if self.corpus else None)
+
+    @property
+    def guessing(self) -> float | None:
+        """The loss of who knows how frequent tokens are and nothing else: of the corpus, of the reference, or about."""
+        if self.corpus is not None:
+            return self.corpus.entropy
+        if self.vocabulary is None:
+            return None
+        known = self.reference or {"entropy": 0.75, "vocab": math.e}  # three quarters of ln V in English and Chinese
+        return float(known["entropy"] * math.log(self.vocabulary) / math.log(known["vocab"]))
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Metrics hold null where there was no finite number."""
+    return value is not None and math.isfinite(value)
 
 
 def diagnose(evidence: Evidence) -> list[Finding]:
@@ -140,7 +162,7 @@ def read(run: Path, corpus: Path | None = None) -> Evidence:
     path = run / "metrics.jsonl"
     if not path.exists():
         raise DataError(f"{run}: holds no metrics.jsonl; give a run folder")
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = read_lines(path)
     recipe = json.loads((run / "recipe.json").read_text(encoding="utf-8")) if (run / "recipe.json").exists() else {}
     facts = None
     if corpus is not None:
@@ -153,7 +175,7 @@ def read(run: Path, corpus: Path | None = None) -> Evidence:
         valid=[line for line in lines if line["split"] == "valid" and "losses" in line],
         recipe=recipe,
         corpus=facts,
-        frozen=unmoved(run, recipe),
+        frozen=frozen_matrices(run),
         reference=reference(recipe.get("name", "")),
         diverged=next((line for line in lines if line["split"] == "diverged"), None),
     )
@@ -165,37 +187,48 @@ def reference(name: str) -> Mapping[str, Any] | None:
     return json.loads(place.read_text(encoding="utf-8")) if place.is_file() else None
 
 
-def unmoved(run: Path, recipe: Mapping[str, Any]) -> list[str]:
-    """Matrices of the newest checkpoint that equal their initial values, which the seed and their names give again.
+def read_lines(path: Path) -> list[Line]:
+    """The lines of metrics; a last one that was cut while it was written is left out, as resuming does.
 
-    A pooler without the sentence-pair task is not among them: it waits for fine-tuning.
+    Raises:
+        DataError: another line is broken.
     """
-    if "model" not in recipe or recipe.get("init_from"):
-        return []
-    import torch
+    whole, newline, cut = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
+    lines = []
+    for number, text in enumerate(whole.split("\n") if newline else [], 1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            raise DataError(f"{path}:{number}: not a JSON object; restore the file or resume the run") from None
+    if cut:
+        log.warning("%s: its last line is cut and left out; resume the run to write it again", path)
+    return lines
 
-    from encoderlab.config import from_dict
-    from encoderlab.model import Model
-    from encoderlab.models.base import ModelConfig
+
+def frozen_matrices(run: Path) -> list[str]:
+    """Matrices of the newest checkpoint that never had a gradient: the optimiser lacks them, or holds zeros for them.
+
+    Heads without a loss in the recipe are not among them: they wait for fine-tuning.
+    """
     from encoderlab.train import checkpoint
 
     newest, _ = checkpoint.newest(run / "checkpoints")
     if newest is None:
         return []
-    state = checkpoint.read_tensors(newest / checkpoint.WEIGHTS)
+    carried = checkpoint.read_tensors(newest / checkpoint.CARRIED)
+    moments = {name.removeprefix(SQUARES): bool(t.any()) for name, t in carried.items() if name.startswith(SQUARES)}
+    if not any(moments.values()):  # no update yet
+        return []
     found = []
-    for prefix in ("model.", "student.", "discriminator.", "generator."):
-        key, seed = ("generator", 1) if prefix == "generator." else ("model", 0)
-        if recipe.get(key) is None or not any(name.startswith(prefix) for name in state):
-            continue
-        fresh = Model(from_dict(ModelConfig, recipe[key])).initialize(recipe["seed"] + seed)
-        for name, parameter in fresh.named_parameters():
-            if name.startswith("pooler.") and fresh.pair is None:
-                continue
-            now = state.get(prefix + name)
-            if now is not None and parameter.ndim > 1 and now.shape == parameter.shape and torch.equal(now, parameter):
-                found.append(prefix + name)
+    for name, tensor in checkpoint.read_tensors(newest / checkpoint.WEIGHTS).items():
+        waits = name in moments and any(part in HEADS for part in name.split("."))
+        if tensor.ndim > 1 and not moments.get(name, False) and not waits:
+            found.append(name)
     return found
+
+
+SQUARES = "exp_avg_sq/"
+HEADS = ("pooler", "pair", "rtd", "lm")
 
 
 # Diagnoses -----------------------------------------------------------------------------------------------------------
@@ -216,33 +249,52 @@ def not_finite(e: Evidence) -> Finding | None:
 
 
 def rate_too_high(e: Evidence) -> Finding | None:
-    """The loss rose above where it began and above ln V, or ends well above its lowest point."""
-    if e.term is None or len(e.train) < 6:
+    """The loss rose above where guessing begins, ends well above its lowest point, or stays where it is without context
+    at a rate that nothing was published with.
+    """
+    losses = e.losses(e.term) if e.term else []
+    values, rates = [loss for _, loss in losses], e.numbers("lr")
+    if len(values) < 3 or not rates:
         return None
-    losses = e.losses(e.term)
-    values = [loss for _, loss in losses]
-    limit = math.log(e.vocabulary) if e.vocabulary else values[0]
-    start, end, lowest = max(values[0], limit), float(np.mean(values[-3:])), min(values)
-    highest = max(min(pair) for pair in zip(values[1:-1], values[2:], strict=True))  # for two lines in a row
-    rate = max(line.get("lr", 0) for line in e.train)
-    if highest > start + 0.5:
-        seen = f"the loss rose to {highest:.2f}, above ln V = {limit:.2f}, where guessing begins"
-    elif end > lowest * 1.15 + 0.2:
+    rate, limit = max(rates), math.log(e.vocabulary) if e.vocabulary else values[0]
+    fresh = "model" in e.recipe and not e.recipe.get("init_from")  # else it may begin anywhere
+    start = limit if fresh else max(values[0], limit)
+    highest = max(min(pair) for pair in zip(values[:-1], values[1:], strict=True))  # for two lines in a row
+    end, lowest = float(np.mean(values[-3:])), min(values)
+    usual = usual_rate(e.recipe.get("name", ""))
+    far = rate >= TOO_MUCH * usual
+    late = far and losses[-1][0] >= 2 * SETTLED
+    if highest > start + RISE:
+        seen = f"the loss rose to {highest:.2f}, above {start:.2f}, where guessing begins"
+    elif len(values) >= 6 and end > lowest * 1.15 + 0.2:
         seen = f"the loss rose to {end:.2f} after {lowest:.2f}"
+    elif late and e.guessing is not None and np.mean(values[-5:]) > 0.97 * e.guessing:
+        seen = f"the loss stays at {np.mean(values[-5:]):.2f}, as without any context"
     else:
         return None
     return Finding(
         "learning rate too high",
         "error",
         f"{seen}, with learning rates up to {rate:.2g}",
-        f"set optim.lr to {rate / 10:.2g} or lengthen schedule.warmup",
+        f"set optim.lr to {usual if far else rate / 10:.2g} or lengthen schedule.warmup",
     )
+
+
+RISE = 0.3  # nats; runs that learn stay within 0.05 of ln V
+TOO_MUCH = 9  # times the usual rate; the lines of metrics may miss the peak itself
+
+
+def usual_rate(name: str) -> float:
+    """The rate of that recipe, or of small models where it is less or not known."""
+    from encoderlab import recipes
+
+    return max(recipes.recipe(name).optim.lr if name in recipes.RECIPES else 0.0, 1e-3)
 
 
 def spikes(e: Evidence) -> Finding | None:
     if e.term is None or len(e.train) < 10:
         return None
-    norms = [line["grad_norm"] for line in e.train if line.get("grad_norm") is not None]
+    norms = e.numbers("grad_norm")
     middle = float(np.median(norms)) if norms else 0.0
     high = [line for line in e.train if (line.get("grad_norm_max") or 0) > 20 * middle]
     if middle and len(high) >= 2 and high[-1]["step"] > SETTLED:
@@ -258,8 +310,10 @@ def spikes(e: Evidence) -> Finding | None:
 
 def update_ratio(e: Evidence) -> Finding | None:
     """How far a step moves the weights, once the rate has warmed up."""
-    highest = max((line.get("lr", 0.0) for line in e.train), default=0.0)
-    ratios = [line["update_ratio"] for line in e.train if "update_ratio" in line and line["lr"] > highest / 2]
+    highest = max(e.numbers("lr"), default=0.0)
+    ratios = [
+        line["update_ratio"] for line in e.train if is_number(line.get("update_ratio")) and line["lr"] > highest / 2
+    ]
     if len(ratios) < 3:
         return None
     middle = float(np.median(ratios))
@@ -295,9 +349,10 @@ def no_warmup(e: Evidence) -> Finding | None:
 
 
 def not_learning(e: Evidence) -> Finding | None:
-    if e.term is None or e.vocabulary is None or e.train[-1]["step"] < SETTLED:
+    losses = e.losses(e.term) if e.term else []
+    if not losses or e.vocabulary is None or e.train[-1]["step"] < SETTLED or rate_too_high(e):
         return None
-    last = e.losses(e.term)[-1][1]
+    last = losses[-1][1]
     if last > 0.95 * math.log(e.vocabulary):
         return Finding(
             "not learning",
@@ -310,9 +365,9 @@ def not_learning(e: Evidence) -> Finding | None:
 
 
 def stuck_at_frequencies(e: Evidence) -> Finding | None:
-    if e.term is None or e.corpus is None or e.train[-1]["step"] < 2 * SETTLED:
+    recent = [loss for _, loss in e.losses(e.term)[-5:]] if e.term else []
+    if not recent or e.corpus is None or e.train[-1]["step"] < 2 * SETTLED or rate_too_high(e):
         return None
-    recent = [loss for _, loss in e.losses(e.term)[-5:]]
     level = float(np.mean(recent))
     if abs(level - e.corpus.entropy) < 0.03 * e.corpus.entropy:
         return Finding(
@@ -333,7 +388,7 @@ def frozen(e: Evidence) -> Finding | None:
     return Finding(
         "frozen weights",
         "error",
-        f"{shown} still have their initial values",
+        f"{shown} never had a gradient",
         "let them require gradients, and give them to the optimiser",
     )
 
@@ -376,43 +431,51 @@ def duplicates(e: Evidence) -> Finding | None:
 def tokenizer_splits(e: Evidence) -> Finding | None:
     if e.corpus is None:
         return None
-    if e.corpus.unknown_share > 0.02:
+    if e.corpus.unknown_share > 0.05:  # Chinese articles on technology have 3% with Google's Chinese vocabulary
         return Finding(
             "wrong tokenizer",
             "error",
             f"{e.corpus.unknown_share:.1%} of the tokens are unknown to the tokenizer",
             "train one on this text, or use one of its language",
         )
-    if e.corpus.bytes_per_token < 1.8 and e.corpus.vocab_size > CHARACTERS:
+    size, least = e.corpus.bytes_per_token, 2.3 if e.corpus.vocab_size >= 8000 else 1.8
+    if size < least and e.corpus.vocab_size > CHARACTERS:
         return Finding(
             "wrong tokenizer",
-            "error",
-            f"a token holds {e.corpus.bytes_per_token:.2f} bytes of text on average: words fall into single letters",
+            "error" if size < 1.8 else "warning",
+            f"a token holds {size:.2f} bytes of text on average: words fall into single letters",
             "train a tokenizer on this text, or use one of its language",
         )
     return None
 
 
 def leak(e: Evidence) -> Finding | None:
+    """Nearly everything is guessed early; the loss says so where guesses are not counted (adaptive softmax)."""
     if e.term is None:
         return None
-    early = [
-        line for line in e.train if line["step"] <= 5 * SETTLED and (line.get("accuracy") or {}).get(e.term, 0) > 0.95
-    ]
-    if early:
+    early = [line for line in e.train if line["step"] <= 5 * SETTLED]
+    for line in early:
+        right, loss = (line.get("accuracy") or {}).get(e.term), line["losses"].get(e.term)
+        if is_number(right) and right > 0.95:
+            seen = f"{right:.0%} of the hidden tokens are guessed"
+        elif right is None and e.vocabulary and is_number(loss) and loss < 0.1 * math.log(e.vocabulary):
+            seen = f"the {e.term} loss is {loss:.2f}, a tenth of ln V"
+        else:
+            continue
         return Finding(
             "targets leak",
             "error",
-            f"{early[0]['accuracy'][e.term]:.0%} of the hidden tokens are guessed at step {early[0]['step']}, which no "
-            "encoder can",
+            f"{seen} at step {line['step']}, which no encoder can",
             "check that inputs hide the targets, and that the text is not a few documents repeated",
         )
     return None
 
 
 def detector_below_majority(e: Evidence) -> Finding | None:
-    """A discriminator that calls every token original is right as often as tokens are."""
-    lines = [line for line in e.train if "rtd" in line.get("accuracy", {}) and "replaced" in line["accuracy"]]
+    """A discriminator that gives all tokens the more frequent answer: original, or for masked places replaced."""
+    lines = [
+        line for line in e.train if all(is_number(line.get("accuracy", {}).get(name)) for name in ("rtd", "replaced"))
+    ]
     predict = (e.recipe.get("objective") or {}).get("predict", "replaced")
     if not lines or lines[-1]["step"] < 2 * SETTLED or predict.startswith("original"):
         return None
@@ -420,18 +483,19 @@ def detector_below_majority(e: Evidence) -> Finding | None:
         float(np.mean([line["accuracy"][name] * line["counts"][name] / line["counts"]["rtd"] for line in lines[-5:]]))
         for name in ("replaced", "rtd")
     )
-    if right <= 1 - replaced + 1e-3:
+    answer, majority = ("original", 1 - replaced) if replaced <= 0.5 else ("replaced", replaced)
+    if right <= majority + 1e-3:
         return Finding(
             "discriminator at majority",
             "warning",
-            f"it is right on {right:.1%} of tokens, as if it called all {1 - replaced:.1%} originals original",
+            f"it is right on {right:.1%} of tokens, as if it called all of them {answer}, which {majority:.1%} are",
             "train longer, raise objective.discriminator_weight, or use a smaller generator",
         )
     return None
 
 
 def generator_too_good(e: Evidence) -> Finding | None:
-    lines = [line for line in e.train if "replaced" in line.get("accuracy", {})]
+    lines = [line for line in e.train if is_number(line.get("accuracy", {}).get("replaced"))]
     if lines and lines[-1]["step"] > SETTLED and lines[-1]["accuracy"]["replaced"] < 0.2:
         return Finding(
             "few replacements",
@@ -458,8 +522,8 @@ def labels_say_nothing(e: Evidence) -> Finding | None:
     names = e.train[-1]["losses"] if e.train else {}
     task = next((task for task in ("classification", "regression", "tagging") if task in names), None)
     if task and e.valid and len(e.train) >= 4:
-        first, last = e.losses(task)[0][1], e.losses(task)[-1][1]
-        held_out = e.losses(task, e.valid)
+        own, held_out = [loss for _, loss in e.losses(task)], e.losses(task, e.valid)
+        first, last = (own[0], own[-1]) if own else (0.0, 0.0)
         if held_out and last < 0.5 * first and held_out[-1][1] > 1.1 * held_out[0][1] and held_out[-1][1] > 2 * last:
             return Finding(
                 "labels say nothing",
@@ -472,27 +536,45 @@ def labels_say_nothing(e: Evidence) -> Finding | None:
 
 
 def behind_reference(e: Evidence) -> Finding | None:
+    """Held-out loss against the recorded run at the same step; past its end, against its last loss.
+
+    A run of the same length should have come half the way that the recorded run had come from token frequencies, and
+    any run within 10%.
+    """
     if e.reference is None or e.term is None or not e.valid:
         return None
     steps, _, losses = zip(*e.reference["valid"], strict=True)
     last = e.valid[-1]
-    if last["step"] > steps[-1] or last["step"] < steps[0]:
+    now = last["losses"].get(e.term)
+    if last["step"] < steps[0] or not is_number(now):
         return None
     expected = float(np.interp(last["step"], steps, losses))
-    if e.vocabulary:  # a guess among more tokens costs more
-        expected *= math.log(e.vocabulary) / math.log(e.reference["vocab"])
-    if last["losses"].get(e.term, 0.0) > expected * 1.1:
+    covered = e.reference.get("entropy", expected) - expected
+    scale = math.log(e.vocabulary) / math.log(e.reference["vocab"]) if e.vocabulary else 1.0
+    expected *= scale  # a guess among more tokens costs more
+    allowed = 0.1 * expected
+    if covered > 0.1 and scale == 1.0 and comparable(e, last["step"], steps[-1]):
+        allowed = min(allowed, covered / 2)
+    if now > expected + allowed:
+        when = f"at step {last['step']}" if last["step"] <= steps[-1] else f"at its last step {steps[-1]}"
         return Finding(
             "behind the reference curve",
             "warning",
-            f"validation loss {last['losses'][e.term]:.2f} at step {last['step']}, the recorded run had {expected:.2f}",
+            f"validation loss {now:.2f} at step {last['step']}, the recorded run had {expected:.2f} {when}",
             "compare your settings with the recipe's; other text and other vocabularies shift the curve",
         )
     return None
 
 
+def comparable(e: Evidence, step: int, recorded: int) -> bool:
+    """Whether the learning rate is about where the recorded run had it, or the run has had twice as many steps."""
+    budget = e.recipe.get("budget") or {}
+    same = budget.get("unit", "steps") == "steps" and budget.get("amount", 0) <= 1.5 * recorded
+    return same or step >= 2 * recorded
+
+
 def padding(e: Evidence) -> Finding | None:
-    shares = [line["padding"] for line in e.train if "padding" in line]
+    shares = e.numbers("padding")
     if shares and float(np.mean(shares)) > 0.4:
         return Finding(
             "padding",
