@@ -178,13 +178,10 @@ def test_a_wrong_manifest(tmp_path, change, message):
         Corpus(tmp_path)
 
 
-def test_wrong_split_counts_and_tokenizer(tmp_path):
-    corpus = write_corpus(tmp_path, {"train": make([5])}, 1000, tokenizer={"hash": "abc"})
+def test_wrong_split_and_counts(tmp_path):
+    corpus = write_corpus(tmp_path, {"train": make([5])}, 1000)
     with pytest.raises(DataError, match="no split 'test' in this corpus; it has train"):
         Corpus(tmp_path, "test")
-    corpus.require_tokenizer("abc")
-    with pytest.raises(DataError, match="built with tokenizer abc, not def"):
-        corpus.require_tokenizer("def")
     np.save(tmp_path / COUNTS, np.zeros(7))
     with pytest.raises(DataError, match="shape"):
         corpus.counts()

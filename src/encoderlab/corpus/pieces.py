@@ -22,8 +22,8 @@ from encoderlab.corpus.sentences import sentence_starts
 from encoderlab.corpus.shards import id_type, map_tensors, read_bits, write_tensors
 from encoderlab.corpus.sources import Reading, Source
 from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.corpus.words import CJK
 
-CJK = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2EBEF), (0x2F800, 0x2FA1F))
 PIECE = 4 << 20  # bytes of input, about
 BATCH = 1 << 20  # characters that are tokenized at once
 COUNTS = ("invalid_utf8", "control_characters", "cut_lines", "cut_documents", "skipped_records")

@@ -138,15 +138,6 @@ class Corpus:
             raise DataError(f"{path}: shape {counts.shape}, expected ({self.vocab_size},); build the corpus again")
         return counts
 
-    def require_tokenizer(self, tokenizer_hash: str) -> None:
-        """Refuse a tokenizer other than the one whose ids are in the shards."""
-        recorded = (self.manifest.get("tokenizer") or {}).get("hash")
-        if recorded != tokenizer_hash:
-            raise DataError(
-                f"{self.path}: built with tokenizer {str(recorded)[:12]}, not {tokenizer_hash[:12]}; "
-                f"use the one in {self.tokenizer_path}, or build the corpus again with --tokenizer"
-            )
-
     def _locate(self, i: int) -> tuple[Shard, int]:
         if not 0 <= i < self.num_documents:
             raise IndexError(f"document {i} of {self.num_documents}")

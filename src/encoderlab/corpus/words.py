@@ -18,17 +18,13 @@ import numpy as np
 # is a word of its own (punctuation, Chinese characters); the end of a token that is but a space.
 INSIDE, LETTER, OPEN, OTHER, SPACE = range(5)
 
+# The blocks of ideographs that BERT's tokenizer splits off; kana and hangul are letters.
+CJK = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2EBEF), (0x2F800, 0x2FA1F))
+
 
 def is_cjk(char: str) -> bool:
-    """Whether ``char`` is a CJK ideograph, by the blocks of BERT's tokenizer (kana and hangul are letters)."""
-    code = ord(char)
-    return (
-        0x4E00 <= code <= 0x9FFF
-        or 0x3400 <= code <= 0x4DBF
-        or 0x20000 <= code <= 0x2EBEF
-        or 0xF900 <= code <= 0xFAFF
-        or 0x2F800 <= code <= 0x2FA1F
-    )
+    """Whether ``char`` is a CJK ideograph, by the blocks :data:`CJK`."""
+    return any(first <= ord(char) <= last for first, last in CJK)
 
 
 def is_punctuation(char: str) -> bool:
