@@ -15,6 +15,7 @@ from encoderlab.interchange.load import load
 from encoderlab.nn.noise import Noise
 from encoderlab.tasks import suites
 from encoderlab.tasks.base import Remarks, Submission, Text
+from encoderlab.tasks.features import Frozen
 from encoderlab.tasks.finetune import (
     Recipe,
     choose_threshold,
@@ -51,6 +52,7 @@ RECIPE = Recipe(
     schedule=Polynomial(warmup=0.1),
     form=FormSettings(max_length=48),
 )
+SMALL = Frozen(layers="last", lstm_layers=1, lstm_width=16)
 # The form, its epochs, the score to reach on held-out data of the same rule.
 FORMS = [
     ("single", 12, 1.0),
@@ -221,10 +223,13 @@ def test_an_interrupted_run_goes_on_with_its_model_alone(tmp_path):
         finetune(other, task, splits, recipe, tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", ["single", "number", "question"])
-def test_a_finished_run_predicts_the_splits_it_did_not_have(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "frozen"),
+    [("single", None), ("number", None), ("question", None), ("tagged", SMALL), ("number", SMALL)],
+)
+def test_a_finished_run_predicts_the_splits_it_did_not_have(tmp_path, name, frozen):
     task, splits = data(name, train=24, dev=6)
-    recipe = replace(RECIPE, epochs=1)
+    recipe = replace(RECIPE, epochs=1, frozen=frozen)
     whole = {**splits, "test": replace(splits["dev"], name="test")}
     finetune(model(), task, splits, recipe, tmp_path / "run")
     assert not (tmp_path / "run/predictions-test.jsonl").exists()
