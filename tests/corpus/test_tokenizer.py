@@ -321,7 +321,7 @@ def test_unigram_ids_equal_sentencepiece(name: str, trained: dict[str, Tokenizer
         assert tokenizer.encode_corpus([text]).ids.tolist() == reference.encode(normalize(text))
 
     equal()
-    for text in sample():
+    for text in [*sample(), "a <unk> b"]:
         assert tokenizer.encode_corpus([text]).ids.tolist() == reference.encode(normalize(text))
 
 

@@ -293,7 +293,7 @@ class Tokenizer:
         parts = json.loads(self.backend.to_str())
         parts["post_processor"] = None
         if self.kind == "unigram":  # would find them among its pieces; a piece with a space is never found
-            control = set(self.special.all_special) - {self.special.unk}
+            control = set(self.special.all_special)
             pieces = parts["model"]["vocab"]
             parts["model"]["vocab"] = [
                 (f" {piece}" if index in control else piece, score) for index, (piece, score) in enumerate(pieces)
