@@ -168,10 +168,14 @@ def finetune(
         "remarks": remarks_of(splits),
         **about,
     }
-    if join(recipe.execution.device).main:
+    world = join(recipe.execution.device)
+    world.wait()  # every process has read the weights that the first one now deletes
+    if world.main:
         notes += _submissions(task, splits, predictions, out)
-        written["notes"] = sorted(set(notes))
+    written["notes"] = sorted(set(notes))
+    if world.main:
         _write(objective.model, task, form.settings, splits, predictions, written, out)
+    world.wait()  # for what others read from here on
     return Result(folder=out, record=written, model=out / "model", predictions=predictions)
 
 

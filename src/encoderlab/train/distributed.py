@@ -64,6 +64,10 @@ class World:
             raise error or _elsewhere(int(code))
         return answer
 
+    def wait(self) -> None:
+        """Until every process is here."""
+        self.sum([0.0])
+
     def gather_rows(self, tensor: Tensor) -> Tensor:
         """The rows of all processes, one after the other, however many each has."""
         if self.size == 1:

@@ -206,8 +206,7 @@ class _Run:
         logged, validated = self._log(), self._validate()
         if logged or validated or place.step > self.saved.step:
             self._save()
-        if self.writer is not None:
-            self.writer.wait()
+        self.world.agree(self._written)
         return Outcome(
             step=place.step,
             tokens=place.tokens,
@@ -216,6 +215,12 @@ class _Run:
             checkpoint=self.checkpoints / checkpoint.name(place.step),
             best=self.checkpoints / "best" if recipe.evaluation.best else None,
         )
+
+    def _written(self) -> float:
+        """Wait until the checkpoints are on disk, from where every process may read them."""
+        if self.writer is not None:
+            self.writer.wait()
+        return 0.0
 
     def _step(self) -> int | None:
         """One update. Returns why the run is to stop after it: a signal's number, 0 for the end of the session, or
