@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -50,6 +51,7 @@ def test_overrides_reach_every_level() -> None:
         ({"budget": Budget(amount=10, unit="hours"), "schedule": Bert(warmup=1000)}, "give it as a share"),
         ({"budget": Budget(amount=10), "schedule": Bert(warmup=11)}, "a warm-up of 11 steps does not fit"),
         ({"schedule": Bert(warmup=-0.1)}, "does not fit"),
+        ({"schedule": Bert(warmup=math.nan)}, "does not fit"),
         ({"clip": 0.0}, "null for no clipping"),
         ({"log_every": 0}, "give at least 1"),
         ({"ramp": Ramp(rows=512)}, "start between 1 and 256"),
@@ -66,6 +68,11 @@ def test_refused_parts() -> None:
         lambda: Phase(rows=0),
         lambda: Phase(share=1.5),
         lambda: Checkpoints(keep=0),
+        lambda: Execution(micro_rows=-1),
+        lambda: Evaluation(rows=0),
+        lambda: AdamW(lr=math.inf),
+        lambda: AdamW(eps=0.0),
+        lambda: AdamW(weight_decay=-1.0),
     ):
         with pytest.raises(ConfigError):
             make()

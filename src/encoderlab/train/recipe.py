@@ -152,7 +152,7 @@ class Training:
                 f"a warm-up of {warmup:g} steps does not fit a budget in {self.budget.unit}; "
                 "give it as a share, such as schedule.warmup=0.01"
             )
-        if warmup < 0 or warmup >= 1 and warmup > self.budget.amount:
+        if not warmup >= 0 or warmup >= 1 and warmup > self.budget.amount:
             raise ConfigError(
                 f"a warm-up of {warmup:g} steps does not fit a budget of {self.budget.amount:g}; "
                 "give a share, such as schedule.warmup=0.01"
