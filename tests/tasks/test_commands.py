@@ -159,3 +159,24 @@ def test_verbs_of_fengshen(verb, tmp_path, tiny, capsys):
     assert "data sets are not downloaded" in refusal(
         capsys, 3, verb, "train", "--model", tiny, "--datasets", "IDEA/AFQMC"
     )
+
+
+def test_names_and_options_that_do_not_go_together_are_refused(tmp_path, tiny, capsys):
+    data, to = reviews(tmp_path / "r.csv"), ("--model", tiny, "--out", tmp_path / "run")
+    assert "gone.csv: no such file" in refusal(capsys, 2, "finetune", "gone.csv", *to)
+    assert "sst2 is a benchmark" in refusal(capsys, 2, "finetune", "sst2", "--data", tmp_path, "--text", "x", *to)
+    assert "leave one of them out" in refusal(capsys, 2, "finetune", data, "--data", tmp_path, *to)
+    assert "one text per line" in refusal(capsys, 3, "encode", tiny, "--file", data)
+
+
+def test_a_text_with_dots_is_no_file(tmp_path, tiny, capsys):
+    data, out = reviews(tmp_path / "r.csv"), tmp_path / "run"
+    run(capsys, "finetune", data, "--model", tiny, "--out", out, "--seeds", 1, "--epochs", 1)
+    assert run(capsys, "predict", out, "red，3.5分")["predictions"][0]["label"] in COLOURS
+    assert "no such file" in refusal(capsys, 3, "predict", out, "gone.jsonl.gz")
+
+
+def test_epochs_count_where_a_protocol_counts_steps(tmp_path, tiny, capsys):
+    data, words = reviews(tmp_path / "r.csv"), ("--protocol", "albert", "--set", "batch=16", "--seeds", 1)
+    run(capsys, "finetune", data, "--model", tiny, "--out", tmp_path / "run", "--epochs", 1, *words)
+    assert json.loads((tmp_path / "run/runs/seed-1/score.json").read_text())["steps"] == 4

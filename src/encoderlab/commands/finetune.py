@@ -87,7 +87,8 @@ def finetune(
     trials
         Runs of that search.
     protocol
-        plain, bert, roberta, albert, electra, convbert, distilbert, deberta, clue.
+        Of a paper: bert, roberta, albert, electra, convbert, distilbert, xlnet, deberta, clue, ...; docs/tasks.md
+        lists them.
     after
         Intermediate tasks to train on first (repeatable).
     epochs
@@ -134,7 +135,7 @@ def finetune(
 
     def adjust(recipe: Recipe) -> Recipe:
         recipe = settings.resolve(recipe, files=config or (), assignments=set_ or ())
-        return recipe if epochs is None else replace(recipe, epochs=epochs)
+        return recipe if epochs is None else replace(recipe, epochs=epochs, steps=None)
 
     origin = best_seed(model, note)
     start, trained = load(origin), read_task(origin)
@@ -143,7 +144,8 @@ def finetune(
     lessons = {job.name: _lesson(teaching, start, job, splits, whole=whole) for job, splits in jobs if teaching}
     done: list[str] = []
     once = _Plan(protocol=replace(chosen, seeds=1), adjust=adjust)
-    for between, splits in [job for name in after or () for job in _jobs(name, data, None, None, Given())]:
+    first = [(name, None if Path(name).is_file() else data) for name in after or ()]
+    for between, splits in [job for name, place in first for job in _jobs(name, place, None, None, Given())]:
         found = once.run(start, between, splits, out / f"after-{between.name}", after=done, trained=trained)
         start, trained = load(found.best.model), read_task(found.best.model)
         done = [*done, between.name]
@@ -180,11 +182,14 @@ def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, giv
     """The tasks to train on, with their splits."""
     from encoderlab.tasks import suites
     from encoderlab.tasks.finetune import remarks_of
-    from encoderlab.tasks.infer import task_of
+    from encoderlab.tasks.infer import Given, task_of
+    from encoderlab.tasks.tables import is_file_name
     from encoderlab.tasks.trials import held_out, usable_splits
 
     path = Path(name)
     if path.is_file():
+        if data is not None:
+            raise ConfigError(f"{name} is a file and --data {data} the folder of a benchmark; leave one of them out")
         task, said = task_of(path, given)
         note(said)
         splits = {"train": task.read([path], "train")}
@@ -195,9 +200,11 @@ def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, giv
         if test is not None:
             splits["test"] = task.read([test], "test")
         jobs = [(task, splits)]
-    elif path.suffix and "/" in name:
+    elif is_file_name(name) or "/" in name:
         raise ConfigError(f"{name}: no such file; give labelled texts, or the name of a benchmark")
     else:
+        if dev is not None or test is not None or given != Given():
+            raise ConfigError(f"{name} is a benchmark with files and columns of its own; leave out those of a file")
         names = suites.SUITES.get(name.lower(), (name,))
         tasks = [suites.task(one) for one in names]
         if data is None:

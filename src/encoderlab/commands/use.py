@@ -16,6 +16,7 @@ from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from encoderlab.model import Model
     from encoderlab.tasks.base import Example, Split, Task
     from encoderlab.tasks.infer import Given
     from encoderlab.tasks.predict import Predictor
@@ -42,8 +43,8 @@ def evaluate(
     starts and ends); its score stands beside theirs.
 
     Example:
-        encoderlab evaluate runs/mrpc/seed-1 mrpc --data data/glue \\
-            --ensemble runs/mrpc/seed-2 runs/mrpc/seed-3
+        encoderlab evaluate runs/mrpc mrpc --data data/glue \\
+            --ensemble runs/mrpc-large runs/mrpc-electra
 
     Parameters
     ----------
@@ -154,7 +155,7 @@ def predict(
     Columns are those that the model learned from, where the file has them.
 
     Example:
-        encoderlab predict runs/reviews/seed-1 texts.csv --out labels.jsonl
+        encoderlab predict runs/reviews texts.csv --out labels.jsonl
 
     Parameters
     ----------
@@ -170,11 +171,12 @@ def predict(
         Column of the second text.
     """
     from encoderlab.tasks.predict import record
+    from encoderlab.tasks.tables import is_file_name
 
     predictor = predictor_of(model)
     file = Path(inputs[0])
     if len(inputs) > 1 or not file.is_file():
-        if file.suffix and " " not in inputs[0] and len(inputs) == 1:
+        if len(inputs) == 1 and is_file_name(inputs[0]):
             raise DataError(f"{file}: no such file; give a file, or texts")
         examples = [_example(predictor.form.task, number, line) for number, line in enumerate(inputs)]
         predictions = predictor.predict(examples)
@@ -209,9 +211,7 @@ def fill_mask(
     top
         Guesses per mask.
     """
-    from encoderlab.interchange.load import load
-
-    network = load(model)
+    network = _load(model)
     mask = network.tokenizer.token(network.tokenizer.special.mask) if network.tokenizer else "[MASK]"
     answers = []
     for text in texts:
@@ -257,11 +257,11 @@ def encode(
     """
     import numpy as np
 
-    from encoderlab.interchange.load import load
+    from encoderlab.files import replace_file
 
     if (file is None) == (not texts):
         raise ConfigError("encode takes either texts or --file FILE (one text per line)")
-    network = load(model)
+    network = _load(model)
     lines = iter(texts or ()) if file is None else _lines(file)
     chunks, count = [], 0
     while chunk := list(islice(lines, CHUNK)):
@@ -274,7 +274,7 @@ def encode(
     vectors = np.concatenate(chunks)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with out.open("wb") as target:
+        with replace_file(out) as target:
             np.save(target, vectors, allow_pickle=False)
         say(f"{count:,} vectors of {vectors.shape[1]} numbers written to {out}")
         return {"model": model, "texts": count, "width": vectors.shape[1], "out": out}
@@ -284,19 +284,30 @@ def encode(
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, or of standard input for ``-``."""
+    """The lines of a text file, compressed or not, or of standard input for ``-``."""
+    from encoderlab.tasks.tables import RECORDS, lines, suffix
+
     if str(path) == "-":
         yield from (line.rstrip("\n") for line in sys.stdin)
         return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        yield from (line.rstrip("\n") for line in file)
+    if suffix(path) in RECORDS:
+        raise DataError(f"{path}: is a table; give a file with one text per line")
+    yield from (line for _, line in lines(path))
+
+
+def _load(folder: Path) -> Model:
+    """A model, on the GPU where there is one."""
+    import torch
+
+    from encoderlab.interchange.load import load
+
+    return load(folder).to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def predictor_of(folder: Path) -> Predictor:
     """A fine-tuned model with the task it was trained for, as far as its folder tells. Without a task there, it has no
     layouts either.
     """
-    from encoderlab.interchange.load import load
     from encoderlab.tasks import suites
     from encoderlab.tasks.finetune import HEAD_FILE, layouts_of, read_task
     from encoderlab.tasks.predict import Predictor, task_of_model
@@ -309,7 +320,7 @@ def predictor_of(folder: Path) -> Predictor:
             f"{folder}: holds a head on a frozen encoder's features, which predicts only what it was given with its "
             f"training data (predictions-*.jsonl); give further texts to finetune with --test"
         )
-    network, kept = load(folder), read_task(folder)
+    network, kept = _load(folder), read_task(folder)
     task = task_of_model(network)
     task = replace(task, layouts=())
     if kept is None:

@@ -28,6 +28,7 @@ from encoderlab.tasks.base import Remarks
 csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default of 128 KiB refuses long texts
 
 _OPEN: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+RECORDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 _SEPARATORS = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "vertical bar"}
 _SAMPLE = 200  # records that decide about separator and quoting
 
@@ -48,6 +49,12 @@ class Dialect:
 
     separator: str
     quoted: bool
+
+
+def is_file_name(text: str) -> bool:
+    """Whether ``text`` is meant as the name of a data file, and not as a text."""
+    path = Path(text)
+    return suffix(path) in (*RECORDS, ".txt") or path.suffix.lower() in _OPEN
 
 
 def suffix(path: Path) -> str:
