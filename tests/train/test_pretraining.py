@@ -130,6 +130,17 @@ def test_a_discriminator_alone_continues_with_a_fresh_generator(tmp_path: Path) 
         continued(made_of("electra-tiny"), tmp_path / "discriminator")
 
 
+def test_a_generator_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    """Of the same size, so that nothing else would tell."""
+    saved("electra-tiny", tmp_path, save=folders.save)
+    generator = load(tmp_path / "generator")
+    generator.tokenizer = tiny.tokenizer("roberta")
+    assert generator.tokenizer.vocab_size == tiny.tokenizer().vocab_size
+    folders.save(generator, tmp_path / "generator")
+    with pytest.raises(ConfigError, match="its tokenizer is not the corpus's"):
+        continued(made_of("electra-tiny"), tmp_path)
+
+
 @pytest.mark.parametrize("name", ["bert-tiny", "deberta-v3-tiny"])
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_table_larger_than_the_tokenizer_stays(name: str, fresh: bool, tmp_path: Path) -> None:

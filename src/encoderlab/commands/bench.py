@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Literal
 
 from encoderlab.commands import terminal
+from encoderlab.corpus.workers import cores
 from encoderlab.errors import ConfigError
 
 
@@ -64,7 +64,7 @@ def train(
         length=length,
         turns=turns,
         steps=steps,
-        threads=threads or os.cpu_count() or 1,
+        threads=threads or cores(),
         precision=precision,
         documents=documents,
         compile=compile,
@@ -112,7 +112,7 @@ def predict(
         texts=texts,
         rows=rows,
         turns=turns,
-        threads=threads or os.cpu_count() or 1,
+        threads=threads or cores(),
         against=list(against or ()),
     )
     speeds = result["tokens_per_second"]

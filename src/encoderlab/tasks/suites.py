@@ -520,7 +520,7 @@ AVERAGES: Mapping[str, Average] = {
 SUITES: Mapping[str, tuple[str, ...]] = {
     "glue": tuple(task.name for task in GLUE if task.name != "ax"),
     "superglue": tuple(task.name for task in SUPERGLUE),
-    "clue": tuple(task.name for task in CLUE),
+    "clue": (*(task.name for task in CLUE), "cmrc2018", "c3"),
     "fewclue": tuple(task.name for task in FEWCLUE),
 }
 
