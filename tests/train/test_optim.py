@@ -132,7 +132,7 @@ def test_tied_and_frozen_parameters() -> None:
     assert [group.names for group in group_parameters(module, AdamW())] == [("0.weight",)]
 
 
-@pytest.mark.parametrize(("offset", "exponents"), [(2, (5, 4, 2)), (1, (4, 3, 1))])
+@pytest.mark.parametrize(("offset", "exponents"), [(2, (5, 4, 2)), (1, (4, 3, 1)), (0, (3, 2, 0))])
 def test_layer_wise_rates(offset: Any, exponents: tuple[int, int, int]) -> None:
     module = nn.ModuleDict({"encoder": small_encoder(), "head": nn.Linear(8, 2)})
     groups = group_parameters(module, AdamW(layer_decay=LayerDecay(decay=0.8, offset=offset)))

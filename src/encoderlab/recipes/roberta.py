@@ -45,7 +45,7 @@ def with_rows(name: str, model: str, rows: FullSentences | SegmentPairs | Senten
 def _formats(model: str) -> dict[str, Callable[[], Recipe]]:
     return {
         f"{model}-doc-sentences": lambda: with_rows(
-            f"{model}-doc-sentences", model, FullSentences(cross_documents=False)
+            f"{model}-doc-sentences", model, FullSentences(cross_documents=False, batch="tokens")
         ),
         f"{model}-segment-pairs": lambda: with_rows(f"{model}-segment-pairs", model, SegmentPairs()),
         f"{model}-sentence-pairs": lambda: with_rows(f"{model}-sentence-pairs", model, SentencePairs()),

@@ -161,7 +161,7 @@ _XLNET_SQUAD = {
     "batch": 48,
     "steps": 8000,
     "schedule.warmup": 1000,
-    "optim.layer_decay": {"decay": 0.75, "offset": 1},
+    "optim.layer_decay": {"decay": 0.75, "offset": 0},
 }
 # DeBERTa's scripts by size. COPA begins with the model that was fine-tuned on MNLI.
 _DEBERTA_MNLI = {

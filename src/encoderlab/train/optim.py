@@ -30,11 +30,11 @@ class LayerDecay:
     the whole rate.
 
     Offset 2 is ELECTRA's and ConvBERT's code, which gives the top layer ``decay ** 2`` (google-research/electra#51);
-    1 is what was intended.
+    1 is what was intended; 0 is XLNet's, whose top layer has the whole rate.
     """
 
     decay: float = 0.8
-    offset: Literal[1, 2] = 2
+    offset: Literal[0, 1, 2] = 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -246,7 +246,7 @@ def _objective(
         return RTD(generator, model, settings, vocabulary, continued=recipe.init_from is not None)
     if isinstance(settings, DistillSettings):
         assert teacher is not None
-        return Distill(model, teacher, settings, vocabulary)
+        return Distill(model, teacher, settings, vocabulary, seed=recipe.seed)
     if isinstance(settings, CausalSettings):
         return Causal(model, settings, vocabulary)
     if isinstance(settings, PermutationSettings):
