@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,11 @@ from encoderlab.corpus.shards import MANIFEST, Corpus, file_hash
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import folder as folders
-from encoderlab.interchange.load import load, load_pair
+from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.models import flops
 from encoderlab.models.base import ModelConfig, resized
-from encoderlab.nn.encoder import EncoderConfig
-from encoderlab.nn.positions import Absolute, Disentangled
-from encoderlab.nn.spanconv import SpanDynamic
+from encoderlab.nn.positions import Disentangled
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.causal import Causal, CausalSettings
 from encoderlab.objectives.distill import Distill, DistillSettings
@@ -36,6 +34,7 @@ from encoderlab.objectives.mlm import MLM, MLMSettings
 from encoderlab.objectives.permutation import Permutation, PermutationSettings
 from encoderlab.objectives.rtd import RTD, RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
+from encoderlab.train.continuing import continuing, same_ids, source_of, take
 from encoderlab.train.distributed import join
 from encoderlab.train.loop import Data, Outcome, load_weights, train
 from encoderlab.train.recipe import Budget, Phase, Training
@@ -214,14 +213,14 @@ def fit(recipe: Recipe, tokenizer: Tokenizer, *, resumed: Path | None = None) ->
         known = read_file(resumed / "recipe.json")
         given, other = (known[key] and from_dict(ModelConfig, known[key]) for key in ("model", "generator"))
     else:
-        source, second = _source(recipe, tokenizer)
+        source, second = source_of(recipe, tokenizer)
         given, other = source.config, second and second.config
-    model = _continuing(recipe.model, given, recipe.init_from)
+    model = continuing(recipe.model, given, recipe.init_from)
     if recipe.generator is None:
         return replace(recipe, model=model)
     if recipe.fresh_generator or other is None:
         return replace(recipe, model=model, generator=resized(recipe.generator, vocab=model.encoder.vocab))
-    return replace(recipe, model=model, generator=_continuing(recipe.generator, other, recipe.init_from))
+    return replace(recipe, model=model, generator=continuing(recipe.generator, other, recipe.init_from))
 
 
 def build_objective(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, *, resumed: bool = False) -> Objective:
@@ -232,7 +231,7 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, *, res
     if isinstance(settings, DistillSettings):
         if not settings.teacher:
             raise ConfigError("distillation needs a teacher; give a model folder: --set objective.teacher=FOLDER")
-        teacher = _same_ids(load(settings.teacher), tokenizer, settings.teacher)
+        teacher = same_ids(load(settings.teacher), tokenizer, settings.teacher)
     model, generator = _networks(recipe, tokenizer, resumed=resumed)
     return _objective(recipe, model, generator, teacher, Vocabulary.of(tokenizer, corpus.counts()))
 
@@ -260,104 +259,11 @@ def _networks(recipe: Recipe, tokenizer: Tokenizer, *, resumed: bool) -> tuple[M
     if recipe.generator is not None:
         generator = Model(recipe.generator, tokenizer).initialize(recipe.seed + 1)
     if recipe.init_from is not None and not resumed:
-        source, second = _source(recipe, tokenizer)
-        _take(model, source, recipe.init_from)
+        source, second = source_of(recipe, tokenizer)
+        take(model, source, recipe.init_from)
         if generator is not None and second is not None and not recipe.fresh_generator:
-            _take(generator, second, recipe.init_from)
+            take(generator, second, recipe.init_from)
     return model, generator
-
-
-def _source(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Model, Model | None]:
-    """The model in ``init_from``, and its generator."""
-    assert recipe.init_from is not None
-    model, generator = load_pair(recipe.init_from)
-    if recipe.generator is not None and not recipe.fresh_generator and generator is None:
-        raise ConfigError(
-            f"{recipe.init_from}: holds no generator; set fresh_generator=true to continue with a new one"
-        )
-    for network in filter(None, (model, generator)):
-        _same_ids(network, tokenizer, recipe.init_from)
-        if network.config.encoder.vocab < tokenizer.vocab_size:
-            raise ConfigError(
-                f"{recipe.init_from}: its word table has {network.config.encoder.vocab} rows and the corpus's "
-                f"tokenizer {tokenizer.vocab_size} ids; build the corpus with the model's own tokenizer"
-            )
-    return model, generator
-
-
-def _continuing(wanted: ModelConfig, given: ModelConfig, name: str) -> ModelConfig:
-    """``wanted`` with the encoder whose weights ``given`` describes; what only matters to training stays."""
-    one, two = (_architecture(config.encoder) for config in (wanted, given))
-    differ = [
-        f"{f.name} {getattr(two, f.name)}, here {getattr(one, f.name)}"
-        for f in fields(one)
-        if getattr(one, f.name) != getattr(two, f.name)
-    ]
-    if differ:
-        raise ConfigError(
-            f"{name}: its encoder differs from the recipe's ({'; '.join(differ[:3])}); "
-            "use the recipe of its architecture and size"
-        )
-    conv = given.encoder.conv
-    if isinstance(conv, SpanDynamic) and isinstance(wanted.encoder.conv, SpanDynamic):
-        conv = replace(conv, mask_padding=wanted.encoder.conv.mask_padding)
-    kept = {field: getattr(wanted.encoder, field) for field in TRAINING_ONLY}
-    return replace(wanted, encoder=replace(given.encoder, conv=conv, **kept))
-
-
-def _architecture(encoder: EncoderConfig) -> EncoderConfig:
-    """The encoder with everything alike that neither shapes its weights nor gives them another meaning."""
-    position, conv = encoder.position, encoder.conv
-    if isinstance(position, Absolute):  # rows before the offset are never read
-        position = replace(position, offset=0)
-    if isinstance(conv, SpanDynamic):
-        conv = replace(conv, mask_padding=True)
-    return replace(
-        encoder,
-        vocab=1,
-        position=position,
-        conv=conv,
-        embed_width=encoder.word_width,
-        head_width=encoder.key_width,
-        types=max(encoder.types, 1),  # a single row is a constant of the sum: RoBERTa's files have one
-        **{name: getattr(NEUTRAL, name) for name in TRAINING_ONLY},
-    )
-
-
-NEUTRAL = EncoderConfig(vocab=1)
-TRAINING_ONLY = (
-    "dropout",
-    "attention_dropout",
-    "ff_dropout",
-    "output_dropout",
-    "init_std",
-    "truncated_init",
-    "glorot_map",
-)
-"""Fields of an encoder that do not matter to trained weights."""
-
-
-@torch.no_grad()
-def _take(model: Model, source: Model, name: str) -> None:
-    """Give ``model`` the weights of ``source``; heads that only one of them has are named."""
-    wanted, given = dict(model.named_parameters()), dict(source.named_parameters())
-    if missing := sorted(wanted.keys() - given.keys()):
-        log.warning("%s has no %s; these start fresh", name, ", ".join(missing))
-    if unused := sorted(given.keys() - wanted.keys()):
-        log.warning("%s has %s, which the recipe has no use for", name, ", ".join(unused))
-    for key in wanted.keys() & given.keys():
-        if wanted[key].shape != given[key].shape:
-            raise ConfigError(
-                f"{name}: {key} is {tuple(given[key].shape)} there and {tuple(wanted[key].shape)} in the recipe; "
-                "use the recipe of its architecture and size"
-            )
-        wanted[key].copy_(given[key])
-
-
-def _same_ids(model: Model, tokenizer: Tokenizer, name: str) -> Model:
-    if model.tokenizer is not None and model.tokenizer.hash() != tokenizer.hash():
-        raise ConfigError(f"{name}: its tokenizer is not the corpus's; build the corpus with --tokenizer {name}")
-    return model
 
 
 def operations(recipe: Recipe, length: int, teacher: ModelConfig | None = None) -> float:

@@ -1,0 +1,116 @@
+"""Continuing a model: which architectures are the same, and whose weights go where."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError
+from encoderlab.interchange.load import load_pair
+from encoderlab.model import Model
+from encoderlab.models.base import ModelConfig
+from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.positions import Absolute
+from encoderlab.nn.spanconv import SpanDynamic
+
+if TYPE_CHECKING:
+    from encoderlab.train.pretraining import Recipe
+
+log = logging.getLogger("encoderlab")
+
+
+def source_of(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Model, Model | None]:
+    """The model in ``init_from``, and its generator."""
+    assert recipe.init_from is not None
+    model, generator = load_pair(recipe.init_from)
+    if recipe.generator is not None and not recipe.fresh_generator and generator is None:
+        raise ConfigError(
+            f"{recipe.init_from}: holds no generator; set fresh_generator=true to continue with a new one"
+        )
+    for network in filter(None, (model, generator)):
+        same_ids(network, tokenizer, recipe.init_from)
+        if network.config.encoder.vocab < tokenizer.vocab_size:
+            raise ConfigError(
+                f"{recipe.init_from}: its word table has {network.config.encoder.vocab} rows and the corpus's "
+                f"tokenizer {tokenizer.vocab_size} ids; build the corpus with the model's own tokenizer"
+            )
+    return model, generator
+
+
+def continuing(wanted: ModelConfig, given: ModelConfig, name: str) -> ModelConfig:
+    """``wanted`` with the encoder whose weights ``given`` describes; what only matters to training stays."""
+    one, two = (_architecture(config.encoder) for config in (wanted, given))
+    differ = [
+        f"{f.name} {getattr(two, f.name)}, here {getattr(one, f.name)}"
+        for f in fields(one)
+        if getattr(one, f.name) != getattr(two, f.name)
+    ]
+    if differ:
+        raise ConfigError(
+            f"{name}: its encoder differs from the recipe's ({'; '.join(differ[:3])}); "
+            "use the recipe of its architecture and size"
+        )
+    conv = given.encoder.conv
+    if isinstance(conv, SpanDynamic) and isinstance(wanted.encoder.conv, SpanDynamic):
+        conv = replace(conv, mask_padding=wanted.encoder.conv.mask_padding)
+    kept = {field: getattr(wanted.encoder, field) for field in TRAINING_ONLY}
+    return replace(wanted, encoder=replace(given.encoder, conv=conv, **kept))
+
+
+def _architecture(encoder: EncoderConfig) -> EncoderConfig:
+    """The encoder with everything alike that neither shapes its weights nor gives them another meaning."""
+    position, conv = encoder.position, encoder.conv
+    if isinstance(position, Absolute):  # rows before the offset are never read
+        position = replace(position, offset=0)
+    if isinstance(conv, SpanDynamic):
+        conv = replace(conv, mask_padding=True)
+    return replace(
+        encoder,
+        vocab=1,
+        position=position,
+        conv=conv,
+        embed_width=encoder.word_width,
+        head_width=encoder.key_width,
+        types=max(encoder.types, 1),  # a single row is a constant of the sum: RoBERTa's files have one
+        **{name: getattr(NEUTRAL, name) for name in TRAINING_ONLY},
+    )
+
+
+NEUTRAL = EncoderConfig(vocab=1)
+TRAINING_ONLY = (
+    "dropout",
+    "attention_dropout",
+    "ff_dropout",
+    "output_dropout",
+    "init_std",
+    "truncated_init",
+    "glorot_map",
+)
+"""Fields of an encoder that do not matter to trained weights."""
+
+
+@torch.no_grad()
+def take(model: Model, source: Model, name: str) -> None:
+    """Give ``model`` the weights of ``source``; heads that only one of them has are named."""
+    wanted, given = dict(model.named_parameters()), dict(source.named_parameters())
+    if missing := sorted(wanted.keys() - given.keys()):
+        log.warning("%s has no %s; these start fresh", name, ", ".join(missing))
+    if unused := sorted(given.keys() - wanted.keys()):
+        log.warning("%s has %s, which the recipe has no use for", name, ", ".join(unused))
+    for key in wanted.keys() & given.keys():
+        if wanted[key].shape != given[key].shape:
+            raise ConfigError(
+                f"{name}: {key} is {tuple(given[key].shape)} there and {tuple(wanted[key].shape)} in the recipe; "
+                "use the recipe of its architecture and size"
+            )
+        wanted[key].copy_(given[key])
+
+
+def same_ids(model: Model, tokenizer: Tokenizer, name: str) -> Model:
+    if model.tokenizer is not None and model.tokenizer.hash() != tokenizer.hash():
+        raise ConfigError(f"{name}: its tokenizer is not the corpus's; build the corpus with --tokenizer {name}")
+    return model
