@@ -125,6 +125,9 @@ class Theirs:
             loader = getattr(self.transformers, kind)
             attention = "sdpa" if model.config.family in SDPA else "eager"
             network: nn.Module = loader.from_pretrained(folder, attn_implementation=attention)
+        if not model.config.encoder.types:  # where it has a segment table all the same, ours has none to train
+            for name, parameter in network.named_parameters():
+                parameter.requires_grad_("token_type_embeddings" not in name)
         return network
 
     def _join(self, networks: dict[str, nn.Module], objective: Objective) -> None:
