@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from encoderlab.batches.permutation import Targets
 from encoderlab.batches.rows import Row
@@ -69,6 +71,19 @@ def test_documents_side_by_side_have_the_losses_of_padded_ones(name: str) -> Non
     assert int((padded.labels["positions"] >= 0).sum()) == int((batch.labels["positions"] >= 0).sum())
     mine, other = float(ours.loss(batch, 0).detach()), float(theirs.loss(batch, 0).detach())
     assert math.isclose(mine, other, rel_tol=1e-4), (mine, other)
+
+
+def test_a_network_that_cannot_be_exported_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    from encoderlab.measure.bench.predict import _onnx
+
+    def export(*_: object, **__: object) -> None:
+        raise RuntimeError("no such operation\nand more")
+
+    monkeypatch.setattr(torch.onnx, "export", export)
+    with pytest.raises(EncoderlabError, match=r"cannot export Linear to ONNX \(RuntimeError: no such operation\)"):
+        _onnx(torch.nn.Linear(2, 2), tmp_path / "model.onnx", 1)
 
 
 def test_a_worker_trains_and_says_what_it_used() -> None:

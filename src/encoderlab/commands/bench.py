@@ -118,6 +118,8 @@ def predict(
     speeds = result["tokens_per_second"]
     lines = [(who, f"{speed:,.0f}", f"{result['ratio'].get(who, 1.0):.2f}") for who, speed in speeds.items()]
     terminal.table(f"{name}, {texts} texts, {result['tokens']:,} tokens", ["", "tokens/s", "ours is faster by"], lines)
+    for who, reason in result["failed"].items():
+        terminal.say(f"{who}: {reason}")
     return result
 
 

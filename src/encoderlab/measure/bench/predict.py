@@ -17,7 +17,7 @@ from torch import nn
 
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.errors import MissingDependency
+from encoderlab.errors import EncoderlabError, MissingDependency
 from encoderlab.inference import batches
 from encoderlab.interchange import huggingface
 from encoderlab.measure.bench.families import Case
@@ -41,6 +41,7 @@ def run(
     tokenizer = Tokenizer.load(source.tokenizer_path)
     framed = paragraphs(source, tokenizer, texts, case.model.encoder.max_length or 512)
     players: dict[str, Callable[[], float]] = {"ours": lambda: _ours(model, tokenizer, framed)}
+    failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as place:
         theirs = _theirs(model, Path(place)) if against else None
         if "transformers" in against:
@@ -50,8 +51,13 @@ def run(
             )
         if "onnxruntime" in against:
             assert theirs is not None
-            session = _onnx(theirs, Path(place) / "model.onnx", threads)
-            players["onnxruntime"] = lambda: _padded(session, tokenizer, framed, rows)
+            try:
+                session = _onnx(theirs, Path(place) / "model.onnx", threads)
+                players["onnxruntime"] = lambda: _padded(session, tokenizer, framed, rows)
+            except EncoderlabError as error:
+                if isinstance(error, MissingDependency):
+                    raise
+                failed["onnxruntime"] = str(error)
         seconds: dict[str, list[float]] = {name: [] for name in players}
         for turn in range(turns + 1):
             for name, play in players.items():
@@ -70,6 +76,7 @@ def run(
         "tokens": tokens,
         "tokens_per_second": {name: tokens / statistics.median(values) for name, values in seconds.items()},
         "ratio": ratios,
+        "failed": failed,
     }
 
 
@@ -121,7 +128,11 @@ def _theirs(model: Model, place: Path) -> nn.Module:
 
 
 def _onnx(network: nn.Module, path: Path, threads: int) -> Callable[[torch.Tensor, torch.Tensor], Any]:
-    """The network in ONNX Runtime, with its own graph optimisation."""
+    """The network in ONNX Runtime, with its own graph optimisation.
+
+    Raises:
+        EncoderlabError: torch cannot export it.
+    """
     try:
         import onnxruntime
         import onnxscript  # noqa: F401
@@ -132,16 +143,20 @@ def _onnx(network: nn.Module, path: Path, threads: int) -> Callable[[torch.Tenso
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            network,
-            (example, example),
-            path,
-            input_names=["input_ids", "attention_mask"],
-            dynamic_shapes={"input_ids": size, "attention_mask": size},
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
+        try:
+            torch.onnx.export(
+                network,
+                (example, example),
+                path,
+                input_names=["input_ids", "attention_mask"],
+                dynamic_shapes={"input_ids": size, "attention_mask": size},
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+        except Exception as error:  # of many kinds
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            raise EncoderlabError(f"torch cannot export {type(network).__name__} to ONNX ({reason[:120]})") from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(path, options)
