@@ -48,6 +48,7 @@ def perplexity(
     from encoderlab.corpus.tokenizer import Tokenizer
     from encoderlab.interchange.load import load
     from encoderlab.measure.evaluate_lm import Protocol, context_losses, evaluate_lm, relative_effective_context
+    from encoderlab.train.continuing import same_ids
 
     if not models:
         raise ConfigError("no model to measure; give at least one model folder")
@@ -57,8 +58,7 @@ def perplexity(
     loaded = {str(path): load(path) for path in models}
     tokenizer = Tokenizer.load(text.tokenizer_path)
     for name, model in loaded.items():
-        if model.tokenizer is None or model.tokenizer.hash() != tokenizer.hash():
-            raise ConfigError(f"{name}: its tokenizer is not the corpus's; build the corpus with --tokenizer {name}")
+        same_ids(model, tokenizer, name)
     separator = not no_separator and tokenizer.special.eod is not None
     protocol = Protocol(
         window=window, memory=memory, same_length=same_length, clamp=clamp, streams=streams, separator=separator

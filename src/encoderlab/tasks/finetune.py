@@ -120,7 +120,9 @@ def finetune(
     if named is not None:
         teacher, known = read_teacher(named)
         recipe = replace(recipe, distill=known)
-    about = {"model": model_hash(model), "after": [], **(about or {})}
+    about = {"after": [], **(about or {})}
+    if "model" not in about:
+        about["model"] = model_hash(model)
     task = completed(task, splits["train"].examples)
     identity = identity_of(task, about)
     check_splits(task, splits)
@@ -197,26 +199,21 @@ def _extended(
     out, kept = finished.folder, read_task(finished.folder)
     if recipe.frozen is None:
         network = load(finished.model)
-        network.to(join(recipe.execution.device).device)
         form = form_of(task, network, replace(recipe.form, targets="raw"))  # the saved head answers in its numbers
-        objective = TaskObjective(network, form)
     else:
         network, form, _ = _assemble(model, task, recipe, out)
         encodings.items(form, splits["train"], train=True)  # for the scale of the numbers
         network.load_state_dict(safetensors.torch.load_file(finished.model / HEAD_FILE))
-        network.to(join(recipe.execution.device).device)
-        objective = TaskObjective(network, form)
+    world = join(recipe.execution.device)
+    objective = TaskObjective(network.to(world.device), form)
     if isinstance(form, SpanQA) and kept is not None:
         form.threshold = kept["threshold"]
     predictions, scores, notes = _evaluate(objective, task, further, encodings)
     record = dict(finished.record)
     record["scores"] = {**record["scores"], **scores}
-    for key, values in (
-        ("examples", {name: len(split) for name, split in further.items()}),
-        ("data", {name: split.sha256 for name, split in further.items()}),
-    ):
-        record[key] = {**record[key], **values}
-    if join(recipe.execution.device).main:
+    record["examples"] = {**record["examples"], **{name: len(split) for name, split in further.items()}}
+    record["data"] = {**record["data"], **{name: split.sha256 for name, split in further.items()}}
+    if world.main:
         notes += _submissions(task, further, predictions, out)
         record["notes"] = sorted({*record["notes"], *notes})
         _write_predictions(further, predictions, out)

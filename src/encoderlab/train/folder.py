@@ -20,6 +20,7 @@ from typing import IO, Any
 import torch
 
 import encoderlab
+from encoderlab.corpus.workers import cores
 from encoderlab.errors import ConfigError
 from encoderlab.files import locked, write_text
 
@@ -151,7 +152,7 @@ def hardware() -> dict[str, Any]:
         cpu = names[0] if names else cpu
     return {
         "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "system": platform.platform(),

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from encoderlab.files import cache_folder
+from encoderlab.files import KERNELS, cache_folder
 
 FOLDER = Path(__file__).parent / "cpp"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden")
@@ -74,7 +74,7 @@ def compile_library(compiler: str) -> Path:
 @functools.cache
 def load() -> ctypes.CDLL | None:
     """The compiled kernels, or None where they are switched off or cannot be had."""
-    if os.environ.get("ENCODERLAB_KERNELS") == "off":
+    if os.environ.get(KERNELS) == "off":
         return None
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
     if compiler is None:
