@@ -29,8 +29,10 @@ from encoderlab.models.base import ModelConfig, resized
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.mlm import MLMSettings
-from encoderlab.train import doctor
-from encoderlab.train.doctor import CorpusFacts, Evidence, Watch, diagnose
+from encoderlab.train import diagnoses, doctor
+from encoderlab.train.diagnoses import Finding
+from encoderlab.train.doctor import Watch, diagnose
+from encoderlab.train.evidence import CorpusFacts, Evidence, read, reference
 from encoderlab.train.loop import train
 from encoderlab.train.optim import BertAdam
 from encoderlab.train.pretraining import Recipe, build_objective, corpus_data, fit
@@ -99,7 +101,7 @@ def run(recipe: Recipe, corpus: Path, out: Path, prepare: Callable[[Objective], 
     return out
 
 
-def names(findings: list[doctor.Finding]) -> set[str]:
+def names(findings: list[Finding]) -> set[str]:
     for finding in findings:
         assert "\n" not in str(finding) and finding.remedy, "one sentence, with what to change"
     return {finding.name for finding in findings} - {SLOW}
@@ -118,7 +120,7 @@ def test_a_healthy_run_has_no_findings(corpus: Path, tmp_path: Path) -> None:
     found = doctor.examine(out, corpus)
     assert not names(found), [str(finding) for finding in found]
     assert not [line for line in (out / "run.log").read_text().splitlines() if "warning:" in line and SLOW not in line]
-    last = doctor.read(out).train[-1]["losses"]["mlm"]
+    last = read(out).train[-1]["losses"]["mlm"]
     assert last < 0.9 * CorpusFacts.of(Corpus(corpus)).entropy, "it has learned"
 
 
@@ -147,7 +149,7 @@ def test_shuffled_labels(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
         objective.make_batch = shuffled  # type: ignore[method-assign]
 
-    monkeypatch.setattr(doctor, "SETTLED", 110)  # a small model soon guesses frequent words
+    monkeypatch.setattr(diagnoses, "SETTLED", 110)  # a small model soon guesses frequent words
     recipe = tiny(budget=Budget(amount=230))
     found = doctor.examine(run(recipe, corpus, tmp_path / "run", shuffle), corpus)
     assert names(found) == {"stuck at frequencies"}, [str(finding) for finding in found]
@@ -249,14 +251,14 @@ def test_a_run_without_metrics_is_refused(tmp_path: Path) -> None:
 def test_a_repeated_document(tmp_path: Path) -> None:
     text = language(30) + "\n\n" + "\n\n".join([language(1, seed=1)] * 20)
     kept = build(tmp_path, text, drop_documents=False)
-    assert names(diagnose(evidence(corpus=CorpusFacts.of(Corpus(kept))))) == {"duplicates"}
+    out = run(tiny(budget=Budget(amount=30)), kept, tmp_path / "run")
+    assert names(doctor.examine(out, kept)) == {"duplicates"}
 
 
 def test_chinese_text_in_an_english_vocabulary(corpus: Path, tmp_path: Path) -> None:
     text = "\n\n".join("山高月小水落石出" * 5 + str(i) for i in range(60))
     wrong = build(tmp_path, text, tokenizer=GivenTokenizer(path=str(Corpus(corpus).tokenizer_path)))
-    tokenizer = Tokenizer.load(Corpus(wrong).tokenizer_path)
-    found = diagnose(evidence(corpus=CorpusFacts.of(Corpus(wrong), tokenizer.special.unk)))
+    found = doctor.examine(run(tiny(budget=Budget(amount=30)), wrong, tmp_path / "run"), wrong)
     assert "wrong tokenizer" in names(found)
     assert "unknown" in next(finding.seen for finding in found if finding.name == "wrong tokenizer")
 
@@ -340,7 +342,7 @@ def masked_rtd(right: float) -> Evidence:
 
 def like(name: str, at: list[int], losses: list[float], *, steps: int = 1500) -> Evidence:
     """A run of that recipe for so many steps, with these losses on held-out text."""
-    known = doctor.reference(name)
+    known = reference(name)
     assert known is not None
     made = RECIPE | {"name": name, "budget": {"amount": steps}, "model": {"encoder": {"vocab": known["vocab"]}}}
     return evidence(valid=valid(at, losses), reference=known, recipe=made, corpus=None)
@@ -426,7 +428,7 @@ def test_diagnosis(case: str) -> None:
 
 @pytest.mark.parametrize("name", [path.stem for path in REFERENCES])
 def test_recorded_runs_are_healthy_and_their_entropy_is_not(name: str) -> None:
-    known = doctor.reference(name)
+    known = reference(name)
     assert known is not None
     made = {"name": name, "model": {"encoder": {"vocab": known["vocab"]}}, "optim": {"lr": 1e-3}}
     made |= {"budget": {"amount": known["valid"][-1][0]}}
@@ -451,7 +453,7 @@ def test_a_rate_far_above_the_recipes_own_is_named_while_it_trains() -> None:
 def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines = [json.dumps(line(step, falling(step))) for step in range(10, 101, 10)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines)[:-40])
-    assert len(doctor.read(tmp_path).train) == 9 and "its last line is cut" in caplog.text
+    assert len(read(tmp_path).train) == 9 and "its last line is cut" in caplog.text
     assert not names(doctor.examine(tmp_path))
     (tmp_path / "metrics.jsonl").write_text("\n".join([lines[0][:-40], *lines, ""]))
     with pytest.raises(DataError, match="metrics.jsonl:1: not a JSON object; restore"):
@@ -492,6 +494,6 @@ def test_watching_reports_each_finding_once() -> None:
 
 def test_every_diagnosis_is_tested() -> None:
     tested = {wanted for wanted, _ in BROKEN.values()} | {"duplicates", "wrong tokenizer", SLOW}
-    source = Path(doctor.__file__).read_text(encoding="utf-8")
+    source = Path(diagnoses.__file__).read_text(encoding="utf-8")
     written = set(re.findall(r'Finding\(\s*"(.+?)"', source))
     assert written <= tested, written - tested

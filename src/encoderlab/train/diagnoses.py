@@ -1,0 +1,407 @@
+"""The diagnoses: each looks at the evidence of a run and names one thing that is likely wrong, with what to change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from encoderlab.train.evidence import Evidence, is_number
+
+SETTLED = 300  # steps after which a loss that has not moved means something
+CHARACTERS = 1000  # a smaller vocabulary may hold characters on purpose
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``name`` of the diagnosis, how sure and serious it is, what was seen, and what to change."""
+
+    name: str
+    level: Literal["warning", "error"]
+    seen: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.seen}; {self.remedy}"
+
+
+def not_finite(e: Evidence) -> Finding | None:
+    broken = [line for line in e.train if line.get("loss") is None or not math.isfinite(line["loss"])]
+    if e.diverged is not None:
+        broken.append(e.diverged)
+    if not broken:
+        return None
+    return Finding(
+        "not finite",
+        "error",
+        f"loss or gradient is no number at step {broken[0]['step']}, with learning rate {broken[0].get('lr') or 0:.2g}",
+        "lower optim.lr, lengthen schedule.warmup, or set precision=fp32",
+    )
+
+
+def rate_too_high(e: Evidence) -> Finding | None:
+    """The loss rose above where guessing begins, ends well above its lowest point, or stays where it is without context
+    at a rate that nothing was published with.
+    """
+    losses = e.losses(e.term) if e.term else []
+    values, rates = [loss for _, loss in losses], e.numbers("lr")
+    if len(values) < 3 or not rates:
+        return None
+    rate, limit = max(rates), math.log(e.vocabulary) if e.vocabulary else values[0]
+    fresh = "model" in e.recipe and not e.recipe.get("init_from")  # else it may begin anywhere
+    start = limit if fresh else max(values[0], limit)
+    highest = max(min(pair) for pair in zip(values[:-1], values[1:], strict=True))  # for two lines in a row
+    end, lowest = float(np.mean(values[-3:])), min(values)
+    usual = USUAL_RATE.get(e.recipe.get("optim", {}).get("kind"), 1e-3)
+    far = rate >= TOO_MUCH * usual
+    late = far and losses[-1][0] >= 2 * SETTLED
+    if highest > start + RISE:
+        seen = f"the loss rose to {highest:.2f}, above {start:.2f}, where guessing begins"
+    elif len(values) >= 6 and end > lowest * 1.15 + 0.2:
+        seen = f"the loss rose to {end:.2f} after {lowest:.2f}"
+    elif late and e.guessing is not None and np.mean(values[-5:]) > 0.97 * e.guessing:
+        seen = f"the loss stays at {np.mean(values[-5:]):.2f}, as without any context"
+    else:
+        return None
+    return Finding(
+        "learning rate too high",
+        "error",
+        f"{seen}, with learning rates up to {rate:.2g}",
+        f"set optim.lr to {usual if far else rate / 10:.2g} or lengthen schedule.warmup",
+    )
+
+
+RISE = 0.3  # nats; runs that learn stay within 0.05 of ln V
+TOO_MUCH = 9  # times the usual rate; the lines of metrics may miss the peak itself
+USUAL_RATE = {"lamb": 3e-3}  # the largest of the recipes, by optimiser; 1e-3 for Adam's kin
+
+
+def spikes(e: Evidence) -> Finding | None:
+    if e.term is None or len(e.train) < 10:
+        return None
+    norms = e.numbers("grad_norm")
+    middle = float(np.median(norms)) if norms else 0.0
+    high = [line for line in e.train if (line.get("grad_norm_max") or 0) > 20 * middle]
+    if middle and len(high) >= 2 and high[-1]["step"] > SETTLED:
+        return Finding(
+            "spikes",
+            "warning",
+            f"the gradient norm jumps to {high[-1]['grad_norm_max']:.1f} at step {high[-1]['step']}, over 20 times its "
+            f"median {middle:.2f}",
+            "lower optim.lr, clip harder, or look at the batch of that step",
+        )
+    return None
+
+
+def update_ratio(e: Evidence) -> Finding | None:
+    """How far a step moves the weights, once the rate has warmed up."""
+    highest = max(e.numbers("lr"), default=0.0)
+    ratios = [
+        line["update_ratio"] for line in e.train if is_number(line.get("update_ratio")) and line["lr"] > highest / 2
+    ]
+    if len(ratios) < 3:
+        return None
+    middle = float(np.median(ratios))
+    seen = f"a step moves the weights by {middle:.1g} of their length, where 1e-4 to 1e-2 is usual"
+    if middle > 0.1:
+        return Finding("large updates", "warning", seen, f"lower optim.lr, which reaches {highest:.2g}")
+    if middle < 1e-6:
+        return Finding("tiny updates", "warning", seen, f"raise optim.lr, which reaches {highest:.2g}")
+    return None
+
+
+def no_warmup(e: Evidence) -> Finding | None:
+    schedule, encoder = e.recipe.get("schedule") or {}, (e.recipe.get("model") or {}).get("encoder") or {}
+    warmup = schedule.get("warmup")
+    if warmup is None:
+        return None
+    if not warmup and encoder.get("norm", "post") == "post" and (e.recipe.get("clip") or 1) >= 1:
+        return Finding(
+            "no warm-up",
+            "warning",
+            "the learning rate starts at its peak, which post-LayerNorm encoders seldom survive",
+            "set schedule.warmup to 0.01 of the budget or more",
+        )
+    share = warmup if warmup < 1 else warmup / (e.recipe.get("budget") or {}).get("amount", math.inf)
+    if share > 0.5:
+        return Finding(
+            "long warm-up",
+            "warning",
+            f"the learning rate rises during {share:.0%} of the run",
+            "set schedule.warmup to 0.1 of the budget or less, or train longer",
+        )
+    return None
+
+
+def not_learning(e: Evidence) -> Finding | None:
+    losses = e.losses(e.term) if e.term else []
+    if not losses or e.vocabulary is None or e.train[-1]["step"] < SETTLED or rate_too_high(e):
+        return None
+    last = losses[-1][1]
+    if last > 0.95 * math.log(e.vocabulary):
+        return Finding(
+            "not learning",
+            "error",
+            f"the {e.term} loss is {last:.2f} after {e.train[-1]['step']} steps, still near "
+            f"ln V = {math.log(e.vocabulary):.2f}",
+            "raise optim.lr, and check that the labels belong to the inputs",
+        )
+    return None
+
+
+def stuck_at_frequencies(e: Evidence) -> Finding | None:
+    recent = [loss for _, loss in e.losses(e.term)[-5:]] if e.term else []
+    if not recent or e.corpus is None or e.train[-1]["step"] < 2 * SETTLED or rate_too_high(e):
+        return None
+    level = float(np.mean(recent))
+    if abs(level - e.corpus.entropy) < 0.03 * e.corpus.entropy:
+        return Finding(
+            "stuck at frequencies",
+            "warning",
+            f"the {e.term} loss {level:.2f} is the entropy {e.corpus.entropy:.2f} of single tokens: the model guesses "
+            "frequent ones and reads no context yet",
+            "train longer, or with smaller batches, which make more steps of the same text; every encoder passes here, "
+            "deep ones for thousands of steps; where it stays, labels do not belong to their inputs",
+        )
+    return None
+
+
+def frozen(e: Evidence) -> Finding | None:
+    if not e.frozen:
+        return None
+    shown = ", ".join(e.frozen[:3]) + (f" and {len(e.frozen) - 3} more" if len(e.frozen) > 3 else "")
+    return Finding(
+        "frozen weights",
+        "error",
+        f"{shown} never had a gradient",
+        "let them require gradients, and give them to the optimiser",
+    )
+
+
+def masked_share(e: Evidence) -> Finding | None:
+    if e.term not in ("mlm", "plm"):
+        return None
+    lines = [line for line in e.train if e.term in line.get("counts", {})]
+    if len(lines) < 2:
+        return None
+    share = sum(line["counts"][e.term] for line in lines[1:]) / max(lines[-1]["tokens"] - lines[0]["tokens"], 1)
+    if share < 0.05:
+        return Finding(
+            "few targets",
+            "warning",
+            f"only {share:.1%} of the tokens are predicted",
+            "raise the masking rate; 0.15 to 0.4 is usual",
+        )
+    if share > 0.6:
+        return Finding(
+            "little context",
+            "warning",
+            f"{share:.0%} of the tokens are hidden",
+            "lower the masking rate; 0.15 to 0.4 is usual",
+        )
+    return None
+
+
+def duplicates(e: Evidence) -> Finding | None:
+    if e.corpus is not None and e.corpus.duplicate_share > 0.1:
+        return Finding(
+            "duplicates",
+            "error",
+            f"{e.corpus.duplicate_share:.0%} of the corpus's documents are exact copies of others",
+            "build the corpus again with duplicates removed",
+        )
+    return None
+
+
+def tokenizer_splits(e: Evidence) -> Finding | None:
+    if e.corpus is None:
+        return None
+    if e.corpus.unknown_share > 0.05:  # Chinese articles on technology have 3% with Google's Chinese vocabulary
+        return Finding(
+            "wrong tokenizer",
+            "error",
+            f"{e.corpus.unknown_share:.1%} of the tokens are unknown to the tokenizer",
+            "train one on this text, or use one of its language",
+        )
+    size, least = e.corpus.bytes_per_token, 2.3 if e.corpus.vocab_size >= 8000 else 1.8
+    if size < least and e.corpus.vocab_size > CHARACTERS:
+        return Finding(
+            "wrong tokenizer",
+            "error" if size < 1.8 else "warning",
+            f"a token holds {size:.2f} bytes of text on average: words fall into single letters",
+            "train a tokenizer on this text, or use one of its language",
+        )
+    return None
+
+
+def leak(e: Evidence) -> Finding | None:
+    """Nearly everything is guessed early; the loss says so where guesses are not counted (adaptive softmax)."""
+    if e.term is None:
+        return None
+    early = [line for line in e.train if line["step"] <= 5 * SETTLED]
+    for line in early:
+        right, loss = (line.get("accuracy") or {}).get(e.term), line["losses"].get(e.term)
+        if is_number(right) and right > 0.95:
+            seen = f"{right:.0%} of the hidden tokens are guessed"
+        elif right is None and e.vocabulary and is_number(loss) and loss < 0.1 * math.log(e.vocabulary):
+            seen = f"the {e.term} loss is {loss:.2f}, a tenth of ln V"
+        else:
+            continue
+        return Finding(
+            "targets leak",
+            "error",
+            f"{seen} at step {line['step']}, which no encoder can",
+            "check that inputs hide the targets, and that the text is not a few documents repeated",
+        )
+    return None
+
+
+def detector_below_majority(e: Evidence) -> Finding | None:
+    """A discriminator that gives all tokens the more frequent answer: original, or for masked places replaced."""
+    lines = [
+        line for line in e.train if all(is_number(line.get("accuracy", {}).get(name)) for name in ("rtd", "replaced"))
+    ]
+    predict = (e.recipe.get("objective") or {}).get("predict", "replaced")
+    if not lines or lines[-1]["step"] < 2 * SETTLED or predict.startswith("original"):
+        return None
+    replaced, right = (
+        float(np.mean([line["accuracy"][name] * line["counts"][name] / line["counts"]["rtd"] for line in lines[-5:]]))
+        for name in ("replaced", "rtd")
+    )
+    answer, majority = ("original", 1 - replaced) if replaced <= 0.5 else ("replaced", replaced)
+    if right <= majority + 1e-3:
+        return Finding(
+            "discriminator at majority",
+            "warning",
+            f"it is right on {right:.1%} of tokens, as if it called all of them {answer}, which {majority:.1%} are",
+            "train longer, raise objective.discriminator_weight, or use a smaller generator",
+        )
+    return None
+
+
+def generator_too_good(e: Evidence) -> Finding | None:
+    lines = [line for line in e.train if is_number(line.get("accuracy", {}).get("replaced"))]
+    if lines and lines[-1]["step"] > SETTLED and lines[-1]["accuracy"]["replaced"] < 0.2:
+        return Finding(
+            "few replacements",
+            "warning",
+            f"the generator restores {1 - lines[-1]['accuracy']['replaced']:.0%} of the masked tokens, so there is "
+            "little to find",
+            "use a smaller generator or a higher objective.temperature",
+        )
+    return None
+
+
+def labels_say_nothing(e: Evidence) -> Finding | None:
+    """A sentence-pair loss that stays at ln 2, or a task that is learned by heart and not understood."""
+    for name in ("next_sentence", "sentence_order"):
+        values = e.losses(name) if e.train and name in e.train[-1]["losses"] else []
+        late = len(values) > 10 and values[-1][0] > 10 * SETTLED
+        if late and abs(np.mean([value for _, value in values[-5:]]) - math.log(2)) < 0.005:
+            return Finding(
+                "labels say nothing",
+                "warning",
+                f"the {name} loss stays at ln 2",
+                "check that pairs and labels belong together",
+            )
+    names = e.train[-1]["losses"] if e.train else {}
+    task = next((task for task in ("classification", "regression", "tagging") if task in names), None)
+    if task and e.valid and len(e.train) >= 4:
+        own, held_out = [loss for _, loss in e.losses(task)], e.losses(task, e.valid)
+        first, last = (own[0], own[-1]) if own else (0.0, 0.0)
+        if held_out and last < 0.5 * first and held_out[-1][1] > 1.1 * held_out[0][1] and held_out[-1][1] > 2 * last:
+            return Finding(
+                "labels say nothing",
+                "error",
+                f"the training loss fell from {first:.2f} to {last:.2f} and the validation loss rose from "
+                f"{held_out[0][1]:.2f} to {held_out[-1][1]:.2f}: examples are learned by heart",
+                "check that labels belong to their texts; with few examples, train for fewer epochs",
+            )
+    return None
+
+
+def behind_reference(e: Evidence) -> Finding | None:
+    """Held-out loss against the recorded run at the same step; past its end, against its last loss.
+
+    A run of the same length should have come half the way that the recorded run had come from token frequencies, and
+    any run within 10%.
+    """
+    if e.reference is None or e.term is None or not e.valid:
+        return None
+    steps, _, losses = zip(*e.reference["valid"], strict=True)
+    last = e.valid[-1]
+    now = last["losses"].get(e.term)
+    if last["step"] < steps[0] or not is_number(now):
+        return None
+    expected = float(np.interp(last["step"], steps, losses))
+    covered = e.reference.get("entropy", expected) - expected
+    scale = math.log(e.vocabulary) / math.log(e.reference["vocab"]) if e.vocabulary else 1.0
+    expected *= scale  # a guess among more tokens costs more
+    allowed = 0.1 * expected
+    if covered > 0.1 and scale == 1.0 and comparable(e, last["step"], steps[-1]):
+        allowed = min(allowed, covered / 2)
+    if now > expected + allowed:
+        when = f"at step {last['step']}" if last["step"] <= steps[-1] else f"at its last step {steps[-1]}"
+        return Finding(
+            "behind the reference curve",
+            "warning",
+            f"validation loss {now:.2f} at step {last['step']}, the recorded run had {expected:.2f} {when}",
+            "compare your settings with the recipe's; other text and other vocabularies shift the curve",
+        )
+    return None
+
+
+def comparable(e: Evidence, step: int, recorded: int) -> bool:
+    """Whether the learning rate is about where the recorded run had it, or the run has had twice as many steps."""
+    budget = e.recipe.get("budget") or {}
+    same = budget.get("unit", "steps") == "steps" and budget.get("amount", 0) <= 1.5 * recorded
+    return same or step >= 2 * recorded
+
+
+def padding(e: Evidence) -> Finding | None:
+    shares = e.numbers("padding")
+    if shares and float(np.mean(shares)) > 0.4:
+        return Finding(
+            "padding",
+            "warning",
+            f"{float(np.mean(shares)):.0%} of what is computed is padding",
+            "pack documents (rows.kind=packed_documents), or shorten the rows",
+        )
+    return None
+
+
+def starved(e: Evidence) -> Finding | None:
+    waits = [line["waiting"] for line in e.train[1:] if "waiting" in line]
+    if len(waits) >= 3 and float(np.median(waits)) > 0.25:
+        return Finding(
+            "loader too slow",
+            "warning",
+            f"training waits for data {float(np.median(waits)):.0%} of the time",
+            "put the corpus on a faster disk, or give the loader a core",
+        )
+    return None
+
+
+CHECKS: tuple[Callable[[Evidence], Finding | None], ...] = (
+    not_finite,
+    rate_too_high,
+    not_learning,
+    frozen,
+    leak,
+    duplicates,
+    tokenizer_splits,
+    labels_say_nothing,
+    masked_share,
+    stuck_at_frequencies,
+    detector_below_majority,
+    generator_too_good,
+    no_warmup,
+    spikes,
+    update_ratio,
+    behind_reference,
+    padding,
+    starved,
+)

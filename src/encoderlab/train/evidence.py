@@ -1,0 +1,171 @@
+"""What is known of a run: its metrics, its recipe, its corpus, and the recorded curve of its recipe."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from encoderlab.corpus.shards import Corpus, unigram_entropy
+from encoderlab.errors import DataError
+
+log = logging.getLogger("encoderlab")
+
+Line = Mapping[str, Any]
+DUPLICATE_SAMPLE = 20_000  # documents that are looked at for duplicates
+
+
+@dataclass(frozen=True)
+class CorpusFacts:
+    """What a corpus says of a run: sizes, entropy of its token frequencies in nats, and shares."""
+
+    vocab_size: int
+    entropy: float
+    bytes_per_token: float
+    unknown_share: float
+    duplicate_share: float
+
+    @classmethod
+    def of(cls, corpus: Corpus, unknown: int | None = None) -> CorpusFacts:
+        """Read from a corpus; duplicates among the first 20,000 documents."""
+        counts = corpus.counts().astype(np.float64)
+        number = min(corpus.num_documents, DUPLICATE_SAMPLE)
+        seen = {corpus.document(i).ids.tobytes() for i in range(number)}
+        return cls(
+            vocab_size=corpus.vocab_size,
+            entropy=unigram_entropy(counts),
+            bytes_per_token=corpus.num_bytes / max(corpus.num_tokens, 1),
+            unknown_share=0.0 if unknown is None else float(counts[unknown] / counts.sum()),
+            duplicate_share=1 - len(seen) / max(number, 1),
+        )
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything the diagnoses look at; what is not known is None."""
+
+    train: Sequence[Line]
+    valid: Sequence[Line]
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    corpus: CorpusFacts | None = None
+    frozen: Sequence[str] = ()  # matrices that never had a gradient
+    reference: Mapping[str, Any] | None = None
+    diverged: Line | None = None  # the line that ends a run whose gradient was no number
+
+    @property
+    def term(self) -> str | None:
+        """The name of the loss that predicts tokens."""
+        names = self.train[-1]["losses"] if self.train else {}
+        return next((name for name in ("mlm", "plm", "lm") if name in names), None)
+
+    def losses(self, name: str, split: Sequence[Line] | None = None) -> list[tuple[int, float]]:
+        """(step, loss) of a term, where it is a number."""
+        lines = self.train if split is None else split
+        return [(line["step"], line["losses"][name]) for line in lines if is_number(line["losses"].get(name))]
+
+    def numbers(self, key: str) -> list[float]:
+        """The values of a key of the lines of training, where it is a number."""
+        return [line[key] for line in self.train if is_number(line.get(key))]
+
+    @property
+    def vocabulary(self) -> int | None:
+        """V, from the recipe or the corpus."""
+        model = self.recipe.get("model") or {}
+        encoder = model.get("encoder") or {}
+        return encoder.get("vocab") or (self.corpus.vocab_size if self.corpus else None)
+
+    @property
+    def guessing(self) -> float | None:
+        """The loss of who knows how frequent tokens are and nothing else: of the corpus, of the reference, or about."""
+        if self.corpus is not None:
+            return self.corpus.entropy
+        if self.vocabulary is None:
+            return None
+        known = self.reference or {"entropy": 0.75, "vocab": math.e}  # three quarters of ln V in English and Chinese
+        return float(known["entropy"] * math.log(self.vocabulary) / math.log(known["vocab"]))
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Metrics hold null where there was no finite number."""
+    return value is not None and math.isfinite(value)
+
+
+def read(run: Path, corpus: Path | None = None) -> Evidence:
+    """The evidence in a run folder, with that of its corpus where the folder is given."""
+    path = run / "metrics.jsonl"
+    if not path.exists():
+        raise DataError(f"{run}: holds no metrics.jsonl; give a run folder")
+    lines = read_lines(path)
+    recipe = json.loads((run / "recipe.json").read_text(encoding="utf-8")) if (run / "recipe.json").exists() else {}
+    facts = None
+    if corpus is not None:
+        from encoderlab.corpus.tokenizer import Tokenizer
+
+        text = Corpus(corpus)
+        facts = CorpusFacts.of(text, Tokenizer.load(text.tokenizer_path).special.unk)
+    return Evidence(
+        train=[line for line in lines if line["split"] == "train"],
+        valid=[line for line in lines if line["split"] == "valid" and "losses" in line],
+        recipe=recipe,
+        corpus=facts,
+        frozen=frozen_matrices(run),
+        reference=reference(recipe.get("name", "")),
+        diverged=next((line for line in lines if line["split"] == "diverged"), None),
+    )
+
+
+def reference(name: str) -> Mapping[str, Any] | None:
+    """The recorded curve of a recipe: ``{"valid": [[step, tokens, loss], ...], ...}``."""
+    place = resources.files("encoderlab") / "recipes" / "reference" / f"{name}.json"
+    return json.loads(place.read_text(encoding="utf-8")) if place.is_file() else None
+
+
+def read_lines(path: Path) -> list[Line]:
+    """The lines of metrics; a last one that was cut while it was written is left out, as resuming does.
+
+    Raises:
+        DataError: another line is broken.
+    """
+    whole, newline, cut = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
+    lines = []
+    for number, text in enumerate(whole.split("\n") if newline else [], 1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            raise DataError(f"{path}:{number}: not a JSON object; restore the file or resume the run") from None
+    if cut:
+        log.warning("%s: its last line is cut and left out; resume the run to write it again", path)
+    return lines
+
+
+def frozen_matrices(run: Path) -> list[str]:
+    """Matrices of the newest checkpoint that never had a gradient: the optimiser lacks them, or holds zeros for them.
+
+    Heads without a loss in the recipe are not among them: they wait for fine-tuning.
+    """
+    from encoderlab.train import checkpoint
+
+    newest, _ = checkpoint.newest(run / "checkpoints")
+    if newest is None:
+        return []
+    carried = checkpoint.read_tensors(newest / checkpoint.CARRIED)
+    moments = {name.removeprefix(SQUARES): bool(t.any()) for name, t in carried.items() if name.startswith(SQUARES)}
+    if not any(moments.values()):  # no update yet
+        return []
+    found = []
+    for name, tensor in checkpoint.read_tensors(newest / checkpoint.WEIGHTS).items():
+        waits = name in moments and any(part in HEADS for part in name.split("."))
+        if tensor.ndim > 1 and not moments.get(name, False) and not waits:
+            found.append(name)
+    return found
+
+
+SQUARES = "exp_avg_sq/"
+HEADS = ("pooler", "pair", "rtd", "lm")
