@@ -13,7 +13,6 @@ from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError, Stopped
 from encoderlab.interchange.load import load
 from encoderlab.nn.noise import Noise
-from encoderlab.tasks import suites
 from encoderlab.tasks.base import Remarks, Submission, Text
 from encoderlab.tasks.features import Frozen
 from encoderlab.tasks.finetune import (
@@ -21,12 +20,9 @@ from encoderlab.tasks.finetune import (
     choose_threshold,
     completed,
     finetune,
-    is_benchmark,
-    layouts_of,
-    plain_layouts,
     prepared,
-    read_task,
 )
+from encoderlab.tasks.folder import read_task
 from encoderlab.tasks.form import FormSettings, Predictions
 from encoderlab.tasks.objective import TaskObjective, form_of, model_hash, with_head
 from encoderlab.tasks.predict import (
@@ -202,13 +198,6 @@ def test_the_folder_of_another_run_is_refused(tmp_path):
     ):
         with pytest.raises(ConfigError, match=f"holds a run with {words}.*now .*choose another --out"):
             finetune(start, job, parts, recipe, tmp_path / "run", about={"after": after})
-
-
-def test_layouts_come_back_from_plain_data():
-    for task in suites.TASKS.values():
-        plain = json.loads(json.dumps(plain_layouts(task)))
-        assert layouts_of(plain) == task.layouts and is_benchmark(task)
-    assert not is_benchmark(replace(suites.task("resume"), form="classification", layouts=(Columns(text="text"),)))
 
 
 def test_an_interrupted_run_goes_on_with_its_model_alone(tmp_path):

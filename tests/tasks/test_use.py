@@ -13,7 +13,8 @@ from encoderlab.cli import main
 from encoderlab.commands.use import predictor_of
 from encoderlab.interchange import folder as folders
 from encoderlab.tasks import suites
-from encoderlab.tasks.finetune import completed, write_task
+from encoderlab.tasks.finetune import completed
+from encoderlab.tasks.folder import write_task
 from encoderlab.tasks.form import FormSettings
 from encoderlab.tasks.objective import form_of, with_head
 from encoderlab.tasks.predict import joint_windows, predict_ensemble

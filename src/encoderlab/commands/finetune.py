@@ -114,7 +114,7 @@ def finetune(
     from encoderlab.interchange.load import load
     from encoderlab.measure.report import Report, write
     from encoderlab.tasks import protocol as protocols
-    from encoderlab.tasks.finetune import read_task
+    from encoderlab.tasks.folder import read_task
     from encoderlab.tasks.infer import Given
     from encoderlab.tasks.suites import SUITES
     from encoderlab.tasks.trials import best_seed

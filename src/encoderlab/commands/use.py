@@ -309,7 +309,7 @@ def predictor_of(folder: Path) -> Predictor:
     layouts either.
     """
     from encoderlab.tasks import suites
-    from encoderlab.tasks.finetune import HEAD_FILE, layouts_of, read_task
+    from encoderlab.tasks.folder import HEAD_FILE, layouts_of, read_task
     from encoderlab.tasks.predict import Predictor, task_of_model
     from encoderlab.tasks.span import SpanQA
     from encoderlab.tasks.trials import best_seed

@@ -20,7 +20,8 @@ from encoderlab.files import write_text
 from encoderlab.model import Model
 from encoderlab.tasks.base import Split, Task
 from encoderlab.tasks.encodings import Encodings
-from encoderlab.tasks.finetune import SCORE_FILE, Recipe, Result, finetune, remarks_of
+from encoderlab.tasks.finetune import Recipe, finetune, remarks_of
+from encoderlab.tasks.folder import SCORE_FILE, Result
 from encoderlab.tasks.infer import hold_out
 from encoderlab.tasks.metrics import mean_interval
 from encoderlab.tasks.objective import model_hash
@@ -60,7 +61,7 @@ def run(
 
     The grid is searched on the development set alone; every other labelled split is scored once, at the chosen point.
     ``adjust`` changes the recipe last (fields the user sets). ``after`` names the intermediate tasks that the model has
-    behind it, ``trained`` what its head was trained for (:func:`encoderlab.tasks.finetune.read_task`).
+    behind it, ``trained`` what its head was trained for (:func:`encoderlab.tasks.folder.read_task`).
 
     Raises:
         Diverged: every seed at the chosen point failed.

@@ -1,0 +1,237 @@
+"""The folder of a fine-tuning run: ``task.json`` beside the head, predictions as JSON lines, submissions, and
+``score.json``, which marks the run as finished and says what run it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import safetensors.torch
+
+from encoderlab.config import from_dict, to_dict
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import write_text
+from encoderlab.interchange import folder as folders
+from encoderlab.model import Model
+from encoderlab.tasks import readers, suites
+from encoderlab.tasks.base import Layout, Split, Task
+from encoderlab.tasks.features import FrozenModel
+from encoderlab.tasks.form import FormSettings, Predictions
+from encoderlab.tasks.predict import record
+from encoderlab.tasks.submit import write_submission
+from encoderlab.train.recipe import Training
+
+TASK_FILE, SCORE_FILE, HEAD_FILE = "task.json", "score.json", "head.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A finished run: scores by split and by name, and the predictions behind them (None if read from the folder)."""
+
+    folder: Path
+    record: Mapping[str, Any]
+    model: Path
+    predictions: Mapping[str, Predictions] | None = None
+
+    @property
+    def scores(self) -> Mapping[str, Mapping[str, float]]:
+        return self.record["scores"]
+
+
+def write_run(
+    model: Model,
+    task: Task,
+    settings: FormSettings,
+    splits: Mapping[str, Split],
+    predictions: Mapping[str, Predictions],
+    written: Mapping[str, Any],
+    out: Path,
+) -> None:
+    """The model folder with its task, predictions as JSON lines, and last the score, which marks the run as
+    finished.
+    """
+    if isinstance(model, FrozenModel):
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        (out / "model").mkdir(exist_ok=True)
+        safetensors.torch.save_file(weights, out / "model" / HEAD_FILE)
+    else:
+        folders.save(model, out / "model")
+    write_task(task, settings, out / "model", predictions)
+    write_predictions(splits, predictions, out)
+    write_score(written, out)
+    # The optimiser state behind the result is three times as large as the model and of no further use.
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+
+
+def write_submissions(
+    task: Task, splits: Mapping[str, Split], predictions: Mapping[str, Predictions], out: Path
+) -> list[str]:
+    """Write what leaderboards take into ``submission/``; a file with another number of rows than theirs is only
+    noted.
+    """
+    notes = []
+    for name, found in predictions.items():
+        if task.submission is not None and name in task.submission.files:
+            folder = out / "submission" if name.startswith("test") else out / f"submission-{name}"
+            try:
+                write_submission(
+                    task,
+                    name,
+                    splits[name].examples,
+                    found.values,
+                    folder,
+                    nbest=found.nbest,
+                    null_odds=found.null_odds,
+                )
+            except DataError as error:
+                notes.append(f"no submission: {error}")
+    return notes
+
+
+def write_predictions(splits: Mapping[str, Split], predictions: Mapping[str, Predictions], out: Path) -> None:
+    for name, found in predictions.items():
+        lines = [
+            json.dumps(record(example, value, detail), ensure_ascii=False)
+            for example, value, detail in zip(splits[name].examples, found.values, found.details, strict=True)
+        ]
+        write_text(out / f"predictions-{name}.jsonl", "\n".join(lines) + "\n")
+
+
+def write_score(written: Mapping[str, Any], out: Path) -> None:
+    write_text(out / SCORE_FILE, json.dumps(written, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_task(
+    task: Task, settings: FormSettings, folder: Path, predictions: Mapping[str, Predictions] | None = None
+) -> None:
+    """Keep in a model folder what its head was trained for."""
+    thresholds = [found.threshold for found in (predictions or {}).values()]
+    data = {
+        "name": task.name,
+        "form": task.form,
+        "labels": task.labels,
+        "metrics": task.metrics,
+        "layouts": plain_layouts(task),
+        "benchmark": is_benchmark(task),
+        "settings": to_dict(replace(settings, targets="raw")),  # the saved head answers in the numbers of the file
+        "threshold": thresholds[0] if thresholds else 0.0,
+    }
+    write_text(folder / TASK_FILE, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+
+def plain_layouts(task: Task) -> list[dict[str, Any]]:
+    """How the task's files hold examples, as plain data: the name of each layout and the fields that were set."""
+    found = []
+    for layout in cast("tuple[Any, ...]", task.layouts):
+        values = {one.name: to_dict(getattr(layout, one.name)) for one in fields(layout)}
+        usual = {one.name: to_dict(one.default) for one in fields(layout)}
+        found.append(
+            {"layout": type(layout).__name__} | {name: value for name, value in values.items() if value != usual[name]}
+        )
+    return found
+
+
+def layouts_of(plain: Sequence[Mapping[str, Any]]) -> tuple[Layout, ...]:
+    """The layouts that :func:`plain_layouts` wrote."""
+    found = []
+    for entry in plain:
+        values = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in entry.items() if key != "layout"
+        }
+        found.append(getattr(readers, entry["layout"])(**values))
+    return tuple(found)
+
+
+def is_benchmark(task: Task) -> bool:
+    """Whether this is a suite's task, and not a file of the user's that happens to have its name."""
+    known = suites.TASKS.get(task.name)
+    return known is not None and known.form == task.form and known.layouts == task.layouts
+
+
+def read_task(folder: Path) -> dict[str, Any] | None:
+    """What :func:`write_task` kept, with ``settings`` as :class:`FormSettings`; None for a folder without it."""
+    for place in (folder, folder / "model"):
+        if (place / TASK_FILE).exists():
+            data = json.loads((place / TASK_FILE).read_text(encoding="utf-8"))
+            data["settings"] = from_dict(FormSettings, data["settings"], where=str(place / TASK_FILE))
+            return data
+    return None
+
+
+def same_task(trained: Mapping[str, Any] | None, task: Task, settings: FormSettings) -> bool:
+    """Whether a head that was trained as ``trained`` says answers ``task``: its name, form, labels and columns, and its
+    numbers as training is to see them (a saved head answers in those of the file).
+    """
+    if trained is None or (task.form == "regression" and settings.targets != "raw"):
+        return False
+    labels = None if trained["labels"] is None else tuple(trained["labels"])
+    here = (task.name, task.form, task.labels, plain_layouts(task))
+    return here == (trained["name"], trained["form"], labels, trained.get("layouts"))
+
+
+def identity_of(task: Task, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a run another one besides its recipe and its data: task and columns, labels, initial model."""
+    return {
+        "task": task.name,
+        "labels": None if task.labels is None else list(task.labels),
+        "layouts": plain_layouts(task),
+        "model": about["model"],
+        "after": list(about["after"]),
+    }
+
+
+_MEANINGS = {
+    "task": "task",
+    "labels": "labels",
+    "layouts": "columns",
+    "model": "the initial model of hash",
+    "after": "intermediate tasks",
+}
+
+
+def hashes_of(identity: Mapping[str, Any]) -> dict[str, str]:
+    """The identity as the run folder takes it, which holds an unfinished run to its model and its task."""
+    task = json.dumps([identity[key] for key in ("task", "labels", "layouts")])
+    return {"model": identity["model"], "task": hashlib.sha256(task.encode()).hexdigest()}
+
+
+def _check_identity(out: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse the folder of another run. What an older version did not write is not compared.
+
+    Raises:
+        ConfigError: with what the run has and what is wanted.
+    """
+    for key, value in wanted.items():
+        if key in found and found[key] != value:
+            had, now = (str(one)[:120] for one in (found[key], value))
+            raise ConfigError(f"{out}: holds a run with {_MEANINGS[key]} {had}, now {now}; choose another --out")
+
+
+def read_result(out: Path, recipe: Training, splits: Mapping[str, Split], identity: Mapping[str, Any]) -> Result | None:
+    """The finished run in ``out``, None if there is none.
+
+    Raises:
+        ConfigError: it was run with another recipe, other data, another model or task.
+    """
+    path = out / SCORE_FILE
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    _check_identity(out, found, identity)
+    wanted = to_dict(recipe)
+    given = ("budget", "phases", "evaluation", "execution", "checkpoints", "log_every")
+    for key, value in wanted.items():
+        if key not in given and found["recipe"].get(key) != json.loads(json.dumps(value)):
+            raise ConfigError(
+                f"{out}: holds a finished run with {key} {found['recipe'].get(key)}, now {value}; choose another folder"
+            )
+    for name, split in splits.items():
+        if found["data"].get(name, split.sha256) != split.sha256:
+            raise ConfigError(f"{out}: holds a finished run on other {name} data; choose another folder")
+    return Result(folder=out, record=found, model=out / "model")
