@@ -153,6 +153,24 @@ def test_gaps_are_filled_or_held_open():
     )
 
 
+def test_options_and_gaps_as_clue_writes_them():
+    settings = FormSettings(max_length=16, choice="clue")
+    form = MultipleChoice(task("choice"), BERT, settings)
+    reading = Choice(id="0", context="one two", question="where ?", options=("oslo", "rome"), answers=(1,))
+    first = form.items([reading])[0].sequences[0]
+    assert shown(first) == "[CLS] one two [SEP] where ? [SEP] oslo [SEP]"
+    assert first.segments.tolist() == [0] * 4 + [1] * 5
+    cloze = Choice(
+        id="0", context="one #idiom# cat #idiom#", question="", options=("sue", "bob"), answers=(0,), gap="#idiom#"
+    )
+    with pytest.raises(ConfigError, match=r"no \[unused1\].*set choice=joined"):
+        form.items([cloze])
+    form = MultipleChoice(task("choice"), tokenizer(further=("[unused1]",)), settings)
+    second = form.items([cloze])[0].sequences[1]
+    assert shown(second, form.tokenizer) == "[CLS] bob [SEP] one [unused1] cat" + " [MASK]" * 4 + " [SEP]"
+    assert not second.segments.any()
+
+
 # Answers
 
 

@@ -35,7 +35,10 @@ def test_recipes_are_those_of_the_papers():
     assert (small.optim.lr, small.epochs, small.optim.layer_decay.decay) == (3e-4, 10.0, 0.8)
     assert (large.optim.lr, large.optim.layer_decay.decay, large.form.swap) == (5e-5, 0.9, True)
     assert PROTOCOLS["deberta"].recipe_for(task("cola"), start).head_dropout == 0.1
-    assert PROTOCOLS["clue"].recipe_for(task("cmrc2018"), start).form.max_length == 512
+    clue = PROTOCOLS["clue"]
+    assert clue.recipe_for(task("cmrc2018"), start).form.max_length == 512
+    forms = [clue.recipe_for(task(name), start).form for name in ("c3", "clue_chid")]
+    assert [(form.choice, form.max_length) for form in forms] == [("clue", 512), ("clue", 64)]
 
 
 def test_bert_searches_what_its_paper_searches():

@@ -20,10 +20,10 @@ WORDS = (
 ).split()
 
 
-def tokenizer(family: str = "bert") -> Tokenizer:
+def tokenizer(family: str = "bert", *, further: tuple[str, ...] = ()) -> Tokenizer:
     layout = layouts.FAMILIES[family].layout
     letters = [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
-    tokens = [*dict.fromkeys(layout.roles().values()), *WORDS, *"abcdefghijklmnopqrstuvwxyz", *letters]
+    tokens = [*dict.fromkeys(layout.roles().values()), *WORDS, *further, *"abcdefghijklmnopqrstuvwxyz", *letters]
     tokens = list(dict.fromkeys(tokens))
     unk = layout.roles()["unk"]
     backend = tokenizers.Tokenizer(WordPiece({token: i for i, token in enumerate(tokens)}, unk_token=unk))

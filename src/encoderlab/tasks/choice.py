@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models.base import Family
 from encoderlab.nn.encoder import States
@@ -31,6 +32,9 @@ class MultipleChoice(Form):
     The first text is the context (or the question if there is none), the second the question and the option; the
     context is cut first. With a gap in the question the option fills it; with a gap in the context (ChID) the option
     comes first and the text around the gap, held open by mask tokens, second.
+
+    ``choice=clue`` writes what CLUE's baselines read: "[CLS] document [SEP] question [SEP] option [SEP]" (C3), and
+    "[CLS] option [SEP] left [unused1] right [SEP]" in one segment, other gaps held open by mask tokens (ChID).
     """
 
     summary = True
@@ -72,12 +76,17 @@ class MultipleChoice(Form):
         else:
             seconds = list(example.options)
         context, *encoded = self.tokenizer.encode_batch([example.context or example.question, *seconds])
-        longest = max(map(len, encoded))
+        options = [option.ids for option in encoded]
+        if self.settings.choice == "clue" and example.context and not example.gap:
+            question, *encoded = self.tokenizer.encode_batch([example.question, *example.options])
+            begin = np.append(question.ids, self.tokenizer.special.sep)
+            options = [np.concatenate([begin, option.ids]) for option in encoded]
+        longest = max(map(len, options))
         room = self.settings.max_length - 4
         # The context gives way, down to a quarter of the room; what is still too much is cut from the longer side.
         kept = context.ids[: max(room - longest, room // 4)]
         self.cut += len(kept) < len(context)
-        return [self.tokenizer.frame(kept, option.ids, max_length=self.settings.max_length) for option in encoded]
+        return [self.tokenizer.frame(kept, option, max_length=self.settings.max_length) for option in options]
 
     def _cloze(self, example: Choice, mask: str) -> list[tuple[np.ndarray, np.ndarray]]:
         place = example.context.index(example.gap)
@@ -86,11 +95,22 @@ class MultipleChoice(Form):
         behind = example.context[place + len(example.gap) :].replace(example.gap, mask * MASKS)
         left, right, *options = self.tokenizer.encode_batch([before, behind, *example.options])
         middle = np.full(MASKS, self.tokenizer.special.mask)
-        room = self.settings.max_length - 3 - max(map(len, options)) - MASKS
+        if self.settings.choice == "clue":
+            middle = np.array([self._gap_token()])
+        room = self.settings.max_length - 3 - max(map(len, options)) - len(middle)
         share = min(len(left), max(room // 2, room - len(right)))
         text = np.concatenate([left.ids[len(left) - share :], middle, right.ids[: max(room - share, 0)]])
         self.cut += len(left) + len(right) > room
-        return [self.tokenizer.frame(option.ids, text, max_length=self.settings.max_length) for option in options]
+        framed = [self.tokenizer.frame(option.ids, text, max_length=self.settings.max_length) for option in options]
+        return (
+            [(ids, np.zeros_like(segments)) for ids, segments in framed] if self.settings.choice == "clue" else framed
+        )
+
+    def _gap_token(self) -> int:
+        found = self.tokenizer.id("[unused1]")
+        if found is None:
+            raise ConfigError("the vocabulary has no [unused1], with which choice=clue marks a gap; set choice=joined")
+        return found
 
     def counts(self, batch: TaskBatch) -> dict[str, int]:
         return {"choice": len(torch.unique(batch.labels["item"][batch.sequences()]))}

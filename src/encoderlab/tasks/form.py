@@ -35,6 +35,8 @@ class FormSettings:
         context: ``document`` shows a sentence to be tagged within its document, as far as it fits (BERT's CoNLL-2003).
         targets: of a regression: ``unit`` trains on numbers scaled to 0..1 (ELECTRA), ``raw`` on those of the file
             (BERT). The saved model predicts numbers of the file either way.
+        choice: how options are written: ``joined`` to their question as one text, a gap in the passage held open by
+            masks; or as CLUE's baselines do, with a separator before the option and ``[unused1]`` for the gap.
         stride, query_length, answer_length, n_best, beam: of a span task, see :mod:`encoderlab.tasks.span`.
         impossible_weight: of the loss of answerability.
     """
@@ -44,6 +46,7 @@ class FormSettings:
     swap: bool = False
     context: Literal["sentence", "document"] = "sentence"
     targets: Literal["unit", "raw"] = "unit"
+    choice: Literal["joined", "clue"] = "joined"
     stride: int = 128
     query_length: int = 64
     answer_length: int = 30
