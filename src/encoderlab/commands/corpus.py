@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -124,7 +122,7 @@ def build(
         ),
         segmenter=segmenter,
     )
-    with _Progress() as progress:
+    with terminal.progress("corpus") as progress:
         record = build_corpus(
             settings,
             out,
@@ -159,7 +157,7 @@ def merge(*parts: Path, out: Path, workers: int | None = None) -> dict[str, Any]
     from encoderlab.corpus.build import merge_corpora
     from encoderlab.corpus.workers import cores
 
-    with _Progress() as progress:
+    with terminal.progress("corpus") as progress:
         record = merge_corpora(parts, out, workers=cores() if workers is None else workers, progress=progress)
     return _report(out, record)
 
@@ -215,29 +213,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return " ".join(f"{name} {number:,}" for name, number in value.items())
     return f"{value:,}"
-
-
-class _Progress:
-    """One line on standard error: redrawn on a terminal, else every ten seconds."""
-
-    def __enter__(self) -> _Progress:
-        self._start = self._shown = time.monotonic()
-        return self
-
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        now = time.monotonic()
-        if now - self._shown < (0.2 if terminal.live() else 10):
-            return
-        self._shown = now
-        amount = f"{done / 1e6:,.1f}" + (f" of {total / 1e6:,.1f}" if total else "") + " MB"
-        if what == "shards":
-            amount = f"{done} of {total}"
-        line = f"{what}: {amount} after {now - self._start:.0f} s"
-        if terminal.live():
-            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-        else:
-            terminal.note(line)
-
-    def __exit__(self, *error: Any) -> None:
-        if terminal.live():
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -350,7 +350,7 @@ def _sample(sources: list[Source], reading: Reading, budget: int, progress: Prog
             if int(number * share) == int((number - 1) * share) and number > 1:
                 continue
             taken += len(block.data)
-            progress("sample for the tokenizer", taken, None)
+            progress("bytes for the tokenizer", taken, None)
             for document in parse_block(block, reading)[0]:
                 yield "\n".join(document)
             if taken >= 2 * budget:
@@ -385,7 +385,7 @@ def _make_pieces(
             if work.number % num_shards == shard_index and not path.exists():
                 tasks.submit(_make_piece, path, work, part / TOKENIZER, settings.reading, settings.segmenter)
             done += work.num_bytes
-            progress("text", done, None if compressed else total)
+            progress("bytes of text", done, None if compressed else total)
         source_records = _source_records(sources)  # while the last pieces are made
         tasks.finish()
     record = {

@@ -36,6 +36,10 @@ class LayerDecay:
     decay: float = 0.8
     offset: Literal[0, 1, 2] = 2
 
+    def __post_init__(self) -> None:
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"layer_decay.decay {self.decay} is not above 0 and at most 1; 0.8 and 0.9 are usual")
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Adam:

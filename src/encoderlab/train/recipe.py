@@ -90,6 +90,10 @@ class Checkpoints:
             raise ConfigError(
                 f"checkpoints.keep {self.keep} would delete every checkpoint; give at least 1 (2 survive one damaged)"
             )
+        for name in ("minutes", "steps"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"checkpoints.{name} {value} is not positive; give a distance, or null for none")
 
 
 @dataclass(frozen=True, kw_only=True)
