@@ -92,7 +92,8 @@ def test_a_worker_trains_and_says_what_it_used() -> None:
     try:
         seconds, tokens, losses = worker.call("steps", 3)
         assert seconds > 0 and tokens == 3 * 64 and losses[-1] < losses[0]
-        assert worker.call("peak") > 1e6
+        best, sustained = worker.call("peak")
+        assert best >= sustained > 1e6
         assert math.isclose(sum(worker.call("profile").values()), 1.0, rel_tol=1e-6)
         with pytest.raises(EncoderlabError, match="ours failed: TypeError"):
             worker.call("steps", "many")

@@ -208,7 +208,8 @@ def _show(result: dict[str, Any], against: str | None) -> None:
     speeds = result["tokens_per_second"]
     lines = [(name, f"{speed:,.0f}", f"{result['memory'][name] / 2**20:,.0f}") for name, speed in speeds.items()]
     caption = (
-        f"ours at {result['peak_share']:.0%} of the measured {result['peak'] / 1e9:,.0f} GFLOP/s; "
+        f"ours at {result['peak_share']:.0%} of the measured {result['peak'] / 1e9:,.0f} GFLOP/s, "
+        f"{result['sustained_share']:.0%} of the {result['sustained'] / 1e9:,.0f} that products sustain beside it; "
         f"padding {result['padding']:.1%}"
     )
     terminal.table(

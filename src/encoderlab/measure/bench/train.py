@@ -48,8 +48,9 @@ class Setting:
 def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict[str, Any]:
     """Time the contenders in turns on the same batches.
 
-    Returns tokens per second, their ratio with its spread, the share of the matrix-product peak, peak memory, the
-    shares of a step's time by part, and the difference of the losses after 20 steps from equal weights without dropout.
+    Returns tokens per second, their ratio with its spread, the share of the matrix-product peak and of the rate that
+    products sustain in turn with the steps, peak memory, the shares of a step's time by part, and the difference of the
+    losses after 20 steps from equal weights without dropout.
     """
     if setting.documents:
         case = replace(case, model=replace(case.model, pooler=None, pair=False))  # which reads pairs
@@ -85,12 +86,17 @@ def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict
             "tokens_per_second": {name: statistics.median(values) for name, values in speed.items() if values},
             "memory": {name: worker.call("memory") for name, worker in workers.items() if name not in failed},
             "parts": {name: worker.call("profile") for name, worker in workers.items() if name not in failed},
-            "peak": statistics.median(peaks),
+            "peak": statistics.median(best for best, _ in peaks),
+            "sustained": statistics.median(rate for _, rate in peaks),
         }
     share = padded_share(rows)
     work = training_operations(case, setting.length)
     result["padding"] = share
     result["peak_share"] = result["tokens_per_second"]["ours"] * work / result["peak"]
+    rates = [rate for _, rate in peaks[1:]]  # each beside the steps of its turn
+    result["sustained_share"] = statistics.median(
+        tokens * work / rate for tokens, rate in zip(speed["ours"], rates, strict=True)
+    )
     if against and against not in failed:
         ratios = [ours / theirs for ours, theirs in zip(speed["ours"], speed[against], strict=True)]
         result["ratio"] = {setting.precision: statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
