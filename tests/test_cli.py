@@ -172,11 +172,34 @@ def test_square_brackets_are_printed_as_they_are(verb, capsys):
     assert "the [MASK] of [/b] things" in capsys.readouterr().out
 
 
+def test_results_are_printed_to_the_letter(verb, capsys):
+    def run() -> None:
+        from encoderlab.commands.terminal import say, table
+
+        say("label\tI :heart: it")
+        table(":heart:", ["word"], [[":smile:"]])
+
+    verb(run)
+    assert cli.main(["describe"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("label\tI :heart: it\n") and ":smile:" in out and out.count(":heart:") == 2
+
+
 def test_a_closed_pipe_ends_quietly():
-    done = subprocess.run(
-        f"{sys.executable} -m encoderlab --help | true", shell=True, capture_output=True, text=True, env=os.environ
-    )
-    assert "Traceback" not in done.stderr
+    for words in ("--help", "pretrain --list"):
+        command = f"{sys.executable} -m encoderlab {words} | true; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=os.environ)
+        assert done.stderr == "" and done.returncode == 141
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_names_that_the_output_cannot_hold_are_escaped(encoding):
+    name = b"\xfc" + "ü😀".encode()
+    command = [sys.executable, "-m", "encoderlab", "report", name]
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    done = subprocess.run([*command, "--json"], capture_output=True, env=environment)
+    assert done.returncode == 3 and json.loads(done.stdout)["error"].startswith(os.fsdecode(name))
+    assert rb"\udcfc" in done.stderr and done.stderr.startswith(b"error: ")
 
 
 def test_completion_script_mentions_the_verbs():

@@ -144,10 +144,12 @@ def main(tokens: Sequence[str] | None = None) -> int:
     try:
         result = make_app(tokens)(tokens)
         if terminal.json_mode() and isinstance(result, dict):
-            print(jsonlib.dumps(_finite(result), ensure_ascii=False, allow_nan=False, default=_plain), flush=True)
+            _print_json(_finite(result))
         sys.stdout.flush()
         return 0
     except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # how rich reports it
+            return 141
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
@@ -188,8 +190,14 @@ def _fail(message: str, code: int) -> int:
         traceback.print_exc()
     terminal.complain(message)
     if terminal.json_mode():
-        print(jsonlib.dumps({"error": message, "exit_code": code}, ensure_ascii=False), flush=True)
+        _print_json({"error": message, "exit_code": code})
     return code
+
+
+def _print_json(value: Any) -> None:
+    """One line, of plain ASCII where the output is not UTF-8."""
+    plain = (sys.stdout.encoding or "").lower() != "utf-8"
+    print(jsonlib.dumps(value, ensure_ascii=plain, allow_nan=False, default=_plain), flush=True)
 
 
 def _finite(value: Any) -> Any:

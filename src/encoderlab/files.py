@@ -24,8 +24,11 @@ kernels (:mod:`encoderlab.nn.kernels.build`).
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file at ``path`` by ``text`` in one step: a reader, or a crash, sees the old or the new file."""
-    write_bytes(path, text.encode())
+    """Replace the file at ``path`` by ``text`` in one step: a reader, or a crash, sees the old or the new file.
+
+    What UTF-8 cannot hold, as the names of some files have it, is written as the escapes of JSON: ``\\udcfc``.
+    """
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, data: bytes) -> None:

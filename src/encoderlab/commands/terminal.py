@@ -6,6 +6,7 @@ With ``--json`` everything printed here goes to standard error, because standard
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -21,8 +22,13 @@ _state = {"json": False, "verbose": False}
 
 
 def configure(*, json: bool, verbose: bool) -> None:
-    """Set by the command line before a verb runs; from then on what the package logs is shown."""
+    """Set by the command line before a verb runs; from then on what the package logs is shown. Characters that the
+    output cannot hold (names of files that are no UTF-8, a terminal that is not) are written as escapes.
+    """
     _state.update(json=json, verbose=verbose)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     log = logging.getLogger("encoderlab")
     log.setLevel(logging.INFO)
     log.addHandler(_NOTES)
@@ -47,12 +53,16 @@ def console(*, stderr: bool = False) -> Console:
 
     stderr = stderr or json_mode()
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True, width=None if terminal else 110)
+    width = None if terminal else 110
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True, width=width)
 
 
 def say(text: str = "", *, style: str | None = None) -> None:
-    """A line of the result."""
-    console().print(text, style=style)
+    """A line of the result. Without a style it is printed as it is, where rich would make spaces of tabs."""
+    if style is None:
+        print(text, file=sys.stderr if json_mode() else sys.stdout)
+    else:
+        console().print(text, style=style)
 
 
 def note(text: str) -> None:
