@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+import shutil
 import sys
 import zipfile
 from collections import Counter
@@ -221,6 +222,11 @@ def test_invalid_bytes_in_a_table_are_counted(tmp_path):
         read(tmp_path / "a.csv", invalid_utf8="refuse")
 
 
+def test_a_header_that_is_no_utf8_is_found_again(tmp_path):
+    (tmp_path / "a.csv").write_bytes("Nr;Übersetzung\n1;Öl\n".encode("cp1252"))
+    assert read(tmp_path / "a.csv") == [["\ufffdl"]]
+
+
 @pytest.mark.parametrize(("module", "name"), [("zstandard", "a.txt.zst"), ("pyarrow", "a.parquet")])
 def test_missing_optional_packages_are_named(tmp_path, monkeypatch, module, name):
     (tmp_path / name).write_bytes(b"x")
@@ -239,6 +245,12 @@ def test_parquet_columns(tmp_path):
     assert read(tmp_path / "a.parquet", field="title") == [["t"]]
     with pytest.raises(DataError, match="no text column 'n'"):
         read(tmp_path / "a.parquet", field="n")
+    for name in ("A.PARQUET", "0a1b2c"):
+        shutil.copy(tmp_path / "a.parquet", tmp_path / name)
+        assert read(tmp_path / name, format="parquet", field="title") == [["t"]]
+    (tmp_path / "a.parquet.gz").write_bytes(b"x")
+    with pytest.raises(DataError, match="Parquet within an archive; unpack it first"):
+        read(tmp_path / "a.parquet.gz")
 
 
 def test_markdown(tmp_path):

@@ -27,18 +27,20 @@ TEXT = sample_text(20)
 
 @pytest.fixture
 def run(tmp_path, capsys, monkeypatch):
-    """Runs ``encoderlab corpus build`` in a temporary folder; returns the exit code and the one line of the error."""
+    """Runs ``encoderlab corpus build`` in a temporary folder; returns the exit code and what it said but for progress,
+    which is one line if it failed.
+    """
     monkeypatch.chdir(tmp_path)
 
     def build(*words: str, out: str = "out") -> tuple[int, str]:
         size = [] if "--vocab-size" in words else ["--vocab-size", "300"]
         code = cli.main(["corpus", "build", *words, "--out", out, *size, "--workers", "1"])
         shown = capsys.readouterr()
-        lines = [line for line in shown.err.splitlines() if line.strip()]
-        assert "Traceback" not in shown.err
+        said = "".join(line for line in shown.err.splitlines(keepends=True) if not line.startswith("corpus: "))
+        assert "Traceback" not in said
         if code:
-            assert len(lines) == 1 and lines[0].startswith("error: "), shown.err
-        return code, shown.err
+            assert said.count("\n") == 1 and said.startswith("error: "), said
+        return code, said
 
     return build
 
@@ -111,11 +113,46 @@ def test_missing_sources(run, tmp_path):
     assert code == 3 and "no column 7" in line
 
 
+def test_a_pipe_is_no_source(run, tmp_path):
+    os.mkfifo(tmp_path / "a.txt")
+    code, line = run("a.txt")
+    assert code == 3 and "a.txt: a pipe or a device, which cannot be read twice; write it to a file first" in line
+
+
+def test_corpora_among_the_sources_are_passed_over(run, tmp_path):
+    """A build whose output lies in the folder that it reads is complete when it is asked for again."""
+    bad(tmp_path, "a.txt", TEXT)
+    assert run(".", out="one")[0] == run(".", out="two")[0] == 0
+    before = digests(tmp_path)
+    assert run(".", out="one")[0] == run(".", out="two")[0] == 0
+    assert digests(tmp_path) == before
+    code, line = run("one", out="three")
+    assert code == 3 and "one: is a corpus already" in line
+
+
+def test_a_name_that_is_no_utf8(run, tmp_path):
+    (tmp_path / os.fsdecode(b"b\xfc.txt")).write_text(TEXT)
+    assert run(".")[0] == run(".")[0] == 0
+    assert Corpus(tmp_path / "out").manifest["sources"][0]["name"] == "b\udcfc.txt"
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "nan", "inf"])
+def test_a_sample_of_no_size(run, tmp_path, size):
+    code, line = run(bad(tmp_path, "a.txt", TEXT), "--tokenizer-sample", size)
+    assert code == 2 and f"--tokenizer-sample {size}, expected a number of megabytes" in line
+
+
+def test_a_negative_number_of_rows(run, tmp_path, capsys):
+    assert run(bad(tmp_path, "a.txt", TEXT))[0] == 0
+    assert cli.main(["corpus", "inspect", "out", "--rows", "-1"]) == 2
+    assert "rows -1, expected 0 or more" in capsys.readouterr().err
+
+
 def test_invalid_utf8_is_counted_replaced_or_refused(run, tmp_path):
     content = TEXT.encode() + b"\n\nbad \xff\xfe bytes \xc3\n"
     bad(tmp_path, "a.txt", content)
     code, notes = run("a.txt")
-    assert code == 0 and "3 invalid utf8" in notes
+    assert code == 0 and "warning: 3 characters were no valid UTF-8 and became U+FFFD" in notes
     corpus = Corpus(tmp_path / "out")
     assert corpus.manifest["read"]["invalid_utf8"] == 3
     code, line = run("a.txt", "--invalid-utf8", "refuse", out="other")

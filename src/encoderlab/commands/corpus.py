@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from encoderlab.commands import terminal
+from encoderlab.errors import ConfigError
+
+log = logging.getLogger("encoderlab")
 
 
 def build(
@@ -92,6 +97,8 @@ def build(
     from encoderlab.corpus.sources import Reading
     from encoderlab.corpus.workers import cores
 
+    if not 0 < tokenizer_sample < math.inf:
+        raise ConfigError(f"--tokenizer-sample {tokenizer_sample:g}, expected a number of megabytes, such as 32")
     chosen: NewTokenizer | GivenTokenizer
     if tokenizer in ("wordpiece", "bpe", "unigram"):
         chosen = NewTokenizer(
@@ -198,11 +205,17 @@ def _report(out: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     splits = manifest["splits"]
     rows = [[split, *(f"{splits[split][name]:,}" for name in ("documents", "tokens", "bytes"))] for split in splits]
     terminal.table(str(out), ["split", "documents", "tokens", "bytes"], rows)
-    counted = [f"{count:,} {_words(name)}" for name, count in manifest["read"].items() if count and name != "documents"]
+    read, apart = manifest["read"], ("documents", "invalid_utf8")
+    counted = [f"{count:,} {_words(name)}" for name, count in read.items() if count and name not in apart]
     if counted:
         terminal.note("on the way: " + ", ".join(counted))
+    if read["invalid_utf8"]:
+        log.warning(
+            f"{read['invalid_utf8']:,} characters were no valid UTF-8 and became U+FFFD; --invalid-utf8 refuse names "
+            "the first file and line, and iconv converts a file"
+        )
     kinds = {split: {name: value for name, value in splits[split].items() if name != "shards"} for split in splits}
-    return {"out": str(out), "vocab_size": manifest["vocab_size"], "splits": kinds, "read": manifest["read"]}
+    return {"out": str(out), "vocab_size": manifest["vocab_size"], "splits": kinds, "read": read}
 
 
 def _words(name: str) -> str:

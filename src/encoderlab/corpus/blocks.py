@@ -135,7 +135,8 @@ def _table_texts(source: Source) -> Iterator[str]:
         rows = table_rows(source, io.TextIOWrapper(binary, "utf-8-sig", errors="surrogateescape", newline=""))
         try:
             if isinstance(source.field, str):
-                column = [name.strip() for name in next(rows, [])].index(source.field)
+                names = [name.encode(errors="surrogateescape").decode(errors="replace") for name in next(rows, [])]
+                column = [name.strip() for name in names].index(source.field)
             else:
                 column = source.field or 0
             for number, row in enumerate(rows, 1):

@@ -31,6 +31,7 @@ from encoderlab import __version__
 from encoderlab.config import to_dict
 from encoderlab.corpus.assemble import TRAIN, Selection, ShardWork, collect, plan, shard_is_written, write_shard
 from encoderlab.corpus.documents import parse_block
+from encoderlab.corpus.opening import COMPRESSED
 from encoderlab.corpus.pieces import Piece, Place, Segmenter, Work, read_work, write_piece
 from encoderlab.corpus.python_text import PREFIX, python_source
 from encoderlab.corpus.segment import make_segmenter
@@ -42,11 +43,11 @@ from encoderlab.corpus.shards import (
     split_record,
     write_manifest,
 )
-from encoderlab.corpus.sources import COMPRESSED, Reading, Source, find_sources
+from encoderlab.corpus.sources import Reading, Source, find_sources
 from encoderlab.corpus.tokenizer import Kind, Tokenizer
 from encoderlab.corpus.workers import Workers
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import locked, replace_file
+from encoderlab.files import locked, write_text
 
 WORK, PLAN, PART, MERGE, PIECES, ASSEMBLY = ".work", "plan.json", "part.json", "merge.json", "pieces", "assembly"
 Progress = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much where that is known
@@ -375,8 +376,12 @@ def _make_pieces(
     folder = part / PIECES
     folder.mkdir(exist_ok=True)
     number, place = _resume(folder, shard_index, num_shards)
-    total = sum(source.path.stat().st_size for source in sources)
-    compressed = any(source.path.suffix in (*COMPRESSED, ".parquet") for source in sources)
+    # Compressed sources and tables are read as other bytes than the files have.
+    plain = all(
+        source.format in ("text", "markdown", "jsonl") and source.path.suffix.lower() not in COMPRESSED
+        for source in sources
+    )
+    total = sum(source.path.stat().st_size for source in sources) if plain else None
     done = 0
     with Workers(workers) as tasks:
         for work in read_work(sources, place, number):
@@ -385,7 +390,7 @@ def _make_pieces(
             if work.number % num_shards == shard_index and not path.exists():
                 tasks.submit(_make_piece, path, work, part / TOKENIZER, settings.reading, settings.segmenter)
             done += work.num_bytes
-            progress("bytes of text", done, None if compressed else total)
+            progress("bytes of text", done, total)
         source_records = _source_records(sources)  # while the last pieces are made
         tasks.finish()
     record = {
@@ -508,5 +513,4 @@ def _require_text(record: dict[str, Any], read: dict[str, int], shards: Sequence
 
 
 def _write_json(path: Path, value: Any) -> None:
-    with replace_file(path) as file:
-        file.write(json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")

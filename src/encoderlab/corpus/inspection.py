@@ -11,6 +11,7 @@ import numpy as np
 
 from encoderlab.corpus.shards import TOKENIZER, Corpus, read_manifest, unigram_entropy, verify
 from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError
 from encoderlab.seeds import generator
 
 SAMPLE = 1000  # documents whose lengths are looked at
@@ -23,8 +24,11 @@ def inspect_corpus(folder: str | os.PathLike[str], *, rows: int = 3, check: bool
         check: compare every file with its hash, about a second per GB.
 
     Raises:
+        ConfigError: a negative number of rows.
         DataError: no corpus there, or a file that is damaged (named).
     """
+    if rows < 0:
+        raise ConfigError(f"rows {rows}, expected 0 or more")
     folder = Path(folder)
     manifest = read_manifest(folder)
     if check:

@@ -16,6 +16,7 @@ from typing import Any
 from encoderlab.errors import DataError, MissingDependency
 
 BLOCK = 4 << 20  # bytes read at a time
+COMPRESSED = (".gz", ".xz", ".bz2", ".zst", ".zip")
 
 
 def open_file(path: Path, member: str | None = None) -> Any:
@@ -90,7 +91,7 @@ def open_parquet(path: Path, member: str | None = None) -> Any:
         import pyarrow.parquet
     except ImportError:
         raise MissingDependency("pyarrow", "data", f"reading {name}") from None
-    if member or path.suffix != ".parquet":
+    if member or path.suffix.lower() in COMPRESSED:
         raise DataError(f"{name}: Parquet within an archive; unpack it first (Parquet is compressed itself)")
     return pyarrow.parquet.ParquetFile(path, pre_buffer=False)
 

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from encoderlab.errors import DataError
-from encoderlab.files import replace_file
+from encoderlab.files import replace_file, write_text
 
 FORMAT, VERSION = "encoderlab-corpus", 1
 MANIFEST = "manifest.json"
@@ -373,8 +373,7 @@ def write_manifest(folder: Path, *, counts: np.ndarray, **fields: Any) -> None:
         np.save(file, counts.astype(np.int64), allow_pickle=False)
     record = {"file": COUNTS, "sha256": file_hash(folder / COUNTS)}
     manifest = {"format": FORMAT, "version": VERSION, **fields, "counts": record}
-    with replace_file(folder / MANIFEST) as file:
-        file.write(json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_text(folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
-from encoderlab.corpus.opening import BLOCK, errors_of, open_file, open_parquet
+from encoderlab.corpus.opening import BLOCK, COMPRESSED, errors_of, open_file, open_parquet
+from encoderlab.corpus.shards import COUNTS, MANIFEST
 from encoderlab.errors import ConfigError, DataError
 
 Format = Literal["text", "markdown", "jsonl", "csv", "tsv", "parquet"]
@@ -32,7 +33,6 @@ SUFFIXES: dict[str, Format] = {
     ".tsv": "tsv",
     ".parquet": "parquet",
 }
-COMPRESSED = (".gz", ".xz", ".bz2", ".zst", ".zip")
 TEXT_FIELDS = (
     *("text", "content", "contents", "body", "document", "article", "paragraphs", "paragraph", "passage", "sentence"),
 )
@@ -102,7 +102,8 @@ class Source:
 def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
     """Files, folders (searched to any depth) and globs, in the order given, the files of a folder or glob by name.
 
-    A file that is named is read whatever it is called; within folders only names with a known suffix count.
+    A file that is named is read whatever it is called; within folders only names with a known suffix count, and what is
+    hidden, empty, or part of a corpus is passed over.
 
     Raises:
         ConfigError: no pattern is given.
@@ -121,7 +122,11 @@ def _expand(pattern: str, reading: Reading) -> Iterator[Source]:
     path = Path(pattern).expanduser()
     if path.is_dir():
         files = sorted(item for item in path.rglob("*") if item.is_file())
+        corpora = {item.parent for item in files if item.name == COUNTS and (item.parent / MANIFEST).exists()}
+        if path in corpora:
+            raise DataError(f"{path}: is a corpus already; give the text that another is to be built of")
         hidden = {item for item in files if any(part.startswith(".") for part in item.relative_to(path).parts)}
+        hidden |= {item for item in files if not corpora.isdisjoint(item.parents)}
         found = [item for item in files if item not in hidden and _format_of(item.name) and item.stat().st_size]
         if not found:
             known = f"{len(files)} files, none of {' '.join(SUFFIXES)}"
@@ -142,6 +147,8 @@ def _expand(pattern: str, reading: Reading) -> Iterator[Source]:
 
 
 def _members(path: Path, reading: Reading) -> Iterator[Source]:
+    if not path.is_file():
+        raise DataError(f"{path}: a pipe or a device, which cannot be read twice; write it to a file first")
     if path.stat().st_size == 0:
         raise DataError(f"{path}: the file is empty; give a file with text")
     if path.suffix.lower() != ".zip":
