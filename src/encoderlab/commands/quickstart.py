@@ -307,7 +307,7 @@ def report(about: Facts, fills: Sequence[Fill], tasks: Sequence[TaskScores], out
         verdict=verdict(outcome, accuracy, tasks),
         tiles=runs.tiles(record),
         runs=[Run(name=about.recipe.name, train=record.train, valid=record.valid)],
-        metrics=runs.metrics([record], runs.references(record, corpus.counts())),
+        metrics=runs.metrics([record], runs.references([record], corpus.counts())),
         strips=runs.strips([record]),
         fills=fills,
         fills_note="Sentences of modules that the model never saw, picked by a hash. The marked word stood there; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from encoderlab.commands.terminal import say
+from encoderlab.commands.terminal import say, table
 from encoderlab.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ def report(
     """
     from encoderlab.corpus.shards import Corpus
     from encoderlab.measure import runs as run_folders
-    from encoderlab.measure.report import write
+    from encoderlab.measure.report import columns, write
 
     if out is None and len(runs) > 1:
         raise ConfigError("a page about several runs belongs to none of their folders; give --out FILE")
@@ -39,5 +39,8 @@ def report(
     page = run_folders.report(runs, counts=counts, title=title)
     write(page, path)
     say(page.verdict)
+    if page.compared:
+        head, rows = columns(page.compared)
+        table("", ["run", *head], [[run, *row] for run, row in rows.items()])
     say(f"report written to {path}")
     return {"report": path, "runs": [str(run) for run in runs], "verdict": page.verdict}

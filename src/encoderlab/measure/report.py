@@ -21,6 +21,7 @@ from typing import Any
 from encoderlab.files import write_text
 from encoderlab.tasks.metrics import mean_interval
 
+Tile = tuple[str, str, str]
 MAX_POINTS = 500  # per curve: what a screen can show; keeps a page of many runs below a megabyte
 
 
@@ -87,13 +88,14 @@ class Pieces:
 class Report:
     """Everything on the page; an empty part is left out of it.
 
-    ``tiles`` are the key numbers (label, value, detail); ``tokenizer``, ``costs`` and ``provenance`` are tables of name
-    and value; ``limits`` says what the numbers do not show.
+    ``tiles`` are the key numbers (label, value, detail), ``compared`` those of several runs; ``tokenizer``, ``costs``
+    and ``provenance`` are tables of name and value; ``limits`` says what the numbers do not show.
     """
 
     title: str
     verdict: str
-    tiles: Sequence[tuple[str, str, str]] = ()
+    tiles: Sequence[Tile] = ()
+    compared: Mapping[str, Sequence[Tile]] = field(default_factory=dict)
     runs: Sequence[Run] = ()
     metrics: Sequence[Metric] = ()
     strips: Sequence[Metric] = ()
@@ -175,6 +177,7 @@ def render(report: Report) -> str:
 <h1>{escape(report.title)}</h1>
 <p class="lede">{escape(report.verdict)}</p>
 <div class="tiles">{"".join(_tile(*tile) for tile in report.tiles)}</div>
+{_comparison(report.compared)}
 </header>
 {bodies}
 <footer class="small"><span>Written by encoderlab. This file is complete: it loads nothing from anywhere.</span>
@@ -204,6 +207,29 @@ def _tile(label: str, value: str, detail: str) -> str:
         f'<div class="tile"><div class="label">{escape(label)}</div><div class="value">{shown}</div>'
         f'<div class="detail">{escape(detail)}</div></div>'
     )
+
+
+def _comparison(compared: Mapping[str, Sequence[Tile]]) -> str:
+    """A row per run, a column per key number."""
+    if not compared:
+        return ""
+    head, rows = columns(compared)
+    cells = "".join(f'<th class="number">{escape(label)}</th>' for label in head)
+    body = ""
+    for run, row in rows.items():
+        body += f"<tr><th>{escape(run)}</th>" + "".join(f'<td class="number">{escape(cell)}</td>' for cell in row)
+        body += "</tr>"
+    return (
+        '<div class="panel scroll"><table class="compared">'
+        f"<thead><tr><th>Run</th>{cells}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def columns(compared: Mapping[str, Sequence[Tile]]) -> tuple[list[str], dict[str, list[str]]]:
+    """The labels of the key numbers of several runs, and those of each run, a dash where it has none."""
+    head = list(dict.fromkeys(label for tiles in compared.values() for label, _, _ in tiles))
+    values = {run: {label: value for label, value, _ in tiles} for run, tiles in compared.items()}
+    return head, {run: [values[run].get(label, "–") for label in head] for run in compared}
 
 
 def _curves(report: Report) -> str:

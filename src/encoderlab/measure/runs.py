@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from encoderlab.corpus.shards import unigram_entropy
-from encoderlab.errors import DataError
+from encoderlab.errors import ConfigError, DataError
 from encoderlab.measure.report import Metric, Report, Run
+from encoderlab.train.evidence import is_number, read_lines
 
 STRIPS = (
     Metric(key="lr", label="Learning rate", from_zero=True),
@@ -25,17 +27,16 @@ STRIPS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """The files of one run folder: its recipe, its metrics lines, and where it came from."""
+    """The files of one run folder: its recipe, its metrics lines, and where it came from. ``diverged`` is the step
+    after which the gradient was no number.
+    """
 
     folder: Path
     recipe: Mapping[str, Any]
     train: Sequence[Mapping[str, Any]]
     valid: Sequence[Mapping[str, Any]]
+    diverged: int | None
     sessions: Sequence[Mapping[str, Any]]
-
-    @property
-    def name(self) -> str:
-        return self.folder.resolve().name
 
     @property
     def term(self) -> str:
@@ -56,54 +57,48 @@ def read_run(folder: Path) -> RunRecord:
         DataError: there is no run, or a file of it is broken.
     """
     recipe = _read_json(folder / "recipe.json", "a run folder holds one")
-    path = folder / "metrics.jsonl"
-    lines = []
-    if path.exists():
-        for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            try:
-                lines.append(_flat(json.loads(text)))
-            except ValueError:
-                raise DataError(f"{path}:{number}: not a JSON object; restore the file or resume the run") from None
+    metrics, source = folder / "metrics.jsonl", folder / "provenance.json"
+    lines = [_flat(line) for line in read_lines(metrics)] if metrics.exists() else []
     for line in lines:
         line["time"] = line.get("seconds")
-    sessions = (
-        _read_json(folder / "provenance.json", "").get("sessions", []) if (folder / "provenance.json").exists() else []
-    )
+    sessions = _read_json(source, "").get("sessions", []) if source.exists() else []
     return RunRecord(
         folder=folder,
         recipe=recipe,
         train=[line for line in lines if line.get("split") == "train"],
         valid=[line for line in lines if line.get("split") == "valid"],
+        diverged=next((line.get("step") for line in lines if line.get("split") == "diverged"), None),
         sessions=sessions,
     )
 
 
 def metrics(records: Sequence[RunRecord], references: Sequence[tuple[str, float]] = ()) -> list[Metric]:
-    """The curves that the runs have, the loss of the main term first; ``references`` are drawn with it."""
-    main = records[0].term
-    keys = list(dict.fromkeys(key for record in records for line in (*record.train, *record.valid) for key in line))
-    losses = [key for key in keys if key.startswith("losses.")]
-    losses.sort(key=lambda key: key != f"losses.{main}")
-    chosen = [
-        Metric(
-            key=key,
-            label="Loss" if len(losses) == 1 else f"{_words(key)} loss",
-            references=tuple(references) if key == f"losses.{main}" else (),
-        )
-        for key in losses
+    """The curves that the runs have, the losses of their main terms first; ``references`` are drawn with these. What is
+    only counted (the share of masked tokens that were replaced) has a loss of zero, which is left out.
+    """
+    lines = [line for record in records for line in (*record.train, *record.valid)]
+    keys = list(dict.fromkeys(key for line in lines for key in line))
+    main = [record.term for record in records]
+    counted = [key for key in keys if key.startswith("losses.") and not any(line.get(key) for line in lines)]
+
+    def of(prefix: str) -> list[str]:
+        found = [key for key in keys if key.startswith(prefix) and key not in counted]
+        return sorted(found, key=lambda key: key.removeprefix(prefix) not in main)
+
+    def label(key: str, quantity: str, alike: Sequence[str]) -> str:
+        return quantity.capitalize() if len(alike) == 1 else f"{_words(key)} {quantity}"
+
+    losses, shares, bits = of("losses."), of("accuracy."), of("bits_per_byte.")
+    found = [Metric(key=key, label=label(key, "loss", losses)) for key in losses]
+    found = [
+        replace(metric, references=tuple(references)) if metric.key.removeprefix("losses.") in main else metric
+        for metric in found
     ]
-    shares = [key for key in keys if key.startswith("accuracy.")]
-    shares.sort(key=lambda key: key != f"accuracy.{main}")
-    chosen += [
-        Metric(
-            key=key, label="Accuracy" if len(shares) == 1 else f"{_words(key)} accuracy", kind="percent", from_zero=True
-        )
-        for key in shares
-    ]
-    if f"bits_per_byte.{main}" in keys:
-        chosen.append(Metric(key=f"bits_per_byte.{main}", label="Bits per byte"))
-    chosen += [Metric(key=key, label=_words(key)) for key in keys if key.startswith("scores.")]
-    return chosen
+    for key in shares:
+        quantity = "share" if key.replace("accuracy.", "losses.") in counted else "accuracy"
+        found.append(Metric(key=key, label=label(key, quantity, shares), kind="percent", from_zero=True))
+    found += [Metric(key=key, label=label(key, "bits per byte", bits)) for key in bits]
+    return found + [Metric(key=key, label=_words(key)) for key in of("scores.")]
 
 
 def strips(records: Sequence[RunRecord]) -> list[Metric]:
@@ -111,23 +106,29 @@ def strips(records: Sequence[RunRecord]) -> list[Metric]:
     return [metric for metric in STRIPS if any(metric.key in line for record in records for line in record.train)]
 
 
-def references(record: RunRecord, counts: np.ndarray | None) -> list[tuple[str, float]]:
-    """Losses to compare with: a uniform guess, and word frequencies where the counts of the corpus are known."""
-    vocab = record.recipe.get("model", {}).get("encoder", {}).get("vocab")
-    lines = [(f"uniform guess: ln {vocab:,}", math.log(vocab))] if vocab else []
+def references(records: Sequence[RunRecord], counts: np.ndarray | None) -> list[tuple[str, float]]:
+    """Losses to compare with, of runs with one vocabulary: a uniform guess, and word frequencies where the counts of
+    the corpus are known.
+    """
+    sizes = {record.recipe.get("model", {}).get("encoder", {}).get("vocab") for record in records}
+    if len(sizes) > 1 or not (size := sizes.pop()):
+        return []
+    lines = [(f"uniform guess: ln {size:,}", math.log(size))]
     return lines + ([("word frequencies alone", unigram_entropy(counts))] if counts is not None else [])
 
 
 def count_parameters(model: Path) -> int | None:
-    """Parameters stored in a model folder, from the header of its weights; None where there is none."""
-    files = sorted(model.glob("**/model.safetensors"))
-    total = 0
-    for path in files:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        total += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
-    return total if files else None
+    """Parameters stored in a model folder, of two networks the discriminator's, from the header of its weights; None
+    where there is none.
+    """
+    places = (folder / "model.safetensors" for folder in (model, model / "discriminator"))
+    path = next((place for place in places if place.exists()), None)
+    if path is None:
+        return None
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 
 def provenance(record: RunRecord) -> dict[str, str]:
@@ -156,47 +157,76 @@ def provenance(record: RunRecord) -> dict[str, str]:
 
 def report(folders: Sequence[Path], *, counts: np.ndarray | None = None, title: str | None = None) -> Report:
     """A page about one run, or one that compares several."""
-    records = [read_run(folder) for folder in folders]
-    first = records[0]
-    names = [record.name for record in records]
+    records = dict(zip(names(folders), map(read_run, folders), strict=True))
+    several, every = len(records) > 1, list(records.values())
+    commands = [record.sessions[0]["command"] for record in every if record.sessions]
     return Report(
-        title=title or (f"Run {first.name}" if len(records) == 1 else "Runs " + ", ".join(names)),
-        verdict=" ".join(outcome(record) for record in records),
-        tiles=tiles(first) if len(records) == 1 else [],
-        runs=[Run(name=record.name, train=record.train, valid=record.valid) for record in records],
-        metrics=metrics(records, references(first, counts)),
-        strips=strips(records),
-        costs=costs(records),
-        provenance=provenance(first) if len(records) == 1 else _side_by_side(records),
-        commands=[" ".join(record.sessions[0]["command"]) for record in records if record.sessions],
+        title=title or ("Runs " if several else "Run ") + ", ".join(records),
+        verdict=comparison(records) if several else outcome(every[0]),
+        tiles=[] if several else tiles(every[0]),
+        compared={name: tiles(record) for name, record in records.items()} if several else {},
+        runs=[Run(name=name, train=record.train, valid=record.valid) for name, record in records.items()],
+        metrics=metrics(every, references(every, counts)),
+        strips=strips(every),
+        costs=_side_by_side({name: costs(record) for name, record in records.items()}),
+        provenance=_side_by_side({name: provenance(record) for name, record in records.items()}),
+        commands=[shlex.join(["encoderlab" if at == "__main__.py" else at, *words]) for at, *words in commands],
     )
+
+
+def names(folders: Sequence[Path]) -> list[str]:
+    """What runs are called on a page: the names of their folders, with as many of those above as tell them apart.
+
+    Raises:
+        ConfigError: a folder is given twice.
+    """
+    places = [folder.resolve().parts for folder in folders]
+    if len(set(places)) < len(places):
+        twice = next(folder for folder, place in zip(folders, places, strict=True) if places.count(place) > 1)
+        raise ConfigError(f"{twice}: given twice; give each run once")
+    depth = 1
+    while len({place[-depth:] for place in places}) < len(places):
+        depth += 1
+    return ["/".join(place[-depth:]) for place in places]
+
+
+def comparison(records: Mapping[str, RunRecord]) -> str:
+    """Which run of one objective stands best on held-out text, by the bits per byte, as these do not depend on the
+    tokenizer. Runs that diverged are named.
+    """
+    words = f"{len(records)} runs."
+    ends = {name: _numbers(record.valid, f"bits_per_byte.{record.term}")[-1:] for name, record in records.items()}
+    if all(ends.values()) and len({record.term for record in records.values()}) == 1:
+        best = min(ends, key=lambda name: ends[name])
+        words += f" Fewest bits per byte on held-out text: {best}, {ends[best][0]:.3f}."
+    failed = [name for name, record in records.items() if record.diverged is not None]
+    return words + (f" Diverged: {', '.join(failed)}." if failed else "")
 
 
 def outcome(record: RunRecord) -> str:
     """One sentence: how far the run came and where it stands on held-out text."""
+    name = record.recipe.get("name") or record.folder.resolve().name
+    failed = f"{name} diverged after step {record.diverged}: its gradient was no number."
     if not record.train:
-        return f"{record.name} has logged nothing yet."
-    last = record.train[-1]
-    name = record.recipe.get("name") or record.name
+        return failed if record.diverged is not None else f"{name} has logged nothing yet."
+    last, held = record.train[-1], record.valid[-1] if record.valid else {}
     words = f"{name} read {quantity(last['tokens'])} tokens in {duration(last['seconds'])}"
-    if record.valid:
-        held = record.valid[-1]
-        words += f"; on held-out text its loss is {held['loss']:.3f}"
-        share = held.get(f"accuracy.{record.term}")
-        words += f" and {share:.1%} of its guesses are right" if share is not None else ""
-    return f"{words}."
+    loss, share = held.get(f"losses.{record.term}"), held.get(f"accuracy.{record.term}")
+    words += f"; on held-out text its loss is {loss:.3f}" if is_number(loss) else ""
+    words += f" and {share:.1%} of its guesses are right" if is_number(loss) and is_number(share) else ""
+    return f"{words}." + (f" {failed}" if record.diverged is not None else "")
 
 
 def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
     """The key numbers of one run: label, value, detail."""
     found = []
-    share, loss = f"accuracy.{record.term}", f"losses.{record.term}"
-    if record.valid and share in record.valid[-1]:
-        begin = f"{record.valid[0][share]:.1%} → " if len(record.valid) > 1 else ""
-        found.append(("Right guesses", f"{begin}{record.valid[-1][share]:.1%}", "on held-out text"))
-    if record.train and loss in record.train[-1]:
-        end = (record.valid or record.train)[-1].get(loss, record.train[-1][loss])
-        found.append(("Loss", f"{record.train[0][loss]:.2f} → {end:.2f}", "nats per guess"))
+    shares = _numbers(record.valid, f"accuracy.{record.term}")
+    if shares:
+        begin = f"{shares[0]:.1%} → " if len(shares) > 1 else ""
+        found.append(("Right guesses", f"{begin}{shares[-1]:.1%}", "on held-out text"))
+    losses, held = (_numbers(lines, f"losses.{record.term}") for lines in (record.train, record.valid))
+    if losses:
+        found.append(("Loss", f"{losses[0]:.2f} → {(held or losses)[-1]:.2f}", "nats per guess"))
     if parameters := count_parameters(record.folder / "model"):
         encoder = record.recipe.get("model", {}).get("encoder", {})
         found.append(("Parameters", quantity(parameters), f"{encoder.get('layers')} layers × {encoder.get('width')}"))
@@ -208,35 +238,35 @@ def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
     return found
 
 
-def costs(records: Sequence[RunRecord]) -> dict[str, str]:
-    """Steps, tokens, time and size, a row per run and quantity."""
+def costs(record: RunRecord) -> dict[str, str]:
+    """Steps, tokens, time and size."""
     rows = {}
-    for record in records:
-        prefix = f"{record.name}: " if len(records) > 1 else ""
-        if record.train:
-            last = record.train[-1]
-            rows[f"{prefix}Training"] = (
-                f"{last['step']:,} steps, {quantity(last['tokens'])} tokens, {duration(last['seconds'])}"
-            )
-            padding = [line["padding"] for line in record.train if line.get("padding") is not None]
-            if padding:
-                rows[f"{prefix}Padding"] = f"{sum(padding) / len(padding):.1%} of all positions"
-        if parameters := count_parameters(record.folder / "model"):
-            rows[f"{prefix}Parameters"] = f"{parameters:,}"
+    if record.train:
+        last = record.train[-1]
+        rows["Training"] = f"{last['step']:,} steps, {quantity(last['tokens'])} tokens, {duration(last['seconds'])}"
+    if padding := _numbers(record.train, "padding"):
+        rows["Padding"] = f"{sum(padding) / len(padding):.1%} of all positions"
+    if parameters := count_parameters(record.folder / "model"):
+        rows["Parameters"] = f"{parameters:,}"
     return rows
+
+
+def _numbers(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    """The values of a key, where it is a number."""
+    return [line[key] for line in lines if is_number(line.get(key))]
 
 
 def quantity(number: float) -> str:
     """``4.9 M``, ``20.4 k``, ``950``."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
+        if number >= 0.9995 * size:  # what three digits would round up to it
             return f"{number / size:.3g} {unit}"
     return f"{number:.3g}"
 
 
 def duration(seconds: float) -> str:
     """``45 s``, ``4 min 5 s``, ``2 h 10 min``, ``3.5 days``."""
-    if seconds < 60:
+    if round(seconds) < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
@@ -247,8 +277,14 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
-def _side_by_side(records: Sequence[RunRecord]) -> dict[str, str]:
-    return {f"{r.name}: {name}": value for r in records for name, value in provenance(r).items()}
+def _side_by_side(tables: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """The tables of several runs as one: what is the same in all of them once, else a row for each run."""
+    found: dict[str, str] = {}
+    for row in dict.fromkeys(row for table in tables.values() for row in table):
+        values = {run: table[row] for run, table in tables.items() if row in table}
+        same = len(values) == len(tables) and len(set(values.values())) == 1
+        found |= {row: next(iter(values.values()))} if same else {f"{row}, {run}": values[run] for run in values}
+    return found
 
 
 def _words(key: str) -> str:

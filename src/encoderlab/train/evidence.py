@@ -134,12 +134,15 @@ def read_lines(path: Path) -> list[Line]:
         DataError: another line is broken.
     """
     whole, newline, cut = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
-    lines = []
+    lines: list[Line] = []
     for number, text in enumerate(whole.split("\n") if newline else [], 1):
         try:
-            lines.append(json.loads(text))
+            line = json.loads(text)
         except ValueError:
-            raise DataError(f"{path}:{number}: not a JSON object; restore the file or resume the run") from None
+            line = None
+        if not isinstance(line, dict):
+            raise DataError(f"{path}:{number}: not a JSON object; restore the file or resume the run")
+        lines.append(line)
     if cut:
         log.warning("%s: its last line is cut and left out; resume the run to write it again", path)
     return lines

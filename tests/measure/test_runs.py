@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.measure import runs
+from encoderlab.measure.report import render
+
+
+def line(step: int, loss: float | None, split: str = "train", **more) -> dict:
+    return {
+        "split": split,
+        "step": step,
+        "tokens": 1000 * step,
+        "seconds": 0.5 * step,
+        "loss": loss,
+        "losses": {"mlm": loss},
+        "accuracy": {"mlm": None if loss is None else 0.1},
+        "bits_per_byte": {"mlm": loss and loss / 3},
+        **more,
+    }
+
+
+def folder(place: Path, *lines: dict, vocab: int = 8000, command: tuple[str, ...] = ("encoderlab", "pretrain")) -> Path:
+    place.mkdir(parents=True)
+    recipe = {"name": "bert-mini", "seed": 1, "model": {"encoder": {"vocab": vocab, "layers": 4, "width": 256}}}
+    (place / "recipe.json").write_text(json.dumps(recipe))
+    (place / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    (place / "provenance.json").write_text(json.dumps({"sessions": [{"command": command, "started": place.name}]}))
+    return place
+
+
+def test_a_last_line_that_was_cut_is_left_out(tmp_path, caplog):
+    run = folder(tmp_path / "run", line(1, 9.0), line(2, 8.0))
+    path = run / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-10])
+    assert [one["step"] for one in runs.read_run(run).train] == [1]
+    assert "its last line is cut and left out" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["{\n", "7\n"])
+def test_another_broken_line_is_named(tmp_path, text):
+    run = folder(tmp_path / "run")
+    (run / "metrics.jsonl").write_text(text)
+    with pytest.raises(DataError, match="metrics.jsonl:1: not a JSON object"):
+        runs.read_run(run)
+
+
+def test_a_run_that_diverged_has_a_page(tmp_path):
+    """Metrics hold null where there was no finite number."""
+    lines = line(1, None), line(1, None, "valid"), {"split": "diverged", "step": 1, "tokens": 1000, "lr": 1.0}
+    page = runs.report([folder(tmp_path / "run", *lines)])
+    render(page)
+    assert page.verdict == (
+        "bert-mini read 1 k tokens in 0 s. bert-mini diverged after step 1: its gradient was no number."
+    )
+    assert [label for label, _, _ in page.tiles] == ["Tokens read", "Time"]
+    at_once = runs.report([folder(tmp_path / "other", lines[2])])
+    assert at_once.verdict.startswith("bert-mini diverged after step 1")
+
+
+def test_one_line_is_enough(tmp_path):
+    page = runs.report([folder(tmp_path / "run", line(1, 9.0))])
+    assert "bert-mini read 1 k tokens" in page.verdict and ("Loss", "9.00 → 9.00", "nats per guess") in page.tiles
+
+
+def test_runs_are_told_apart_by_their_folders(tmp_path):
+    places = [
+        folder(tmp_path / name / "run", line(1, loss), line(1, loss, "valid"))
+        for name, loss in (("a", 9.0), ("b", 8.0), ("c", 7.0))
+    ]
+    page = runs.report(places)
+    assert page.verdict == "3 runs. Fewest bits per byte on held-out text: c/run, 2.333."
+    assert [run.name for run in page.runs] == list(page.compared) == ["a/run", "b/run", "c/run"]
+    assert page.costs == {"Training": "1 steps, 1 k tokens, 0 s"}  # what is the same in all stands once
+    other = folder(tmp_path / "d" / "run", line(1, 9.0), line(2, 9.0))
+    assert runs.report([places[0], other]).costs == {
+        "Training, a/run": "1 steps, 1 k tokens, 0 s",
+        "Training, d/run": "2 steps, 2 k tokens, 1 s",
+    }
+    assert "c/run" in render(page)
+    with pytest.raises(ConfigError, match="given twice"):
+        runs.report([places[0], places[1], places[0] / ".." / "run"])
+
+
+def test_losses_are_compared_with_guessing_where_the_vocabulary_is_one(tmp_path):
+    one, two = folder(tmp_path / "a", line(1, 9.0)), folder(tmp_path / "b", line(1, 9.0), vocab=500)
+    (metric,) = [metric for metric in runs.report([one]).metrics if metric.key == "losses.mlm"]
+    assert metric.references == (("uniform guess: ln 8,000", math.log(8000)),)
+    assert not any(metric.references for metric in runs.report([one, two]).metrics)
+
+
+def test_what_is_only_counted_has_no_loss(tmp_path):
+    counted = line(1, 9.0, losses={"mlm": 9.0, "replaced": 0.0}, accuracy={"mlm": 0.1, "replaced": 0.9})
+    labels = [metric.label for metric in runs.report([folder(tmp_path / "run", counted)]).metrics]
+    assert labels == ["Loss", "MLM accuracy", "Replaced share", "Bits per byte"]
+
+
+def test_the_command_can_be_run_again(tmp_path):
+    words = ("__main__.py", "pretrain", "bert-mini", "--set", "phases=[{length: 64}]", "--corpus", "my notes")
+    page = runs.report([folder(tmp_path / "run", command=words)])
+    assert page.commands == ["encoderlab pretrain bert-mini --set 'phases=[{length: 64}]' --corpus 'my notes'"]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (0, "0"),
+        (950, "950"),
+        (999.6, "1 k"),
+        (20_437, "20.4 k"),
+        (999_900, "1 M"),
+        (999.4e6, "999 M"),
+        (3.3e9, "3.3 B"),
+    ],
+)
+def test_quantities_have_three_digits(number, words):
+    assert runs.quantity(number) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(45, "45 s"), (59.7, "1 min"), (245, "4 min 5 s"), (3599.9, "1 h"), (7800, "2 h 10 min"), (302_400, "3.5 days")],
+)
+def test_durations(seconds, words):
+    assert runs.duration(seconds) == words
