@@ -89,6 +89,16 @@ def test_a_text_is_encoded_the_same_alone_and_among_others(pooling: Any, tokeniz
     assert model.encode([], pooling=pooling).shape == (0, 16)
 
 
+def test_texts_are_encoded_in_parts(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held at a time is one part, however many texts there are."""
+    monkeypatch.setattr(inference, "PART", 2)
+    model = build("bert-tiny", tokenizer=tokenizer, **TINY)
+    read: list[str] = []
+    parts = inference.encode_parts(model, (read.append(text) or text for text in [*TEXTS, "Ships."]))
+    assert len(next(parts)) == 2 and len(read) == 2
+    assert [len(part) for part in parts] == [2, 1] and len(read) == 5
+
+
 def test_filled_texts_are_readable(tokenizer: Tokenizer) -> None:
     model = build("bert-tiny", tokenizer=tokenizer, **TINY)
     first, second = model.fill_mask("The [MASK] carry [MASK].", top=tokenizer.vocab_size)
@@ -128,6 +138,7 @@ def test_texts_that_are_cut_are_counted(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inference, "LONGEST", 32)
+    monkeypatch.setattr(inference, "PART", 2)  # counted over all parts
     model = build("bert-tiny", tokenizer=tokenizer, **TINY)
     with caplog.at_level("WARNING", "encoderlab"):
         model.encode(["the " * 30])

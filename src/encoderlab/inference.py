@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, get_args
 
 import numpy as np
@@ -28,6 +29,7 @@ Pooling = Literal["mean", "first", "last"]
 _CHINESE = "[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]"  # characters and punctuation
 _CHINESE_GAP = re.compile(f"(?<={_CHINESE}) (?={_CHINESE})")
 LONGEST = 512
+PART = 8192  # texts that are held at a time
 BATCH_TOKENS = 4096  # of one forward pass; large enough to keep a processor busy, small enough for its cache
 
 
@@ -91,7 +93,6 @@ def limit(model: Model) -> int:
     return min(LONGEST, model.config.encoder.max_length or LONGEST)
 
 
-@torch.inference_mode()
 def encode(model: Model, texts: Sequence[str], *, pooling: Pooling = "mean") -> np.ndarray:
     """One vector per text, (n, D) float32.
 
@@ -105,19 +106,38 @@ def encode(model: Model, texts: Sequence[str], *, pooling: Pooling = "mean") -> 
     Raises:
         ConfigError: another ``pooling``, or a model without tokenizer.
     """
+    out = np.empty((len(texts), model.config.encoder.width), np.float32)
+    done = 0
+    for vectors in encode_parts(model, texts, pooling=pooling):
+        out[done : done + len(vectors)] = vectors
+        done += len(vectors)
+    return out
+
+
+@torch.inference_mode()
+def encode_parts(model: Model, texts: Iterable[str], *, pooling: Pooling = "mean") -> Iterator[np.ndarray]:
+    """As :func:`encode`, for texts that are too many to hold: the vectors of :data:`PART` texts at a time."""
     if pooling not in get_args(Pooling):
         raise ConfigError(f"pooling {pooling!r} is unknown; choose mean, first or last")
     kernels.keep_memory()
     tokenizer = tokenizer_of(model)
     longest = limit(model)
-    encodings = tokenizer.encode_batch(texts)
     room = tokenizer.spans(longest, max_length=longest).a
-    if cut := sum(len(encoding) > room for encoding in encodings):
-        log.warning("%d of %d texts are longer than %d tokens: only their beginning is read", cut, len(texts), room)
-    framed = [tokenizer.frame(encoding.ids, max_length=longest) for encoding in encodings]
-    out = np.zeros((len(texts), model.config.encoder.width), np.float32)
     model.eval()
-    for rows in batches(tokenizer, framed):
+    left, cut, number = iter(texts), 0, 0
+    while part := list(islice(left, PART)):
+        encodings = tokenizer.encode_batch(part)
+        cut += sum(len(encoding) > room for encoding in encodings)
+        number += len(part)
+        yield _encode(model, [tokenizer.frame(encoding.ids, max_length=longest) for encoding in encodings], pooling)
+    if cut:
+        log.warning("%d of %d texts are longer than %d tokens: only their beginning is read", cut, number, room)
+
+
+def _encode(model: Model, framed: Sequence[tuple[np.ndarray, np.ndarray]], pooling: Pooling) -> np.ndarray:
+    """The vectors of framed texts, (n, D) float32."""
+    out = np.empty((len(framed), model.config.encoder.width), np.float32)
+    for rows in batches(tokenizer_of(model), framed):
         rows = _to(rows, model)
         last = model.encoder(rows.ids, doc=rows.doc, segments=rows.segments).last.float()
         real = rows.doc >= 0

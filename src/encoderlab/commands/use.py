@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,12 +16,12 @@ from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from encoderlab.model import Model
     from encoderlab.tasks.base import Example, Split, Task
     from encoderlab.tasks.infer import Given
     from encoderlab.tasks.predict import Predictor
-
-CHUNK = 8192  # texts held at a time
 
 
 def evaluate(
@@ -53,7 +53,7 @@ def evaluate(
     data
         A labelled file, or the name of a benchmark whose files are in the folder of --data.
     split
-        Of a benchmark: train, dev, test, ...
+        Of a benchmark: train, dev, test, ... A file that is given itself as test may be without labels.
     folder
         Folder with the benchmark's files.
     ensemble
@@ -80,7 +80,7 @@ def evaluate(
     own = members[0].form.task
     if Path(data).is_file():
         task = _task_of_file(Path(data), own, Given(form=own.form, text=text, pair=pair, label=label))
-        part = task.read([Path(data)], "dev")
+        part = task.read([Path(data)], split)
     else:
         task = _fitted(suites.task(data), own)
         if folder is None:
@@ -257,30 +257,46 @@ def encode(
     """
     import numpy as np
 
-    from encoderlab.files import replace_file
+    from encoderlab.inference import encode_parts
 
     if (file is None) == (not texts):
         raise ConfigError("encode takes either texts or --file FILE (one text per line)")
     network = _load(model)
     lines = iter(texts or ()) if file is None else _lines(file)
-    chunks, count = [], 0
-    while chunk := list(islice(lines, CHUNK)):
-        chunks.append(network.encode(chunk, pooling=pooling))
-        count += len(chunk)
-        if file is not None:
-            note(f"{count:,} texts encoded")
-    if not count:
+    if (first := next(lines, None)) is None:
         raise DataError(f"{file}: holds no text; give a file with one text per line")
-    vectors = np.concatenate(chunks)
+    parts = encode_parts(network, chain([first], lines), pooling=pooling)
+    width = network.config.encoder.width
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(out) as target:
-            np.save(target, vectors, allow_pickle=False)
-        say(f"{count:,} vectors of {vectors.shape[1]} numbers written to {out}")
-        return {"model": model, "texts": count, "width": vectors.shape[1], "out": out}
+        count = _write_vectors(out, parts, width)
+        say(f"{count:,} vectors of {width} numbers written to {out}")
+        return {"model": model, "texts": count, "width": width, "out": out}
+    vectors = np.concatenate(list(parts))
     for vector in vectors:
         say(" ".join(f"{number:.6g}" for number in vector))
-    return {"model": model, "texts": count, "width": vectors.shape[1], "vectors": vectors}
+    return {"model": model, "texts": len(vectors), "width": width, "vectors": vectors}
+
+
+def _write_vectors(out: Path, parts: Iterator[np.ndarray], width: int) -> int:
+    """Write parts of an array as one NumPy file; returns how many rows it has. Its header comes first and says how many
+    they are, in room that is kept for that, so it is written twice.
+    """
+    import numpy as np
+
+    from encoderlab.files import replace_file
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with progress("encode") as show, replace_file(out) as file:
+        header = {"descr": "<f4", "fortran_order": False}
+        np.lib.format.write_array_header_1_0(file, header | {"shape": (0, width)})
+        count = 0
+        for part in parts:
+            file.write(part.astype("<f4", copy=False).tobytes())
+            count += len(part)
+            show("texts", count, None)
+        file.seek(0)
+        np.lib.format.write_array_header_1_0(file, header | {"shape": (count, width)})
+    return count
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -288,7 +304,10 @@ def _lines(path: Path) -> Iterator[str]:
     from encoderlab.tasks.tables import RECORDS, lines, suffix
 
     if str(path) == "-":
-        yield from (line.rstrip("\n") for line in sys.stdin)
+        try:
+            yield from (line.rstrip("\r\n") for line in sys.stdin)
+        except UnicodeDecodeError as error:
+            raise DataError(f"standard input: text that is not UTF-8 ({error.reason}); convert it with iconv") from None
         return
     if suffix(path) in RECORDS:
         raise DataError(f"{path}: is a table; give a file with one text per line")
@@ -408,7 +427,7 @@ def _predict_file(
     from encoderlab.tasks.base import Remarks
     from encoderlab.tasks.infer import Given
     from encoderlab.tasks.predict import predict_file
-    from encoderlab.tasks.readers import Columns
+    from encoderlab.tasks.readers import Columns, Options
     from encoderlab.tasks.tables import columns, suffix
 
     own = predictor.form.task
@@ -418,7 +437,8 @@ def _predict_file(
     else:
         task = _task_of_file(path, own, Given(form=own.form, text=text, pair=pair))
     # Every row is predicted, whatever its label is.
-    layouts = tuple(replace(one, label=None) if isinstance(one, Columns) else one for one in task.layouts)
+    unread = {Columns: {"label": None}, Options: {"answer": None}}
+    layouts = tuple(replace(one, **unread.get(type(one), {})) for one in task.layouts)
     task = replace(task, layouts=layouts, labels=None, dropped=())
     remarks, done = Remarks(path), 0
     with tempfile.TemporaryDirectory() as folder:
