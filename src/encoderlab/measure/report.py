@@ -176,8 +176,7 @@ def render(report: Report) -> str:
 <button class="theme" aria-label="Switch between light and dark">{_THEME_ICON}</button>
 <h1>{escape(report.title)}</h1>
 <p class="lede">{escape(report.verdict)}</p>
-<div class="tiles">{"".join(_tile(*tile) for tile in report.tiles)}</div>
-{_comparison(report.compared)}
+{_tiles(report.tiles)}{_comparison(report.compared)}
 </header>
 {bodies}
 <footer class="small"><span>Written by encoderlab. This file is complete: it loads nothing from anywhere.</span>
@@ -199,6 +198,10 @@ _THEME_ICON = (
     '<svg viewBox="0 0 20 20" aria-hidden="true"><circle cx="10" cy="10" r="7.2" fill="none" stroke="currentColor" '
     'stroke-width="1.6"/><path d="M10 2.8a7.2 7.2 0 0 1 0 14.4z" fill="currentColor"/></svg>'
 )
+
+
+def _tiles(tiles: Sequence[Tile]) -> str:
+    return f'<div class="tiles">{"".join(_tile(*tile) for tile in tiles)}</div>' if tiles else ""
 
 
 def _tile(label: str, value: str, detail: str) -> str:
@@ -307,7 +310,7 @@ def _task(task: TaskScores) -> str:
     for method in task.methods:
         middle, half = interval(method.scores)
         ours -= method.ours
-        hue = f"var(--series-{ours % 5})" if method.ours else "var(--muted)"
+        hue = f"var(--series-{ours % 10})" if method.ours else "var(--muted)"
         seeds = (
             "".join(f'<i class="seed" style="left:{at(score)}"></i>' for score in method.scores)
             if len(method.scores) > 1

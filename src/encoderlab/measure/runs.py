@@ -161,14 +161,14 @@ def report(folders: Sequence[Path], *, counts: np.ndarray | None = None, title: 
     several, every = len(records) > 1, list(records.values())
     commands = [record.sessions[0]["command"] for record in every if record.sessions]
     return Report(
-        title=title or ("Runs " if several else "Run ") + ", ".join(records),
+        title=title or (f"{len(records)} runs compared" if several else f"Run {next(iter(records))}"),
         verdict=comparison(records) if several else outcome(every[0]),
         tiles=[] if several else tiles(every[0]),
-        compared={name: tiles(record) for name, record in records.items()} if several else {},
+        compared={name: [*tiles(record), *further(record)] for name, record in records.items()} if several else {},
         runs=[Run(name=name, train=record.train, valid=record.valid) for name, record in records.items()],
         metrics=metrics(every, references(every, counts)),
         strips=strips(every),
-        costs=_side_by_side({name: costs(record) for name, record in records.items()}),
+        costs={} if several else costs(every[0]),
         provenance=_side_by_side({name: provenance(record) for name, record in records.items()}),
         commands=[shlex.join(["encoderlab" if at == "__main__.py" else at, *words]) for at, *words in commands],
     )
@@ -194,11 +194,11 @@ def comparison(records: Mapping[str, RunRecord]) -> str:
     """Which run of one objective stands best on held-out text, by the bits per byte, as these do not depend on the
     tokenizer. Runs that diverged are named.
     """
-    words = f"{len(records)} runs."
-    ends = {name: _numbers(record.valid, f"bits_per_byte.{record.term}")[-1:] for name, record in records.items()}
-    if all(ends.values()) and len({record.term for record in records.values()}) == 1:
+    words = "Their losses on held-out text are of different kinds, or missing: nothing to rank them by."
+    ends = {name: held[-1] for name, record in records.items() if (held := _bits(record))}
+    if len(ends) > 1 and len({records[name].term for name in ends}) == 1:
         best = min(ends, key=lambda name: ends[name])
-        words += f" Fewest bits per byte on held-out text: {best}, {ends[best][0]:.3f}."
+        words = f"{best} needs the fewest bits per byte of held-out text: {ends[best]:.3f}."
     failed = [name for name, record in records.items() if record.diverged is not None]
     return words + (f" Diverged: {', '.join(failed)}." if failed else "")
 
@@ -226,7 +226,8 @@ def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
         found.append(("Right guesses", f"{begin}{shares[-1]:.1%}", "on held-out text"))
     losses, held = (_numbers(lines, f"losses.{record.term}") for lines in (record.train, record.valid))
     if losses:
-        found.append(("Loss", f"{losses[0]:.2f} → {(held or losses)[-1]:.2f}", "nats per guess"))
+        begin = f"{losses[0]:.2f} → " if held or len(losses) > 1 else ""
+        found.append(("Loss", f"{begin}{(held or losses)[-1]:.2f}", "nats per guess"))
     if parameters := count_parameters(record.folder / "model"):
         encoder = record.recipe.get("model", {}).get("encoder", {})
         found.append(("Parameters", quantity(parameters), f"{encoder.get('layers')} layers × {encoder.get('width')}"))
@@ -236,6 +237,17 @@ def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
         speed = last["tokens"] / last["seconds"] if last.get("seconds") else 0
         found.append(("Time", duration(last["seconds"]), f"{quantity(speed)} tokens per second"))
     return found
+
+
+def further(record: RunRecord) -> list[tuple[str, str, str]]:
+    """What beside its :func:`tiles` a run is compared by."""
+    steps = [("Steps", f"{record.train[-1]['step']:,}", "")] if record.train else []
+    held = _bits(record)
+    return steps + ([("Bits per byte", f"{held[-1]:.3f}", "on held-out text")] if held else [])
+
+
+def _bits(record: RunRecord) -> list[float]:
+    return _numbers(record.valid, f"bits_per_byte.{record.term}")
 
 
 def costs(record: RunRecord) -> dict[str, str]:

@@ -22,10 +22,11 @@ function short(value) {
   return value.toExponential(1).replace(".0e", "e");
 }
 function clock(seconds) {
-  if (seconds < 60) return `${trim(seconds.toFixed(seconds < 10 ? 1 : 0))} s`;
-  if (seconds < 3600) { const rest = Math.round(seconds % 60); return `${Math.floor(seconds / 60)} min` + (rest ? ` ${rest} s` : ""); }
-  const minutes = Math.round(seconds % 3600 / 60);
-  return `${Math.floor(seconds / 3600)} h` + (minutes ? ` ${minutes} min` : "");
+  if (seconds < 9.95) return `${trim(seconds.toFixed(1))} s`;
+  const whole = Math.round(seconds), minutes = Math.round(seconds / 60);
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min` + (whole % 60 ? ` ${whole % 60} s` : "");
+  return `${Math.floor(minutes / 60)} h` + (minutes % 60 ? ` ${minutes % 60} min` : "");
 }
 const percent = (value) => `${trim((100 * value).toFixed(1))}%`;
 const write = { number: short, time: clock, percent };
@@ -39,6 +40,14 @@ function ticks(low, high, count, kind) {
   const found = [];
   for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-6; at += step) found.push(Math.abs(at) < step * 1e-9 ? 0 : at);
   return found;
+}
+
+function logTicks(low, high) {
+  for (const digits of [[1], [1, 3], [1, 2, 5]]) {
+    const found = Array.from({ length: 16 }, (_, power) => digits.map((digit) => digit * Math.pow(10, power))).flat();
+    const inside = found.filter((tick) => tick >= low && tick <= high);
+    if (inside.length > 2 || digits.length === 3) return inside;
+  }
 }
 
 /* ---------- one line chart; spec: {x, y, yKind, xKind, series: [{name, color, xs, ys, style}], references, height} ---------- */
@@ -63,7 +72,8 @@ function draw(holder, spec) {
   if (!all.length) { make("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, svg, "nothing recorded"); return; }
   const ys = all.flatMap((series) => series.ys), xs = all.flatMap((series) => series.xs);
   let low = Math.min(...ys), high = all.some((series) => series.style === "raw") ? Math.max(quantile(ys, 0.995), ...all.filter((s) => s.style !== "raw").flatMap((s) => s.ys)) : Math.max(...ys);
-  const inside = (spec.references || []).filter((reference) => reference.value <= high + 0.35 * (high - low) && reference.value >= low - 0.35 * (high - low));
+  const reach = 0.35 * (high - low || 1);
+  const inside = (spec.references || []).filter((reference) => reference.value <= high + reach && reference.value >= low - reach);
   for (const reference of inside) { low = Math.min(low, reference.value); high = Math.max(high, reference.value); }
   if (spec.fromZero) low = Math.min(0, low);
   const room = (high - low || Math.abs(high) || 1) * 0.06;
@@ -73,7 +83,7 @@ function draw(holder, spec) {
   const power = Math.floor(Math.log10(Math.max(Math.abs(low), Math.abs(high))));
   const yWrite = (value) => value && power < -2 ? `${trim((value / 10 ** power).toFixed(2))}e${power}` : write[spec.yKind](value);
   const margin = { left: 12 + 7.2 * Math.max(...yTicks.map((tick) => yWrite(tick).length)), right: 12, top: 8, bottom: 24 };
-  const logX = spec.log && Math.min(...xs) >= 0 && spec.xKind !== "time";
+  const logX = spec.log && Math.max(...xs) > 0 && spec.xKind !== "time";
   const firstX = logX ? Math.min(...xs.filter((value) => value > 0)) : Math.min(0, ...xs), lastX = Math.max(...xs);
   const place = logX ? (value) => Math.log(Math.max(value, firstX) / firstX) / (Math.log(lastX / firstX) || 1) : (value) => (value - firstX) / (lastX - firstX || 1);
   const px = (value) => margin.left + place(value) * (width - margin.left - margin.right);
@@ -83,7 +93,7 @@ function draw(holder, spec) {
     make("text", { x: margin.left - 8, y: py(tick) + 4, "text-anchor": "end" }, svg, yWrite(tick));
   }
   const xTicks = logX
-    ? Array.from({ length: 14 }, (_, power) => Math.pow(10, power)).filter((tick) => tick >= firstX && tick <= lastX)
+    ? logTicks(firstX, lastX)
     : ticks(firstX, lastX, Math.max(2, Math.floor(width / 84)), spec.xKind);
   for (const tick of xTicks) {
     make("line", { class: "axis", x1: px(tick), x2: px(tick), y1: height - margin.bottom, y2: height - margin.bottom + 4 }, svg);
@@ -102,6 +112,8 @@ function draw(holder, spec) {
     const points = series.xs.map((value, at) => `${px(value).toFixed(1)} ${py(series.ys[at]).toFixed(1)}`);
     if (series.style !== "dots" || points.length > 1)
       make("path", { d: `M${points.join("L")}`, stroke: series.color, "stroke-width": series.style === "raw" ? 1 : 2, opacity: series.style === "raw" ? 0.4 : 1, "stroke-dasharray": series.style === "dots" ? "1 5" : "none" }, lines);
+    if (series.style === "line" && points.length === 1)
+      make("circle", { cx: px(series.xs[0]), cy: py(series.ys[0]), r: 3, fill: series.color }, lines);
     if (series.style === "dots" && points.length <= 60)
       series.xs.forEach((value, at) => make("circle", { cx: px(value), cy: py(series.ys[at]), r: 3.6, fill: "var(--panel)", stroke: series.color, "stroke-width": 2 }, lines));
   }
@@ -143,7 +155,7 @@ function readout(holder, svg, spec, series, { px, py, margin, width, height }) {
 }
 
 /* ---------- the charts of this page ---------- */
-const color = (place) => `var(--series-${place % 5})`;
+const color = (place) => `var(--series-${place % 10})`;
 const axes = { tokens: { xKind: "number", xUnit: "tokens" }, time: { xKind: "time", xUnit: "" } };
 const state = { metric: data.metrics[0]?.key, log: false };
 function column(rows, x, y) {
@@ -155,9 +167,10 @@ function seriesOf(key, x) {
   data.runs.forEach((run, place) => {
     const several = data.runs.length > 1 ? `${run.name}, ` : "", hue = color(place);
     const raw = column(run.train, x, key), smooth = column(run.train, x, `${key}~`), valid = column(run.valid, x, key);
-    if (smooth.xs.length) { found.push({ name: "raw", color: hue, style: "raw", ...raw }, { name: `${several}training`, color: hue, style: "line", ...smooth }); }
-    else if (raw.xs.length) found.push({ name: `${several}training`, color: hue, style: "line", ...raw });
-    if (valid.xs.length) found.push({ name: `${several}validation`, color: data.runs.length > 1 ? hue : color(1), style: "dots", ...valid });
+    const add = (name, style, points, shade = hue) => points.xs.length && found.push({ run: run.name, name: several + name, color: shade, style, ...points });
+    if (smooth.xs.length) add("raw", "raw", raw);
+    add("training", "line", smooth.xs.length ? smooth : raw);
+    add("validation", "dots", valid, several ? hue : color(1));
   });
   return found;
 }
@@ -172,7 +185,10 @@ function drawAll() {
     });
   }
   const legend = document.querySelector("#curve-legend");
-  if (legend) legend.replaceChildren(...seriesOf(state.metric, "tokens").filter((one) => one.style !== "raw").map((one) => {
+  let shown = seriesOf(state.metric, "tokens").filter((one) => one.style !== "raw");
+  if (data.runs.length > 1)  // a run has one entry, as its curves have one colour
+    shown = shown.filter((one, place) => shown.findIndex((other) => other.run === one.run) === place).map((one) => ({ ...one, name: one.run }));
+  if (legend) legend.replaceChildren(...shown.map((one) => {
     const item = document.createElement("span"), key = make("svg", { viewBox: "0 0 20 10", "aria-hidden": "true" });
     make("line", { x1: 0, x2: 20, y1: 5, y2: 5, stroke: one.color, "stroke-width": 2, "stroke-dasharray": one.style === "dots" ? "1 5" : "none", "stroke-linecap": "round" }, key);
     if (one.style === "dots") make("circle", { cx: 10, cy: 5, r: 3.6, fill: "var(--panel)", stroke: one.color, "stroke-width": 2 }, key);
