@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from encoderlab.errors import ConfigError
+from encoderlab.models import FAMILIES
 from encoderlab.tasks import features
 from encoderlab.tasks.features import Frozen, FrozenForm, Store
 from encoderlab.tasks.finetune import Recipe, completed, finetune
 from encoderlab.tasks.form import FormSettings
-from encoderlab.tasks.objective import form_of
+from encoderlab.tasks.objective import TaskObjective, form_of
+from encoderlab.tasks.rows import pack
 from encoderlab.train.optim import AdamW
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
@@ -73,6 +75,18 @@ def test_activations_are_computed_once(tmp_path, monkeypatch):
     assert np.array_equal(again.store.read(first[3].sequences[0].ids), again.store.read(second[3].sequences[0].ids))
     assert second[0].sequences[0].ids[0] > first[-1].sequences[0].ids[-1]
     assert len(list(tmp_path.glob("*.npy"))) == 1
+
+
+def test_sentences_of_a_packed_row_are_read_alone(tmp_path):
+    frozen, _, splits = store_of(tmp_path)
+    items = frozen.items(splits["train"].examples)
+    small = features.FrozenModel(frozen.store, LSTM, frozen.head(FAMILIES["bert"], model()), frozen.head_labels(), 1)
+    losses = [
+        TaskObjective(small, frozen)(pack(items, pad=0, room=64, mode=mode))[0]["tagging"]
+        for mode in ("packed", "dynamic")
+    ]
+    assert losses[0].count == losses[1].count
+    torch.testing.assert_close(losses[0].sum, losses[1].sum)
 
 
 def test_layers_and_forms_that_do_not_fit_are_refused(tmp_path):

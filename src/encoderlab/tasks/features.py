@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
@@ -138,7 +138,7 @@ class FrozenEncoder(nn.Module):
     def forward(
         self, ids: Tensor, *, doc: Tensor, segments: Tensor | None = None, noise: Noise | None = None
     ) -> States:
-        """ids (B, L) rows of the store, doc (B, L) -> one layer (B, L, width)."""
+        """ids (B, L) rows of the store, doc (B, L) -> one layer (B, L, width). Sequences of a row are read apart."""
         real = doc >= 0
         device = next(self.parameters()).device if any(True for _ in self.parameters()) else ids.device
         vectors = torch.from_numpy(self.store.read(ids[real].cpu().numpy())).to(device)
@@ -146,11 +146,13 @@ class FrozenEncoder(nn.Module):
             vectors = self.scale * torch.einsum("n,snd->sd", self.mix.softmax(0), vectors)
         else:
             vectors = vectors.flatten(1)
-        x = vectors.new_zeros(*ids.shape, vectors.shape[-1]).masked_scatter(real[..., None], vectors)
         if self.lstm is not None:
-            lengths = real.sum(1).cpu()
-            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-            x = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=ids.shape[1])[0]
+            docs = doc[real] + (doc.amax() + 1) * real.nonzero()[:, 0]  # a number of its own for each sequence
+            lengths = torch.unique_consecutive(docs, return_counts=True)[1].tolist()
+            texts = pack_sequence(vectors.split(lengths), enforce_sorted=False)
+            read, _ = pad_packed_sequence(self.lstm(texts)[0], batch_first=True)
+            vectors = torch.cat([x[:length] for x, length in zip(read, lengths, strict=True)])
+        x = vectors.new_zeros(*ids.shape, vectors.shape[-1]).masked_scatter(real[..., None], vectors)
         return States((x,), None)  # type: ignore[arg-type]
 
     @staticmethod
