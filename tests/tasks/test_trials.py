@@ -8,8 +8,9 @@ import pytest
 from encoderlab.errors import Diverged
 from encoderlab.tasks import suites, trials
 from encoderlab.tasks.baselines import baselines
+from encoderlab.tasks.classify import Classify
 from encoderlab.tasks.finetune import Recipe, remarks_of
-from encoderlab.tasks.form import FormSettings
+from encoderlab.tasks.form import FormSettings, Predictions
 from encoderlab.tasks.protocol import Protocol
 from encoderlab.tasks.trials import baseline_rows, rows, run, summary, table, usable_splits
 from encoderlab.train.optim import AdamW
@@ -61,11 +62,16 @@ def test_seeds_that_fail_are_marked_and_counted(tmp_path, monkeypatch):
         run(QUICK, model(), found, splits, tmp_path / "other")
 
 
-def test_a_run_that_predicts_one_label_counts_as_failed(tmp_path):
-    found, splits = data("single", train=32, dev=16)
-    hopeless = replace(QUICK, seeds=1, recipe=replace(QUICK.recipe, epochs=1, optim=AdamW(lr=1e-9)))
-    outcome = run(hopeless, model(), found, splits, tmp_path / "out")
-    assert "one label" in outcome.record["seeds"]["1"].get("failed", "one label")
+@pytest.mark.parametrize(("labels", "failed"), [(("red", "blue"), True), (("red", "red"), False)])
+def test_a_run_that_predicts_one_label_of_several_counts_as_failed(tmp_path, monkeypatch, labels, failed):
+    found, splits = data("single", train=32, dev=2)
+    dev = [replace(example, label=label) for example, label in zip(splits["dev"].examples, labels, strict=True)]
+    splits = splits | {"dev": replace(splits["dev"], examples=tuple(dev))}
+    said = Predictions(values=["red", "red"], details=[{}, {}])
+    monkeypatch.setattr(Classify, "decode", lambda *_: said)
+    plan = replace(QUICK, seeds=1, recipe=replace(QUICK.recipe, epochs=1))
+    outcome = run(plan, model(), found, splits, tmp_path / "out")
+    assert ("failed" in outcome.record["seeds"]["1"]) == failed
 
 
 def test_a_benchmark_without_a_development_file_says_what_it_is_scored_on(tmp_path):

@@ -83,7 +83,7 @@ def run(
 
     encodings = Encodings()
     search: list[dict[str, Any]] = []
-    chosen: Mapping[str, Any] = {}
+    chosen: Mapping[str, Any] = points[0]
     if len(points) > 1:
         seen = {name: splits[name] for name in ("train", "dev")}
         for point in points:
@@ -94,8 +94,6 @@ def run(
         if not usable:
             raise Diverged(f"{task.name}: every point of the grid failed; lower the rates")
         chosen = max(usable, key=lambda entry: statistics.median(entry["dev"]))["point"]
-    elif points:
-        chosen = points[0]
     attempts = {base.seed + i: attempt(chosen, base.seed + i, splits) for i in range(protocol.seeds)}
     runs = [found for found in attempts.values() if isinstance(found, Result)]
     if not runs:
@@ -110,7 +108,7 @@ def run(
         "search": search,
         "chosen": dict(chosen),
         "selection": f"{base.select} by {task.metric} of dev",
-        "seeds": {str(seed): _entry(found, task) for seed, found in attempts.items()},
+        "seeds": {str(seed): _entry(found, task, splits["dev"]) for seed, found in attempts.items()},
         "scores": _summaries(runs, splits),
         "data": {name: split.sha256 for name, split in splits.items()},
         "examples": {name: len(split) for name, split in splits.items()},
@@ -147,14 +145,15 @@ def folder_name(point: Mapping[str, Any]) -> str:
     return describe(point).replace(" ", ",") or "runs"
 
 
-def _entry(found: Result | str, task: Task) -> dict[str, Any]:
-    """One seed of the record: its scores, or why it failed. A run that predicts one label alone counts as failed,
-    and stays.
+def _entry(found: Result | str, task: Task, dev: Split) -> dict[str, Any]:
+    """One seed of the record: its scores, or why it failed. A run that predicts one label alone, where there are
+    several, counts as failed, and stays.
     """
     if isinstance(found, str):
         return {"failed": found}
     entry: dict[str, Any] = {"scores": found.record["scores"], "best_step": found.record["best_step"]}
-    if task.form == "classification" and _constant(found):
+    several = len({example.label for example in dev.examples}) > 1 if task.form == "classification" else False
+    if several and _constant(found):
         entry["failed"] = "predicts one label for every example"
     return entry
 
