@@ -63,6 +63,18 @@ def test_a_missing_prediction_scores_zero():
     assert answers.squad({"a": ["x"], "b": []}, {})["exact"] == 0
 
 
+def test_trivia_separates_words_at_punctuation():
+    gold = {"a": ["Sunset Blvd", "Sunset Boulevard"], "b": ["Hawai‘i"], "c": ["The_Beatles"]}
+    scores = answers.triviaqa(gold, {"a": "sunset-boulevard", "b": "Hawai i", "c": "Beatles"})
+    assert scores == {"exact": 100, "f1": 100, "total": 3}
+    assert answers.squad(gold, {"a": "sunset-boulevard", "b": "Hawai i", "c": "Beatles"})["exact"] == 0
+    assert answers.triviaqa(gold, {"a": "Sunset Strip"})["f1"] == pytest.approx(100 * 0.5 / 3)
+
+
+def test_a_question_without_a_reference_is_answered_by_nothing():
+    assert answers.cmrc({"1": [], "2": []}, {"1": "", "2": "北京"})["exact"] == 50
+
+
 def test_cmrc_scores():
     gold = {"1": ["北京大学", "北京"], "2": ["2008年8月8日"], "3": ["NBA联盟"]}
     perfect = answers.cmrc(gold, {"1": "北京。", "2": "2008年8月8日", "3": "nba联盟"})

@@ -58,6 +58,23 @@ def test_a_file_is_trained_on_scored_and_predicted(tmp_path, tiny, capsys):
     assert (tmp_path / "more/after-reviews/score.json").exists()
 
 
+def test_further_files_have_the_labels_of_training(tmp_path, tiny, capsys):
+    rows = [f"the {COLOURS[i % 2]} cat {i}" for i in range(40)]
+    files = {"train": [f"{row},{i % 2}" for i, row in enumerate(rows)], "dev": [f"{rows[0]},0.0", "a blue one,1.0"],
+             "test": ["red,-1", "blue,-1"]}  # fmt: skip
+    for name, lines in files.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    words = [tmp_path / "train.csv", "--dev", tmp_path / "dev.csv", "--test", tmp_path / "test.csv"]
+    found = run(capsys, "finetune", *words, "--model", tiny, "--out", tmp_path / "run", "--seeds", 1, "--epochs", 1)
+    record = found["tasks"]["train"]
+    assert record["examples"] == {"train": 40, "dev": 2, "test": 2} and "test" not in record["scores"]
+    assert "dev: 1 of 2 examples stand in the training data too" in record["remarks"]
+    (tmp_path / "dev.csv").write_text("text,label\na,2\n")
+    assert "dev.csv:2: label '2' is none of 0, 1" in refusal(
+        capsys, 3, "finetune", *words, "--model", tiny, "--out", tmp_path / "other"
+    )
+
+
 def test_a_model_made_for_something_else_is_refused(tmp_path, tiny, capsys):
     data, out = reviews(tmp_path / "reviews.csv"), tmp_path / "run"
     run(capsys, "finetune", data, "--model", tiny, "--out", out, "--seeds", 1, "--epochs", 1)

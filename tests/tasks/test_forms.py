@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -168,6 +169,8 @@ def test_options_and_gaps_as_clue_writes_them():
     form = MultipleChoice(task("choice"), tokenizer(further=("[unused1]",)), settings)
     second = form.items([cloze])[0].sequences[1]
     assert shown(second, form.tokenizer) == "[CLS] bob [SEP] one [unused1] cat" + " [MASK]" * 4 + " [SEP]"
+    numbered = replace(cloze, context="one #idiom000001# cat #idiom000002#", gap="#idiom000001#")
+    assert shown(form.items([numbered])[0].sequences[1], form.tokenizer) == shown(second, form.tokenizer)
     assert not second.segments.any()
 
 
@@ -261,7 +264,7 @@ def test_the_windows_of_a_long_passage_take_little_memory():
 
 def test_xlnet_reads_the_passage_first_and_answers_with_the_last_token():
     form = SpanQA(task("span"), XLNET, FormSettings(max_length=24))
-    (window,) = windows(form, Question(id="q", question="where ?", passage="the cat .", answers=()))
+    (window,) = windows(form, Question(id="q", question="where ?", passage="the cat .", answers=()), train=False)
     assert window.ids[-1] == XLNET.special.cls and window.start == 0
     assert window.labels["start"] == len(window) - 1 and window.labels["impossible"] == 1
 

@@ -172,3 +172,9 @@ def test_a_file_without_a_label_column_is_told_so(tmp_path):
     path.write_text("text,rubric\na,x\nb,y\n")
     with pytest.raises(DataError, match=r"t.csv:2: no label; .* no column among 'text', 'rubric' .*--label"):
         task_of(path)[0].read([path], "train")
+
+
+def test_an_empty_file_is_told_so(tmp_path):
+    (tmp_path / "t.csv").touch()
+    with pytest.raises(DataError, match="t.csv: holds no rows with columns"):
+        task_of(tmp_path / "t.csv")

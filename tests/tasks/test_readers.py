@@ -9,7 +9,7 @@ import random
 import pytest
 
 from encoderlab.errors import DataError
-from encoderlab.tasks.base import Answer, Remarks, Task
+from encoderlab.tasks.base import Answer, Remarks, Task, is_unlabelled
 from encoderlab.tasks.readers import Columns, Conll, Squad, WordLists
 from encoderlab.tasks.suites import TASKS, task
 
@@ -175,10 +175,55 @@ def test_idioms_of_clue_have_their_answers_in_another_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "split", "file"),
     [("ax", "test", "AX.tsv"), ("msra", "test", "msra_test_bio.txt"), ("c3", "test", "test1.1.json"),
-     ("c3", "test1.0", "test1.0.json"), ("tnews", "test1.0", "test1.0.json")],
+     ("c3", "test1.0", "test1.0.json"), ("tnews", "test1.0", "test1.0.json"),
+     ("swag", "test", "test-00000-of-00001.parquet"), ("triviaqa", "dev", "squad-wikipedia-dev-4096.json"),
+     ("triviaqa", "train", "train-v1.2.json")],
 )  # fmt: skip
 def test_published_names_are_found(tmp_path, name, split, file):
     assert task(name).find(write(tmp_path / file, "x").parent, split) == [tmp_path / file]
+
+
+def test_of_two_published_forms_of_a_test_file_the_labelled_one_is_read(tmp_path):
+    header = "pair_ID\tsentence_A\tsentence_B"
+    write(tmp_path / "SICK_test.txt", f"{header}\n1\ta\tb\n")
+    judged = f"{header}\trelatedness_score\tentailment_judgment\n1\ta\tb\t3.5\tNEUTRAL\n"
+    write(tmp_path / "SICK_test_annotated.txt", judged)
+    assert [e.label for e in task("sick_relatedness").load(tmp_path, "test").examples] == [3.5]
+
+
+def test_the_test_file_of_stsb_has_a_header_and_no_scores(tmp_path):
+    names = "index genre filename year old_index source1 source2 sentence1 sentence2".split()
+    row = ["0", "news", "MSRvid", "2012test", "0024", "none", "none", "A girl.", "A boy."]
+    path = write(tmp_path / "test.tsv", "\t".join(names) + "\n" + "\t".join(row) + "\n")
+    (example,) = task("stsb").read([path], "test").examples
+    assert (example.text, example.pair, example.label) == ("A girl.", "A boy.", None)
+
+
+def test_hugging_face_s_record_has_empty_answers_where_there_are_none(tmp_path):
+    record = {"passage": "ab cd", "query": "@placeholder x", "entities": ["ab", "cd"], "answers": []}
+    assert is_unlabelled(load(task("record"), jsonl(tmp_path / "test.jsonl", record), "test").examples[0])
+
+
+def wsc(text, *spans):
+    target = {f"span{i}_{key}": span[key == "index"] for i, span in enumerate(spans, 1) for key in ("text", "index")}
+    return {"text": text, "target": target, "label": True, "idx": 0}
+
+
+def test_spans_that_are_misplaced_are_marked_at_the_nearest_whole_words(tmp_path):
+    path = jsonl(tmp_path / "train.jsonl", wsc("Then the man saw Bob when he left.", ("bob", 3), ("he", 5)))
+    split = load(task("wsc"), path)
+    assert split.examples[0].text == "Then the man saw _Bob_ when [he] left."
+    assert "2 rows: a span does not stand where its offset says; the nearest mention is marked" in split.remarks[0]
+    path = jsonl(tmp_path / "train.jsonl", wsc("He left.", ("Ann", 1), ("He", 0)))
+    split = load(task("wsc"), path)
+    assert split.examples[0].text == "[He] left." and "nor anywhere else; it is not marked" in split.remarks[0]
+
+
+def test_a_span_within_the_other_is_marked_within_it(tmp_path):
+    path = jsonl(tmp_path / "train.jsonl", wsc("她的妈妈爱她", ("她的妈妈", 0), ("她", 0)))
+    assert load(task("cluewsc"), path).examples[0].text == "_[她]的妈妈_爱她"
+    path = jsonl(tmp_path / "train.jsonl", wsc("I saw his dog run", ("his dog", 2), ("dog", 3)))
+    assert load(task("wsc"), path).examples[0].text == "I saw _his [dog]_ run"
 
 
 def test_ids_of_cluewsc_are_those_of_the_file(tmp_path):
@@ -295,6 +340,10 @@ def test_encodings(tmp_path):
         load(SENTENCES, write(tmp_path / "train.tsv", "text\tlabel\na\tpos\n", "utf-16"))
     with pytest.raises(DataError, match=r":\d+: not UTF-8"):
         load(SENTENCES, write(tmp_path / "train.tsv", "text\tlabel\ncafé\tpos\n", "latin-1"))
+    with pytest.raises(DataError, match="every other byte is NUL, as in UTF-16"):
+        load(SENTENCES, write(tmp_path / "train.tsv", "text\tlabel\na\tpos\n", "utf-16-le"))
+    with pytest.raises(DataError, match="UTF-16"):
+        load(SENTENCES, write(tmp_path / "train.tsv.gz", "text\tlabel\na\tpos\n", "utf-16"))
     with pytest.raises(DataError, match="does not exist"):
         load(SENTENCES, tmp_path / "none.tsv")
     broken = write(tmp_path / "train.tsv.gz", "text\tlabel\n" + "a\tpos\n" * 9999)
@@ -303,7 +352,36 @@ def test_encodings(tmp_path):
         load(SENTENCES, broken)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"PK\x03\x04\x14\0\0\0", "a ZIP archive or an Excel sheet; unpack it, or save the sheet as CSV"),
+        (gzip.compress(b"text,label\na,pos\n"), "compressed by gzip, which its name does not say; add .gz to it"),
+    ],
+)
+def test_files_that_are_no_text_say_what_they_are(tmp_path, content, message):
+    path = tmp_path / "train.csv"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        load(SENTENCES, path)
+
+
+def test_nul_characters_are_counted(tmp_path):
+    split = load(SENTENCES, write(tmp_path / "train.tsv", "text\tlabel\na\0b\tpos\nc\tneg\n"))
+    assert split.remarks == ("train.tsv: 1 row: a NUL character in a field; kept (first: row 2)",)
+
+
+def test_numbers_that_are_none_are_no_text_and_no_label(tmp_path):
+    with pytest.raises(DataError, match=r"train.jsonl:1: 'text' is NaN, expected text"):
+        load(SENTENCES, write(tmp_path / "train.jsonl", '{"text": NaN, "label": "pos"}\n'))
+    free = Task(name="free", form="classification", metrics=("accuracy",), layouts=(Columns(text="text"),))
+    with pytest.raises(DataError, match=r"train.csv:3: no label"):
+        load(free, write(tmp_path / "train.csv", "text,label\na,pos\nb,nan\n"))
+
+
 def test_bad_json(tmp_path):
+    with pytest.raises(DataError, match=r"train.jsonl:1: not valid JSON .*one object per line"):
+        load(SENTENCES, write(tmp_path / "train.jsonl", '{"text": "a", "label": "pos"},\n'))
     with pytest.raises(DataError, match=r"train.jsonl:2: not valid JSON"):
         load(SENTENCES, write(tmp_path / "train.jsonl", '{"text": "a", "label": "pos"}\n{"text": \n'))
     with pytest.raises(DataError, match=r"train.jsonl:1: int, expected an object"):
@@ -321,6 +399,20 @@ def test_labels_out_of_range(tmp_path):
     assert task("mnli").load(path, "test").examples[0].label is None
 
 
+@pytest.mark.parametrize(
+    ("name", "record", "message"),
+    [
+        ("race", {"article": "a", "questions": ["q"], "options": [["b", "c"]], "answers": ["E"]}, "answer 4 is none"),
+        ("copa", {"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": 2}, "answer 2 is none"),
+        ("chid", {"content": "x #idiom# y", "candidates": ["a", "b"], "answer": -3}, "answer -3 is none of the 2"),
+        ("clue_chid", {"content": "x #idiom# y", "candidates": ["a"]}, "'content' is one text, expected a list"),
+    ],
+)
+def test_answers_that_are_no_option_are_refused(tmp_path, name, record, message):
+    with pytest.raises(DataError, match=f"train.jsonl:1: .*{message}"):
+        load(task(name), jsonl(tmp_path / "train.jsonl", record))
+
+
 def test_duplicate_ids(tmp_path):
     record = {
         "id": "a",
@@ -330,8 +422,8 @@ def test_duplicate_ids(tmp_path):
     }
     with pytest.raises(DataError, match=r"train.jsonl:2: id 'a' is already that of .*train.jsonl:1"):
         load(task("squad1"), jsonl(tmp_path / "train.jsonl", record, record))
-    path = write(tmp_path / "train.csv", "sentence,label,index\nx,1,3\ny,0,3\n")
-    assert "occurs before" in load(task("sst2"), path).remarks[0]
+    path = write(tmp_path / "train.csv", "sentence,label,index\nx,1,3\ny,0,3\nz,1,3\n")
+    assert load(task("sst2"), path).remarks == ("train.csv: 2 rows: an id that occurs before (first: row 3)",)
 
 
 def test_bad_tags(tmp_path):

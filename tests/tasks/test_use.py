@@ -154,6 +154,24 @@ def test_a_test_table_of_a_benchmark_and_a_file_with_other_columns(tmp_path, cap
     assert len(found["predictions"]) == 1 and "text = 'text_a'" in said
 
 
+def test_a_test_file_is_submitted_and_needs_no_labels(tmp_path, capsys):
+    folder = saved(suites.task("copa"), tmp_path / "model")
+    path = tmp_path / "test.jsonl"
+    path.write_text("".join(json.dumps(COPA | {"idx": i, "label": -1}) + "\n" for i in range(500)))
+    found, said = run(capsys, "evaluate", folder, path, "--split", "test", "--submission", tmp_path / "out")
+    assert found["scores"] == {} and "no labels; nothing to score" in said
+    lines = (tmp_path / "out/COPA.jsonl").read_text().splitlines()
+    assert len(lines) == 500 and json.loads(lines[7])["idx"] == 7 and set(json.loads(lines[7])) == {"idx", "label"}
+
+
+def test_an_answer_that_is_no_option_does_not_keep_a_row_from_its_prediction(tmp_path, capsys):
+    folder = saved(suites.task("swag"), tmp_path / "model")
+    names = ["sent1", "sent2", *(f"ending{i}" for i in range(4)), "label"]
+    path = tmp_path / "test.csv"
+    path.write_text(",".join(names) + "\na,b,c,d,e,f,0\na,b,c,d,e,f,9\n")
+    assert len(run(capsys, "predict", folder, path)[0]["predictions"]) == 2
+
+
 def test_numbers_of_a_benchmark_are_those_of_its_files(tmp_path):
     folder = saved(suites.task("stsb"), tmp_path / "model", targets="unit")
     form = predictor_of(folder).form

@@ -213,7 +213,9 @@ def _splits(
     """The task and its splits in a folder of files named train, validation, test."""
     from encoderlab.tasks import tables
     from encoderlab.tasks.base import Remarks
-    from encoderlab.tasks.infer import Given, hold_out, task_of
+    from encoderlab.tasks.finetune import completed, remarks_of
+    from encoderlab.tasks.infer import Given, task_of
+    from encoderlab.tasks.trials import held_out
 
     if datasets is None or not datasets.is_dir():
         raise DataError(
@@ -234,14 +236,15 @@ def _splits(
     )
     task, said = task_of(train, given)
     note(said)
-    splits = {split: task.read(paths, split) for split, paths in files.items() if paths}
+    splits = {"train": task.read(files["train"], "train")}
+    task = completed(task, splits["train"].examples)  # other files have the labels of this one, or none
+    splits |= {split: task.read(files[split], split) for split in ("dev", "test") if files[split]}
     for split, part in splits.items():
         note(f"{split}: {len(part):,} examples of {', '.join(Path(name).name for name in part.files)}")
-        for remark in part.remarks:
-            note(remark)
     if "dev" not in splits:
-        splits["train"], splits["dev"] = hold_out(splits["train"])
-        note(f"held out {len(splits['dev']):,} of the training examples as dev")
+        splits["train"], splits["dev"] = held_out(splits["train"])
+    for remark in remarks_of(splits):
+        note(remark)
     return task, splits
 
 

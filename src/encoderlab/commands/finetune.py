@@ -181,7 +181,7 @@ def finetune(
 def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, given: Given) -> list[Job]:
     """The tasks to train on, with their splits."""
     from encoderlab.tasks import suites
-    from encoderlab.tasks.finetune import remarks_of
+    from encoderlab.tasks.finetune import completed, remarks_of
     from encoderlab.tasks.infer import Given, task_of
     from encoderlab.tasks.tables import is_file_name
     from encoderlab.tasks.trials import held_out, usable_splits
@@ -193,6 +193,7 @@ def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, giv
         task, said = task_of(path, given)
         note(said)
         splits = {"train": task.read([path], "train")}
+        task = completed(task, splits["train"].examples)  # other files have the labels of this one, or none
         if dev is None:
             splits["train"], splits["dev"] = held_out(splits["train"])
         else:

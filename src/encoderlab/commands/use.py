@@ -437,8 +437,9 @@ def _predict_file(
     else:
         task = _task_of_file(path, own, Given(form=own.form, text=text, pair=pair))
     # Every row is predicted, whatever its label is.
-    unread = {Columns: {"label": None}, Options: {"answer": None}}
-    layouts = tuple(replace(one, **unread.get(type(one), {})) for one in task.layouts)
+    unread: dict[Any, dict[str, None]] = {Columns: {"label": None}, Options: {"answer": None}}
+    layouts: tuple[Any, ...] = task.layouts
+    layouts = tuple(replace(one, **unread.get(type(one), {})) for one in layouts)
     task = replace(task, layouts=layouts, labels=None, dropped=())
     remarks, done = Remarks(path), 0
     with tempfile.TemporaryDirectory() as folder:

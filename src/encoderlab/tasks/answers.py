@@ -1,4 +1,4 @@
-"""Scores of text answers: SQuAD 1.1 and 2.0, ReCoRD, CMRC 2018 and DRCD, by the rules of their official scripts.
+"""Scores of text answers by the rules of the official scripts: SQuAD 1.1 and 2.0, TriviaQA, ReCoRD, CMRC 2018, DRCD.
 
 Scores are percentages and computed in the order and arithmetic of those scripts, so that they agree to the last digit.
 """
@@ -9,10 +9,12 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
 _PUNCTUATION = set(string.punctuation)
 
+Normalizer = Callable[[str], str]
 Scorer = Callable[[str, str], float]
 
 
@@ -22,12 +24,18 @@ def normalize(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text).split())
 
 
-def exact(gold: str, predicted: str) -> int:
+def normalize_trivia(text: str) -> str:
+    """As :func:`normalize`, but punctuation, with the marks ``‘ ’ ´`` too, separates words (Joshi et al., 2017)."""
+    text = "".join(" " if char in _PUNCTUATION or char in "‘’´" else char for char in text.lower())
+    return " ".join(_ARTICLES.sub(" ", text).split())
+
+
+def exact(gold: str, predicted: str, normalize: Normalizer = normalize) -> int:
     """1 if the normalised texts are equal."""
     return int(normalize(gold) == normalize(predicted))
 
 
-def token_f1(gold: str, predicted: str) -> float:
+def token_f1(gold: str, predicted: str, normalize: Normalizer = normalize) -> float:
     """F1 of the bags of normalised words; two empty answers agree, an empty one and another do not."""
     right, guess = normalize(gold).split(), normalize(predicted).split()
     if not right or not guess:
@@ -113,6 +121,16 @@ def record(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> d
     return {name: _percentage(_best(gold, predicted, scorer), list(gold)) for name, scorer in scorers.items()}
 
 
+def triviaqa(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> dict[str, float]:
+    """TriviaQA (Joshi et al., 2017): SQuAD's exact match and F1 of texts normalised in its own way."""
+    scorers: dict[str, Scorer] = {
+        "exact": partial(exact, normalize=normalize_trivia),
+        "f1": partial(token_f1, normalize=normalize_trivia),
+    }
+    scores = {name: _percentage(_best(gold, predicted, scorer), list(gold)) for name, scorer in scorers.items()}
+    return scores | {"total": len(gold)}
+
+
 def cmrc(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> dict[str, float]:
     """CMRC 2018 and DRCD: exact match without punctuation, F1 over the longest common run of characters and words,
     their mean.
@@ -120,8 +138,8 @@ def cmrc(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> dic
     The official script splits Latin text with NLTK's Treebank tokenizer; :func:`treebank_words` follows its rules.
     """
     scores = {
-        "exact": _percentage({key: _maximum(cmrc_exact, gold[key], predicted.get(key)) for key in gold}, list(gold)),
-        "f1": _percentage({key: _maximum(cmrc_f1, gold[key], predicted.get(key)) for key in gold}, list(gold)),
+        name: _percentage({key: _maximum(scorer, gold[key] or [""], predicted.get(key)) for key in gold}, list(gold))
+        for name, scorer in (("exact", cmrc_exact), ("f1", cmrc_f1))
     }
     return scores | {"average": (scores["exact"] + scores["f1"]) * 0.5, "total": len(gold)}
 

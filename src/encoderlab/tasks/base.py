@@ -169,7 +169,7 @@ class Task:
         range: smallest and largest number of a regression.
         swap: the two texts may be exchanged (MRPC, STS-B): ELECTRA trains on both orders.
         dropped: labels of rows to leave out ("-": the annotators found no majority).
-        answers: how answers of a span task are scored.
+        answers: how answers of a span task are scored. Only ``squad`` knows questions without an answer.
     """
 
     name: str
@@ -182,7 +182,7 @@ class Task:
     range: tuple[float, float] | None = None
     swap: bool = False
     dropped: tuple[str, ...] = ()
-    answers: Literal["squad", "cmrc", "record"] = "squad"
+    answers: Literal["squad", "triviaqa", "cmrc", "record"] = "squad"
     submission: Submission | None = None
     language: Literal["en", "zh"] = "en"
 
@@ -277,6 +277,13 @@ class Task:
                     self._tag(tag, f"{path}:{example.row + i * example.by_line}") for i, tag in enumerate(example.tags)
                 )
                 example = dataclasses.replace(example, tags=tuple(tags))
+            elif isinstance(example, Choice):
+                wrong = [answer for answer in example.answers or () if not 0 <= answer < len(example.options)]
+                if wrong:
+                    raise DataError(
+                        f"{path}:{example.row}: answer {wrong[0]} is none of the {len(example.options)} options, which "
+                        f"count from 0; correct the row"
+                    )
             yield example
 
     def _label_column(self, path: Path) -> str:
@@ -294,7 +301,7 @@ class Task:
         return f"and there is no column {label!r}{nearest(label, columns).rstrip('?')}"
 
     def parse_label(self, raw: str, place: str) -> str | float | None:
-        """The label that ``raw`` stands for; None for the fillers of test files (nothing, -1).
+        """The label that ``raw`` stands for; None for the fillers of test files (nothing, -1, a number that is none).
 
         Raises:
             DataError: not a number, out of range, or none of the labels.
@@ -315,10 +322,10 @@ class Task:
                 return None
             raise DataError(f"{place}: label {raw} is outside {self.range[0]:g} to {self.range[1]:g}; correct the row")
         if self.labels is None:
-            return raw or None
+            return None if raw in ("", "nan", "NaN") else raw
         if raw in self.labels:
             return raw
-        if raw in ("", "-1", "-1.0", "None", "null"):
+        if raw in ("", "-1", "-1.0", "None", "null", "nan", "NaN"):
             return None
         if raw.lower() in self.labels and raw.lower() in ("true", "false"):
             return raw.lower()
@@ -351,9 +358,7 @@ class Task:
             raise DataError(
                 f"{place}: id {example.id!r} is already that of {first}; answers are scored by id, make it unique"
             )
-        remarks.add(
-            f"id {example.id!r} occurs before, at {first}" if len(seen) < 20 else "id occurs before", example.row
-        )
+        remarks.add("an id that occurs before", example.row)
 
 
 def is_unlabelled(example: Example) -> bool:

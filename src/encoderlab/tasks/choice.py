@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from encoderlab.tasks.form import Form, Predictions, log_softmax, summaries, sum
 from encoderlab.tasks.rows import Encoded, Item, TaskBatch, to_numpy
 
 MASKS = 4  # an idiom has four characters
+GAP = re.compile(r"#idiom\d*#")  # ChID's, with a number (CLUE) or without (FewCLUE)
 
 
 class MultipleChoice(Form):
@@ -90,10 +92,10 @@ class MultipleChoice(Form):
 
     def _cloze(self, example: Choice, mask: str) -> list[tuple[np.ndarray, np.ndarray]]:
         place = example.context.index(example.gap)
+        around = (example.context[:place], example.context[place + len(example.gap) :])
         # Other gaps of the passage are held open too; the text begins and ends half a sequence away from this one.
-        before = example.context[:place]
-        behind = example.context[place + len(example.gap) :].replace(example.gap, mask * MASKS)
-        left, right, *options = self.tokenizer.encode_batch([before, behind, *example.options])
+        texts = [GAP.sub(mask * MASKS, part) for part in around]
+        left, right, *options = self.tokenizer.encode_batch([*texts, *example.options])
         middle = np.full(MASKS, self.tokenizer.special.mask)
         if self.settings.choice == "clue":
             middle = np.array([self._gap_token()])

@@ -18,7 +18,7 @@ from encoderlab.model import Model
 from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
 from encoderlab.nn.heads import TaskHead
-from encoderlab.tasks.base import Example, Question, Split, Task, Text, is_unlabelled
+from encoderlab.tasks.base import Example, Question, Split, Task, Text, Words, is_unlabelled
 from encoderlab.tasks.distill import TaughtObjective, Teaching, check_teacher, read_teacher
 from encoderlab.tasks.encodings import Encodings
 from encoderlab.tasks.features import Frozen, FrozenForm, FrozenModel, Store
@@ -172,8 +172,25 @@ def finetune(
 
 
 def remarks_of(splits: Mapping[str, Split]) -> list[str]:
-    """What is to be said of the files that were read, once each."""
-    return list(dict.fromkeys(remark for split in splits.values() for remark in split.remarks))
+    """What is to be said of the files that were read, once each, and of examples to score that training shows too."""
+    said = [remark for split in splits.values() for remark in split.remarks]
+    learned = {_content(example) for example in splits["train"].examples}
+    for name, split in splits.items():
+        seen = sum(_content(example) in learned for example in split.examples if not is_unlabelled(example))
+        if seen and name != "train":
+            said.append(f"{name}: {seen:,} of {len(split):,} examples stand in the training data too")
+    return list(dict.fromkeys(said))
+
+
+def _content(example: Example) -> tuple[Any, ...]:
+    """What a model sees of an example."""
+    if isinstance(example, Text):
+        return example.text, example.pair
+    if isinstance(example, Words):
+        return example.words
+    if isinstance(example, Question):
+        return example.passage, example.question
+    return example.context, example.question, example.options
 
 
 def _extended(
@@ -269,9 +286,8 @@ def check_splits(task: Task, splits: Mapping[str, Split]) -> None:
 def completed(task: Task, examples: Sequence[Example]) -> Task:
     """``task`` with what only its training data says: labels, and whether questions may have no answer."""
     if task.form == "span" and task.labels is None:
-        if any(isinstance(example, Question) and example.answers == () for example in examples):
-            return replace(task, labels=("answer", "no_answer"))
-        return task
+        none = any(isinstance(example, Question) and example.answers == () for example in examples)
+        return replace(task, labels=("answer", "no_answer")) if none and task.answers == "squad" else task
     split = Split(name="train", examples=tuple(examples), files=(task.name,), sha256="")
     return with_labels(task, split)
 

@@ -30,7 +30,9 @@ LABELS = (
 WORDS = ("tokens", "words")
 TAGS = ("ner_tags", "tags", "labels", "label", "ner", "pos_tags")
 OPTIONS = ("options", "choices", "endings", "candidates", "choice")
-CONTEXTS = ("context", "article", "passage", "ctx", "sent1", "startphrase", "premise", "sentence", "text", "paragraph")
+CONTEXTS = (
+    "context", "article", "passage", "ctx", "sent1", "startphrase", "premise", "sentence", "text", "texta", "paragraph",
+)  # fmt: skip
 QUESTIONS = ("question", "question_stem", "stem", "sent2", "query", "goal")
 IDS = ("id", "idx", "index", "guid")
 _SAMPLE = 2000
@@ -168,9 +170,11 @@ def _text_columns(
         pair = pair or (second if first else None)
     if text is None and len(columns) == 2 and label is not None:
         text = next(name for name in columns if name != label)
+    if not columns:
+        raise DataError(f"{path}: holds no rows with columns; give a table with a header, or records of JSON")
     if text is None:
         raise DataError(
-            f"{path}: which of the columns {', '.join(map(repr, columns[:12])) or '(none)'} is the text? say so: "
+            f"{path}: which of the columns {', '.join(map(repr, columns[:12]))} is the text? say so: "
             f"--text COLUMN [--pair COLUMN] --label COLUMN; columns of a file without a header are 0, 1, ..."
         )
     words = (

@@ -128,10 +128,10 @@ def _span(
             raise DataError(f"question {example.id}: no answer to score against; score labelled data")
         gold[example.id] = [answer.text for answer in example.answers]
     guess = dict(zip(gold, predictions, strict=True))
-    if task.answers == "cmrc":
-        scores = answers.cmrc(gold, guess)
-    else:
+    if task.answers == "squad":
         scores = answers.squad(gold, guess, null_odds=null_odds, threshold=threshold)
+    else:
+        scores = {"cmrc": answers.cmrc, "triviaqa": answers.triviaqa}[task.answers](gold, guess)
     kept = ("total", "threshold")
     return {name: value if name.endswith(kept) else value / 100 for name, value in scores.items()}
 

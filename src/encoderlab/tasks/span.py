@@ -92,7 +92,7 @@ class SpanQA(Form):
             if train and question.answers is None:
                 continue
             span = _tokens_of(question.answers[0], passage) if question.answers else None
-            if train and question.answers and span is None:  # stands nowhere in the passage: nothing to learn
+            if train and span is None and (question.answers or not self.nullable):  # it stands nowhere in the passage
                 self.not_found += 1
                 continue
             for window, first in self._windows(query, passage):

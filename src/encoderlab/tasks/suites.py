@@ -225,7 +225,7 @@ SUPERGLUE = (
 )  # fmt: skip
 
 _SICK_FILES = {"train": ("SICK_train.txt", "train-*.parquet"), "dev": ("SICK_trial.txt", "validation-*.parquet"),
-               "test": ("SICK_test*.txt", "test-*.parquet")}  # fmt: skip
+               "test": ("SICK_test_annotated.txt", "SICK_test.txt", "test-*.parquet")}  # fmt: skip
 SICK = (
     Task(
         name="sick_entailment",
@@ -267,7 +267,9 @@ def _predictions(format: Literal["squad", "squad2"], test: str = "predictions.js
 QA = (
     _squad("squad1", "1.1", ("squad_v1.1", "squad1", "squad"), submission=_predictions("squad")),
     _squad("squad2", "2.0", ("squad_v2.0", "squad2", "squad_v2"), submission=_predictions("squad2")),
-    _squad("triviaqa", "1.0", ("triviaqa", "TriviaQA"), submission=_predictions("squad")),
+    _squad("triviaqa", "1.2", ("triviaqa", "TriviaQA"), answers="triviaqa", submission=_predictions("squad"),
+           files={split: (f"{split}-v1.2.json", f"squad-*-{split}-*.json", f"{split}.json")
+                  for split in ("train", "dev", "test")}),
     _squad("cmrc2018", "1.0", ("cmrc2018", "clue/cmrc2018"), answers="cmrc", language="zh",
            submission=_predictions("squad", "cmrc2018_predict.json"),
            files={"train": ("cmrc2018_train.json", "train.json", "train-*.parquet", "train-part.json"),
@@ -284,7 +286,8 @@ CHOICE = (
         form="choice",
         metrics=("accuracy",),
         folders=("SWAG", "swag"),
-        files=_three(("train.csv", "train-*.parquet"), ("val.csv", "validation-*.parquet"), ("test.csv",)),
+        files=_three(("train.csv", "train-*.parquet"), ("val.csv", "validation-*.parquet"),
+                     ("test.csv", "test-*.parquet")),
         layouts=(Options(context="sent1", question="sent2", options=tuple(f"ending{i}" for i in range(4))),),
     ),
     Task(

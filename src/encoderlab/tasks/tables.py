@@ -29,6 +29,12 @@ csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default of 128 KiB refu
 
 _OPEN: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 RECORDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+_OTHERWISE = {
+    b"\xff\xfe": "UTF-16 text (byte order mark fffe); save it as UTF-8",
+    b"\xfe\xff": "UTF-16 text (byte order mark feff); save it as UTF-8",
+    b"PK\x03\x04": "a ZIP archive or an Excel sheet; unpack it, or save the sheet as CSV",
+    b"\x1f\x8b": "compressed by gzip, which its name does not say; add .gz to it",
+}
 _SEPARATORS = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "vertical bar"}
 _SAMPLE = 200  # records that decide about separator and quoting
 
@@ -63,16 +69,23 @@ def suffix(path: Path) -> str:
 
 
 def open_text(path: Path, newline: str | None = "\n") -> IO[str]:
-    """UTF-8 text of a plain or compressed file, without a byte order mark."""
+    """UTF-8 text of a plain or compressed file, without a byte order mark.
+
+    Raises:
+        DataError: there is no such file, or its first bytes are those of something else.
+    """
     try:
-        with open(path, "rb") as file:
-            start = file.read(4)
-        if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise DataError(f"{path}: UTF-16 text (byte order mark {start[:2].hex()}); save it as UTF-8")
         file = _OPEN.get(path.suffix.lower(), open)(path, "rb")
-        return io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error}); give an existing file") from None
+        start = file.peek(1000)[:1000]
+    except (EOFError, lzma.LZMAError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: cannot be read ({reason}); give an existing file") from None
+    for mark, found in _OTHERWISE.items():
+        if start.startswith(mark):
+            raise DataError(f"{path}: {found}")
+    if start.count(0) > len(start) / 4:
+        raise DataError(f"{path}: every other byte is NUL, as in UTF-16 text; save it as UTF-8")
+    return io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -148,7 +161,10 @@ def document(path: Path) -> Any:
 
 
 def is_document(path: Path) -> bool:
-    """Whether a JSON file is one value over many lines, or a list of lists, rather than records."""
+    """Whether a JSON file is one value over many lines, or a list of lists, rather than records, which its name may
+    promise."""
+    if suffix(path) in (".jsonl", ".ndjson"):
+        return False
     if _starts_with(path, "["):
         return not isinstance((document(path) or [None])[0], dict)
     first = next((line for _, line in lines(path) if line.strip()), "")

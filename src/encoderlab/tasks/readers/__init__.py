@@ -23,13 +23,15 @@ __all__ = [
 
 
 def layout_of(path: Path, layouts: Sequence[Layout]) -> Layout:
-    """The first of ``layouts`` that the columns of ``path`` match, with its label if there is such a one.
+    """The first of ``layouts`` that the columns of ``path`` match, with its label if there is such a one. One without
+    names counts where none of those with names matches.
 
     Raises:
         DataError: none does; the message names what is there and what was expected.
     """
     columns = tables.columns(path, Remarks(path))
     fitting = [layout for layout in layouts if layout.matches(columns)]
+    fitting = [layout for layout in fitting if not getattr(layout, "positional", False)] or fitting
     labelled = (layout for layout in fitting if not isinstance(layout, Columns) or layout.labels(columns))
     if fitting:
         return next(labelled, fitting[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ def nested(path: Path, remarks: Remarks) -> Iterator[Record]:
 def _known(records: Iterator[Record], remarks: Remarks) -> Iterator[Record]:
     for record in records:
         remarks.row, remarks.number = record.row, remarks.first + record.number
+        if any("\0" in value for value in record.fields.values() if isinstance(value, str)):
+            remarks.add("a NUL character in a field; kept", record.row)
         yield record
 
 
@@ -55,8 +58,9 @@ def holds(columns: Sequence[str], needs: Sequence[str], positional: bool, label:
 
 def text_of(record: Record, column: str, path: Path) -> str:
     value = record.fields.get(column)
-    if value is None and column in record.fields:
-        raise DataError(f"{path}:{record.row}: {column!r} is null, expected text; leave the row out")
+    if column in record.fields and (value is None or value != value):  # NaN is not equal to itself
+        kind = "null" if value is None else "NaN"
+        raise DataError(f"{path}:{record.row}: {column!r} is {kind}, expected text; leave the row out")
     if value is None:
         raise DataError(
             f"{path}:{record.row}: no {column!r} among {', '.join(map(str, record.fields))}; correct the row"
@@ -89,11 +93,14 @@ def label_of(value: Any) -> str | None:
 
 def nearest_place(text: str, wanted: str, start: int) -> int:
     """The mention of ``wanted`` nearest to ``start``, -1 if there is none."""
-    if not wanted:
-        return -1
-    places = []
-    found = text.find(wanted)
-    while found >= 0:
-        places.append(found)
-        found = text.find(wanted, found + 1)
+    return _nearest(f"(?={re.escape(wanted)})", text, start) if wanted else -1
+
+
+def nearest_words(text: str, wanted: str, start: int) -> int:
+    """The mention nearest to ``start`` that is no part of a longer word, in any case; -1 if there is none."""
+    return _nearest(rf"(?i)(?<!\w){re.escape(wanted)}(?!\w)", text, start) if wanted else -1
+
+
+def _nearest(pattern: str, text: str, start: int) -> int:
+    places = (match.start() for match in re.finditer(pattern, text))
     return min(places, key=lambda place: abs(place - start), default=-1)

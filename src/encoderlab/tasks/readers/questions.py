@@ -90,13 +90,14 @@ class Options:
     """Multiple choice in columns: one column per option, or one column that holds the list of them.
 
     The answer is a letter, a number that counts from ``first_number``, or the text of the option; ``by_text``: always
-    the text. A column is a name, or a number for a table without a header. Options that are empty are left out.
+    the text; None: nowhere. A column is a name, or a number for a table without a header. Options that are empty are
+    left out.
     """
 
     context: str | None
     question: str | None = None
     options: tuple[str, ...] = ("options",)
-    answer: str = "label"
+    answer: str | None = "label"
     id: str | None = None
     first_number: int = 0
     by_text: bool = False
@@ -161,7 +162,7 @@ class Options:
         return replace(self, first_number=first), f"numbers from {first}" if numbers else "letters or names of options"
 
     def _answer(self, record: Record) -> str | None:
-        answer = (label_of(record.fields.get(self.answer)) or "").strip()
+        answer = "" if self.answer is None else (label_of(record.fields.get(self.answer)) or "").strip()
         return None if answer in ("", "-1") else answer
 
     def _options(self, record: Record) -> tuple[list[str], list[str]]:
@@ -301,6 +302,8 @@ class IdiomGaps:
         beside = path.with_name(f"{stem}_answer.json{ending}")
         answers = tables.document(beside) if beside.exists() else {}
         for record in nested(path, remarks):
+            if isinstance(record.fields["content"], str):
+                raise TypeError("'content' is one text, expected a list of them")
             for text in record.fields["content"]:
                 for gap in re.findall(r"#idiom\d+#", text):
                     answer = answers.get(gap)
@@ -360,7 +363,7 @@ class EntityCloze:
                 text, names, queries = passage, fields["entities"], [fields]
             options = tuple(dict.fromkeys(names))
             for i, query in enumerate(queries):
-                answers = query.get("answers")
+                answers = query.get("answers") or None  # an empty list in Hugging Face's test files
                 right = {item["text"] if isinstance(item, dict) else item for item in answers or ()}
                 places = tuple(j for j, option in enumerate(options) if option in right)
                 if answers and not places:

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from encoderlab.tasks.base import Remarks, Text
-from encoderlab.tasks.readers.common import holds, id_of, label_of, nearest_place, nested, records, text_of
+from encoderlab.tasks.readers.common import (
+    holds,
+    id_of,
+    label_of,
+    nearest_place,
+    nearest_words,
+    nested,
+    records,
+    text_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,23 +82,29 @@ class MarkedText:
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
         for record in nested(path, remarks):
             text, target = text_of(record, "text", path), record.fields.get("target", record.fields)
-            spans = []
-            for name, marks in (("span1", "__"), ("span2", "[]")):
-                start, span = int(target[f"{name}_index"]), str(target[f"{name}_text"])
-                if self.words:
-                    start = len(" ".join(text.split(" ")[:start])) + bool(start)
-                if text[start : start + len(span)].lower() != span.lower():
-                    start = nearest_place(text, span, start)
-                    remarks.add(
-                        "a span does not stand where its offset says; the nearest mention is marked", record.row
-                    )
-                spans.append((start, start + len(span) if start >= 0 else -1, marks))
-            for start, end, marks in sorted(spans, reverse=True):
+            marks: list[tuple[int, int, int, str]] = []  # place, closing before opening, inner before outer
+            for name, (opening, closing) in (("span1", "__"), ("span2", "[]")):
+                span = str(target[f"{name}_text"])
+                start = self._start(text, span, int(target[f"{name}_index"]), record.row, remarks)
                 if start >= 0:
-                    text = f"{text[:start]}{marks[0]}{text[start:end]}{marks[1]}{text[end:]}"
+                    end = start + len(span)
+                    marks += [(start, 1, -end, opening), (end, 0, -start, closing)]
+            for place, _, _, mark in sorted(marks, reverse=True):
+                text = text[:place] + mark + text[place:]
             label = label_of(record.fields.get("label"))
             name = "id" if "id" in record.fields else "idx"
             yield Text(id=id_of(record, name, remarks), text=text, label=label, row=record.row)
+
+    def _start(self, text: str, span: str, place: int, row: int, remarks: Remarks) -> int:
+        """The character where ``span`` begins, -1 if it stands nowhere."""
+        if self.words:
+            place = len(" ".join(text.split(" ")[:place])) + bool(place)
+        if text[place : place + len(span)].lower() == span.lower():
+            return place
+        found = nearest_words(text, span, place) if self.words else nearest_place(text, span, place)
+        then = "; the nearest mention is marked" if found >= 0 else ", nor anywhere else; it is not marked"
+        remarks.add(f"a span does not stand where its offset says{then}", row)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
