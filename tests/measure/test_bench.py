@@ -107,3 +107,5 @@ def test_sizes_of_published_models_and_unknown_names() -> None:
     assert case("deberta-v3-base").model.encoder.width == 768
     with pytest.raises(ConfigError, match="no benchmark of 'brt'; did you mean 'bert'?"):
         case("brt")
+    with pytest.raises(ConfigError, match="a width of 32 does not divide into heads of 64; give a multiple"):
+        case("bert", width=32)

@@ -200,7 +200,12 @@ def scaling(
     )
     terminal.table(f"{name}, {rows} x {length} per process", ["processes", "tokens/s"], lines, caption=caption)
     model = [(n, f"{m['step_seconds']:.2f}", f"{m['efficiency']:.0%}") for n, m in result["model"].items()]
-    terminal.table("Predicted at this link", ["processes", "seconds per step", "efficiency"], model)
+    slow = result["throttled"]
+    caption = (
+        f"checked with {slow['bytes_per_second'] / 1e6:,.0f} MB/s: {slow['predicted_seconds']:.2f} s predicted, "
+        f"{slow['measured_seconds']:.2f} s measured ({slow['error']:+.1%})"
+    )
+    terminal.table("Predicted at this link", ["processes", "seconds per step", "efficiency"], model, caption=caption)
     return result
 
 

@@ -58,8 +58,10 @@ def case(name: str, *, layers: int = 12, width: int = 256) -> Case:
     """The case of a family at a size, or of a published model by name.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: an unknown name, or a width that heads of 64 do not divide.
     """
+    if width < 64 or width % 64:
+        raise ConfigError(f"a width of {width} does not divide into heads of 64; give a multiple of 64")
     if name in FAMILIES:
         return FAMILIES[name](name, layers, width)
     family = next((f for f in sorted(FAMILIES, key=len, reverse=True) if name.startswith(f)), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -156,12 +157,7 @@ def real_rows(case: Case, path: Path, setting: Setting) -> tuple[Vocabulary, lis
     else:
         form = Chunks(length=setting.length)
     loader = Loader(corpus, form, framing=row_framing(tokenizer), seed=0, batch_rows=setting.rows)
-    batches = []
-    for rows in loader:
-        batches.append(rows)
-        if len(batches) == 4:
-            break
-    return vocabulary, batches
+    return vocabulary, list(islice(loader, 4))
 
 
 def padded_share(rows: list[list[Row]]) -> float:
