@@ -35,7 +35,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 TEXTS = ["the red cat sat on the mat", "blue?", "one two three four and ann runs to oslo, not rome."]
 
 
-def tokenizer(folder: Path, kind: str) -> Any:
+def tokenizer(folder: Path, kind: str, head: str) -> Any:
     """A tokenizer of transformers' own, saved into the folder."""
     if kind == "roberta":
         from tokenizers.implementations import ByteLevelBPETokenizer
@@ -45,7 +45,9 @@ def tokenizer(folder: Path, kind: str) -> Any:
         bpe.train_from_iterator(TEXTS * 9, 320, special_tokens=special, show_progress=False)
         bpe.save_model(str(folder))
         mask = transformers.AddedToken("<mask>", lstrip=True, special=True)  # as in the published folders
-        found = transformers.RobertaTokenizerFast.from_pretrained(str(folder), mask_token=mask)
+        # Words that were split are tagged with the space before each, as the published taggers are.
+        spaced = {"add_prefix_space": True} if head == "TokenClassification" else {}
+        found = transformers.RobertaTokenizerFast.from_pretrained(str(folder), mask_token=mask, **spaced)
     else:
         tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *"abcdefghijklmnopqrstuvwxyz"]
         tokens += [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
@@ -57,7 +59,7 @@ def tokenizer(folder: Path, kind: str) -> Any:
 
 def fine_tuned(folder: Path, kind: str, head: str, **settings: Any) -> tuple[Any, Any]:
     """A model of transformers with random weights, biases too, in ``folder``, and its tokenizer."""
-    words = tokenizer(folder, kind)
+    words = tokenizer(folder, kind, head)
     config = transformers.AutoConfig.for_model(kind, **{**CONFIGS[kind], **settings, "vocab_size": len(words)})
     torch.manual_seed(0)
     model = getattr(transformers, f"AutoModelFor{head}").from_config(config).eval()
@@ -110,7 +112,7 @@ def test_several_answers_per_text_are_refused(problem: str, tmp_path: Path) -> N
         load(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["bert", "distilbert", "electra", "deberta-v2"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra", "albert", "deberta-v2"])
 def test_tagging(kind: str, tmp_path: Path) -> None:
     names = {0: "O", 1: "B-PER", 2: "I-PER"}
     model, words = fine_tuned(tmp_path, kind, "TokenClassification", id2label=names)
@@ -124,7 +126,7 @@ def test_tagging(kind: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(found.details[0]["scores"], chances.amax(-1), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "electra"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra", "albert", "deberta-v2"])
 def test_questions(kind: str, tmp_path: Path) -> None:
     model, words = fine_tuned(tmp_path, kind, "QuestionAnswering")
     question = Question(id="q", question="where runs ann?", passage=TEXTS[2])

@@ -159,8 +159,10 @@ def first_tokens(words: Sequence[str], encoding: Encoding) -> np.ndarray:
     found = np.full(len(encoding), -1, np.int64)
     seen = -1
     for token, (begin, end) in enumerate(encoding.offsets):
-        # A token may begin with the space before its word (byte-level BPE, Unigram): its last character decides.
+        # A token may begin with the space before its word (byte-level BPE, Unigram): its last character decides. The
+        # space by itself is the first token of the word behind it, as for transformers.
         word = int(np.searchsorted(starts, end - 1, side="right")) - 1
-        if end > begin and word > seen and starts[word] < end <= starts[word] + lengths[word]:
+        word += begin == starts[word] + lengths[word]
+        if begin < end and seen < word < len(words) and end <= starts[word] + lengths[word]:
             found[token] = seen = word
     return found
