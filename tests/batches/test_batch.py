@@ -26,12 +26,10 @@ def test_collate_pads_to_the_right(rows: list[Row]) -> None:
     assert batch.rows is not None and batch.rows.tolist() == [10, 11, 12]
 
 
-def test_collate_pads_to_the_left_and_to_a_length(rows: list[Row]) -> None:
-    batch = collate(rows, pad=PAD, side="left", multiple=8)
-    assert batch.ids.shape == (3, 16)
-    assert batch.doc[0].tolist() == [-1] * 11 + [0] * 5
-    assert batch.ids[0, 11:].tolist() == rows[0].ids.tolist()
-    assert collate(rows, pad=PAD, length=12).ids.shape == (3, 12)
+def test_stack_pads_to_the_left_and_to_a_length(rows: list[Row]) -> None:
+    ids = stack([row.ids for row in rows], PAD, length=16, side="left")
+    assert ids.shape == (3, 16)
+    assert ids[0].tolist() == [PAD] * 11 + rows[0].ids.tolist()
 
 
 def test_labels_and_shown_ids(rows: list[Row]) -> None:

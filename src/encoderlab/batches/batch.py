@@ -64,29 +64,20 @@ def collate(
     *,
     pad: int,
     ids: Sequence[np.ndarray] | None = None,
-    length: int | None = None,
-    multiple: int = 1,
-    side: Literal["left", "right"] = "right",
 ) -> Batch:
-    """Rows as one batch, with the labels of the rows as (B,) int64.
+    """Rows as one batch, padded on the right to the longest, with the labels of the rows as (B,) int64.
 
     Args:
         rows: at least one row.
         pad: id of the padding token.
         ids: what to show instead of the rows' own ids, one array per row (after corruption, say).
-        length: pad to this length; by default to the longest row, rounded up to ``multiple`` (8 keeps tensor cores
-            busy; one fixed length keeps a compiled model from compiling again).
-        side: where the padding goes; ``"left"`` is XLNet's.
     """
-    longest = max(len(row) for row in rows)
-    length = length or -(-longest // multiple) * multiple
-    assert longest <= length, (longest, length)
     shown = [row.ids for row in rows] if ids is None else ids
     names = rows[0].labels
     return Batch(
-        ids=stack(shown, pad, length=length, side=side),
-        doc=stack([row.doc for row in rows], -1, length=length, side=side, dtype=np.int32),
-        segments=stack([row.segments for row in rows], 0, length=length, side=side),
+        ids=stack(shown, pad),
+        doc=stack([row.doc for row in rows], -1, dtype=np.int32),
+        segments=stack([row.segments for row in rows], 0),
         labels={name: torch.tensor([row.labels[name] for row in rows]) for name in names},
         rows=torch.tensor([row.number for row in rows]),
     )

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoderlab.errors import ConfigError
-from encoderlab.nn import kernels
+from encoderlab.nn import kernels, noise
 from encoderlab.nn.kernels import Relative
 from encoderlab.nn.kernels.plain import chosen_per_head, per_head, segment_scores, skew
 
@@ -88,9 +88,9 @@ class Disentangled:
     def __post_init__(self) -> None:
         if not self.terms or len(set(self.terms)) != len(self.terms):
             raise ConfigError(f"disentangled terms {list(self.terms)} must name c2p, p2c or both, each once")
-        if self.buckets is not None and self.buckets // 2 >= self.span:
+        if self.buckets is not None and not 1 <= self.buckets // 2 < self.span:
             raise ConfigError(
-                f"{self.buckets} buckets do not fit span {self.span}; half of them must be smaller than the span"
+                f"{self.buckets} buckets do not fit span {self.span}; choose at least 2, half of them below the span"
             )
 
     @property
@@ -243,11 +243,13 @@ class ShiftTerm(nn.Module):
         differ; ``reverse`` (B,): rows whose tokens run backwards, which read the sinusoid of the negated distance."""
         u, v = (self.u, self.v) if shared.u is None else (shared.u, shared.v)
         assert shared.rows is not None and v is not None
-        rows = self._rows(shared.rows, keys, p, site).to(q.dtype)
+        # A mask belongs to a distance: the number of rows follows from the padding, which each process chooses itself.
+        each = None if keys is None else noise.stream(keys, shared.distance)
+        rows = self._rows(shared.rows, each, p, site).to(q.dtype)
         if reverse is not None:
             half = shared.rows.shape[1] // 2
             mirrored = torch.cat([-shared.rows[:, :half], shared.rows[:, half:]], dim=1)
-            rows = torch.stack([rows, self._rows(mirrored, keys, p, site).to(q.dtype)])
+            rows = torch.stack([rows, self._rows(mirrored, each, p, site).to(q.dtype)])
         segment = None
         if self.segments and different is not None:
             segment = torch.einsum("bhld,shd->bhls", q + self.s[:, None], self.segment)
@@ -260,10 +262,8 @@ class ShiftTerm(nn.Module):
         )
 
     def _rows(self, rows: Tensor, keys: Tensor | None, p: float, site: int) -> Tensor:
-        """(P, D) -> (P, H, K)."""
-        if keys is not None and p > 0:
-            rows = kernels.dropout(rows[None], p, keys, site)[0]
-        return self.project(rows).view(-1, self.heads, self.head_width)
+        """(P, D), keys (P,) -> (P, H, K)."""
+        return self.project(kernels.dropout(rows, p, keys, site)).view(-1, self.heads, self.head_width)
 
 
 class ShawTerm(nn.Module):

@@ -70,14 +70,13 @@ class Permutation(Objective):
     def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
         settings = self.settings
         orders = [permute(row, settings.targets, settings.reuse, generator(seed, "order", *row.key)) for row in rows]
-        batch = collate(rows, pad=self.pad, side="left")
+        batch = collate(rows, pad=self.pad)
         length = batch.ids.shape[1]
-        shift = [length - len(row) for row in rows]
-        batch.labels["positions"] = stack([o.positions + s for o, s in zip(orders, shift, strict=True)], -1)
+        batch.labels["positions"] = stack([o.positions for o in orders], -1)
         batch.labels["targets"] = stack([o.targets for o in orders], IGNORE)
         # Padding is hidden by ``doc``; its ranks do not matter.
-        batch.labels["query_rank"] = stack([o.query_rank for o in orders], 0, length=length, side="left")
-        batch.labels["key_rank"] = stack([o.key_rank for o in orders], 0, length=length, side="left")
+        batch.labels["query_rank"] = stack([o.query_rank for o in orders], 0, length=length)
+        batch.labels["key_rank"] = stack([o.key_rank for o in orders], 0, length=length)
         return batch
 
     def counts(self, batch: Batch) -> dict[str, int]:
