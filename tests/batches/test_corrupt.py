@@ -220,6 +220,15 @@ def test_what_is_drawn_together(draw: str) -> None:
     assert mixed_runs > 0  # neighbouring spans may touch
 
 
+def test_a_word_draws_once_however_often_it_was_chosen() -> None:
+    rule = corruptor(Masking(unit=Tokens(replacement=True), rate=0.6, mask=0.5, random=0.0, draw="word"))
+    for seed in range(30):
+        row = make_row(seed, word_share=0.4)
+        hidden = rule(row, seed)
+        masked, words = hidden.ids[hidden.positions] == MASK, words_of(row)[hidden.positions]
+        assert all(len(set(masked[words == word])) == 1 for word in np.unique(words))
+
+
 def test_stochastic_count_has_the_rate_as_its_mean() -> None:
     row = make_row(0, length=50)
     rule = corruptor(Masking(count="stochastic", rate=0.15))

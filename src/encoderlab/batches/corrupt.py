@@ -196,7 +196,7 @@ class Corruptor:
         if mix.draw == "unit":
             decided = draw[np.searchsorted(unit, unit)]  # the first token of the unit decides
         elif mix.draw == "word":
-            decided = np.maximum.accumulate(np.where(text.opens, np.arange(len(text.ids)), 0))[draw]
+            decided = np.maximum.accumulate(np.where(text.opens, np.arange(len(text.ids)), 0))[chosen]
         chance = text.uniform(_MIX, decided)
         randomised = (chance >= mix.mask) & (chance < mix.mask + mix.random)
         token = text.uniform(_TOKEN, draw[randomised]) * len(self._random_ids)
