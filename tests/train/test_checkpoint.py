@@ -164,6 +164,26 @@ def test_killed_while_saving(tmp_path: Path) -> None:
         checkpoint.verify(path)
 
 
+def test_killed_while_replacing(tmp_path: Path) -> None:
+    """What was there before is back, and nothing else is left."""
+    save(tmp_path, 1, 2)
+    (tmp_path / "step-000001").rename(tmp_path / f"{checkpoint.PARTIAL}step-000001-77-old")
+    (tmp_path / f"{checkpoint.PARTIAL}step-000002-77-old").mkdir()
+    (tmp_path / f"{checkpoint.PARTIAL}step-000001-77").mkdir()
+    (tmp_path / f"{checkpoint.PARTIAL}latest-77").symlink_to("step-000002")
+    Writer(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000001", "step-000002"]
+    assert checkpoint.read_json(tmp_path / "step-000001" / checkpoint.STATE) == {"step": 1}
+    assert checkpoint.newest(tmp_path) == (tmp_path / "step-000002", [])
+
+
+def test_a_step_that_is_damaged_twice_is_kept_twice(tmp_path: Path) -> None:
+    for _ in range(3):
+        save(tmp_path, 1)
+        checkpoint.put_aside(tmp_path / "step-000001")
+    assert {path.name for path in tmp_path.glob("damaged-*")} == {f"damaged-step-000001{n}" for n in ("", "-1", "-2")}
+
+
 def test_state_is_readable_json(tmp_path: Path) -> None:
     save(tmp_path, 1)
     assert json.loads((tmp_path / "step-000001" / "manifest.json").read_text())["files"].keys() == {

@@ -54,6 +54,29 @@ def test_a_folder_that_cannot_be_written() -> None:
         assert error.value.code == 2
 
 
+@pytest.mark.parametrize("file", ["recipe.json", "provenance.json"])
+def test_a_session_killed_while_it_claimed_the_folder(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one takes the folder, and sweeps up what was written aside."""
+
+    def killed(source: Path, target: Path) -> None:
+        if Path(target).name == file:
+            os._exit(9)
+        os.rename(source, target)
+
+    child = os.fork()
+    if not child:
+        monkeypatch.setattr(os, "replace", killed)
+        RunFolder(tmp_path, {"seed": 1}, {})
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert list(tmp_path.glob(f".{file}.*.tmp"))
+    RunFolder(tmp_path, {"seed": 1}, {}).close()
+    assert not list(tmp_path.glob(".*.tmp"))
+    assert json.loads((tmp_path / "recipe.json").read_text()) == {"seed": 1}
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)

@@ -139,6 +139,23 @@ def test_the_best_loss_is_the_lowest_and_survives_a_resume(tmp_path: Path) -> No
     assert losses[step] == min(losses.values())
 
 
+@pytest.mark.parametrize("values", [[math.nan, 0.2, math.nan, math.nan], [0.2, math.nan, 0.1, math.nan]])
+def test_a_score_that_is_no_number_is_not_the_best(values: list[float], tmp_path: Path) -> None:
+    scores = iter(values)
+    recipe = replace(SHORT, evaluation=Evaluation(every=2, best="f1"))
+    outcome = run(tmp_path, recipe, data=toy_data(score=lambda: {"f1": next(scores)}))
+    assert outcome.best is not None
+    assert checkpoint.read_json(outcome.best / checkpoint.STATE)["f1"] == 0.2
+
+
+def test_the_last_checkpoint_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    write = checkpoint.write
+    monkeypatch.setattr(checkpoint, "write", lambda folder, made: (written.append(folder.name), write(folder, made)))
+    run(tmp_path, replace(SHORT, checkpoints=Checkpoints(minutes=None, steps=1), log_every=5))
+    assert len(written) == len(set(written)) > 1
+
+
 def test_a_best_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'f2' is no number of the validation; choose from: f1, lm, loss"):
         run(

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -33,7 +34,7 @@ WEIGHTS, CARRIED, STATE, RECIPE, MANIFEST = (
     "recipe.json",
     "manifest.json",
 )
-PARTIAL = ".partial-"
+PARTIAL, OLD = ".partial-", "-old"
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 DTYPES |= {torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL"}
 
@@ -62,7 +63,13 @@ class Writer:
         self._error: Exception | None = None
         folder.mkdir(exist_ok=True)
         for leftover in folder.glob(f"{PARTIAL}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            whole = folder / leftover.name.removeprefix(PARTIAL).rsplit("-", 2)[0]
+            if leftover.name.endswith(OLD) and not whole.exists():  # killed between the two renames of :func:`write`
+                leftover.rename(whole)
+            elif leftover.is_symlink():
+                leftover.unlink()
+            else:
+                shutil.rmtree(leftover, ignore_errors=True)
 
     def save(self, into: str, snapshot: Snapshot) -> None:
         """Start writing ``snapshot``, which must not change any more, into the folder ``into``; waits for the one
@@ -126,13 +133,13 @@ def write(folder: Path, snapshot: Snapshot) -> None:
         _write_json(partial / MANIFEST, {"files": files})
         _sync(partial)
         if folder.exists():
-            folder.rename(partial.with_name(f"{partial.name}-old"))
+            folder.rename(partial.with_name(partial.name + OLD))
         partial.rename(folder)
         _sync(folder.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    shutil.rmtree(partial.with_name(f"{partial.name}-old"), ignore_errors=True)
+    shutil.rmtree(partial.with_name(partial.name + OLD), ignore_errors=True)
 
 
 def point(link: Path, target: str) -> None:
@@ -156,6 +163,12 @@ def newest(folder: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
         else:
             return candidate, damaged
     return None, damaged
+
+
+def put_aside(folder: Path) -> None:
+    """Rename a damaged checkpoint, so that it is neither used nor lost."""
+    names = (f"damaged-{folder.name}{f'-{number}' if number else ''}" for number in itertools.count())
+    folder.rename(next(aside for name in names if not (aside := folder.with_name(name)).exists()))
 
 
 def verify(folder: Path) -> None:

@@ -63,8 +63,9 @@ class RunFolder:
 
     def _claim(self, recipe: dict[str, Any], data: dict[str, str]) -> None:
         """Make the folder this run's, or check that it is already."""
-        known = self.path / RECIPE
-        provenance = self.path / PROVENANCE
+        known, provenance = self.path / RECIPE, self.path / PROVENANCE
+        for cut in (aside for file in (known, provenance) for aside in self.path.glob(f".{file.name}.*.tmp")):
+            cut.unlink()  # a session that was killed while it wrote the file left this
         sessions: list[dict[str, Any]] = []
         if known.exists():
             differences = compare(json.loads(known.read_bytes()), recipe)
@@ -80,8 +81,8 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path}: is not empty and holds no run (found {strangers[0]!r}); choose another output folder"
             )
+        replace(known, recipe)  # first, because it is what makes the folder a run
         replace(provenance, {"sessions": [*sessions, describe_session(data)]})
-        replace(known, recipe)
 
     def open_metrics(self, size: int) -> None:
         """Continue ``metrics.jsonl`` after its first ``size`` bytes: what an interrupted session wrote beyond its

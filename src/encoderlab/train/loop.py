@@ -199,7 +199,9 @@ class _Run:
                 self._log()
             if place.step % recipe.evaluation.every == 0:
                 self._validate()
-            if stop is not None and place.spent(recipe.budget) < recipe.budget.amount:
+            if place.spent(recipe.budget) >= recipe.budget.amount:
+                break  # what is saved below is the end of the run
+            if stop is not None:
                 self._stop(stop)
             if self._checkpoint_due():
                 self._save()
@@ -384,7 +386,8 @@ class _Run:
         value, best = numbers.get(wanted), self.place.best
         if value is None:
             raise ConfigError(f"evaluation.best {wanted!r} is no number of the validation{nearest(wanted, numbers)}")
-        if best is not None and (value >= best if wanted == "loss" else value <= best):
+        known = best is not None and math.isfinite(best)
+        if known and not (value < best if wanted == "loss" else value > best):  # nor is NaN better
             return
         self.place.best = value
         weights, state = self.engine.weights(), {"step": self.place.step, wanted: value}
@@ -466,7 +469,7 @@ class _Run:
             assert found is not None
             log.warning("%s", why)
             self.display.say(f"warning: {why}; going on from {found.name}")
-            folder.rename(folder.with_name(f"damaged-{folder.name}"))
+            checkpoint.put_aside(folder)
         return -1 if found is None else int(found.name.removeprefix("step-"))
 
 
