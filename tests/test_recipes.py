@@ -18,11 +18,12 @@ from encoderlab import config, models
 from encoderlab.batches.corrupt import Corruptor
 from encoderlab.batches.loader import Loader
 from encoderlab.batches.pack import FullSentences, SegmentPairs
-from encoderlab.batches.streams import XLNetStreams
+from encoderlab.batches.streams import ContiguousStreams, XLNetStreams
 from encoderlab.commands import settings
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models.base import resized
+from encoderlab.objectives.causal import CausalSettings
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.mlm import MLM, MLMSettings
 from encoderlab.objectives.permutation import PermutationSettings
@@ -180,6 +181,16 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "transformer-xl-mini",
         {"phases": (Phase(rows=8, share=0.5), Phase(rows=16, share=0.5))},
         "one number of rows",
+    ),
+    "evaluation memory over shuffled rows": (
+        "bert-base-ltr",
+        {"objective": CausalSettings(evaluation_memory=8)},
+        "means nothing for shuffled rows",
+    ),
+    "windows that vary beyond the positions": (
+        "bert-base-ltr",
+        {"rows": ContiguousStreams(separator=False, variable=True)},
+        "rows of 527 tokens exceed the model's 512 positions; shorten phases.length to 497",
     ),
     "rows longer than the positions": ("bert-mini", {"phases": (Phase(length=1024, rows=8),)}, "512 positions"),
     "rows longer than the mask decoder": ("deberta-mini", {"phases": (Phase(length=600, rows=8),)}, "raise model.mask"),

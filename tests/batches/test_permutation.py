@@ -70,7 +70,7 @@ def test_records_equal_the_release(golden: dict[str, np.ndarray]) -> None:
             row = form.row(line, stream, position, 2 * HALF, framing, (), python_draws)  # type: ignore[arg-type]
             assert np.array_equal(row.ids, golden["output/record.input"][record])
             assert np.array_equal(row.segments, golden["output/record.seg_id"][record])
-            assert row.labels["next_sentence"] == golden["output/record.label"][record, 0]
+            assert row.labels["next_sentence"] == 1 - golden["output/record.label"][record, 0]
             word_starts = row.ids % 3 != 0  # also of <cls>, whose id is a multiple of 3 here
             spans = [
                 sample_spans(word_starts[part], 4, Targets(), numpy_draws, backwards=stream.backwards)

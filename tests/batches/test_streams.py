@@ -106,14 +106,14 @@ def test_xlnet_rows() -> None:
             assert row.ids[-1] == CLS and row.segments[-1] == 2 and (row.segments[:32] == 0).all()
             assert (np.diff(row.segments.astype(int)) >= 0).all()
             assert row.labels["backwards"] == stream % 2
-            follows.append(row.labels["next_sentence"])
+            follows.append(not row.labels["next_sentence"])
             a, b = np.flatnonzero(row.ids == SEP)
             step = -1 if row.labels["backwards"] else 1
             text = np.concatenate([row.ids[:a], row.ids[a + 1 : b]])
             jumps = np.diff(text[text != EOD])
             apart = a - 1 - (row.ids[:a] == EOD).sum()
             assert (np.delete(jumps, apart) == step).all()
-            if row.labels["next_sentence"]:
+            if follows[-1]:
                 # A may have lost its end, so B begins where A ends or later.
                 assert jumps[apart] * step >= 1
     assert abs(np.mean(follows) - 0.5) < 0.15

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from encoderlab.batches.pack import FullSentences
 from encoderlab.batches.permutation import Targets
 from encoderlab.batches.streams import XLNetStreams
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.errors import ConfigError, Stopped
+from encoderlab.errors import ConfigError, DataError, Stopped
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange import huggingface
 from encoderlab.interchange.load import load
@@ -164,6 +165,25 @@ def test_another_architecture_is_named(tmp_path: Path) -> None:
         continued(recipe("bert-mini"), tmp_path / "hf")
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("xlnet", {}, "have 3 segments, and the model 2; set encoder.types of the model to 3"),
+        ("bert", {"types": 1}, "have 2 segments, and the model 1; set encoder.types of the model to 2"),
+        ("roberta", {"types": 1}, None),
+        ("bert", {"types": 0}, None),
+    ],
+)
+def test_segments_that_the_table_lacks_are_refused(family: str, changes: dict[str, int], message: str | None) -> None:
+    made = recipe("bert-tiny")
+    made = replace(made, model=resized(made.model, **changes))
+    if message is None:
+        fit(made, tiny.tokenizer(family))
+        return
+    with pytest.raises(ConfigError, match=message):
+        fit(made, tiny.tokenizer(family))
+
+
 def test_heads_that_only_one_has_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saved("bert-tiny", tmp_path / "model", save=folders.save)
     made = recipe("bert-tiny")
@@ -224,6 +244,16 @@ def test_streams_are_validated_in_pairs(tmp_path: Path) -> None:
     assert 32 <= Corpus(made, split="validation").num_tokens < 6 * 64
     outcome = pretrain(xlnet(rows=12), made, tmp_path / "run")
     assert "plm" in outcome.metrics["losses"]
+
+
+def test_a_later_phase_that_the_text_is_too_short_for_is_refused_at_once(tmp_path: Path) -> None:
+    made = build(tmp_path, language(70))
+    phases = (Phase(length=32, rows=8, share=0.5), Phase(length=32_768, rows=8, share=0.5))
+    model = resized(short("xlnet-tiny").model, dropout=0.0)
+    long = short("xlnet-tiny", model=model, objective=MLMSettings(), rows=FullSentences(), phases=phases)
+    with pytest.raises(DataError, match="shorter than one row of 32768"):
+        pretrain(long, made, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def xlnet(rows: int) -> Recipe:

@@ -65,6 +65,9 @@ def test_refused(wrong: dict[str, Any], message: str) -> None:
 def test_refused_parts() -> None:
     for make in (
         lambda: Budget(amount=0),
+        lambda: Budget(amount=math.inf),
+        lambda: Ramp(share=0.0),
+        lambda: Ramp(share=1.5),
         lambda: Phase(rows=0),
         lambda: Phase(share=1.5),
         lambda: Checkpoints(keep=0),

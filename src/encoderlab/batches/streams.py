@@ -107,10 +107,15 @@ class ContiguousStreams:
         if self.variable:
             rng = generator(seed, "window", epoch, position)
             centre = length if rng.random() < 0.95 else length / 2
-            length = min(max(5, int(rng.normal(centre, 5))), length + 15)
+            length = min(max(5, int(rng.normal(centre, 5))), self.longest)
         length = min(length, stream_length - 1 - position)
         following = position + length
         return length, following if following < stream_length - 1 else None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest window."""
+        return self.length + 15 * self.variable
 
     def shortest(self) -> int:
         """Tokens a stream needs for one window."""
@@ -148,7 +153,8 @@ class XLNetStreams:
     by ``reuse``. Segments are 0 for the reused part and A, 1 for B, 2 for <cls>. With ``both_directions``, rows 2s
     and 2s + 1 read the same stream forwards and backwards, so that any even slice of a batch has both halves.
 
-    Labels: ``next_sentence``, here 1 = B follows A (there is no loss on it in the paper); ``backwards``; ``continues``.
+    Labels: ``next_sentence``, 1 = random as in other pairs (the release has 1 = B follows A, and no loss on it);
+    ``backwards``; ``continues``.
     """
 
     kind: Literal["xlnet_streams"] = "xlnet_streams"
@@ -196,7 +202,11 @@ class XLNetStreams:
             segments=np.repeat(np.array([0, 1, 2], np.int8), [self.reuse + a_length + 1, b_length + 1, 1]),
             word_starts=stretch.word_starts,
             special=stretch.special,
-            labels={"next_sentence": int(follows), "backwards": int(stream.backwards), "continues": int(position > 0)},
+            labels={
+                "next_sentence": int(not follows),
+                "backwards": int(stream.backwards),
+                "continues": int(position > 0),
+            },
             key=key,
         )
 

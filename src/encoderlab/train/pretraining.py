@@ -15,7 +15,7 @@ import torch
 
 from encoderlab.batches.batch import Batch
 from encoderlab.batches.loader import Format, Loader
-from encoderlab.batches.pack import Framing, Row, SegmentPairs
+from encoderlab.batches.pack import ElectraSegments, Framing, Row, SegmentPairs, SentencePairs
 from encoderlab.batches.streams import ContiguousStreams, StreamFormat, XLNetStreams
 from encoderlab.config import from_dict, read_file
 from encoderlab.corpus.shards import MANIFEST, Corpus, file_hash
@@ -121,10 +121,10 @@ def check(recipe: Recipe) -> None:
         )
     if not isinstance(objective, RTDSettings) and recipe.generator is not None:
         raise ConfigError(f"objective {objective.kind!r} trains one network; set generator to null")
-    if isinstance(objective, (CausalSettings, PermutationSettings)) and objective.memory and not streams:
+    if not streams and any(getattr(objective, name, None) for name in ("memory", "evaluation_memory")):
         raise ConfigError(
             f"memory of earlier rows means nothing for shuffled rows ({recipe.rows.kind}); "
-            "set rows to contiguous_streams or xlnet_streams, or memory to 0"
+            "set rows to contiguous_streams or xlnet_streams, or memory and evaluation_memory to 0"
         )
     if isinstance(objective, CausalSettings) and isinstance(recipe.rows, XLNetStreams):
         raise ConfigError("xlnet_streams hold reused and paired text, not a stream; set rows to contiguous_streams")
@@ -162,12 +162,14 @@ def check(recipe: Recipe) -> None:
             )
     if isinstance(recipe.rows, SegmentPairs) and not recipe.model.pair and isinstance(objective, MLMSettings):
         log.info("rows are pairs, but the model has no sentence-pair head: the pair label is not trained")
-    longest = max(phase.length for phase in recipe.phases)
+    beyond = recipe.rows.longest - recipe.rows.length if isinstance(recipe.rows, ContiguousStreams) else 0
+    longest = max(phase.length for phase in recipe.phases) + beyond
     for config in filter(None, (recipe.model, recipe.generator)):
         limit = config.encoder.max_length
         if limit is not None and longest > limit:
             raise ConfigError(
-                f"rows of {longest} tokens exceed the model's {limit} positions; shorten phases.length to {limit}"
+                f"rows of {longest} tokens exceed the model's {limit} positions; "
+                f"shorten phases.length to {limit - beyond}"
             )
         if 0 < config.mask_decoder < longest:
             raise ConfigError(
@@ -195,8 +197,10 @@ def fit(recipe: Recipe, tokenizer: Tokenizer, *, resumed: Path | None = None) ->
     ``resumed``, its own record says what that is.
 
     Raises:
-        ConfigError: the model to continue has another architecture, tokenizer, or no generator.
+        ConfigError: a table of segments is too short for the rows, or the model to continue has another architecture,
+            tokenizer, or no generator.
     """
+    check_segments(recipe, tokenizer, model=recipe.model, generator=recipe.generator)
 
     def fitted(config: ModelConfig) -> ModelConfig:
         adaptive = config.encoder.adaptive
@@ -223,6 +227,22 @@ def fit(recipe: Recipe, tokenizer: Tokenizer, *, resumed: Path | None = None) ->
     return replace(recipe, model=model, generator=continuing(recipe.generator, other, recipe.init_from))
 
 
+def check_segments(recipe: Recipe, tokenizer: Tokenizer, **networks: ModelConfig | None) -> None:
+    """Refuse networks whose table of segments lacks those that the tokenizer's rows have."""
+    rows, needed = recipe.rows, 1
+    if isinstance(rows, XLNetStreams) or tokenizer.framing == "xlnet" and not isinstance(rows, ContiguousStreams):
+        needed = 3  # A, B, and <cls>
+    elif isinstance(rows, (SegmentPairs, SentencePairs, ElectraSegments)) and tokenizer.framing == "bert":
+        needed = 2
+    for name, config in networks.items():
+        if config is not None and 0 < config.encoder.types < needed:
+            raise ConfigError(
+                f"rows ({rows.kind}) with a tokenizer of kind {tokenizer.framing} have {needed} segments, and the "
+                f"{name} {config.encoder.types}; set encoder.types of the {name} to {needed}, or build the corpus with "
+                "another tokenizer"
+            )
+
+
 def build_objective(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, *, resumed: bool = False) -> Objective:
     """The networks of a recipe that was :func:`fit`, under its objective: fresh from the seed or from ``init_from``,
     which a ``resumed`` run does not read again.
@@ -232,6 +252,7 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, *, res
         if not settings.teacher:
             raise ConfigError("distillation needs a teacher; give a model folder: --set objective.teacher=FOLDER")
         teacher = same_ids(load(settings.teacher), tokenizer, settings.teacher)
+        check_segments(recipe, tokenizer, teacher=teacher.config)
     model, generator = _networks(recipe, tokenizer, resumed=resumed)
     return _objective(recipe, model, generator, teacher, Vocabulary.of(tokenizer, corpus.counts()))
 
@@ -322,6 +343,9 @@ def corpus_data(recipe: Recipe, objective: Objective, path: Path, tokenizer: Tok
             duplicates=recipe.duplicates,
         )
         return LoaderSource(loader)
+
+    for phase in recipe.phases:
+        source(phase, phase.rows, None)  # what the text is too short for is refused now
 
     def validation_loader(phase: Phase) -> Loader:
         form = replace(recipe.rows, length=phase.length)

@@ -21,8 +21,10 @@ class Budget:
     unit: Literal["steps", "tokens", "flops", "hours"] = "steps"
 
     def __post_init__(self) -> None:
-        if not self.amount > 0:
-            raise ConfigError(f"a budget of {self.amount:g} {self.unit} is not positive; give at least 1 step")
+        if not 0 < self.amount < math.inf:
+            raise ConfigError(
+                f"a budget of {self.amount:g} {self.unit} is not positive and finite; give at least 1 step"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,10 @@ class Ramp:
 
     rows: int = 32
     share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"ramp share {self.share} is not above 0 and at most 1; 0.1 of the budget is usual")
 
     def rows_at(self, done: float, goal: int) -> int:
         """Rows of a batch after share ``done`` of the budget, on the way to ``goal``."""
