@@ -230,6 +230,14 @@ def test_the_difference_is_paired_by_seed():
     assert middle == pytest.approx(0.021, abs=1e-3) and half < 0.004
 
 
+def test_the_scale_of_shares_ends_at_0_and_1():
+    methods = [Score(name="a", scores=[0.4, 0.6], ours=True), Score(name="b", scores=[0.9])]  # 0.5 ± 1.27
+    text = render(Report(title="x", verdict="y", tasks=[TaskScores(name="t", about="", metric="f", methods=methods)]))
+    ticks = [float(tick) for tick in re.findall(r'<span style="left:[\d.]+%">(-?[\d.]+)</span>', text)]
+    assert 0 <= min(ticks) and max(ticks) <= 100
+    assert re.search(r'class="span" style="left:0.00%;right:calc\(100% - 100.00%\)"', text)
+
+
 def test_write_replaces_the_file_in_one_step(tmp_path):
     write(example(), tmp_path / "report.html")
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]

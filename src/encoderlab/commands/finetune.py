@@ -133,8 +133,10 @@ def finetune(
     given = Given(form=form, text=text, pair=pair, label=label)  # type: ignore[arg-type]
     jobs = _jobs(task, data, dev, test, given)
 
+    fields = [protocols.spelled_out(word) for word in set_ or ()]
+
     def adjust(recipe: Recipe) -> Recipe:
-        recipe = settings.resolve(recipe, files=config or (), assignments=set_ or ())
+        recipe = settings.resolve(recipe, files=config or (), assignments=fields)
         return recipe if epochs is None else replace(recipe, epochs=epochs, steps=None)
 
     origin = best_seed(model, note)
@@ -312,7 +314,7 @@ class _Finished:
         return baseline_rows(self.task, self.baselines) + ours
 
     def scores(self) -> TaskScores:
-        """The section of the report."""
+        """The section of the report. Systems are compared where the same seeds have scores; failed ones are named."""
         from encoderlab.measure.report import Score, TaskScores
 
         metric = self.task.metric
@@ -321,8 +323,20 @@ class _Finished:
             Score(name=system, scores=[run.scores["dev"][metric] for run in outcome.runs], ours=True)
             for system, outcome in self.systems.items()
         ]
-        compare = ("pretrained", "without pretraining") if len(ours) > 1 else None
-        return TaskScores(name=self.task.name, about=self.about, metric=metric, methods=simple + ours, compare=compare)
+        seeds = {system: outcome.record["seeds"] for system, outcome in self.systems.items()}
+        scored = {tuple(seed for seed, entry in tried.items() if "scores" in entry) for tried in seeds.values()}
+        failed: dict[str, list[str]] = {}
+        for system, tried in seeds.items():
+            for seed, entry in tried.items():
+                if "failed" in entry:
+                    failed.setdefault(f"{system} ({entry['failed']}), seeds", []).append(seed)
+        return TaskScores(
+            name=self.task.name,
+            about=self.about + "".join(f" Failed: {what} {', '.join(which)}." for what, which in failed.items()),
+            metric=metric,
+            methods=simple + ours,
+            compare=("pretrained", "without pretraining") if len(ours) > 1 and len(scored) == 1 else None,
+        )
 
 
 def _compare(

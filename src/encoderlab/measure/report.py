@@ -304,7 +304,7 @@ def _task(task: TaskScores) -> str:
     low, high, ticks = _scale(*_focus(task.methods))
 
     def at(value: float) -> str:
-        return f"{100 * (value - low) / (high - low):.2f}%"
+        return f"{100 * (min(max(value, low), high) - low) / (high - low):.2f}%"
 
     rows, ours = [], sum(method.ours for method in task.methods)
     for method in task.methods:
@@ -317,7 +317,7 @@ def _task(task: TaskScores) -> str:
             else ""
         )
         span = (
-            f'<i class="span" style="left:{at(middle - half)};width:{100 * 2 * half / (high - low):.2f}%"></i>'
+            f'<i class="span" style="left:{at(middle - half)};right:calc(100% - {at(middle + half)})"></i>'
             if half
             else ""
         )
@@ -342,7 +342,9 @@ def _task(task: TaskScores) -> str:
 
 
 def _focus(methods: Sequence[Score]) -> tuple[float, float]:
-    """The range of our models' scores and of the baselines near them; one far below would flatten the rest."""
+    """The range of our models' scores and of the baselines near them; one far below would flatten the rest. Shares
+    keep within 0 and 1, however wide their intervals are.
+    """
     reach = {method.name: interval(method.scores) for method in methods}
     ends = {
         m.name: [reach[m.name][0] - reach[m.name][1], *m.scores, reach[m.name][0] + reach[m.name][1]] for m in methods
@@ -351,7 +353,9 @@ def _focus(methods: Sequence[Score]) -> tuple[float, float]:
     margin = 4 * max(max(core) - min(core), 0.01)
     near = [end for m in methods for end in ends[m.name] if max(core) + margin > reach[m.name][0] > min(core) - margin]
     higher = [end for m in methods for end in ends[m.name] if reach[m.name][0] > max(core)]
-    return min(near), max(near + higher)
+    low, high = min(near), max(near + higher)
+    shares = all(0 <= score <= 1 for m in methods for score in m.scores)
+    return (max(low, 0.0), min(high, 1.0)) if shares else (low, high)
 
 
 def _judgement(task: TaskScores) -> str:
@@ -361,7 +365,7 @@ def _judgement(task: TaskScores) -> str:
     middle, half = found
     kind = "gain" if middle - half > 0 else "loss" if middle + half < 0 else ""
     words = (
-        f"{100 * middle:+.1f} ± {100 * half:.1f} from pretraining" if kind else "no clear difference from pretraining"
+        f"{100 * middle:+.1f} ± {100 * half:.1f} from pretraining" if kind else "no clear gain or loss from pretraining"
     )
     return f'<span class="verdict {kind}">{words}</span>'
 

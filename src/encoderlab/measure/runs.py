@@ -56,6 +56,10 @@ def read_run(folder: Path) -> RunRecord:
     Raises:
         DataError: there is no run, or a file of it is broken.
     """
+    if (folder / "score.json").exists() and not (folder / "recipe.json").exists():
+        raise DataError(
+            f"{folder}: fine-tuning, whose page is its report.html; for curves give the folder of a seed in it"
+        )
     recipe = _read_json(folder / "recipe.json", "a run folder holds one")
     metrics, source = folder / "metrics.jsonl", folder / "provenance.json"
     lines = [_flat(line) for line in read_lines(metrics)] if metrics.exists() else []
@@ -194,7 +198,7 @@ def comparison(records: Mapping[str, RunRecord]) -> str:
     """Which run of one objective stands best on held-out text, by the bits per byte, as these do not depend on the
     tokenizer. Runs that diverged are named.
     """
-    words = "Their losses on held-out text are of different kinds, or missing: nothing to rank them by."
+    words = f"{len(records)} runs, which have no bits per byte of one objective to be ranked by."
     ends = {name: held[-1] for name, record in records.items() if (held := _bits(record))}
     if len(ends) > 1 and len({records[name].term for name in ends}) == 1:
         best = min(ends, key=lambda name: ends[name])
