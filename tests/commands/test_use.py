@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from encoderlab import cli
 from encoderlab.commands.use import _lines, _write_vectors
 from encoderlab.errors import DataError
 
@@ -29,7 +30,15 @@ def test_vectors_that_fail_on_the_way_leave_no_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_hyphen_stands_for_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    read: list[str] = []
+    monkeypatch.setattr("encoderlab.commands.use._load", lambda folder: read.extend(_lines(Path("-"))) or 1 / 0)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\r\nb")))
+    assert cli.main(["encode", "run", "--file", "-"]) == 1
+    assert read == ["a", "b"] and "ZeroDivisionError" in capsys.readouterr().err
+
+
 def test_standard_input_that_is_no_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\nK\xe4se\n"), encoding="utf-8"))
-    with pytest.raises(DataError, match="standard input: text that is not UTF-8"):
+    with pytest.raises(DataError, match="standard input: line 2 is not UTF-8"):
         list(_lines(Path("-")))

@@ -476,6 +476,19 @@ def test_offsets_point_into_the_text(trained: dict[str, Tokenizer]) -> None:
 # Word starts.
 
 
+def test_half_of_a_surrogate_pair_is_no_character(
+    trained: dict[str, Tokenizer], caplog: pytest.LogCaptureFixture
+) -> None:
+    for tokenizer in trained.values():
+        broken, whole = (tokenizer.encode_batch([f"the {char} river", "ships"]) for char in "\ud83d\ufffd")
+        for one, two in zip(broken, whole, strict=True):
+            assert one.ids.tolist() == two.ids.tolist() and one.offsets.tolist() == two.offsets.tolist()
+        assert tokenizer.encode("\udcfc").ids.tolist() == tokenizer.encode("\ufffd").ids.tolist()
+    assert "halves of surrogate pairs, which are no characters, are read as U+FFFD" in caplog.messages
+    with pytest.raises(TypeError):
+        tokenizer.encode_batch(["ships", None])  # type: ignore[list-item]
+
+
 def test_words_are_those_of_berts_basic_tokenizer_for_every_kind(trained: dict[str, Tokenizer]) -> None:
     text = "the parsers' arguments (of sub-commands), e.g. add_argument() 3.14 don't!  two\nlines 龘龘 usage"
     expected = re.findall(r"[a-z0-9]+|龘|[^\sa-z0-9]", text)

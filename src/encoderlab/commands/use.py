@@ -74,6 +74,7 @@ def evaluate(
     from encoderlab.tasks.scores import score
     from encoderlab.tasks.span import SpanQA
     from encoderlab.tasks.submit import write_submission
+    from encoderlab.tasks.tables import is_file_name
 
     names = [model, *(ensemble or ())]
     members = [predictor_of(place) for place in names]
@@ -81,6 +82,8 @@ def evaluate(
     if Path(data).is_file():
         task = _task_of_file(Path(data), own, Given(form=own.form, text=text, pair=pair, label=label))
         part = task.read([Path(data)], split)
+    elif is_file_name(data) or "/" in data:
+        raise ConfigError(f"{data}: no such file; give labelled data, or the name of a benchmark")
     else:
         task = _fitted(suites.task(data), own)
         if folder is None:
@@ -173,8 +176,12 @@ def predict(
     from encoderlab.tasks.predict import record
     from encoderlab.tasks.tables import is_file_name
 
-    predictor = predictor_of(model)
     file = Path(inputs[0])
+    if len(inputs) == 1 and "/" in inputs[0] and file.is_dir():
+        raise DataError(f"{file}: is a folder; give a file, or texts")
+    if out is not None and out.is_dir():
+        raise ConfigError(f"--out {out}: is a folder; name a file to write, such as {out / 'predictions.jsonl'}")
+    predictor = predictor_of(model)
     if len(inputs) > 1 or not file.is_file():
         if len(inputs) == 1 and is_file_name(inputs[0]):
             raise DataError(f"{file}: no such file; give a file, or texts")
@@ -230,7 +237,7 @@ def encode(
     texts: list[str] | None = None,
     /,
     *,
-    file: Path | None = None,
+    file: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
     out: Path | None = None,
     pooling: Literal["mean", "first", "last"] = "mean",
 ) -> dict[str, Any]:
@@ -304,10 +311,11 @@ def _lines(path: Path) -> Iterator[str]:
     from encoderlab.tasks.tables import RECORDS, lines, suffix
 
     if str(path) == "-":
-        try:
-            yield from (line.rstrip("\r\n") for line in sys.stdin)
-        except UnicodeDecodeError as error:
-            raise DataError(f"standard input: text that is not UTF-8 ({error.reason}); convert it with iconv") from None
+        for number, line in enumerate(sys.stdin.buffer, 1):
+            try:
+                yield line.decode().rstrip("\r\n")
+            except UnicodeDecodeError:
+                raise DataError(f"standard input: line {number} is not UTF-8; convert it with iconv") from None
         return
     if suffix(path) in RECORDS:
         raise DataError(f"{path}: is a table; give a file with one text per line")

@@ -10,7 +10,9 @@ import dataclasses
 import functools
 import hashlib
 import json
+import logging
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,10 @@ from encoderlab.corpus.layouts import KINDS, Kind, Layout
 from encoderlab.corpus.words import WordStarts
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import write_text
+
+log = logging.getLogger(__name__)
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +117,21 @@ class Tokenizer:
 
     def encode(self, text: str) -> Encoding:
         """Ids, character offsets and word starts of ``text``. A special token written in the text (``[MASK]``) is that
-        token."""
-        return self._encoding(self.backend.encode(text, add_special_tokens=False))
+        token, half of a surrogate pair is U+FFFD."""
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
         """:meth:`encode` of every text, on all cores."""
-        return [self._encoding(item) for item in self.backend.encode_batch(list(texts), add_special_tokens=False)]
+        texts = list(texts)
+        try:
+            found = self.backend.encode_batch(texts, add_special_tokens=False)
+        except TypeError:  # what the library says of surrogates, which JSON and names of files may hold
+            whole = [_SURROGATE.sub("\ufffd", text) for text in texts]
+            if whole == texts:
+                raise
+            log.warning("halves of surrogate pairs, which are no characters, are read as U+FFFD")
+            found = self.backend.encode_batch(whole, add_special_tokens=False)
+        return [self._encoding(item) for item in found]
 
     def encode_corpus(self, texts: Sequence[str]) -> CorpusTokens:
         """Tokens of many texts, for building a corpus, on one core; a special token written in a text is text here.
