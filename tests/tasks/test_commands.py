@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,35 @@ def test_further_files_have_the_labels_of_training(tmp_path, tiny, capsys):
     assert "dev.csv:2: label '2' is none of 0, 1" in refusal(
         capsys, 3, "finetune", *words, "--model", tiny, "--out", tmp_path / "other"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--set", "batch=0"), "batch 0 is not positive"),
+        (("--set", "steps=-5"), "steps -5 is not positive"),
+        (("--epochs", "0"), "epochs 0 is not positive and finite"),
+        (("--set", "head_dropout=1"), "head_dropout 1 is no share"),
+        (("--set", "frozen.lstm_width=0"), "2 layers of a BiLSTM of width 0"),
+        (("--grid", "lr=1e-3,fast"), "--grid: optim.lr: .*'fast'"),
+        (("--set", "lr=fast"), "--set: optim.lr: .*'fast'"),
+        (("--tune", "batch=16,small"), "--tune: batch: .*'small'"),
+    ],
+)
+def test_fields_that_mean_nothing_are_refused_before_any_training(tmp_path, tiny, capsys, words, message):
+    data, out = reviews(tmp_path / "reviews.csv"), tmp_path / "run"
+    assert re.search(message, refusal(capsys, 2, "finetune", data, "--model", tiny, "--out", out, *words))
+    assert not list(out.rglob("metrics.jsonl"))
+
+
+def test_what_is_no_file_is_told_so(tmp_path, tiny, capsys):
+    data, out = reviews(tmp_path / "reviews.csv"), tmp_path / "run"
+    run(capsys, "finetune", data, "--model", tiny, "--out", out, "--seeds", 1, "--epochs", 1)
+    assert "none.csv: no such file; give labelled data" in refusal(capsys, 2, "evaluate", out, tmp_path / "none.csv")
+    assert "is a folder; give a file, or texts" in refusal(capsys, 3, "predict", out, tmp_path)
+    assert "is a folder; name a file to write" in refusal(capsys, 2, "predict", out, data, "--out", tmp_path)
+    said = refusal(capsys, 2, "evaluate", out, data, "--submission", tmp_path / "submission")
+    assert "reviews: no leaderboard file for the split 'dev'" in said
 
 
 def test_a_model_made_for_something_else_is_refused(tmp_path, tiny, capsys):

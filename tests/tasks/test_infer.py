@@ -178,3 +178,19 @@ def test_an_empty_file_is_told_so(tmp_path):
     (tmp_path / "t.csv").touch()
     with pytest.raises(DataError, match="t.csv: holds no rows with columns"):
         task_of(tmp_path / "t.csv")
+
+
+def test_a_column_is_text_or_label(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text,target\na,x\nb,y\n")
+    with pytest.raises(ConfigError, match="'text' is text and label at once"):
+        task_of(path, Given(label="text"))
+    (layout,) = task_of(path, Given(text="target"))[0].layouts
+    assert (layout.text, layout.label) == ("target", None)
+
+
+def test_choices_of_unimc_are_about_their_text(tmp_path):
+    record = {"texta": "A car.", "textb": "", "question": "Which?", "choice": ["a", "b"], "answer": "b", "label": 1}
+    _, split = choices(tmp_path, "u.jsonl", jsonl(record))
+    (example,) = split.examples
+    assert (example.context, example.question, example.answers) == ("A car.", "Which?", (1,))

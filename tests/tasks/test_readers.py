@@ -160,6 +160,13 @@ def test_further_published_files(tmp_path):
     assert load(task("record"), path).examples[0].id == "3"
 
 
+def test_hugging_face_s_c3_has_the_lines_of_a_text_as_a_list(tmp_path):
+    record = {"id": 0, "context": ["one", "two"], "question": "q", "choice": ["1", "0"], "answer": "0"}
+    path = jsonl(tmp_path / "train.jsonl", record, record | {"id": 1, "answer": "1"})
+    examples = load(task("c3"), path).examples
+    assert [(e.id, e.context, e.answers) for e in examples] == [("0", "one\ntwo", (1,)), ("1", "one\ntwo", (0,))]
+
+
 def test_idioms_of_clue_have_their_answers_in_another_file(tmp_path):
     texts = {"candidates": ["a", "b", "c"], "content": ["x #idiom000001# y #idiom000002#", "z #idiom000003#"]}
     jsonl(tmp_path / "train.json", texts)

@@ -73,7 +73,7 @@ def evaluate(
     from encoderlab.tasks.predict import joint_windows, predict_ensemble
     from encoderlab.tasks.scores import score
     from encoderlab.tasks.span import SpanQA
-    from encoderlab.tasks.submit import write_submission
+    from encoderlab.tasks.submit import check_submission, write_submission
     from encoderlab.tasks.tables import is_file_name
 
     names = [model, *(ensemble or ())]
@@ -90,6 +90,8 @@ def evaluate(
             raise ConfigError(f"{data} is a benchmark; give the folder of its files with --data")
         part = task.load(folder, split)
     _warn(part)
+    if submission is not None:
+        check_submission(task, split, len(part))
     if isinstance(members[0].form, SpanQA) and not joint_windows(members):
         note("the models read passages in different windows, so the probabilities of their n-best texts are averaged")
     together, each = predict_ensemble(members, part.examples)

@@ -47,6 +47,13 @@ class Frozen:
     lstm_width: int = 768
     dtype: Literal["float16", "float32"] = "float16"
 
+    def __post_init__(self) -> None:
+        if self.lstm_layers < 0 or self.lstm_width < 1:
+            raise ConfigError(
+                f"{self.lstm_layers} layers of a BiLSTM of width {self.lstm_width} are none; give lstm_layers=0 for a "
+                f"linear map, or more, and a width of at least 1"
+            )
+
     def numbers(self, depth: int) -> tuple[int, ...]:
         """Indices into ``States.layers`` (0 is the embedding output) for an encoder of ``depth`` layers."""
         if "four" in self.layers and depth < 4:

@@ -82,6 +82,19 @@ class Recipe(Training):
     schedule: Schedule = Polynomial(warmup=0.1)
     checkpoints: Checkpoints = Checkpoints(minutes=10.0, keep=1)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("batch", "steps", "row_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} {value} is not positive; give at least 1")
+        if not 0 < self.epochs < math.inf:
+            raise ConfigError(f"epochs {self.epochs:g} is not positive and finite; give a number such as 3")
+        for name in ("dropout", "head_dropout"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise ConfigError(f"{name} {value:g} is no share of what is kept back; give at least 0 and less than 1")
+
 
 def finetune(
     model: Model,

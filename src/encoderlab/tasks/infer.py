@@ -65,6 +65,8 @@ def task_of(path: Path, given: Given | None = None) -> tuple[Task, str]:
         if name is not None and name not in columns and not name.isdigit():
             raise ConfigError(f"{path}: no column {name!r}{nearest(name, columns)}")
     layout, form, words = _layout(path, columns, given)
+    if isinstance(layout, Columns) and layout.label in layout.needs:
+        raise ConfigError(f"{path}: {layout.label!r} is text and label at once; give another --text or --label")
     raw = dataclasses.replace(layout, scheme=None) if isinstance(layout, (Conll, WordLists)) else layout
     sample = list(islice(examples(raw, path, remarks), _SAMPLE))
     labels, metrics = (
@@ -119,8 +121,8 @@ def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
         (held if fraction < share else kept).append(example)
     if not held or not kept:
         raise DataError(
-            f"{', '.join(split.files)}: {len(split)} examples are too few to hold out a validation part; "
-            f"give one with --dev"
+            f"{', '.join(split.files)}: {len(split)} examples, those of one text together, are too few to hold out a "
+            f"validation part; give one with --dev"
         )
     return dataclasses.replace(split, examples=tuple(kept)), dataclasses.replace(
         split, name="dev", examples=tuple(held)
@@ -160,7 +162,8 @@ def _layout(path: Path, columns: Sequence[str], given: Given) -> tuple[Layout, F
 def _text_columns(
     path: Path, columns: Sequence[str], lower: dict[str, str], given: Given, named_id: str | None
 ) -> tuple[Layout, Form, str]:
-    text, pair, label = given.text, given.pair, given.label or _first(LABELS, lower)
+    text, pair = given.text, given.pair
+    label = given.label or _first([name for name in LABELS if lower.get(name) not in (text, pair)], lower)
     if text is None:
         first, second = next(
             ((lower[a.lower()], lower[b.lower()]) for a, b in PAIRS if a.lower() in lower and b.lower() in lower),

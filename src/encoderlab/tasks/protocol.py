@@ -21,7 +21,7 @@ from encoderlab.train.optim import AdamW, BertAdam, LayerDecay
 from encoderlab.train.schedule import Bert, Electra, Polynomial
 
 Report = Literal["median", "mean", "best"]
-SHORT = {"lr": "optim.lr", "weight_decay": "optim.weight_decay", "dropout": "dropout", "max_length": "form.max_length"}
+SHORT = {"lr": "optim.lr", "weight_decay": "optim.weight_decay", "max_length": "form.max_length"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,6 +388,12 @@ def protocol(name: str) -> Protocol:
     return PROTOCOLS[name]
 
 
+def spelled_out(assignment: str) -> str:
+    """The path of a field, with or without ``=value``, where its short name may stand: ``lr`` is ``optim.lr``."""
+    name, equals, value = assignment.partition("=")
+    return SHORT.get(name, name) + equals + value
+
+
 def parse_grid(words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """``["lr=5e-5,1e-4", "epochs=3,10"]`` as the grid of a protocol.
 
@@ -399,5 +405,5 @@ def parse_grid(words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         name, equals, values = word.partition("=")
         if not equals or not name or not values:
             raise ConfigError(f"--grid {word}: expected field=value,value, such as lr=5e-5,1e-4")
-        grid[SHORT.get(name, name)] = tuple(parse_value(value) for value in values.split(","))
+        grid[spelled_out(name)] = tuple(parse_value(value) for value in values.split(","))
     return grid

@@ -11,8 +11,27 @@ import numpy as np
 
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import write_text
-from encoderlab.tasks.base import Choice, Example, Task, Text, Words
+from encoderlab.tasks.base import Choice, Example, Submission, Task, Text, Words
 from encoderlab.tasks.entities import entities
+
+
+def check_submission(task: Task, split: str, count: int) -> Submission:
+    """The leaderboard's wishes, if it takes ``count`` predictions of the split.
+
+    Raises:
+        ConfigError: the task's leaderboard takes no such split.
+        DataError: the number of predictions is not the one that the leaderboard expects.
+    """
+    submission = task.submission
+    if submission is None or split not in submission.files:
+        raise ConfigError(f"{task.name}: no leaderboard file for the split {split!r}")
+    expected = submission.rows.get(split, count)
+    if expected != count:
+        raise DataError(
+            f"{task.name}: {count:,} predictions for {split}, the leaderboard expects {expected:,}; "
+            f"predict the whole file"
+        )
+    return submission
 
 
 def write_submission(
@@ -28,18 +47,9 @@ def write_submission(
     """Write the submission of ``split`` into ``folder`` and return the files.
 
     Raises:
-        ConfigError: the task's leaderboard takes no such split.
-        DataError: the number of predictions is not the one that the leaderboard expects.
+        ConfigError, DataError: as :func:`check_submission`.
     """
-    submission = task.submission
-    if submission is None or split not in submission.files:
-        raise ConfigError(f"{task.name}: no leaderboard file for the split {split!r}")
-    expected = submission.rows.get(split)
-    if expected is not None and expected != len(predictions):
-        raise DataError(
-            f"{task.name}: {len(predictions):,} predictions for {split}, the leaderboard expects {expected:,}; "
-            f"predict the whole file"
-        )
+    submission = check_submission(task, split, len(predictions))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / submission.files[split]
     pairs = list(zip(examples, predictions, strict=True))

@@ -71,29 +71,30 @@ def run(
     base = adjust(base) if adjust is not None else base
     about = {"protocol": protocol.name, "model": model_hash(model), "after": list(after)}
     points = [dict(zip(protocol.grid, values, strict=True)) for values in itertools.product(*protocol.grid.values())]
+    recipes = [override(base, point, where="--grid") for point in points]  # a wrong one is refused before any training
 
-    def attempt(point: Mapping[str, Any], seed: int, splits: Mapping[str, Split]) -> Result | str:
-        recipe = replace(override(base, dict(point)) if point else base, seed=seed)
-        say(f"{task.name}: {describe(point)} seed {seed}".replace("  ", " "))
+    def attempt(number: int, seed: int, splits: Mapping[str, Split]) -> Result | str:
+        recipe = replace(recipes[number], seed=seed)
+        say(f"{task.name}: {describe(points[number])} seed {seed}".replace("  ", " "))
         try:
-            folder = out / folder_name(point) / f"seed-{seed}"
+            folder = out / folder_name(points[number]) / f"seed-{seed}"
             return finetune(model, task, splits, recipe, folder, about=about, encodings=encodings, trained=trained)
         except Diverged as error:
             return str(error)
 
     encodings = Encodings()
     search: list[dict[str, Any]] = []
-    chosen: Mapping[str, Any] = points[0]
+    chosen = 0
     if len(points) > 1:
         seen = {name: splits[name] for name in ("train", "dev")}
-        for point in points:
-            found = [attempt(point, base.seed + i, seen) for i in range(protocol.search_seeds)]
+        for number, point in enumerate(points):
+            found = [attempt(number, base.seed + i, seen) for i in range(protocol.search_seeds)]
             scores = [result.scores["dev"][task.metric] for result in found if isinstance(result, Result)]
             search.append({"point": point, "dev": scores, "failed": len(found) - len(scores)})
-        usable = [entry for entry in search if entry["dev"]]
+        usable = [number for number, entry in enumerate(search) if entry["dev"]]
         if not usable:
             raise Diverged(f"{task.name}: every point of the grid failed; lower the rates")
-        chosen = max(usable, key=lambda entry: statistics.median(entry["dev"]))["point"]
+        chosen = max(usable, key=lambda number: statistics.median(search[number]["dev"]))
     attempts = {base.seed + i: attempt(chosen, base.seed + i, splits) for i in range(protocol.seeds)}
     runs = [found for found in attempts.values() if isinstance(found, Result)]
     if not runs:
@@ -106,7 +107,7 @@ def run(
         "source": protocol.source,
         "grid": {name: list(values) for name, values in protocol.grid.items()},
         "search": search,
-        "chosen": dict(chosen),
+        "chosen": points[chosen],
         "selection": f"{base.select} by {task.metric} of dev",
         "seeds": {str(seed): _entry(found, task, splits["dev"]) for seed, found in attempts.items()},
         "scores": _summaries(runs, splits),

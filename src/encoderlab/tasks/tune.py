@@ -16,7 +16,7 @@ from encoderlab.tasks.base import Split, Task
 from encoderlab.tasks.encodings import Encodings
 from encoderlab.tasks.finetune import Recipe, finetune
 from encoderlab.tasks.objective import model_hash
-from encoderlab.tasks.protocol import SHORT, Protocol
+from encoderlab.tasks.protocol import Protocol, spelled_out
 from encoderlab.tasks.trials import describe, folder_name
 
 
@@ -49,9 +49,9 @@ def parse_space(words: Sequence[str]) -> dict[str, Range | tuple[Any, ...]]:
             raise ConfigError(f"--tune {word}: expected field=low:high or field=value,value, such as lr=1e-5:1e-3")
         if ":" in values:
             low, _, high = values.partition(":")
-            space[SHORT.get(name, name)] = Range(low=parse_value(low), high=parse_value(high))
+            space[spelled_out(name)] = Range(low=parse_value(low), high=parse_value(high))
         else:
-            space[SHORT.get(name, name)] = tuple(parse_value(value) for value in values.split(","))
+            space[spelled_out(name)] = tuple(parse_value(value) for value in values.split(","))
     return space
 
 
@@ -78,15 +78,21 @@ def tune(
     :func:`encoderlab.tasks.trials.run` as a grid of one point, which scores it over seeds.
 
     Raises:
+        ConfigError: no trials, or a value that its field cannot have.
         MissingDependency: Optuna is not installed.
         Diverged: no trial ended.
     """
+    if trials < 1:
+        raise ConfigError(f"--trials {trials} is not positive; give at least 1")
     try:
         import optuna
     except ImportError:
         raise MissingDependency("optuna", "tune", "searching hyperparameters") from None
     base = protocol.recipe_for(task, model)
     base = adjust(base) if adjust is not None else base
+    for name, values in space.items():  # a wrong one is refused before any training
+        for value in (values.low, values.high) if isinstance(values, Range) else values:
+            override(base, {name: value}, where="--tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=base.seed))
     about = {"protocol": protocol.name, "model": model_hash(model), "search": "optuna", "after": list(after)}

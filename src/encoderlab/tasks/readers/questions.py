@@ -123,7 +123,7 @@ class Options:
                 continue
             yield Choice(
                 id=id_of(record, self.id, remarks),
-                context="" if self.context is None else text_of(record, self.context, path),
+                context="" if self.context is None else _joined(record, self.context, path),
                 question="" if self.question is None else text_of(record, self.question, path),
                 options=tuple(options[i] for i in kept),
                 answers=None if answer is None else (kept.index(answer),),
@@ -393,6 +393,14 @@ def _choice(
     if place in range(len(options)) and not by_text:
         return place
     return options.index(answer) if answer in options else -1
+
+
+def _joined(record: Record, column: str, path: Path) -> str:
+    """A text, or the lines of one."""
+    lines = record.fields.get(column)
+    if isinstance(lines, list) and all(isinstance(line, str) for line in lines):
+        return "\n".join(lines)
+    return text_of(record, column, path)
 
 
 def _letter(answer: str) -> int:
