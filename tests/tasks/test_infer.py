@@ -194,3 +194,9 @@ def test_choices_of_unimc_are_about_their_text(tmp_path):
     _, split = choices(tmp_path, "u.jsonl", jsonl(record))
     (example,) = split.examples
     assert (example.context, example.question, example.answers) == ("A car.", "Which?", (1,))
+
+
+def test_a_question_about_context_with_options_is_a_choice(tmp_path):
+    record = {"context": "A car.", "question": "Which?", "options": ["a", "b"], "answer": 1}
+    _, split = choices(tmp_path, "c.jsonl", jsonl(record))
+    assert split.examples[0].answers == (1,)

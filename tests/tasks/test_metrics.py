@@ -99,3 +99,10 @@ def test_mean_interval_equals_student_t():
         low, high = stats.t.interval(0.95, n - 1, values.mean(), values.std(ddof=1) / n**0.5)
         assert metrics.mean_interval(list(values)) == pytest.approx((low, high), rel=2e-3, abs=2e-3)
     assert metrics.mean_interval([0.5]) == (float("-inf"), float("inf"))
+
+
+def test_many_absent_labels_are_not_all_named():
+    labels = [f"l{i}" for i in range(30)]
+    with pytest.warns(metrics.MetricWarning, match=r"F1 of l1, .*, l9 and 20 more is 0") as said:
+        metrics.f1(["l0"], ["l0"], average="macro", labels=labels)
+    assert len(said) == 1

@@ -75,6 +75,16 @@ def test_parquet(tmp_path):
     assert [e.label for e in task("sst2").load(tmp_path, "train").examples] == ["1", "0"]
 
 
+def test_texts_that_parquet_holds_as_bytes(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"text": ["café".encode()], "label": [b"pos"]}), tmp_path / "train.parquet")
+    (example,) = load(SENTENCES, tmp_path / "train.parquet").examples
+    assert (example.text, example.label) == ("café", "pos")
+    parquet.write_table(arrow.table({"text": [b"caf\xe9"], "label": ["pos"]}), tmp_path / "train.parquet")
+    with pytest.raises(DataError, match=r"train.parquet:1: not UTF-8"):
+        load(SENTENCES, tmp_path / "train.parquet")
+
+
 def test_stsb_as_published_by_its_authors(tmp_path):
     write(
         tmp_path / "sts-dev.csv",
@@ -280,6 +290,17 @@ def test_squad_answers_are_moved_or_marked(tmp_path):
         task("squad2").load(squad(tmp_path, [], context=" "), "train")
 
 
+def test_answers_may_be_plain_texts(tmp_path):
+    record = {"context": "It is red, red.", "question": "What?"}
+    given = {"answer": "red"}, {"answers": ["red", "It"]}, {"answer": "red", "answer_start": 11}, {"answer": ""}, {}
+    path = jsonl(tmp_path / "train.jsonl", *(record | answer for answer in given))
+    red, it, later = Answer("red", 6), Answer("It", 0), Answer("red", 11)
+    examples = load(task("squad1"), path, "test").examples
+    assert [example.answers for example in examples] == [(red,), (red, it), (later,), (), None]
+    with pytest.raises(DataError, match=r"train.jsonl:1: .*the answer 0 is neither a text nor a list"):
+        load(task("squad1"), jsonl(tmp_path / "train.jsonl", record | {"answer": 0}))
+
+
 def test_squad_records_of_hugging_face(tmp_path):
     record = {
         "id": "a",
@@ -322,6 +343,12 @@ def test_further_columns_and_empty_texts_are_counted(tmp_path):
     assert [e.text for e in split.examples] == ["a", ""]
     assert split.remarks[0].startswith("train.tsv: 1 row: more than 2 columns")
     assert split.remarks[1] == "train.tsv: 1 row: empty text (first: row 3)"
+
+
+def test_a_header_with_too_few_names_is_refused(tmp_path):
+    path = write(tmp_path / "train.csv", "text,label\na,pos,1\nb,neg,2\nc,pos\n")
+    with pytest.raises(DataError, match=r"train.csv: 2 of 3 rows have more columns than the 2 of the header; .*comma"):
+        load(SENTENCES, path)
 
 
 def test_csv_with_quotes_newlines_and_bom(tmp_path):

@@ -148,7 +148,8 @@ def finetune(
         load_weights(objective, outcome.best)
     predictions, scores, notes = _evaluate(objective, task, splits, encodings)
     if cut and task.form != "span":  # passages are read in windows
-        notes.append(f"{cut:,} training examples are longer than {recipe.form.max_length} tokens and were cut")
+        were = ("example is", "was") if cut == 1 else ("examples are", "were")
+        notes.append(f"{cut:,} training {were[0]} longer than {recipe.form.max_length} tokens and {were[1]} cut")
     if model.config.task is not None:
         notes.append(said)
     form.finish(objective.model)

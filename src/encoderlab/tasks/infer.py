@@ -134,8 +134,9 @@ def _layout(path: Path, columns: Sequence[str], given: Given) -> tuple[Layout, F
     kind = tables.suffix(path)
     lower = {name.strip().lower(): name for name in columns}
     named_id = given.id or _first(IDS, lower)
-    if given.text is None and given.form in (None, "span") and {"question", "context"} <= set(columns):
-        return Squad(), "span", "question about context"
+    if given.text is None and {"question", "context"} <= set(columns):
+        if given.form == "span" or given.form is None and not _options(lower):
+            return Squad(), "span", "question about context"
     if kind in (".json", "") and not columns and given.form in (None, "span"):
         return Squad(), "span", "SQuAD's nested form"
     if given.form in (None, "tagging") and given.text is None:

@@ -56,7 +56,8 @@ def f1(
     total = 2 * hits + wrong + missed
     if (total == 0).any():
         absent = [str(label) for label, size in zip(classes, total, strict=False) if size == 0]
-        _say(f"F1 of {', '.join(absent)} is 0 by convention: no such label in gold or predicted")
+        named = ", ".join(absent[:9]) + (f" and {len(absent) - 9:,} more" if len(absent) > 9 else "")
+        _say(f"F1 of {named} is 0 by convention: no such label in gold or predicted")
     return float(np.mean(np.divide(2 * hits, total, out=np.zeros_like(total), where=total > 0)))
 
 

@@ -129,7 +129,11 @@ def records(path: Path) -> Iterator[Record]:
     if suffix(path) == ".parquet":
         groups = _parquet(path).iter_batches(1024)
         for row, fields in enumerate((fields for group in groups for fields in group.to_pylist()), start=1):
-            yield Record(row, fields, row - 1)
+            try:
+                texts = {name: value.decode() if isinstance(value, bytes) else value for name, value in fields.items()}
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}:{row}: not UTF-8 ({error.reason}); convert the column to text") from None
+            yield Record(row, texts, row - 1)
         return
     if _starts_with(path, "["):
         for i, item in enumerate(document(path)):
@@ -182,14 +186,14 @@ def table(
 
     ``quoted`` decides about a tab-separated file; None finds out, other separators always have quotes.
 
-    A row with further columns loses them and is counted; one with fewer than the header, or than ``needed``, is left
-    out and counted, unless they are more than one in a hundred.
+    A row with further columns loses them and is counted, unless they are more than every other one; one with fewer than
+    the header, or than ``needed``, is left out and counted, unless they are more than one in a hundred.
 
     Raises:
-        DataError: too many short rows, or a quotation that is never closed.
+        DataError: too many long or short rows, or a quotation that is never closed.
     """
     style = dialect(path, remarks, quoted)
-    total, short, first_short = 0, 0, ""
+    total, long, short, first_short = 0, 0, 0, ""
     start = 1 if names is not None else 0
     for number, (row, cells) in enumerate(rows(path, style), start=-start):
         if number < 0:
@@ -202,8 +206,14 @@ def table(
             remarks.add(f"fewer than {width} columns; left out", row)
             continue
         if names is not None and len(cells) > width:
+            long += 1
             remarks.add(f"more than {width} columns; the rest is dropped", row)
         yield Record(row, dict(zip(names or map(str, range(len(cells))), cells, strict=False)), number)
+    if long > total / 2:
+        raise DataError(
+            f"{path}: {long:,} of {total:,} rows have more columns than the {width} of the header; check the separator "
+            f"({_SEPARATORS[style.separator]}) and the quotes, or name every column"
+        )
     if short > (total + start) / 100:
         more = f" (and {short - 1:,} more rows)" if short > 1 else ""
         raise DataError(f"{first_short}{more}; check the separator ({_SEPARATORS[style.separator]}) and the quotes")

@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from encoderlab.errors import DataError
 from encoderlab.tasks import tables
 from encoderlab.tasks.base import Answer, Choice, Question, Remarks
-from encoderlab.tasks.readers.common import TABLES, holds, id_of, label_of, nearest_place, nested, records, text_of
+from encoderlab.tasks.readers.common import holds, id_of, label_of, nearest_place, nested, records, text_of
 from encoderlab.tasks.tables import Record
 
 
@@ -34,19 +35,28 @@ class Squad:
             yield from self._nested(path, remarks)
             return
         for record in records(path, remarks, self.needs, False, None, True):
-            fields = record.fields
-            answers = fields.get("answers", fields.get("answer"))
-            if isinstance(answers, str) and tables.suffix(path) in TABLES:
-                start = fields.get("answer_start") or nearest_place(fields["context"], answers, 0)
-                answers = [{"text": answers, "answer_start": int(start)}] if answers else []
-            elif isinstance(answers, dict):  # Hugging Face: lists of texts and of starts
-                starts = answers.get("answer_start") or [-1] * len(answers["text"])
-                answers = [
-                    {"text": text, "answer_start": start} for text, start in zip(answers["text"], starts, strict=True)
-                ]
-            yield self._question(
-                id_of(record, "id", remarks), fields["question"], fields["context"], answers, record.row, path, remarks
-            )
+            question, passage = (text_of(record, name, path) for name in ("question", "context"))
+            answers = self._answers(record.fields, passage)
+            yield self._question(id_of(record, "id", remarks), question, passage, answers, record.row, path, remarks)
+
+    @staticmethod
+    def _answers(fields: dict[str, Any], passage: str) -> list[dict] | None:
+        """The answers of a record: SQuAD's list, Hugging Face's two lists, or texts with or without their offset."""
+        answers = fields.get("answers", fields.get("answer"))
+        if isinstance(answers, dict):
+            starts = answers.get("answer_start") or [-1] * len(answers["text"])
+            return [{"text": text, "answer_start": start} for text, start in zip(answers["text"], starts, strict=True)]
+        if isinstance(answers, str):
+            answers = [answers] if answers else []
+        if not isinstance(answers, list | None):
+            raise TypeError(f"the answer {answers!r} is neither a text nor a list of them")
+        start = fields.get("answer_start")
+        return answers and [
+            {"text": answer, "answer_start": nearest_place(passage, answer, 0) if start in (None, "") else int(start)}
+            if isinstance(answer, str)
+            else answer
+            for answer in answers
+        ]
 
     def _nested(self, path: Path, remarks: Remarks) -> Iterator[Question]:
         data = tables.document(path)
