@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from encoderlab import files
-from encoderlab.files import locked
+from encoderlab.files import locked, replace_file
 
 
 def test_one_holder(tmp_path: Path) -> None:
@@ -24,6 +24,15 @@ def test_one_holder(tmp_path: Path) -> None:
         assert "BlockingIOError" in other.stderr
     with locked(tmp_path):
         pass
+
+
+def test_what_cannot_be_written_has_the_name_that_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "folder", tmp_path / "nowhere" / "a.txt"):
+        with pytest.raises(OSError) as error, replace_file(path) as file:
+            file.write(b"x")
+        assert error.value.filename == str(path) and error.value.filename2 is None
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 
 
 def no_flock(*args: Any) -> None:

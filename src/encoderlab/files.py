@@ -48,6 +48,10 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
+    except OSError as error:
+        if error.filename == str(aside):  # a name that nobody asked for
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         aside.unlink(missing_ok=True)
 

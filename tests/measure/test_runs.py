@@ -4,8 +4,11 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from encoderlab import cli
+from encoderlab.corpus.shards import Document, file_hash, write_corpus
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.measure import runs
 from encoderlab.measure.report import render
@@ -25,12 +28,20 @@ def line(step: int, loss: float | None, split: str = "train", **more) -> dict:
     }
 
 
-def folder(place: Path, *lines: dict, vocab: int = 8000, command: tuple[str, ...] = ("encoderlab", "pretrain")) -> Path:
+def folder(
+    place: Path,
+    *lines: dict,
+    vocab: int = 8000,
+    command: tuple[str, ...] = ("encoderlab", "pretrain"),
+    corpus: Path | None = None,
+) -> Path:
     place.mkdir(parents=True)
     recipe = {"name": "bert-mini", "seed": 1, "model": {"encoder": {"vocab": vocab, "layers": 4, "width": 256}}}
     (place / "recipe.json").write_text(json.dumps(recipe))
     (place / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    (place / "provenance.json").write_text(json.dumps({"sessions": [{"command": command, "started": place.name}]}))
+    session = {"command": command, "started": place.name}
+    session |= {"data": {"corpus": file_hash(corpus / "manifest.json")}} if corpus else {}
+    (place / "provenance.json").write_text(json.dumps({"sessions": [session]}))
     return place
 
 
@@ -89,6 +100,16 @@ def test_losses_are_compared_with_guessing_where_the_vocabulary_is_one(tmp_path)
     (metric,) = [metric for metric in runs.report([one]).metrics if metric.key == "losses.mlm"]
     assert metric.references == (("uniform guess: ln 8,000", math.log(8000)),)
     assert not any(metric.references for metric in runs.report([one, two]).metrics)
+
+
+def test_a_corpus_that_the_run_was_not_trained_on_is_refused(tmp_path, capsys):
+    document = Document(np.arange(4), np.zeros(1, np.int64), np.ones(4, bool), 9)
+    for name in ("ours", "other"):
+        write_corpus(tmp_path / name, {"train": [document] * len(name)}, vocab_size=8000)
+    run = folder(tmp_path / "run", line(1, 9.0), corpus=tmp_path / "ours")
+    assert cli.main(["report", str(run), "--corpus", str(tmp_path / "ours")]) == 0
+    assert cli.main(["report", str(run), "--corpus", str(tmp_path / "other")]) == 2
+    assert "was trained on another corpus than" in capsys.readouterr().err
 
 
 def test_what_is_only_counted_has_no_loss(tmp_path):

@@ -28,7 +28,7 @@ def report(
     title
         Title of the page.
     """
-    from encoderlab.corpus.shards import Corpus
+    from encoderlab.corpus.shards import MANIFEST, Corpus, file_hash
     from encoderlab.measure import runs as run_folders
     from encoderlab.measure.report import columns, write
 
@@ -36,6 +36,10 @@ def report(
         raise ConfigError("a page about several runs belongs to none of their folders; give --out FILE")
     path = out or runs[0] / "report.html"
     counts = None if corpus is None else Corpus(corpus).counts()
+    for run in runs if corpus is not None else ():
+        trained_on = run_folders.read_run(run).data.get("corpus")
+        if trained_on not in (None, file_hash(corpus / MANIFEST)):
+            raise ConfigError(f"{run} was trained on another corpus than {corpus}; give its own, or leave --corpus out")
     page = run_folders.report(runs, counts=counts, title=title)
     write(page, path)
     say(page.verdict)

@@ -39,6 +39,11 @@ class RunRecord:
     sessions: Sequence[Mapping[str, Any]]
 
     @property
+    def data(self) -> Mapping[str, str]:
+        """Hashes of what the run was trained on, by name."""
+        return self.sessions[0].get("data", {}) if self.sessions else {}
+
+    @property
     def term(self) -> str:
         """The loss that predicts words, which bits per byte are computed from; else the first loss."""
         lines = [*self.train, *self.valid]
@@ -153,7 +158,7 @@ def provenance(record: RunRecord) -> dict[str, str]:
         "System": str(hardware.get("system", "")),
         "Seed": str(record.recipe.get("seed", "")),
     }
-    rows |= {f"Hash of {name}": str(value) for name, value in first.get("data", {}).items()}
+    rows |= {f"Hash of {name}": str(value) for name, value in record.data.items()}
     if len(record.sessions) > 1:
         rows["Resumed"] = f"{len(record.sessions) - 1} times"
     return {name: value for name, value in rows.items() if value}
