@@ -142,6 +142,11 @@ def test_a_sample_of_no_size(run, tmp_path, size):
     assert code == 2 and f"--tokenizer-sample {size}, expected a number of megabytes" in line
 
 
+def test_no_part(tmp_path, capsys):
+    assert cli.main(["corpus", "merge", "--out", str(tmp_path / "out")]) == 2
+    assert "no part; give the output folders of" in capsys.readouterr().err
+
+
 def test_a_negative_number_of_rows(run, tmp_path, capsys):
     assert run(bad(tmp_path, "a.txt", TEXT))[0] == 0
     assert cli.main(["corpus", "inspect", "out", "--rows", "-1"]) == 2

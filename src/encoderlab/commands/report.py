@@ -35,11 +35,14 @@ def report(
     if out is None and len(runs) > 1:
         raise ConfigError("a page about several runs belongs to none of their folders; give --out FILE")
     path = out or runs[0] / "report.html"
-    counts = None if corpus is None else Corpus(corpus).counts()
-    for run in runs if corpus is not None else ():
-        trained_on = run_folders.read_run(run).data.get("corpus")
-        if trained_on not in (None, file_hash(corpus / MANIFEST)):
-            raise ConfigError(f"{run} was trained on another corpus than {corpus}; give its own, or leave --corpus out")
+    counts = None
+    if corpus is not None:
+        counts, known = Corpus(corpus).counts(), (None, file_hash(corpus / MANIFEST))
+        for run in runs:
+            if run_folders.read_run(run).data.get("corpus") not in known:
+                raise ConfigError(
+                    f"{run}: trained on another corpus than {corpus}; give its own, or leave --corpus out"
+                )
     page = run_folders.report(runs, counts=counts, title=title)
     write(page, path)
     say(page.verdict)

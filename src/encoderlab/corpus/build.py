@@ -148,15 +148,17 @@ def merge_corpora(
     """
     Workers(workers)
     folders = [Path(path) for path in parts]
+    if not folders:
+        raise ConfigError("no part; give the output folders of: encoderlab corpus build --shard-index i --num-shards n")
     out = Path(out)
     records = [_part_record(folder) for folder in folders]
-    first = records[0] if records else {}
+    first = records[0]
     for folder, record in zip(folders, records, strict=True):
         for name in ("settings", "sources", "tokenizer", "num_shards", "pieces"):
             if record[name] != first[name]:
                 changed = _differences(first[name], record[name], name)
                 raise ConfigError(f"{folder} differs from {folders[0]}: {changed}; build all parts alike")
-    number = first.get("num_shards", 0)
+    number = first["num_shards"]
     given = [record["shard_index"] for record in records]
     if sorted(given) != list(range(number)):
         raise ConfigError(f"parts {sorted(given)} given, expected each of 0 to {number - 1} once")
@@ -164,7 +166,7 @@ def merge_corpora(
     with _locked(out), _file_errors(out):
         if (out / MANIFEST).exists():
             manifest = read_manifest(out)
-            if [manifest["settings"], manifest["sources"]] != [first["settings"], first["sources"]]:
+            if [manifest.get("settings"), manifest.get("sources")] != [first["settings"], first["sources"]]:
                 raise ConfigError(f"{out}: holds another corpus; choose another output folder, or delete it")
             return manifest
         merged = {name: first[name] for name in ("settings", "sources", "tokenizer", "num_shards")}
