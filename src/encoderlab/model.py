@@ -65,7 +65,7 @@ class Model(nn.Module):
                     f"an LM head without transform needs width {width} and embed_width {encoder.word_width} equal; "
                     "make them equal or set lm.transform"
                 )
-            self.lm = LMHead(config.lm, encoder.vocab, width, encoder.word_width, act, eps)
+            self.lm = LMHead(config.lm, encoder.vocab, width, encoder.word_width, config.lm.activation or act, eps)
         self.pair = nn.Linear(width, 2) if config.pair else None
         self.rtd = RTDHead(config.rtd, width, act, eps) if config.rtd else None
         self.mask_positions = nn.Parameter(torch.empty(config.mask_decoder, width)) if config.mask_decoder else None
@@ -76,7 +76,7 @@ class Model(nn.Module):
         elif isinstance(config.task, Tagging):
             self.task = TaggingHead(config.task, width)
         elif config.task is not None:
-            self.task = SpanHead(config.task, width)
+            self.task = SpanHead(config.task, width, eps)
 
     def initialize(self, seed: int, *, within: str = "") -> Model:
         """Fill the weights whose names start with ``within`` (all by default) from ``seed``; returns itself."""

@@ -260,11 +260,64 @@ def test_missing_files(tmp_path: Path, bert: tuple[Model, Path]) -> None:
         ("pruned_heads", {"0": [1]}),
         ("mixture_of_depths", 4),
         ("hidden_size", "wide"),
+        ("hidden_size", float("nan")),
+        ("vocab_size", 10**30),
+        ("max_position_embeddings", 0),
+        ("layer_norm_eps", float("inf")),
+        ("is_decoder", "yes"),
+        ("architectures", "BertForMaskedLM"),
     ],
 )
 def test_fields_that_are_not_implemented_are_refused_by_name(bert: tuple[Model, Path], field: str, value: Any) -> None:
     configure(bert[1], **{field: value})
     refused(bert[1], field)
+
+
+@pytest.mark.parametrize(
+    ("case", "head", "field", "value"),
+    [
+        ("deberta", None, "pos_att_type", ["c2p", "p2c", "p2p"]),
+        ("deberta", None, "pos_att_type", 3),
+        ("deberta", None, "relative_attention", None),
+        ("deberta-v2", None, "position_buckets", 1),
+        ("deberta-v2", None, "norm_rel_ebd", "rms"),
+        ("deberta-v2", None, "conv_groups", 3),
+        ("deberta-v2", None, "attention_head_size", 16),
+        ("transformer-xl-cut", None, "cutoffs", [30, 10]),
+        ("transformer-xl-cut", None, "tie_projs", "all"),
+        ("transformer-xl-cut", None, "architectures", ["TransfoXLForSequenceClassification"]),
+        ("convbert", None, "architectures", ["ConvBertForMultipleChoice"]),
+        ("xlnet", Classification(labels=2, summary="dense"), "summary_type", "mean"),
+        ("xlnet", Classification(labels=2, summary="dense"), "summary_activation", None),
+        ("bert", Classification(labels=2), "id2label", {"a": "b"}),
+        ("bert", Classification(labels=2), "classifier_dropout", "much"),
+    ],
+)
+def test_fields_of_single_families_are_refused_by_name(
+    case: str, head: Any, field: str, value: Any, tmp_path: Path
+) -> None:
+    config = CONFIGS[case]
+    if head is not None:
+        config = replace(config, task=head, labels=("a", "b"), lm=None, pair=False, mask_vector=False)
+    huggingface.save(make(config), tmp_path / "out")
+    assert load(tmp_path / "out").task is not None or head is None
+    configure(tmp_path / "out", **{field: value})
+    named = {"architectures": "For", "position_buckets": "buckets", "conv_groups": "3 groups"}
+    refused(tmp_path / "out", named.get(field, field))
+
+
+def test_a_tensor_with_other_axes(tmp_path: Path) -> None:
+    huggingface.save(make(CONFIGS["convbert"]), tmp_path / "out")
+    name = "convbert.encoder.layer.0.attention.self.key_conv_attn_layer.depthwise.weight"
+    rewrite(tmp_path / "out", lambda tensors: tensors | {name: tensors[name].flatten()})
+    refused(tmp_path / "out", name, "shape")
+
+
+def test_two_heads_under_two_names(tmp_path: Path) -> None:
+    huggingface.save(make(CONFIGS["deberta-v2"]), tmp_path / "out", both_heads=True)
+    name = "lm_predictions.lm_head.dense.weight"
+    rewrite(tmp_path / "out", lambda tensors: tensors | {name: tensors[name] + 1})
+    refused(tmp_path / "out", name, "differs")
 
 
 def test_inert_fields_are_ignored(bert: tuple[Model, Path]) -> None:
@@ -314,11 +367,25 @@ def test_convbert_in_transformers(tmp_path: Path) -> None:
         ("deberta-v2", Tagging(labels=2, dense=True)),
         ("electra", Span(form="conditional")),
         ("albert", Span(form="beam")),
+        ("convbert", Classification(labels=2, summary="dense", activation="relu")),
     ],
 )
 def test_task_heads_that_transformers_lacks(case: str, head: Any, tmp_path: Path) -> None:
     config = replace(CONFIGS[case], task=head, labels=("a", "b"), lm=None, pair=False, rtd=None, mask_decoder=0)
     with pytest.raises(DataError, match="no counterpart"):
+        huggingface.save(make(config), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("case", "head", "message"),
+    [
+        ("roberta", Classification(labels=1, summary="dense"), "no counterpart"),  # its class reads the pooler
+        ("deberta", Classification(labels=1, summary="dense", activation="gelu"), "no class ForMultipleChoice"),
+    ],
+)
+def test_multiple_choice_that_transformers_lacks(case: str, head: Classification, message: str, tmp_path: Path) -> None:
+    config = replace(CONFIGS[case], task=head, labels=("choice",), lm=None, mask_decoder=0)
+    with pytest.raises(DataError, match=message):
         huggingface.save(make(config), tmp_path / "out")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from encoderlab.errors import DataError
 from encoderlab.interchange import configs, folder, heads, huggingface, names, tables
 from encoderlab.models.base import ModelConfig, resized
-from encoderlab.nn.heads import Classification, Span, Tagging
+from encoderlab.nn.heads import LM, Classification, Pooler, Span, Tagging
 from tests.interchange.tiny_models import CONFIGS, make
 
 
@@ -57,8 +58,8 @@ def test_round_trip_of_task_heads(case: str, head: Classification | Tagging | Sp
     config = CONFIGS[case]
     form = configs.format_of(config).model_type
     if isinstance(head, Classification):
-        dense, _, activation = heads.CLASSIFIERS[form]
-        head = replace(head, summary="pooler" if dense is None else "dense", activation=activation)
+        known = heads.SEQUENCE[form]
+        head = replace(head, summary="pooler" if known.dense is None else "dense", activation=known.activation)
     if isinstance(head, Span) and form == "xlnet":
         head = Span(form="beam")
     config = replace(config, task=head, lm=None, pair=False, rtd=None, mask_decoder=0, mask_vector=False)
@@ -92,3 +93,17 @@ def test_configurations_come_back(case: str) -> None:
 def test_parts_that_transformers_lacks_are_refused_by_name(changes: dict, named: str) -> None:
     with pytest.raises(DataError, match=named):
         configs.write(resized(CONFIGS["bert"], **changes))
+
+
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        ("bert", {"lm": LM(transform=False)}),
+        ("bert", {"lm": LM(activation="relu")}),
+        ("roberta", {"lm": LM(activation="relu")}),
+        ("bert", {"pooler": Pooler(activation="gelu")}),
+    ],
+)
+def test_heads_that_transformers_computes_otherwise_are_refused(case: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="LM head" if "lm" in changes else "pooler"):
+        configs.write(replace(CONFIGS[case], **changes))

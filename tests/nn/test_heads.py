@@ -86,7 +86,7 @@ def test_adaptive_losses_have_gradients() -> None:
 @pytest.mark.parametrize("form", ["independent", "conditional", "beam"])
 def test_span_heads_never_choose_a_forbidden_place(form: str) -> None:
     torch.manual_seed(0)
-    head = SpanHead(Span(form=form), 8)
+    head = SpanHead(Span(form=form), 8, 1e-12)
     x = torch.randn(2, 5, 8)
     allowed = torch.tensor([[True, False, True, True, False]] * 2)
     starts = head.start_logits(x, allowed)

@@ -45,6 +45,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], bool]] = {
     "bert": ("BertForPreTraining", "BertConfig", BERT, True),
     "bert-causal": ("BertLMHeadModel", "BertConfig", BERT | {"is_decoder": True}, True),
     "roberta": ("RobertaForMaskedLM", "RobertaConfig", BERT | {"type_vocab_size": 1, "layer_norm_eps": 1e-5}, False),
+    "roberta-relu": ("RobertaForMaskedLM", "RobertaConfig", BERT | {"type_vocab_size": 2, "hidden_act": "relu"}, True),
     "albert": ("AlbertForPreTraining", "AlbertConfig", BERT | {"embedding_size": 24}, True),
     "albert-groups": (
         "AlbertForMaskedLM",
@@ -54,12 +55,17 @@ CASES: dict[str, tuple[str, str, dict[str, Any], bool]] = {
     ),
     "distilbert": ("DistilBertForMaskedLM", "DistilBertConfig", DISTIL, False),
     "electra": ("ElectraForPreTraining", "ElectraConfig", BERT | {"embedding_size": 24}, True),
-    "electra-generator": ("ElectraForMaskedLM", "ElectraConfig", BERT | {"embedding_size": 24}, True),
+    "electra-generator": (
+        "ElectraForMaskedLM",
+        "ElectraConfig",
+        BERT | {"embedding_size": 24, "hidden_act": "silu"},
+        True,
+    ),
     "convbert": ("ConvBertForMaskedLM", "ConvBertConfig", BERT | {"embedding_size": 24, "pad_token_id": 0}, True),
     "convbert-groups": (
         "ConvBertForMaskedLM",
         "ConvBertConfig",
-        BERT | {"embedding_size": 32, "num_groups": 2, "conv_kernel_size": 5, "pad_token_id": 0},
+        BERT | {"embedding_size": 32, "num_groups": 2, "conv_kernel_size": 5, "pad_token_id": 0, "hidden_act": "relu"},
         True,
     ),
     "xlnet": ("XLNetLMHeadModel", "XLNetConfig", XLNET, True),
@@ -106,7 +112,7 @@ def batch_of(case: str, lengths: list[int], segments: bool) -> dict[str, Tensor]
     places = torch.arange(length)
     left = case == "xlnet"
     real = torch.stack([places >= length - n if left else places < n for n in lengths])
-    pad = {"roberta": 1, "xlnet": 5}.get(case, 0)
+    pad = {"roberta": 1, "roberta-relu": 1, "xlnet": 5}.get(case, 0)
     batch = {"ids": torch.where(real, ids, pad), "real": real}
     if segments:
         batch["segments"] = ((places[None] + torch.tensor(lengths)[:, None]) // 7 % 2) * real
@@ -291,19 +297,25 @@ def test_a_model_and_its_tokenizer_read_text_alike(case: str, tmp_path: Path) ->
 # Heads of fine-tuning
 
 
-TASKS = [
-    (case, kind)
+TASKS: list[tuple[str, str, dict[str, Any]]] = [
+    (case, kind, {})
     for case in (
         "bert", "roberta", "albert", "distilbert", "electra", "convbert", "xlnet", "deberta", "deberta-v2-conv"
     )
     for kind in ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
-    if kind != "MultipleChoice" or case in ("bert", "albert", "distilbert", "xlnet", "deberta-v2-conv")
+    if kind != "MultipleChoice" or case not in ("convbert", "deberta")
+] + [
+    ("convbert-groups", "SequenceClassification", {}),  # the head's activation is that of the layers
+    ("xlnet", "SequenceClassification", {"summary_activation": "relu"}),
+    ("electra", "MultipleChoice", {"summary_activation": "tanh"}),
+    ("deberta", "SequenceClassification", {"pooler_hidden_act": "gelu_new"}),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("case", "kind"), TASKS)
-def test_task_heads(case: str, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("case", "kind", "more"), TASKS)
+def test_task_heads(case: str, kind: str, more: dict[str, Any], tmp_path: Path) -> None:
     name, config, fields, segments = CASES[case]
+    fields = fields | more
     if case == "xlnet" and kind == "QuestionAnswering":
         kind = "QuestionAnsweringSimple"
     torch.manual_seed(3)
@@ -344,3 +356,55 @@ def test_task_heads(case: str, kind: str, tmp_path: Path) -> None:
                 mine = ours.task(chosen if ours.pooler is None else ours.pooler(chosen))
                 other = result.logits.reshape(len(mine), -1)
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
+
+
+def test_the_beam_head_of_xlnet(tmp_path: Path) -> None:
+    """Its LayerNorm has the eps of the layers, which shows where what it normalises is small."""
+    _, config, fields, _ = CASES["xlnet"]
+    torch.manual_seed(3)
+    theirs = transformers.XLNetForQuestionAnswering(getattr(transformers, config)(**fields)).eval()
+    with torch.no_grad():
+        theirs.end_logits.dense_0.weight *= 1e-3
+        theirs.end_logits.dense_0.bias.normal_(std=1e-3)
+    theirs.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    ids, starts = torch.randint(6, VOCAB, (2, 9)), torch.tensor([[2], [7]])
+    with torch.no_grad():
+        states = ours.encoder(ids).last
+        allowed = torch.ones_like(ids, dtype=torch.bool)
+        torch.testing.assert_close(ours.task.start_logits(states, allowed), theirs.start_logits(states))
+        ends = theirs.end_logits(states, start_positions=starts[:, 0])
+        torch.testing.assert_close(ours.task.end_logits(states, allowed, starts)[:, 0], ends, atol=1e-5, rtol=1e-5)
+
+
+def test_convolutions_read_padding_on_the_left_too(tmp_path: Path) -> None:
+    theirs = theirs_of("convbert")
+    theirs.save_pretrained(tmp_path)
+    batch = batch_of("convbert", LENGTHS["odd"], True)
+    batch = {name: tensor.flip(1) for name, tensor in batch.items()}
+    with torch.no_grad():
+        mine = our_outputs(load(tmp_path), batch, padded=True)
+        assert_equal(mine, their_outputs(theirs, batch, padded=True), batch["real"])
+
+
+@pytest.mark.parametrize("case", ["bert", "electra", "convbert", "albert"])
+def test_a_model_without_segments_gets_a_row_of_zeros(case: str, tmp_path: Path) -> None:
+    ours = make(resized(CONFIGS[case], types=0))
+    huggingface.save(ours, tmp_path)
+    theirs = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    ids = torch.randint(6, 50, (2, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(ours.encoder(ids).last, theirs(ids).last_hidden_state, atol=1e-5, rtol=1e-5)
+    assert load(tmp_path).config == ours.config
+
+
+@pytest.mark.parametrize(("case", "lm", "name"), [
+    ("bert", False, "BertForNextSentencePrediction"),
+    ("bert-causal", True, "BertForPreTraining"),
+])  # fmt: skip
+def test_the_class_holds_every_head(case: str, lm: bool, name: str, tmp_path: Path) -> None:
+    config = resized(CONFIGS["bert"], causal=case == "bert-causal")
+    huggingface.save(make(config if lm else replace(config, lm=None)), tmp_path)
+    found = json.loads((tmp_path / "config.json").read_text())["architectures"][0]
+    _, report = getattr(transformers, found).from_pretrained(tmp_path, output_loading_info=True)
+    assert found == name and not report["missing_keys"] and not report["unexpected_keys"]

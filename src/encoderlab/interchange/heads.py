@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from encoderlab.errors import DataError
+from encoderlab.interchange.configs.fields import THEIR_ACTIVATION, Fields
 from encoderlab.interchange.names import Rule
 from encoderlab.interchange.tables import linear
 from encoderlab.models.base import ModelConfig
@@ -14,6 +15,7 @@ from encoderlab.nn.feedforward import Activation
 from encoderlab.nn.heads import Classification, Span, Tagging, TaskHead
 
 NUMBER = ("number",)  # labels of a regression, whose one output is the answer itself
+CHOICES = ("choice",)  # of multiple choice: one score per choice
 
 # Pretraining heads: the field of ModelConfig, where our tensors of it start, and the field's value without the head.
 PRETRAINING: tuple[tuple[str, str, Any], ...] = (
@@ -25,29 +27,45 @@ PRETRAINING: tuple[tuple[str, str, Any], ...] = (
     ("mask_vector", "mask_vector", False),
 )
 
-# Classification by model_type: the names of the dense map (None: the pretrained pooler) and of the output map.
-CLASSIFIERS: dict[str, tuple[str | None, str, Activation]] = {
-    "bert": (None, "classifier", "tanh"),
-    "albert": (None, "classifier", "tanh"),
-    "roberta": ("classifier.dense", "classifier.out_proj", "tanh"),
-    "distilbert": ("pre_classifier", "classifier", "relu"),
-    "electra": ("classifier.dense", "classifier.out_proj", "gelu"),
-    "convbert": ("classifier.dense", "classifier.out_proj", "gelu"),
-    "deberta": ("pooler.dense", "classifier", "gelu"),
-    "deberta-v2": ("pooler.dense", "classifier", "gelu"),
-    "xlnet": ("sequence_summary.summary", "logits_proj", "tanh"),
+
+@dataclass(frozen=True, kw_only=True)
+class Classifier:
+    """Where ``transformers`` keeps a classifier of one vector per text, and what its ``config.json`` says of it.
+
+    ``dense``: the name of its dense map (None: the pretrained pooler); ``field``: the field with the activation after
+    it, where one has it; ``dropout``: the field of the dropout, which is also ``before`` the dense map or not;
+    ``summary``: the ``summary_type`` that it must have.
+    """
+
+    dense: str | None = None
+    out: str = "classifier"
+    activation: Activation = "tanh"
+    field: str | None = None
+    dropout: str = "classifier_dropout"
+    before: bool = False
+    summary: str | None = None
+
+
+_SUMMARY = Classifier(
+    dense="sequence_summary.summary", field="summary_activation", dropout="summary_last_dropout", summary="last"
+)
+_POOLED = Classifier(dense="pooler.dense", activation="gelu", field="pooler_hidden_act", dropout="cls_dropout")
+_OF_TOKEN = Classifier(dense="classifier.dense", out="classifier.out_proj", before=True)
+SEQUENCE: dict[str, Classifier] = {
+    "bert": Classifier(),
+    "albert": Classifier(dropout="classifier_dropout_prob"),
+    "roberta": _OF_TOKEN,
+    "distilbert": Classifier(dense="pre_classifier", activation="relu", dropout="seq_classif_dropout"),
+    "electra": replace(_OF_TOKEN, activation="gelu"),
+    "convbert": replace(_OF_TOKEN, activation="gelu", field="hidden_act"),
+    "deberta": _POOLED,
+    "deberta-v2": _POOLED,
+    "xlnet": replace(_SUMMARY, out="logits_proj"),
 }
-# Dropout of the classifier: the field of config.json, and whether it also stands before the dense map.
-DROPOUTS: dict[str, tuple[str, bool]] = {
-    "bert": ("classifier_dropout", False),
-    "albert": ("classifier_dropout_prob", False),
-    "roberta": ("classifier_dropout", True),
-    "distilbert": ("seq_classif_dropout", False),
-    "electra": ("classifier_dropout", True),
-    "convbert": ("classifier_dropout", True),
-    "deberta": ("cls_dropout", False),
-    "deberta-v2": ("cls_dropout", False),
-    "xlnet": ("summary_last_dropout", False),
+CHOICE: dict[str, Classifier] = {
+    **{name: SEQUENCE[name] for name in ("bert", "albert", "distilbert", "deberta-v2", "xlnet")},
+    "roberta": Classifier(),
+    "electra": replace(_SUMMARY, activation="gelu", summary="first"),
 }
 BEAM = (
     *linear("task.start", "start_logits.dense"),
@@ -73,47 +91,68 @@ def without(config: ModelConfig, missing: Collection[str], expected: Collection[
     return replace(config, **absent)
 
 
-def read_task(data: dict[str, Any], model_type: str, config: ModelConfig) -> ModelConfig:
+def read_task(data: dict[str, Any], source: str, model_type: str, config: ModelConfig) -> ModelConfig:
     """The configuration with the fine-tuning head that ``architectures`` of ``config.json`` names, if it names one.
 
     Raises:
-        DataError: a head that is not implemented.
+        DataError: a head that is not implemented, or a field of it that is wrong.
     """
-    architecture = (data.get("architectures") or [""])[0]
-    _, _, kind = architecture.partition("For")
-    labels = _labels(data)
-    field, before = DROPOUTS.get(model_type, ("", False))
-    dropout = next((data[key] for key in (field, "hidden_dropout_prob", "dropout") if data.get(key) is not None), 0.1)
+    fields = Fields(data, source)
+    architecture = _architecture(fields)
+    kind = architecture.partition("For")[2]
     head: TaskHead
-    if kind in ("SequenceClassification", "MultipleChoice"):
-        dense, _, activation = CLASSIFIERS[model_type]
-        if kind == "MultipleChoice":
-            if model_type not in ("bert", "albert", "distilbert", "xlnet", "deberta-v2"):
-                raise DataError(f"{architecture} is not implemented; load it as a bare encoder: remove 'architectures'")
-            labels = ("choice",)
-        else:
-            labels = _answers(data, labels)
-        if model_type in ("deberta", "deberta-v2"):
-            activation = data.get("pooler_hidden_act", "gelu")
-        head = Classification(
-            labels=len(labels),
-            summary="pooler" if dense is None else "dense",
-            activation=activation,
-            input_dropout=dropout if before else float(data.get("pooler_dropout", 0.0)),
-            dropout=dropout,
-        )
-    elif kind == "TokenClassification":
-        dropout = data["classifier_dropout"] if data.get("classifier_dropout") is not None else dropout
-        head = Tagging(labels=len(labels), dropout=dropout)
-    elif kind == "QuestionAnswering" and model_type == "xlnet":
-        head, labels = Span(form="beam", dropout=data.get("dropout", 0.1)), ()
-    elif kind.startswith("QuestionAnswering"):
-        head, labels = Span(dropout=data.get("qa_dropout", 0.0)), ()
-    elif kind in ("", "MaskedLM", "PreTraining", "CausalLM", "NextSentencePrediction"):
+    labels: tuple[str, ...] = ()
+    if kind in ("", "MaskedLM", "PreTraining", "CausalLM", "NextSentencePrediction"):
         return config
+    if kind in ("SequenceClassification", "MultipleChoice"):
+        choice = kind == "MultipleChoice"
+        form = (CHOICE if choice else SEQUENCE).get(model_type)
+        if form is None:
+            raise _unknown(architecture)
+        labels = CHOICES if choice else _answers(fields, _labels(fields))
+        head = _classification(fields, form, len(labels))
+    elif kind == "TokenClassification" and model_type in SEQUENCE:
+        labels = _labels(fields)
+        head = Tagging(labels=len(labels), dropout=_dropout(fields, "classifier_dropout", SEQUENCE[model_type].dropout))
+    elif kind == "QuestionAnswering" and model_type == "xlnet":
+        head = Span(form="beam", dropout=fields.number("dropout", 0.1))
+    elif kind in ("QuestionAnswering", "QuestionAnsweringSimple") and model_type in SEQUENCE:
+        head = Span(dropout=fields.number("qa_dropout", 0.0))
     else:
-        raise DataError(f"{architecture} is not implemented; load it as a bare encoder: remove 'architectures'")
+        raise _unknown(architecture)
     return replace(config, task=head, labels=labels)
+
+
+def _architecture(fields: Fields) -> str:
+    """The class that the weights were saved from; empty where the file names none."""
+    names = fields.take("architectures", None) or [""]
+    if not isinstance(names, list) or not isinstance(names[0], str):
+        raise DataError(f"{fields.source}: architectures is {names!r}, expected a list of names; restore the file")
+    return names[0]
+
+
+def _unknown(architecture: str) -> DataError:
+    return DataError(f"{architecture} is not implemented; load it as a bare encoder: remove 'architectures'")
+
+
+def _dropout(fields: Fields, *names: str) -> float:
+    """The first of the fields that has a value, else what the layers have."""
+    given = (name for name in (*names, "hidden_dropout_prob", "dropout") if fields.data.get(name) is not None)
+    return fields.number(next(given, "dropout"), 0.1)
+
+
+def _classification(fields: Fields, form: Classifier, labels: int) -> Classification:
+    if form.summary is not None:
+        fields.only("summary_type", form.summary)
+        fields.only("summary_use_proj", True)
+    dropout = _dropout(fields, form.dropout)
+    return Classification(
+        labels=labels,
+        summary="pooler" if form.dense is None else "dense",
+        activation=fields.activation(form.field, THEIR_ACTIVATION[form.activation]) if form.field else form.activation,
+        input_dropout=dropout if form.before else fields.number("pooler_dropout", 0.0),
+        dropout=dropout,
+    )
 
 
 def write_task(config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any]]:
@@ -123,27 +162,12 @@ def write_task(config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any
         DataError: ``transformers`` has no such head for the family.
     """
     head, labels = config.task, config.labels
-    fields: dict[str, Any] = {
-        "id2label": {str(index): label for index, label in enumerate(labels)},
-        "label2id": {label: index for index, label in enumerate(labels)},
-    }
     if isinstance(head, Classification):
-        dense, _, activation = CLASSIFIERS.get(model_type, ("", "", "tanh"))
-        summary = "pooler" if dense is None else "dense"
-        if head.summary != summary or (dense is not None and head.activation != activation):
-            raise DataError(
-                f"a classifier with summary {head.summary!r} and {head.activation!r} has no counterpart for "
-                f"{model_type} in transformers; fine-tune with summary {summary!r} and activation {activation!r}"
-            )
-        fields[DROPOUTS[model_type][0]] = head.dropout
-        if labels == NUMBER:
-            fields["problem_type"] = "regression"
-        return "ForMultipleChoice" if labels == ("choice",) else "ForSequenceClassification", fields
+        return _write_classification(head, config, model_type)
     if isinstance(head, Tagging):
         if head.dense:
             raise DataError(f"tagging with a dense map has no counterpart for {model_type} in transformers")
-        fields["classifier_dropout"] = head.dropout
-        return "ForTokenClassification", fields
+        return "ForTokenClassification", _their_labels(labels) | {"classifier_dropout": head.dropout}
     assert isinstance(head, Span)
     if head.form == "conditional" or (head.form == "beam" and model_type != "xlnet"):
         raise DataError(f"a {head.form} answer head has no counterpart for {model_type} in transformers")
@@ -151,12 +175,44 @@ def write_task(config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any
     return "ForQuestionAnsweringSimple" if simple else "ForQuestionAnswering", {}
 
 
+def _write_classification(head: Classification, config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any]]:
+    choice = config.labels == CHOICES
+    ending = "ForMultipleChoice" if choice else "ForSequenceClassification"
+    form = (CHOICE if choice else SEQUENCE).get(model_type)
+    if form is None:
+        raise DataError(f"transformers has no class {ending} for {model_type}")
+    summary = "pooler" if form.dense is None else "dense"
+    fields = _their_labels(config.labels) | {form.dropout: head.dropout}
+    activation = head.activation
+    if form.field is None:
+        activation = form.activation
+    elif form.field == "hidden_act":
+        activation = config.encoder.activation
+    else:
+        fields[form.field] = THEIR_ACTIVATION[activation]
+    if head.summary != summary or (form.dense is not None and head.activation != activation):
+        raise DataError(
+            f"a classifier with summary {head.summary!r} and {head.activation!r} has no counterpart for "
+            f"{model_type} in transformers; fine-tune with summary {summary!r} and activation {activation!r}"
+        )
+    if config.labels == NUMBER:
+        fields["problem_type"] = "regression"
+    return ending, fields
+
+
+def _their_labels(labels: Sequence[str]) -> dict[str, Any]:
+    return {
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }
+
+
 def task_rules(config: ModelConfig, model_type: str) -> tuple[Rule, ...]:
     """Where the tensors of the fine-tuning head lie."""
     head = config.task
     if isinstance(head, Classification):
-        dense, out, _ = CLASSIFIERS[model_type]
-        return (*(linear("task.dense", dense) if dense else ()), *linear("task.out", out))
+        form = (CHOICE if config.labels == CHOICES else SEQUENCE)[model_type]
+        return (*(linear("task.dense", form.dense) if form.dense else ()), *linear("task.out", form.out))
     if isinstance(head, Tagging):
         return linear("task.out", "classifier")
     if isinstance(head, Span):
@@ -164,11 +220,11 @@ def task_rules(config: ModelConfig, model_type: str) -> tuple[Rule, ...]:
     return ()
 
 
-def _answers(data: dict[str, Any], labels: tuple[str, ...]) -> tuple[str, ...]:
+def _answers(fields: Fields, labels: tuple[str, ...]) -> tuple[str, ...]:
     """The labels of a classifier: :data:`NUMBER` if its one output is a number as it stands. Any other single output
     is a probability before its sigmoid, as the pipeline of ``transformers`` has it.
     """
-    problem = data.get("problem_type")
+    problem = fields.take("problem_type", None)
     if problem == "multi_label_classification":
         raise DataError(
             "problem_type 'multi_label_classification' (several labels per text) is not implemented; "
@@ -182,8 +238,12 @@ def _answers(data: dict[str, Any], labels: tuple[str, ...]) -> tuple[str, ...]:
     return NUMBER if problem == "regression" else labels
 
 
-def _labels(data: dict[str, Any]) -> tuple[str, ...]:
-    names = data.get("id2label")
-    if isinstance(names, dict) and names:
-        return tuple(str(names[key]) for key in sorted(names, key=int))
-    return tuple(f"LABEL_{index}" for index in range(int(data.get("num_labels") or 2)))
+def _labels(fields: Fields) -> tuple[str, ...]:
+    """The names in the order of their numbers."""
+    names = fields.take("id2label", None)
+    if not names:
+        return tuple(f"LABEL_{index}" for index in range(fields.count("num_labels", 2)))
+    numbers = [str(index) for index in range(len(names))]
+    if not isinstance(names, dict) or sorted(names) != sorted(numbers):
+        raise DataError(f"{fields.source}: id2label is {names!r}, expected names by number; number them from 0")
+    return tuple(str(names[number]) for number in numbers)

@@ -59,7 +59,7 @@ def load(folder: str | os.PathLike[str], *, allow_missing: bool = False) -> Mode
     data = read_json(folder / "config.json")
     source = str(folder / "config.json")
     form, config = configs.read(data, source)
-    config = heads.read_task(data, form.model_type, config)
+    config = heads.read_task(data, source, form.model_type, config)
     model = assemble(
         config, read_tensors(folder), layout_of(config, form.model_type), folder, allow_missing=allow_missing
     )
@@ -262,7 +262,8 @@ def _settle(
     """Choices that depend on the weights themselves."""
     encoder = config.encoder
     types = reading.weights.get("encoder.embeddings.types")
-    if config.family == "roberta" and types is not None and len(types) == 1 and not bool(types.any()):
+    absolute = isinstance(encoder.position, Absolute)
+    if absolute and types is not None and len(types) == 1 and not bool(types.any()):
         config = replace(config, encoder=replace(encoder, types=0))
         del reading.weights["encoder.embeddings.types"]
     if config.family == "albert" and encoder.word_width == encoder.width:
@@ -291,15 +292,17 @@ def _count_from_padding(
 def _additions(config: ModelConfig, model_type: str) -> dict[str, Tensor]:
     """Tensors that ``transformers`` has and we lack, at the values that change nothing."""
     encoder = config.encoder
-    if model_type == "roberta" and not encoder.types:
-        return {"roberta.embeddings.token_type_embeddings.weight": torch.zeros(1, encoder.word_width)}
+    found = {}
+    if isinstance(encoder.position, Absolute) and not encoder.types and model_type != "distilbert":
+        name = f"{LAYOUTS[model_type].prefix}embeddings.token_type_embeddings.weight"
+        found[name] = torch.zeros(1, encoder.word_width)
     if model_type == "albert" and encoder.word_width == encoder.width:
         name = "albert.encoder.embedding_hidden_mapping_in"
-        return {f"{name}.weight": torch.eye(encoder.width), f"{name}.bias": torch.zeros(encoder.width)}
+        found |= {f"{name}.weight": torch.eye(encoder.width), f"{name}.bias": torch.zeros(encoder.width)}
     if model_type == "transfo-xl":
         steps = torch.arange(0, encoder.width, 2, dtype=torch.float32)
-        return {"transformer.pos_emb.inv_freq": 10000.0 ** (-steps / encoder.width)}
-    return {}
+        found["transformer.pos_emb.inv_freq"] = 10000.0 ** (-steps / encoder.width)
+    return found
 
 
 def _more_fields(model: Model, form: configs.Format) -> dict[str, Any]:
@@ -318,13 +321,16 @@ def _more_fields(model: Model, form: configs.Format) -> dict[str, Any]:
         ending, more = heads.write_task(config, form.model_type)
     elif config.rtd is not None and form.model_type == "electra":
         ending = "ForPreTraining"
-    elif config.lm is not None and config.encoder.causal and form.model_type != "transfo-xl":
-        ending = "ForCausalLM" if form.model_type in ("roberta", "electra") else "LMHeadModel"
-    elif config.lm is not None:
-        ending = {"xlnet": "LMHeadModel", "transfo-xl": "LMHeadModel"}.get(form.model_type, "ForMaskedLM")
-        ending = "ForPreTraining" if config.pair else ending
+    elif config.lm is None:
+        ending = "ForNextSentencePrediction" if config.pair and form.model_type == "bert" else "Model"
+    elif config.pair:
+        ending = "ForPreTraining"
+    elif form.model_type in ("xlnet", "transfo-xl"):
+        ending = "LMHeadModel"
+    elif config.encoder.causal:
+        ending = "LMHeadModel" if form.model_type == "bert" else "ForCausalLM"
     else:
-        ending = "Model"
+        ending = "ForMaskedLM"
     ids = {"pad_token_id": pad, "bos_token_id": bos, "eos_token_id": eos}
     return {"architectures": [form.stem + ending], "dtype": "float32", **ids, **more}
 

@@ -172,26 +172,24 @@ def read(
     covered = set()
     for rule in rules:
         choices = (rule.theirs, rule.dialect, *((tie,) for tie in rule.ties))
-        theirs = next((names for names in choices if names and all(name in found for name in names)), None)
-        if theirs is None:
+        given = [names for names in choices if names and all(name in found for name in names)]
+        if not given:
             continue
         covered.add(rule.ours)
         used |= {*rule.theirs, *rule.ties, *rule.dialect}
-        parts = [found[name] for name in theirs]
-        try:
-            value = rule.change.read(parts, config)
-        except RuntimeError:
-            value = parts[0]
-        if value.shape != expected[rule.ours]:
-            shapes = " and ".join(str(tuple(part.shape)) for part in parts)
+        first, *others = ([found[name] for name in names] for names in given)
+        value = _read_one(rule, first, expected[rule.ours], config)
+        if value is None:
+            shapes = " and ".join(str(tuple(part.shape)) for part in first)
             raise DataError(
-                f"{source}: {theirs[0]} has shape {shapes}, which does not fit {tuple(expected[rule.ours])} "
+                f"{source}: {given[0][0]} has shape {shapes}, which does not fit {tuple(expected[rule.ours])} "
                 "of the configuration; the configuration belongs to other weights"
             )
-        for tie in rule.ties:
-            if tie in found and found[tie] is not parts[0] and not torch.equal(found[tie], parts[0]):
+        for names, parts in zip(given[1:], others, strict=True):
+            other = _read_one(rule, parts, expected[rule.ours], config)
+            if other is None or not torch.equal(other, value):
                 raise DataError(
-                    f"{source}: {tie} differs from {theirs[0]}; the model is not tied, which is not supported"
+                    f"{source}: {names[0]} differs from {given[0][0]}; the model is not tied, which is not supported"
                 )
         result.weights[rule.ours] = value.to(torch.float32).contiguous()
     result.missing = [name for name in expected if name not in covered]
@@ -200,6 +198,15 @@ def read(
         name for name in found if name not in used and not any(pattern.search(name) for pattern in ignored)
     )
     return result
+
+
+def _read_one(rule: Rule, parts: Sequence[Tensor], shape: torch.Size, config: EncoderConfig) -> Tensor | None:
+    """Our tensor of ``shape`` out of the foreign ``parts``; None if they do not fit."""
+    try:
+        value = rule.change.read(parts, config)
+    except (RuntimeError, IndexError):  # a part has another number of axes
+        return None
+    return value if value.shape == shape else None
 
 
 def write(

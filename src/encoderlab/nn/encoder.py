@@ -124,6 +124,10 @@ class EncoderConfig:
             raise ConfigError(
                 "disentangled positions have no left-to-right form; set causal to false or use relative_shift"
             )
+        if self.stem_conv is not None and self.width % self.stem_conv.groups:
+            raise ConfigError(
+                f"width {self.width} is not a multiple of the stem's {self.stem_conv.groups} groups; choose a divisor"
+            )
         sharing = self.sharing
         if sharing is not None and (sharing.groups < 1 or sharing.groups > self.layers):
             raise ConfigError(f"{sharing.groups} groups for {self.layers} layers; choose 1 to {self.layers}")
@@ -491,12 +495,13 @@ class Encoder(nn.Module):
         """The document that each token asks in, (B, L).
 
         Padding asks in none, unless a convolution reads its states (``mask_padding=False``): then, as in the released
-        ConvBERT, it continues the document before it.
+        ConvBERT, it continues the document before it, or begins the row's first.
         """
         if doc is None or getattr(self.config.conv, "mask_padding", True):
             return doc
-        index = torch.arange(doc.shape[1], device=doc.device)
-        return doc.gather(1, torch.where(doc >= 0, index, 0).cummax(dim=1).values)
+        real, index = doc >= 0, torch.arange(doc.shape[1], device=doc.device)
+        first = real.int().argmax(dim=1, keepdim=True)
+        return doc.gather(1, torch.where(real, index, first).cummax(dim=1).values)
 
     def _different(self, segments: Tensor | None, remembered: int) -> Tensor | None:
         """Whether query and key lie in different segments, (B, 1, L, M); memory is segment 0, as in XLNet's code."""

@@ -22,10 +22,11 @@ from encoderlab.nn.feedforward import Activation, activation
 class LM:
     """Prediction of tokens through the tied word table: ``x W^T + b``.
 
-    ``transform`` puts dense D -> E, activation and LayerNorm before it.
+    ``transform`` puts dense D -> E, activation (None: that of the layers) and LayerNorm before it.
     """
 
     transform: bool = True
+    activation: Activation | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +257,7 @@ class SpanHead(nn.Module):
     HIDDEN = 512  # inner width of ELECTRA's conditional head
     FORBIDDEN = {"conditional": -1000.0, "beam": -1e30}  # logits of illegal places, as in the originals
 
-    def __init__(self, config: Span, width: int) -> None:
+    def __init__(self, config: Span, width: int, eps: float) -> None:
         super().__init__()
         self.config = config
         if config.form == "independent":
@@ -268,7 +269,7 @@ class SpanHead(nn.Module):
             self.answer_dense, self.answer_out = nn.Linear(2 * width, self.HIDDEN), nn.Linear(self.HIDDEN, 1)
         else:
             self.end_dense, self.end_out = nn.Linear(2 * width, width), nn.Linear(width, 1)
-            self.end_norm = nn.LayerNorm(width)
+            self.end_norm = nn.LayerNorm(width, eps=eps)
             self.answer_dense, self.answer_out = nn.Linear(2 * width, width), nn.Linear(width, 1, bias=False)
 
     def start_logits(self, x: Tensor, allowed: Tensor) -> Tensor:

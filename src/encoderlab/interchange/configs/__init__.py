@@ -96,7 +96,17 @@ def write(config: ModelConfig) -> dict[str, Any]:
             raise DataError(
                 f"{form.model_type} in transformers has no place for {field.name} {mine!r} (it has {theirs!r})"
             )
+    for name, mine, theirs in zip(("LM head", "pooler"), _heads(config), _heads(back), strict=True):
+        if mine != theirs and mine is not None:
+            raise DataError(f"{form.model_type} in transformers has no place for {name} {mine} (it has {theirs})")
     return data
+
+
+def _heads(config: ModelConfig) -> tuple[str | None, str | None]:
+    """What LM head and pooler compute; None where there is none."""
+    lm, pooler = config.lm, config.pooler
+    transform = f"dense, {lm.activation or config.encoder.activation}" if lm and lm.transform else "without transform"
+    return transform if lm else None, pooler.activation if pooler else None
 
 
 def comparable(encoder: EncoderConfig, name: str) -> Any:
@@ -106,8 +116,8 @@ def comparable(encoder: EncoderConfig, name: str) -> Any:
     if name == "head_width":
         return encoder.key_width
     value = getattr(encoder, name)
-    if name == "types" and value == 1 and isinstance(encoder.position, Absolute) and encoder.position.offset:
-        return 0  # RoBERTa's one row of zeros
+    if name == "types" and value == 1 and isinstance(encoder.position, Absolute):
+        return 0  # one row is a constant, and where there is none there a row of zeros
     if name == "conv" and isinstance(value, SpanDynamic):
         return replace(value, mask_padding=False)  # equal but for padded rows, which the caller says
     return value

@@ -19,12 +19,17 @@ def _absolute(encoder: EncoderConfig) -> Absolute:
     return encoder.position
 
 
+def _gelu_lm(encoder: EncoderConfig) -> LM:
+    """RoBERTa's, ELECTRA's and ConvBERT's head in ``transformers`` has the exact GELU whatever the layers have."""
+    return LM() if encoder.activation == "gelu" else LM(activation="gelu")
+
+
 def read_bert(f: Fields) -> ModelConfig:
     encoder = EncoderConfig(
         **common(f),
         position=Absolute(length=f.count("max_position_embeddings", 512)),
         types=f.count("type_vocab_size", 2),
-        causal=bool(f.take("is_decoder", False)),
+        causal=f.switch("is_decoder", False),
         truncated_init=True,
     )
     return ModelConfig(family="bert", encoder=encoder, pooler=Pooler(), lm=LM(), pair=True)
@@ -40,14 +45,14 @@ def write_bert(config: ModelConfig) -> dict[str, Any]:
 
 
 def read_roberta(f: Fields) -> ModelConfig:
-    offset = f.count("pad_token_id", 1) + 1
+    offset = f.count("pad_token_id", 1, least=0) + 1
     encoder = EncoderConfig(
         **common(f),
-        position=Absolute(length=f.count("max_position_embeddings", 512) - offset, offset=offset),
+        position=Absolute(length=f.count("max_position_embeddings", 512, least=offset + 1) - offset, offset=offset),
         types=f.count("type_vocab_size", 2),
-        causal=bool(f.take("is_decoder", False)),
+        causal=f.switch("is_decoder", False),
     )
-    return ModelConfig(family="roberta", encoder=encoder, pooler=Pooler(), lm=LM())
+    return ModelConfig(family="roberta", encoder=encoder, pooler=Pooler(), lm=_gelu_lm(encoder))
 
 
 def write_roberta(config: ModelConfig) -> dict[str, Any]:
@@ -57,7 +62,6 @@ def write_roberta(config: ModelConfig) -> dict[str, Any]:
         **their_common(encoder),
         "max_position_embeddings": position.length + position.offset,
         "pad_token_id": position.offset - 1,
-        "type_vocab_size": max(1, encoder.types),
         "is_decoder": encoder.causal,
     }
 
@@ -127,11 +131,11 @@ def read_electra(f: Fields) -> ModelConfig:
         position=Absolute(length=f.count("max_position_embeddings", 512)),
         types=f.count("type_vocab_size", 2),
         embed_width=f.count("embedding_size", 128),
-        causal=bool(f.take("is_decoder", False)),
+        causal=f.switch("is_decoder", False),
         truncated_init=True,
         glorot_map=True,
     )
-    return ModelConfig(family="electra", encoder=encoder, lm=LM(), rtd=RTD())
+    return ModelConfig(family="electra", encoder=encoder, lm=_gelu_lm(encoder), rtd=RTD())
 
 
 def write_electra(config: ModelConfig) -> dict[str, Any]:
@@ -158,7 +162,7 @@ def read_convbert(f: Fields) -> ModelConfig:
         glorot_map=True,
     )
     _check_head_ratio(encoder, f.source)
-    return ModelConfig(family="convbert", encoder=encoder, lm=LM(), rtd=RTD())
+    return ModelConfig(family="convbert", encoder=encoder, lm=_gelu_lm(encoder), rtd=RTD())
 
 
 def _check_head_ratio(encoder: EncoderConfig, source: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from encoderlab.errors import DataError
@@ -70,18 +71,24 @@ class Fields:
             raise DataError(f"{self.source}: field {name!r} is missing; restore the file from its source")
         return value
 
-    def count(self, name: str, default: Any = _REQUIRED) -> int:
-        """A whole number; some files have it as ``2.0``."""
-        value = self.take(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
-            raise DataError(f"{self.source}: {name} is {value!r}, expected a whole number; restore the file")
+    def count(self, name: str, default: Any = _REQUIRED, *, least: int = 1) -> int:
+        """A whole number that is at least ``least``; some files have it as ``2.0``."""
+        value = self.number(name, default, least=least)
+        if not value.is_integer() or value >= 2**31:
+            raise DataError(f"{self.source}: {name} is {value:g}, expected a whole number; restore the file")
         return int(value)
 
-    def number(self, name: str, default: Any = _REQUIRED) -> float:
+    def number(self, name: str, default: Any = _REQUIRED, *, least: float = 0) -> float:
         value = self.take(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise DataError(f"{self.source}: {name} is {value!r}, expected a number; restore the file")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
+            raise DataError(f"{self.source}: {name} is {value!r}, expected a number from {least} on; restore the file")
         return float(value)
+
+    def switch(self, name: str, default: bool) -> bool:
+        value = self.take(name, default)
+        if not isinstance(value, bool):
+            raise DataError(f"{self.source}: {name} is {value!r}, expected true or false; restore the file")
+        return value
 
     def activation(self, name: str, default: str = "gelu") -> Any:
         value = self.take(name, default)
@@ -93,7 +100,8 @@ class Fields:
         """Refuse every value but ``allowed``, the first of which is the default."""
         value = self.take(name, allowed[0])
         if value not in allowed:
-            raise DataError(f"{self.source}: {name} {value!r} is not implemented (expected {allowed[0]!r})")
+            choices = " or ".join(map(repr, allowed))
+            raise DataError(f"{self.source}: {name} {value!r} is not implemented (expected {choices})")
 
     def finish(self) -> None:
         """Refuse what was not taken, unless it is inert or says that a thing is off."""
@@ -136,5 +144,5 @@ def their_common(encoder: EncoderConfig) -> dict[str, Any]:
         "attention_probs_dropout_prob": encoder.attention_dropout,
         "initializer_range": encoder.init_std,
         "layer_norm_eps": encoder.eps,
-        "type_vocab_size": encoder.types,
+        "type_vocab_size": max(1, encoder.types),  # where there is none, a row of zeros
     }

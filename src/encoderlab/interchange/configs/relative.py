@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from encoderlab.errors import DataError
 from encoderlab.interchange.configs.fields import THEIR_ACTIVATION, Fields, common, their_common
@@ -13,33 +12,39 @@ from encoderlab.nn.encoder import EncoderConfig, StemConvolution
 from encoderlab.nn.heads import LM, RTD
 from encoderlab.nn.positions import Disentangled, RelativeShift
 
+Tied = Literal["all", "all_but_first", "none"]
+TERMS: tuple[tuple[Literal["c2p", "p2c"], ...], ...] = (("c2p", "p2c"), ("c2p",), ("p2c",))
 
-def _deberta_terms(f: Fields) -> tuple[str, ...]:
-    value = f.take("pos_att_type", None) or []
-    names = value.lower().split("|") if isinstance(value, str) else value
-    return tuple(name for name in ("c2p", "p2c") if name in [part.strip() for part in names])
+
+def _deberta_terms(f: Fields) -> tuple[Literal["c2p", "p2c"], ...]:
+    value = f.take("pos_att_type", None)
+    names = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else value
+    for terms in TERMS:
+        if isinstance(names, list) and sorted(map(str, names)) == list(terms):
+            return terms
+    raise DataError(f"{f.source}: pos_att_type {value!r} is not implemented; expected c2p, p2c or both")
 
 
 def read_deberta(f: Fields, *, position: dict[str, Any], **more: Any) -> ModelConfig:
-    f.only("relative_attention", True)
-    biased = bool(f.take("position_biased_input", True))
-    positions, span = f.count("max_position_embeddings", 512), f.count("max_relative_positions", -1)
+    fields = common(f) | {"eps": f.number("layer_norm_eps", 1e-7)}
+    if not f.switch("relative_attention", False):
+        raise DataError(f"{f.source}: relative_attention false is not implemented; without it the model is BERT")
+    biased = f.switch("position_biased_input", True)
+    positions, span = f.count("max_position_embeddings", 512), f.count("max_relative_positions", -1, least=-1)
     encoder = EncoderConfig(
-        **common(f) | {"eps": f.number("layer_norm_eps", 1e-7)},
+        **fields,
         position=Disentangled(
             span=span if span > 0 else positions,
-            terms=_deberta_terms(f),  # type: ignore[arg-type]
+            terms=_deberta_terms(f),
             input_positions=positions if biased else 0,
             **position,
         ),
-        types=f.count("type_vocab_size", 0),
+        types=f.count("type_vocab_size", 0, least=0),
         embed_norm="width",
         embed_width=f.count("embedding_size", f.data.get("hidden_size")),
         **more,
     )
-    width = f.take("attention_head_size", encoder.key_width)
-    if width != encoder.key_width:
-        encoder = replace(encoder, head_width=width)
+    f.only("attention_head_size", encoder.key_width)
     return ModelConfig(
         family="deberta", encoder=encoder, lm=LM(), rtd=RTD(form="deberta"), mask_decoder=0 if biased else positions
     )
@@ -51,15 +56,15 @@ def read_deberta_v1(f: Fields) -> ModelConfig:
 
 
 def read_deberta_v2(f: Fields) -> ModelConfig:
-    norms = [part.strip() for part in str(f.take("norm_rel_ebd", "none")).lower().split("|")]
-    buckets = f.count("position_buckets", -1)
-    kernel = f.count("conv_kernel_size", 0)
+    f.only("norm_rel_ebd", "none", "layer_norm")
+    buckets = f.count("position_buckets", -1, least=-1)
+    kernel = f.count("conv_kernel_size", 0, least=0)
     activation, groups = f.activation("conv_act", "tanh"), f.count("conv_groups", 1)
     stem = StemConvolution(kernel=kernel, groups=groups, activation=activation) if kernel > 0 else None
     position = {
         "buckets": buckets if buckets > 0 else None,
-        "share_projections": bool(f.take("share_att_key", False)),
-        "norm": "layer_norm" in norms,
+        "share_projections": f.switch("share_att_key", False),
+        "norm": f.take("norm_rel_ebd", "none") == "layer_norm",
     }
     return read_deberta(f, position=position, stem_conv=stem)
 
@@ -72,13 +77,13 @@ def write_deberta(config: ModelConfig) -> dict[str, Any]:
     table = position.input_positions or config.mask_decoder or position.span
     return {
         **their_common(encoder),
+        "type_vocab_size": encoder.types,
         "max_position_embeddings": table,
         "max_relative_positions": position.span if position.span != table else -1,
         "relative_attention": True,
         "pos_att_type": list(position.terms),
         "position_biased_input": position.input_positions > 0,
         **({"embedding_size": encoder.word_width} if encoder.word_width != encoder.width else {}),
-        **({"attention_head_size": encoder.head_width} if encoder.head_width else {}),
     }
 
 
@@ -109,7 +114,7 @@ def read_xlnet(f: Fields) -> ModelConfig:
     f.only("bi_data", False)
     for name in ("mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "use_mems"):
         f.take(name, None)  # how much to remember between rows: given at the call here
-    clamp = f.count("clamp_len", -1)
+    clamp = f.count("clamp_len", -1, least=-1)
     dropout = f.number("dropout", 0.1)
     encoder = EncoderConfig(
         vocab=f.count("vocab_size"),
@@ -166,18 +171,19 @@ def read_transformer_xl(f: Fields) -> ModelConfig:
     f.only("tie_weight", True)
     for name in ("mem_len", "tgt_len", "ext_len", "same_length", "init", "init_range", "proj_init_std", "n_token"):
         f.take(name, None)  # given at the call here, or used once at the start
-    clamp = f.count("clamp_len", 1000)
+    clamp = f.count("clamp_len", 1000, least=-1)
     vocab = f.count("vocab_size", 267735)
-    cutoffs = tuple(edge for edge in f.take("cutoffs", [20000, 40000, 200000]) if edge < vocab)
+    edges = f.take("cutoffs", [20000, 40000, 200000])
+    if not isinstance(edges, list) or not all(isinstance(edge, int) for edge in edges) or edges != sorted(set(edges)):
+        raise DataError(f"{f.source}: cutoffs is {edges!r}, expected increasing whole numbers; restore the file")
+    cutoffs = tuple(edge for edge in edges if edge < vocab)
     ties = f.take("tie_projs", None)
-    all_but_first = bool(f.take("proj_share_all_but_first", True))
+    all_but_first = f.switch("proj_share_all_but_first", True)
     if ties is None:
         ties = [not all_but_first, *[True] * len(cutoffs)]
-    tied = {(True, True): "all", (False, True): "all_but_first", (False, False): "none"}.get((ties[0], all(ties[1:])))
-    if tied is None or (not all(ties[1:]) and any(ties[1:])):
+    tied = _tied(ties)
+    if tied is None:
         raise DataError(f"{f.source}: tie_projs {ties} is not implemented; all, all but the first, or none can be tied")
-    if not ties[1:]:
-        tied = "all" if ties[0] else "all_but_first"
     dropout = f.number("dropout", 0.1)
     encoder = EncoderConfig(
         vocab=vocab,
@@ -187,9 +193,9 @@ def read_transformer_xl(f: Fields) -> ModelConfig:
         head_width=f.count("d_head"),
         ff_width=f.count("d_inner"),
         embed_width=f.count("d_embed", f.data.get("d_model")),
-        position=RelativeShift(shared_biases=not f.take("untie_r", True), clamp=max(0, clamp)),
+        position=RelativeShift(shared_biases=not f.switch("untie_r", True), clamp=max(0, clamp)),
         causal=True,
-        adaptive=Adaptive(cutoffs=cutoffs, divisor=f.count("div_val", 1), tied_projections=tied),  # type: ignore[arg-type]
+        adaptive=Adaptive(cutoffs=cutoffs, divisor=f.count("div_val", 1), tied_projections=tied),
         types=0,
         embed_norm="none",
         eps=f.number("layer_norm_epsilon", 1e-5),
@@ -202,6 +208,18 @@ def read_transformer_xl(f: Fields) -> ModelConfig:
         init_std=f.number("init_std", 0.02),
     )
     return ModelConfig(family="transformer_xl", encoder=encoder, lm=LM(transform=False))
+
+
+def _tied(ties: Any) -> Tied | None:
+    """Which clusters share their projections, from one truth value per cluster."""
+    if not isinstance(ties, list) or not ties or not all(isinstance(tie, bool) for tie in ties):
+        return None
+    first, rest = ties[0], ties[1:]
+    if len(set(rest)) > 1 or (first and rest and not rest[0]):
+        return None
+    if first:
+        return "all"
+    return "all_but_first" if not rest or rest[0] else "none"
 
 
 def write_transformer_xl(config: ModelConfig) -> dict[str, Any]:
