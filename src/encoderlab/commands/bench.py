@@ -51,7 +51,7 @@ def train(
         dropout: Rate everywhere.
         documents: Whole documents of mixed lengths: several in a row for ours, each padded in a row of its own for the
             other contender.
-        compile: Give the other contender torch.compile.
+        compile: Give the other contender torch.compile; on a GPU ours too.
     """
     from encoderlab.measure.bench import families
     from encoderlab.measure.bench.train import Setting, run

@@ -26,6 +26,13 @@ FIRST_SCALE = 2.0**14  # fp16: the factor on the loss at the start
 SCALE_GROWTH = 2000  # fp16: steps without overflow until it doubles
 
 
+def compile_layers(objective: Objective) -> None:
+    """``torch.compile`` for the layers only: one graph serves all of them, and the rest has varying shapes."""
+    for encoder in [part for part in objective.modules() if isinstance(part, Encoder)]:
+        for block in encoder.blocks:
+            block.compile()
+
+
 class Engine:
     """An objective under training: its networks, their optimiser, and what passes from step to step.
 
@@ -38,10 +45,8 @@ class Engine:
         if world.device.type == "cpu":
             kernels.keep_memory()
         self.objective = objective.to(world.device).train()
-        if recipe.execution.compile:  # the layers only: one graph serves all of them, and the rest has varying shapes
-            for encoder in [part for part in objective.modules() if isinstance(part, Encoder)]:
-                for block in encoder.blocks:
-                    block.compile()
+        if recipe.execution.compile:
+            compile_layers(objective)
         self.model = spread(objective, world, recipe.execution.parallel)
         self.optimizer = Optimizer(group_parameters(objective, recipe.optim), recipe.optim)
         self.memory: Memory = None

@@ -29,6 +29,7 @@ from encoderlab.objectives.mlm import MLM, MLMSettings
 from encoderlab.objectives.permutation import Permutation, PermutationSettings
 from encoderlab.objectives.rtd import GENERATOR_SAMPLES, RTD, RTDSettings, uniform
 from encoderlab.objectives.vocabulary import Vocabulary
+from encoderlab.train.engine import compile_layers
 
 LR, SEED = 1e-4, 0
 
@@ -57,7 +58,7 @@ class Ours:
         self.objective = objective_of(case, vocabulary).train()
         self.parameters = [p for p in self.objective.parameters() if p.requires_grad]
         if compile:
-            self.objective.compile()
+            compile_layers(self.objective)
 
     def batches(self, rows: list[list[Row]]) -> list[Batch]:
         return [self.objective.make_batch(part, seed=SEED) for part in rows]

@@ -7,12 +7,10 @@ int64 are the row keys of :mod:`encoderlab.nn.noise`; None switches dropout off.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
 
 from encoderlab.nn import noise
 
@@ -136,40 +134,18 @@ def chosen_per_head(states: Tensor, rows: Tensor, table: Tensor | None) -> Tenso
     return out
 
 
-class _Skew(Function):
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, keys: int) -> Tensor:
-        ctx.shape, ctx.keys = table.shape, keys
-        return _skewed(table, keys).clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        out, keys = grad.new_zeros(ctx.shape), ctx.keys
-        if ctx.shape[-1] >= keys + ctx.shape[-2] - 1:
-            _skewed(out, keys).copy_(grad)
-        else:
-            # A one-sided table: entries past the diagonal alias the next row, are masked by the caller and carry no
-            # gradient. The last column is the only one that aliases an entry in use, so it is left out, but for its own
-            # last row.
-            _skewed(out, keys)[..., : keys - 1].copy_(grad[..., : keys - 1])
-            out[..., -1, -1] = grad[..., -1, -1]
-        return out, None
-
-
-def _skewed(table: Tensor, keys: int) -> Tensor:
-    length, columns = table.shape[-2:]
-    strides = (*table.stride()[:-2], columns - 1, 1)
-    return table.as_strided((*table.shape[:-1], keys), strides, table.storage_offset() + length - 1)
-
-
 def skew(table: Tensor, keys: int) -> Tensor:
-    """``out[..., i, j] = table[..., i, L - 1 - i + j]``: (..., L, P) -> (..., L, ``keys``).
+    """``out[..., i, j] = table[..., i, L - 1 - i + j]``: (..., L, P) -> (..., L, ``keys``), a view of the table.
 
     With ``P = keys + L - 1`` every entry is right. With ``P = keys`` (distances >= 0 only) entries with
-    ``j > i + keys - L`` are meaningless and must be masked. The backward pass is a skew too: no scatter. This is
-    relative shift (Dai et al., 2019, appendix B).
+    ``j > i + keys - L`` are meaningless and must be masked. Read with rows of P - 1, each row of the table begins one
+    place further left than the one above it: the relative shift of Dai et al. (2019, appendix B), without a gather.
     """
-    return _Skew.apply(table.contiguous(), keys)
+    if table.shape[-1] <= keys:
+        table = F.pad(table, (0, 1))
+    length, columns = table.shape[-2:]
+    shifted = table.flatten(-2)[..., length - 1 : length * columns - 1]
+    return shifted.unflatten(-1, (length, columns - 1))[..., :keys]
 
 
 def attend(
