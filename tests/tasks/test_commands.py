@@ -70,6 +70,10 @@ def test_further_files_have_the_labels_of_training(tmp_path, tiny, capsys):
     record = found["tasks"]["train"]
     assert record["examples"] == {"train": 40, "dev": 2, "test": 2} and "test" not in record["scores"]
     assert "dev: 1 of 2 examples stand in the training data too" in record["remarks"]
+    (tmp_path / "test.csv").write_text("text,label\nred,1\nblue,\n")
+    found = run(capsys, "finetune", *words, "--model", tiny, "--out", tmp_path / "some", "--seeds", 1, "--epochs", 1)
+    kept = json.loads((tmp_path / "some/runs/seed-1/score.json").read_text())
+    assert "test" not in kept["scores"] and "test: 1 of 2 examples have no label, so it is not scored" in kept["notes"]
     (tmp_path / "dev.csv").write_text("text,label\na,2\n")
     assert "dev.csv:2: label '2' is none of 0, 1" in refusal(
         capsys, 3, "finetune", *words, "--model", tiny, "--out", tmp_path / "other"

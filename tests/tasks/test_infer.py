@@ -200,3 +200,40 @@ def test_a_question_about_context_with_options_is_a_choice(tmp_path):
     record = {"context": "A car.", "question": "Which?", "options": ["a", "b"], "answer": 1}
     _, split = choices(tmp_path, "c.jsonl", jsonl(record))
     assert split.examples[0].answers == (1,)
+
+
+def test_one_wrong_line_or_tag_among_many_is_named(tmp_path):
+    right = "Sue B-PER\nran O\n\n" * 40
+    path = tmp_path / "ner.txt"
+    path.write_text(f"{right}alone\n\n")
+    with pytest.raises(DataError, match=r"ner.txt:121: 1 columns, the lines before have 2"):
+        task_of(path)
+    path.write_text(f"{right}Oslo Z-LOC\n\n")
+    with pytest.raises(DataError, match=r"ner.txt:121: tag 'Z-LOC' has no prefix"):
+        task_of(path)[0].read([path], "train")
+    words = {"tokens": ["a", "b"], "ner_tags": ["O", None]}
+    (tmp_path / "ner.jsonl").write_text(json.dumps(words))
+    with pytest.raises(DataError, match=r"ner.jsonl:1: 'tokens' or 'ner_tags' is no list .*holds null"):
+        task_of(tmp_path / "ner.jsonl")
+
+
+def test_a_name_that_tells_nothing_is_looked_into_or_refused(tmp_path):
+    for text, form in (("Sue B-PER\nran O\n\n", "tagging"), ('{"data": []}\n', "span")):
+        (tmp_path / "mine.train").write_text(text)
+        assert task_of(tmp_path / "mine.train")[0].form == form
+    (tmp_path / "mine").write_text("text,label\na,b\n")
+    with pytest.raises(DataError, match="mine: its name does not tell what it holds; let it end in .csv"):
+        task_of(tmp_path / "mine")
+
+
+def test_options_under_letters(tmp_path):
+    said, split = choices(tmp_path, "exam.csv", ",Question,A,B,C,D,Answer\n0,q,red,blue,one,two,C\n")
+    assert "options = A, B, C, D" in said and split.examples[0].answers == (2,)
+
+
+def test_a_number_is_written_in_one_way(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text,label\na,1\nb,1.0\nc,0\n")
+    task, _ = task_of(path)
+    with pytest.raises(DataError, match="labels '1' and '1.0' are one number"):
+        with_labels(task, task.read([path], "train"))

@@ -401,9 +401,12 @@ def _evaluate(
             notes.append(f"no answer is given where the null score is above {form.threshold:.4f}, chosen on dev")
             found = form.decode(items, outputs, split.examples)
         predictions[name] = found
-        if not any(map(is_unlabelled, split.examples)):
+        missing = sum(map(is_unlabelled, split.examples))
+        if not missing:
             scores[name], said = _score(task, split, found)
             notes += [f"{name}: {text}" for text in said]
+        elif missing < len(split):
+            notes.append(f"{name}: {missing:,} of {len(split):,} examples have no label, so it is not scored")
     return predictions, scores, notes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -89,13 +90,18 @@ def with_labels(task: Task, train: Split) -> Task:
     """``task`` with the labels of its training data, if it names none itself.
 
     Raises:
-        DataError: a single label, from which nothing can be learned.
+        DataError: a single label, from which nothing can be learned, or a number that is written in two ways.
     """
     if task.labels is not None or task.form not in ("classification", "tagging"):
         return task
     labels = labels_of(train.examples)
     if len(labels) < 2:
         raise DataError(f"{', '.join(train.files)}: only one label ({', '.join(labels)}); training needs at least two")
+    twice = next((label for label in labels if f"{label}.0" in labels), None)
+    if twice is not None:
+        raise DataError(
+            f"{', '.join(train.files)}: labels {twice!r} and '{twice}.0' are one number; write it in one way"
+        )
     if task.form == "tagging":
         labels = _completed(labels)
     metrics = task.metrics
@@ -137,7 +143,8 @@ def _layout(path: Path, columns: Sequence[str], given: Given) -> tuple[Layout, F
     if given.text is None and {"question", "context"} <= set(columns):
         if given.form == "span" or given.form is None and not _options(lower):
             return Squad(), "span", "question about context"
-    if kind in (".json", "") and not columns and given.form in (None, "span"):
+    other = kind not in (*tables.RECORDS, ".ndjson", ".txt")  # a name that tells nothing
+    if not columns and given.form in (None, "span") and (kind == ".json" or other and tables.starts_with(path, "{")):
         return Squad(), "span", "SQuAD's nested form"
     if given.form in (None, "tagging") and given.text is None:
         words = _first(WORDS, lower)
@@ -145,7 +152,7 @@ def _layout(path: Path, columns: Sequence[str], given: Given) -> tuple[Layout, F
         if words and tags:
             return WordLists(words=words, tags=tags), "tagging", f"words = {words!r}, tags = {tags!r}"
         if kind in (".bio", ".iob", ".iob2", ".conll", ".bmes", ".bioes") or (
-            kind in (".txt", ".tsv", "") and (given.form == "tagging" or _word_per_line(path))
+            (other or kind in (".txt", ".tsv")) and (given.form == "tagging" or _word_per_line(path))
         ):
             return Conll(), "tagging", "one word per line, its tag in the last column"
         if kind in (".json", ".jsonl") and "text" in columns and _nested_spans(path):
@@ -174,6 +181,8 @@ def _text_columns(
         pair = pair or (second if first else None)
     if text is None and len(columns) == 2 and label is not None:
         text = next(name for name in columns if name != label)
+    if not columns and tables.suffix(path) not in (*tables.RECORDS, ".ndjson", ".txt"):
+        raise DataError(f"{path}: its name does not tell what it holds; let it end in .csv, .tsv, .jsonl or .parquet")
     if not columns:
         raise DataError(f"{path}: holds no rows with columns; give a table with a header, or records of JSON")
     if text is None:
@@ -207,7 +216,8 @@ def _options(lower: dict[str, str]) -> tuple[str, ...]:
         }
         if len(places) > 1 and sorted(places) == list(range(min(places), min(places) + len(places))):
             return tuple(places[place] for place in sorted(places))
-    return ()
+    letters = [letter for letter in "abcdefgh" if letter in lower]
+    return tuple(lower[letter] for letter in letters) if letters[:3] == ["a", "b", "c"] else ()
 
 
 def _choice(
@@ -251,8 +261,9 @@ def _is_regression(layout: Layout, sample: Sequence[Example]) -> bool:
 
 
 def _has_prefixes(sample: Sequence[Example]) -> bool:
-    tags = {tag for example in sample if isinstance(example, Words) for tag in example.tags or ()} - {"O"}
-    return bool(tags) and all(tag[:1] in "BIMELSWU" and tag[1:2] in ("-", "") for tag in tags)
+    """Whether most tags have; one that has none is then a mistake, which reading them names."""
+    tags = [tag for example in sample if isinstance(example, Words) for tag in example.tags or () if tag != "O"]
+    return 2 * sum(tag[:1] in "BIMELSWU" and tag[1:2] in ("-", "") for tag in tags) > len(tags)
 
 
 def _completed(tags: tuple[str, ...]) -> tuple[str, ...]:
@@ -265,15 +276,10 @@ def _completed(tags: tuple[str, ...]) -> tuple[str, ...]:
 
 def _word_per_line(path: Path) -> bool:
     """Whether the first lines are short columns with blank lines or document marks between them."""
-    widths, blanks = [], 0
-    for _, line in islice(tables.lines(path), 300):
-        if cells := cells_of(line):
-            widths.append(len(cells))
-        else:
-            blanks += 1
-    return (
-        blanks > 0 and len(set(widths)) == 1 and 2 <= widths[0] <= 10 or bool(widths) and widths[0] == 4 and blanks > 5
-    )
+    widths = Counter(len(cells_of(line)) for _, line in islice(tables.lines(path), 300))
+    blanks = widths.pop(0, 0)
+    width, usual = max(widths.items(), key=lambda item: item[1], default=(0, 0))
+    return blanks > 0 and 2 <= width <= 10 and usual > 0.9 * widths.total()
 
 
 def _nested_spans(path: Path) -> bool:

@@ -135,7 +135,7 @@ def records(path: Path) -> Iterator[Record]:
                 raise DataError(f"{path}:{row}: not UTF-8 ({error.reason}); convert the column to text") from None
             yield Record(row, texts, row - 1)
         return
-    if _starts_with(path, "["):
+    if starts_with(path, "["):
         for i, item in enumerate(document(path)):
             if not isinstance(item, dict):
                 raise DataError(f"{path}: element {i + 1} is {type(item).__name__}, expected an object with fields")
@@ -169,7 +169,7 @@ def is_document(path: Path) -> bool:
     promise."""
     if suffix(path) in (".jsonl", ".ndjson"):
         return False
-    if _starts_with(path, "["):
+    if starts_with(path, "["):
         return not isinstance((document(path) or [None])[0], dict)
     first = next((line for _, line in lines(path) if line.strip()), "")
     try:
@@ -294,13 +294,13 @@ def _is_quoted(path: Path, modified: int) -> bool:
     return any(len(cell) > 3 and cell[0] == cell[-1] == '"' and '""' in cell[1:-1] for cell in cells)
 
 
-def _starts_with(path: Path, char: str) -> bool:
+def starts_with(path: Path, char: str) -> bool:
     return next((line.lstrip()[:1] for _, line in lines(path) if line.strip()), "") == char
 
 
 def _is_json_text(path: Path) -> bool:
     """Whether a ``.txt`` file holds a JSON object, as RACE's do."""
-    if suffix(path) != ".txt" or not _starts_with(path, "{"):
+    if suffix(path) != ".txt" or not starts_with(path, "{"):
         return False
     try:
         return isinstance(json.loads(next(line for _, line in lines(path) if line.strip())), dict)

@@ -12,7 +12,7 @@ from typing import Any
 from encoderlab.errors import DataError
 from encoderlab.tasks import tables
 from encoderlab.tasks.base import Answer, Choice, Question, Remarks
-from encoderlab.tasks.readers.common import holds, id_of, label_of, nearest_place, nested, records, text_of
+from encoderlab.tasks.readers.common import TABLES, holds, id_of, label_of, nearest_place, nested, records, text_of
 from encoderlab.tasks.tables import Record
 
 
@@ -31,7 +31,7 @@ class Squad:
         return not columns or set(self.needs) <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Question]:
-        if tables.suffix(path) in (".json", "") and tables.is_document(path):
+        if tables.suffix(path) not in (*TABLES, ".parquet") and tables.is_document(path):
             yield from self._nested(path, remarks)
             return
         for record in records(path, remarks, self.needs, False, None, True):

@@ -188,4 +188,6 @@ def _items(value: Any) -> tuple[str, ...] | None:
         return None
     if isinstance(value, str):
         return tuple(value.split("\x02") if "\x02" in value else value.split())  # ERNIE's files separate by \\x02
+    if None in value:
+        raise TypeError(f"{value} holds null")
     return tuple(map(str, value))
