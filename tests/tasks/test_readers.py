@@ -170,6 +170,12 @@ def test_further_published_files(tmp_path):
     assert load(task("record"), path).examples[0].id == "3"
 
 
+def test_a_few_examples_are_not_all_of_clue_s(tmp_path):
+    jsonl(tmp_path / "tnews/train.json", {"sentence": "a", "label": "100"})
+    with pytest.raises(DataError, match="tnews_few: no train file"):
+        task("tnews_few").load(tmp_path, "train")
+
+
 def test_hugging_face_s_c3_has_the_lines_of_a_text_as_a_list(tmp_path):
     record = {"id": 0, "context": ["one", "two"], "question": "q", "choice": ["1", "0"], "answer": "0"}
     path = jsonl(tmp_path / "train.jsonl", record, record | {"id": 1, "answer": "1"})

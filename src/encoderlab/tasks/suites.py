@@ -404,11 +404,13 @@ def _clue(name: str, labels: tuple[str, ...] | None, *layouts, file: str | None 
 
 
 def _fewclue(name: str, labels: tuple[str, ...] | None, *layouts, file: str | None = None, **fields) -> Task:
-    """A task of FewCLUE. ``file`` begins the name of its submission: those that CLUE has too end in f."""
+    """A task of FewCLUE. ``file`` begins the name of its submission: those that CLUE has too end in f. Its files lie in
+    folders of CLUE's names, whose larger ``train.json`` is none of them.
+    """
     folder = name.removesuffix("_few")
     files = {
-        "train": ("train_few_all.json", "train_0.json", "train.json"),
-        "dev": ("dev_few_all.json", "dev_0.json", "dev.json"),
+        "train": ("train_few_all.json", "train_0.json"),
+        "dev": ("dev_few_all.json", "dev_0.json"),
         "test": ("test.json",),
         "test_public": ("test_public.json", "test_public-part.json"),
     }
