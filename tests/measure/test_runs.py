@@ -11,7 +11,7 @@ from encoderlab import cli
 from encoderlab.corpus.shards import Document, file_hash, write_corpus
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.measure import runs
-from encoderlab.measure.report import render
+from encoderlab.measure.report import columns, render
 
 
 def line(step: int, loss: float | None, split: str = "train", **more) -> dict:
@@ -87,6 +87,8 @@ def test_runs_are_told_apart_by_their_folders(tmp_path):
     page = runs.report(places)
     assert page.verdict == "c/run needs the fewest bits per byte of held-out text: 2.333."
     assert [run.name for run in page.runs] == list(page.compared) == ["a/run", "b/run", "c/run"]
+    head, rows = columns(page.compared)
+    assert dict(zip(head, rows["c/run"], strict=True))["Loss"] == "7.00"  # at the end, without the beginning
     other = folder(tmp_path / "d" / "ran", line(1, 9.0))
     rows = list(runs.report([places[0], other]).provenance)
     assert rows == ["Started, run", "Started, ran", "Hardware", "Seed"]  # what is the same in all stands once

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import html
 import json
+import shlex
 
 import pytest
 
@@ -42,7 +44,7 @@ def test_the_road_from_text_to_report_and_again(tmp_path, monkeypatch, capsys):
         seeds={"roles": 2, "match": 1, "area": 1},
         size="stdlib",
     )
-    out = tmp_path / "out"
+    out = tmp_path / "the road"
     summary = quickstart.walk(plan, out, 1, "encoderlab quickstart --budget 2s")
     assert set(summary["tasks"]) == {"Role tags", "Name and description", "Area of the library"}
     for task, methods in summary["tasks"].items():
@@ -54,6 +56,7 @@ def test_the_road_from_text_to_report_and_again(tmp_path, monkeypatch, capsys):
     for anchor in ("curves", "words", "tasks", "tokenizer", "cost", "limits", "provenance", "again"):
         assert f'<section id="{anchor}">' in page
     assert page.count('<div class="panel fill">') == 6
+    assert f"fill-mask {html.escape(shlex.quote(str(out / 'pretrain')))} " in page  # a command for the shell
     shown = capsys.readouterr().out
     assert "without pretraining" in shown and "report.html" in shown
     again = quickstart.walk(plan, out, 1, "encoderlab quickstart --budget 2s")

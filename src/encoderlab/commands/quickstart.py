@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import join, quote
 from typing import TYPE_CHECKING, Any, Literal
 
 from encoderlab.commands.terminal import note, progress, say, table
@@ -78,7 +79,8 @@ def quickstart(*, budget: str = "5m", out: Path = Path("runs/quickstart"), seed:
         Of the pretraining.
     """
     chosen = plan(parse_time(budget))
-    return walk(chosen, out, seed, f"encoderlab quickstart --budget {budget} --out {out}")
+    words = ["quickstart", "--budget", budget, "--out", str(out), "--seed", str(seed)]
+    return walk(chosen, out, seed, join(["encoderlab", *words]))
 
 
 def walk(chosen: Plan, out: Path, seed: int, command: str) -> dict[str, Any]:
@@ -301,6 +303,7 @@ def report(about: Facts, fills: Sequence[Fill], tasks: Sequence[TaskScores], out
     record, corpus, outcome, tokenizer = runs.read_run(out / "pretrain"), about.corpus, about.outcome, about.tokenizer
     parameters = count_parameters(about.recipe.model)
     accuracy = outcome.metrics.get("accuracy", {}).get(record.term)
+    model, data = str(out / "pretrain"), str(out / "tasks" / "area" / "train.jsonl")
     words, size = corpus.manifest["splits"]["train"]["words"], runs.quantity(parameters["total"])
     return Report(
         title=f"A BERT of {size} parameters, from raw text in {runs.duration(about.seconds)}",
@@ -333,8 +336,8 @@ def report(about: Facts, fills: Sequence[Fill], tasks: Sequence[TaskScores], out
         },
         commands=[
             command,
-            f'encoderlab fill-mask {out}/pretrain "The [MASK] of a list."',
-            f"encoderlab finetune {out}/tasks/area/train.jsonl --model {out}/pretrain --out runs/area --seeds 3",
+            f'encoderlab fill-mask {quote(model)} "The [MASK] of a list."',
+            f"encoderlab finetune {quote(data)} --model {quote(model)} --out runs/area --seeds 3",
         ],
         limits=limits(outcome),
     )
@@ -426,7 +429,7 @@ def show(page: Report, tasks: Sequence[TaskScores], fills: Sequence[Fill], out: 
     say(page.verdict)
     say()
     say(f"report  {out / 'report.html'}", style="bold")
-    say(f'try     encoderlab fill-mask {out}/pretrain "The [MASK] of a list."')
+    say(f'try     encoderlab fill-mask {quote(str(out / "pretrain"))} "The [MASK] of a list."')
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> Pieces:

@@ -229,9 +229,9 @@ def _comparison(compared: Mapping[str, Sequence[Tile]]) -> str:
 
 
 def columns(compared: Mapping[str, Sequence[Tile]]) -> tuple[list[str], dict[str, list[str]]]:
-    """The labels of the key numbers of several runs, and those of each run, a dash where it has none."""
+    """The labels of the key numbers of several runs, and those of each run at its end, a dash where it has none."""
     head = list(dict.fromkeys(label for tiles in compared.values() for label, _, _ in tiles))
-    values = {run: {label: value for label, value, _ in tiles} for run, tiles in compared.items()}
+    values = {run: {label: value.split(" → ")[-1] for label, value, _ in tiles} for run, tiles in compared.items()}
     return head, {run: [values[run].get(label, "–") for label in head] for run in compared}
 
 
