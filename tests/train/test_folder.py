@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from encoderlab.errors import ConfigError
+from encoderlab.errors import ConfigError, DataError
 from encoderlab.train.folder import RunFolder, compare
 from encoderlab.train.optim import AdamW
 from encoderlab.train.recipe import Execution
@@ -107,6 +108,20 @@ def test_metrics_end_where_the_checkpoint_ends(tmp_path: Path) -> None:
     folder.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == [{"step": 1, "loss": None, "losses": {"a": None, "b": 0.1}}, {"step": 3}]
+
+
+def test_a_full_disk_is_named_and_the_folder_let_go(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, {}, {})
+    folder.open_metrics(0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # as a full disk, the system refuses to write on
+    try:
+        with pytest.raises(DataError, match=r"metrics.jsonl: could not be written \(File too large\); make room"):
+            folder.write_metrics({"step": "1" * 200})
+        folder.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    RunFolder(tmp_path, {}, {}).close()
 
 
 def test_compare() -> None:

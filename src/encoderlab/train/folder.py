@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +21,7 @@ import torch
 
 import encoderlab
 from encoderlab.corpus.workers import cores
-from encoderlab.errors import ConfigError
+from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import locked, write_text
 
 log = logging.getLogger("encoderlab")
@@ -95,10 +95,19 @@ class RunFolder:
         self._metrics.seek(0, os.SEEK_END)
 
     def write_metrics(self, line: Mapping[str, Any]) -> None:
-        """Append one JSON object; numbers that are not finite are written as null."""
+        """Append one JSON object; numbers that are not finite are written as null.
+
+        Raises:
+            DataError: the disk is full.
+        """
         assert self._metrics is not None
-        self._metrics.write(json.dumps(_finite(line), allow_nan=False).encode() + b"\n")
-        self._metrics.flush()
+        try:
+            self._metrics.write(json.dumps(_finite(line), allow_nan=False).encode() + b"\n")
+            self._metrics.flush()
+        except OSError as error:
+            raise DataError(
+                f"{self.path / METRICS}: could not be written ({error.strerror}); make room and run again to resume"
+            ) from None
 
     def metrics_size(self) -> int:
         """Bytes of metrics so far, all of them on disk."""
@@ -108,7 +117,8 @@ class RunFolder:
 
     def close(self) -> None:
         if self._metrics is not None:
-            self._metrics.close()
+            with suppress(OSError):  # on a full disk, what :meth:`write_metrics` could not write fails again
+                self._metrics.close()
         log.removeHandler(self._handler)
         self._handler.close()
         self._lock.close()
