@@ -160,6 +160,8 @@ def test_a_test_file_is_submitted_and_needs_no_labels(tmp_path, capsys):
     path.write_text("".join(json.dumps(COPA | {"idx": i, "label": -1}) + "\n" for i in range(500)))
     found, said = run(capsys, "evaluate", folder, path, "--split", "test", "--submission", tmp_path / "out")
     assert found["scores"] == {} and "no labels; nothing to score" in said
+    said = refusal(capsys, 3, "evaluate", folder, path, "--split", "test")
+    assert "copa: 500 of 500 test examples have no label to score against; give labelled data, --submission" in said
     lines = (tmp_path / "out/COPA.jsonl").read_text().splitlines()
     assert len(lines) == 500 and json.loads(lines[7])["idx"] == 7 and set(json.loads(lines[7])) == {"idx", "label"}
 

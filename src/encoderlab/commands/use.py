@@ -90,8 +90,14 @@ def evaluate(
             raise ConfigError(f"{data} is a benchmark; give the folder of its files with --data")
         part = task.load(folder, split)
     _warn(part)
+    unlabelled = sum(map(is_unlabelled, part.examples))
     if submission is not None:
         check_submission(task, split, len(part))
+    elif unlabelled:
+        raise DataError(
+            f"{task.name}: {unlabelled:,} of {len(part):,} {split} examples have no label to score against; give "
+            f"labelled data, --submission FOLDER for a leaderboard, or the file to predict"
+        )
     if isinstance(members[0].form, SpanQA) and not joint_windows(members):
         note("the models read passages in different windows, so the probabilities of their n-best texts are averaged")
     together, each = predict_ensemble(members, part.examples)
@@ -102,7 +108,7 @@ def evaluate(
     labels = [str(name) for name in names]
     if len(members) > 1:
         labels, each = ["ensemble", *labels], [together, *each]
-    if submission is not None and any(map(is_unlabelled, part.examples)):
+    if unlabelled:
         labels = []
         note(f"{task.name}: the {split} examples have no labels; nothing to score")
     for name, predictions in zip(labels, each, strict=False):
