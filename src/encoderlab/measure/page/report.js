@@ -35,7 +35,7 @@ function ticks(low, high, count, kind) {
   const span = high - low || 1;
   let steps = [1, 2, 2.5, 5, 10];
   let scale = Math.pow(10, Math.floor(Math.log10(span / count)));
-  if (kind === "time" && span / count >= 10) { steps = [10, 15, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 604800]; scale = 1; }
+  if (kind === "time" && span / count >= 10) { steps = [10, 15, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800]; scale = 1; }
   const step = scale * (steps.find((candidate) => span / (candidate * scale) <= count) || steps[steps.length - 1]);
   const found = [];
   for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-6; at += step) found.push(Math.abs(at) < step * 1e-9 ? 0 : at);
@@ -141,7 +141,7 @@ function readout(holder, svg, spec, series, { px, py, margin, width, height }) {
       marks[index].setAttribute("cx", px(one.xs[hit])); marks[index].setAttribute("cy", py(one.ys[hit])); marks[index].setAttribute("visibility", "visible");
       const line = document.createElement("div"), chip = document.createElement("i");
       chip.style.background = one.color;
-      line.append(chip, `${one.name} `, Object.assign(document.createElement("b"), { textContent: spec.yKind === "percent" ? percent(one.ys[hit]) : trim(one.ys[hit].toPrecision(4)) }));
+      line.append(chip, Object.assign(document.createElement("span"), { textContent: `${one.name} ` }), Object.assign(document.createElement("b"), { textContent: spec.yKind === "percent" ? percent(one.ys[hit]) : trim(one.ys[hit].toPrecision(4)) }));
       box.append(line);
     });
     cross.setAttribute("x1", px(x)); cross.setAttribute("x2", px(x)); cross.setAttribute("visibility", "visible");
