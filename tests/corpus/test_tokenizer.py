@@ -403,10 +403,42 @@ def test_folders_of_transformers_give_the_same_ids_here(
     other.save_pretrained(tmp_path / "theirs")
     tokenizer = Tokenizer.load(tmp_path / "theirs")
     assert tokenizer.special == trained[name].special
-    assert tokenizer.framing == trained[name].framing
     for text in (*sample()[:100], "Ünï [MASK] 中文 <mask>"):
-        ids, _ = tokenizer.frame(tokenizer.encode(text).ids, max_length=4096)
+        first = tokenizer.encode(text).ids
+        ids, _ = tokenizer.frame(first, max_length=4096)
         assert other(text)["input_ids"] == ids.tolist()
+        pair = other(text, "a second text")
+        ids, segments = tokenizer.frame(first, tokenizer.encode("a second text").ids, 4096)
+        assert pair["input_ids"] == ids.tolist()  # that of DeBERTa has two separators between texts there
+        assert pair.get("token_type_ids", segments.tolist()) == segments.tolist()
+
+
+def test_special_tokens_take_the_space_before_them_as_the_file_says(
+    trained: dict[str, Tokenizer], tmp_path: Path
+) -> None:
+    tokenizer = trained["bpe-deberta"]
+    tokenizer.save(tmp_path)
+    text, mask = "the [MASK] of", tokenizer.special.mask
+    assert tokenizer.id("Ġ") not in tokenizer.encode(text).ids
+    data = json.loads((tmp_path / "tokenizer.json").read_text())
+    for token in data["added_tokens"]:
+        token["lstrip"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    ids = Tokenizer.load(tmp_path).encode(text).ids.tolist()
+    assert ids[ids.index(mask) - 1] == tokenizer.id("Ġ")
+
+
+@pytest.mark.parametrize("name", ["bpe", "wordpiece"])
+def test_ids_without_a_token(name: str, trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    tokenizer = trained[name]
+    tokenizer.save(tmp_path)
+    data = json.loads((tmp_path / "tokenizer.json").read_text())
+    gap = max(data["model"]["vocab"].values()) + 5
+    data["model"]["vocab"]["zebra"] = gap
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    again = Tokenizer.load(tmp_path)
+    assert again.vocab_size == gap + 1 and again.token(gap - 1) == ""
+    assert again.encode("the text").word_starts.tolist() == tokenizer.encode("the text").word_starts.tolist()
 
 
 # Tokens for a corpus.

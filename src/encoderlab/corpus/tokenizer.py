@@ -102,7 +102,8 @@ class Tokenizer:
                 f"the vocabulary lacks {', '.join(missing)}, which an encoder needs; "
                 "add them (add_special), or give another tokenizer"
             )
-        backend.add_special_tokens(layout.added_tokens(self.kind))
+        known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+        backend.add_special_tokens([token for token in layout.added_tokens(self.kind) if token.content not in known])
         vocabulary = backend.get_vocab(with_added_tokens=True)
         ids = {role: vocabulary[name] for role, name in layout.roles().items()}
         self.special = Special(**ids, all_special=tuple(sorted(vocabulary[name] for name in layout.names())))

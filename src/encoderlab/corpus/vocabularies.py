@@ -94,11 +94,13 @@ def read(
         lowercase = config.options.get("do_lower_case")
     elif suffix == "json" and lowercase != config.options.get("do_lower_case", False):
         raise ConfigError(f"{file}: says itself what becomes of upper case; leave lowercase={lowercase} out")
-    family = family or config.family
+    named, family = family, family or config.family
     control: tuple[str, ...] = ()
     if suffix == "json" and isinstance((data := _json(file)).get("model"), dict):
         backend = _library(file, data)
         options = config.options
+        if named is None:
+            config.framing = _framing(data.get("post_processor")) or config.framing
     elif suffix == "json":
         backend = _read_bpe(file, data, merges or _beside(file))
         options = {}
@@ -299,6 +301,19 @@ def _library(file: Path, data: dict[str, Any]) -> tokenizers.Tokenizer:
         raise DataError(
             f"{file}: not a tokenizer ({str(error).splitlines()[0]}); write it again or fetch it anew"
         ) from None
+
+
+_FRAMINGS: dict[str, layouts.Framing] = {"sTsTs": "bert", "sTssTs": "roberta", "TsTss": "xlnet"}
+
+
+def _framing(processor: Any) -> layouts.Framing | None:
+    """How the post-processor of a ``tokenizer.json`` frames a pair of texts; None where it is none of ours."""
+    kind = processor.get("type") if isinstance(processor, dict) else None
+    if kind == "Sequence":
+        return next(filter(None, map(_framing, processor["processors"])), None)
+    if kind == "TemplateProcessing":
+        return _FRAMINGS.get("".join("T" if "Sequence" in piece else "s" for piece in processor["pair"]))
+    return {"BertProcessing": _FRAMINGS["sTsTs"], "RobertaProcessing": _FRAMINGS["sTssTs"]}.get(str(kind))
 
 
 def _main_file(folder: Path) -> Path:

@@ -102,6 +102,8 @@ def _bpe_classes(tokens: Sequence[str]) -> list[tuple[int, int]]:
         try:
             data = bytes(BYTE_OF[char] for char in token)
         except KeyError:  # a special token
+            data = b""
+        if not data:
             classes.append((OTHER, OTHER))
             continue
         if data == b" ":
