@@ -64,7 +64,7 @@ def train(
     case = families.case(name, layers=layers, width=width).with_dropout(dropout)
     if against and emulated(precision, torch.device("cuda" if torch.cuda.is_available() else "cpu")):
         terminal.note(
-            f"this processor has no {precision} instructions: steps of {against} take 10 to 40 times as long as in fp32; "
+            f"this processor has no {precision} instructions: steps of {against} take 10 to 40 times as long; "
             "--rows 4 --turns 1 --steps 1 shows enough"
         )
     setting = Setting(
