@@ -40,6 +40,9 @@ def test_the_command_prints_what_the_measure_finds(place: Path, capsys: pytest.C
     assert math.isclose(found["perplexity"], score.perplexity, rel_tol=1e-6) and found["tokens"] == score.tokens
     assert math.isclose(found["bits_per_byte"], score.bits_per_byte, rel_tol=1e-6)
     assert 100 <= found["effective_context"] <= 1000
+    assert main([*words, "--same-length"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{score.perplexity:,.2f}" in shown and "effective context" not in shown
 
 
 def test_what_cannot_be_measured_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,10 +82,10 @@ def perplexity(
         losses = {name: context_losses(model, text, places, separator=separator) for name, model in loaded.items()}
         for name, length in relative_effective_context(losses, most=longest).items():
             found[name]["effective_context"] = length
-    columns = ["model", "perplexity", "bits/token", "bits/byte"] + ["effective context"] * context
+    columns = ["model", "perplexity", "bits/token", "bits/byte"] + (["effective context"] if context else [])
     rows = [
         [name, f"{s['perplexity']:,.2f}", f"{s['bits_per_token']:.3f}", f"{s['bits_per_byte']:.3f}"]
-        + [f"{s['effective_context']}"] * context
+        + ([s["effective_context"]] if context else [])
         for name, s in found.items()
     ]
     terminal.table(f"{split} of {corpus}, {text.num_tokens:,} tokens", columns, rows)
