@@ -28,4 +28,6 @@ def test_the_page_names_seeds_that_failed_and_pairs_no_others(monkeypatch: pytes
     assert found.compare is None and "Failed: pretrained (step 2" in found.about
     found = scores({"1": constant, "2": constant}, {"1": good, "2": good})
     assert found.compare == ("pretrained", "without pretraining")
-    assert found.about == ("9 examples. Failed: without pretraining (predicts one label for every example), seeds 1, 2.")
+    assert found.about == (
+        "9 examples. Failed: without pretraining (predicts one label for every example), seeds 1, 2."
+    )
