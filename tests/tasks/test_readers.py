@@ -485,6 +485,14 @@ def test_one_of_a_file_and_its_compressed_copy_is_read(tmp_path):
     assert split.remarks == ("train.tsv: read; train.tsv.gz beside it is not",)
 
 
+def test_of_two_folders_of_a_task_one_is_read_and_the_other_named(tmp_path):
+    record = {"id": "1", "question": "q", "choices": ["a", "b"], "answerKey": "A"}
+    easy, hard = (jsonl(tmp_path / folder / "dev.jsonl", record) for folder in ("ARC-E", "ARC-C"))
+    (said,) = task("arc").load(tmp_path, "dev").remarks
+    assert said == f"{easy}: read; {hard} is not, give its folder with --data for it"
+    assert task("arc").load(tmp_path / "ARC-C", "dev").remarks == ()
+
+
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 def test_numbers_must_be_finite(tmp_path, value):
     regression = Task(name="r", form="regression", metrics=("spearman",), layouts=(Columns(text="text"),))

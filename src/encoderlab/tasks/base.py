@@ -199,18 +199,25 @@ class Task:
         Raises:
             DataError: there is none; the message names the patterns and folders that were tried.
         """
+        found = next(self._places(data, split), None)
+        if found is not None:
+            return found
         patterns = self.files.get(split, ())
-        for folder in (data, *(data / name for name in self.folders)):
-            for pattern in patterns:
-                plain = set(folder.glob(pattern))
-                found = plain | {path for path in folder.glob(pattern + ".gz") if path.with_suffix("") not in plain}
-                if found:
-                    return sorted(found)
         where = ", ".join([str(data), *(str(data / name) for name in self.folders)])
         raise DataError(
             f"{self.name}: no {split} file ({' or '.join(patterns) or 'the task has none'}) in {where}; "
             f"give the folder with --data"
         )
+
+    def _places(self, data: Path, split: str) -> Iterator[list[Path]]:
+        """The files of a split in every folder where they may lie."""
+        for folder in (data, *(data / name for name in self.folders)):
+            for pattern in self.files.get(split, ()):
+                plain = set(folder.glob(pattern))
+                found = plain | {path for path in folder.glob(pattern + ".gz") if path.with_suffix("") not in plain}
+                if found:
+                    yield sorted(found)
+                    break
 
     def load(self, data: Path, split: str) -> Split:
         """Read a split (``train``, ``dev``, ``test``, ...) from ``data``, a folder or one file."""
@@ -222,6 +229,8 @@ class Task:
         copies = [path for path in paths if path.with_name(path.name + ".gz").exists()]
         found = self.read(paths, split)
         unread = tuple(f"{path.name}: read; {path.name}.gz beside it is not" for path in copies)
+        others = [other[0] for other in self._places(data, split) if not other[0].samefile(paths[0])]
+        unread += tuple(f"{paths[0]}: read; {other} is not, give its folder with --data for it" for other in others)
         return dataclasses.replace(found, remarks=found.remarks + unread)
 
     def read(self, paths: Sequence[Path], split: str) -> Split:

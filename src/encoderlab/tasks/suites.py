@@ -306,7 +306,7 @@ CHOICE = (
         name="arc",
         form="choice",
         metrics=("accuracy",),
-        folders=("ARC-E", "ARC-C", "ARC", "arc"),
+        folders=("ARC-Easy", "ARC-Challenge", "ARC-E", "ARC-C", "ARC", "arc"),
         files=_three(
             ("arc_*_train.csv", "ARC-*-Train.jsonl", "train-*.parquet", "train.jsonl"),
             ("arc_*_dev.csv", "ARC-*-Dev.jsonl", "validation-*.parquet", "dev.jsonl"),
