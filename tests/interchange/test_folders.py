@@ -256,6 +256,7 @@ def test_missing_files(tmp_path: Path, bert: tuple[Model, Path]) -> None:
         ("add_cross_attention", True),
         ("is_encoder_decoder", True),
         ("hidden_act", "mish"),
+        ("hidden_act", ["gelu"]),
         ("tie_word_embeddings", False),
         ("pruned_heads", {"0": [1]}),
         ("mixture_of_depths", 4),
@@ -311,6 +312,18 @@ def test_a_tensor_with_other_axes(tmp_path: Path) -> None:
     name = "convbert.encoder.layer.0.attention.self.key_conv_attn_layer.depthwise.weight"
     rewrite(tmp_path / "out", lambda tensors: tensors | {name: tensors[name].flatten()})
     refused(tmp_path / "out", name, "shape")
+
+
+@pytest.mark.parametrize("change", [lambda t: t.to(torch.int8), lambda t: t[:0]], ids=["quantised", "empty"])
+def test_a_tensor_that_is_no_weight(change: Callable[[Tensor], Tensor], bert: tuple[Model, Path]) -> None:
+    name = "bert.encoder.layer.0.output.dense.weight"
+    rewrite(bert[1], lambda tensors: tensors | {name: change(tensors[name])})
+    refused(bert[1], name)
+
+
+def test_many_missing_weights_are_counted(bert: tuple[Model, Path]) -> None:
+    configure(bert[1], num_hidden_layers=9)
+    refused(bert[1], "bert.encoder.layer.2.", "and 80 more")
 
 
 def test_two_heads_under_two_names(tmp_path: Path) -> None:

@@ -121,8 +121,8 @@ def fill(model: Model, state: dict[str, Tensor], source: Path) -> None:
     missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     if missing or unexpected:
         raise DataError(
-            f"{source}: weights do not fit the configuration: missing {_some(missing)}, "
-            f"unexpected {_some(unexpected)}; restore the folder's own config.json"
+            f"{source}: weights do not fit the configuration: missing {some(missing)}, "
+            f"unexpected {some(unexpected)}; restore the folder's own config.json"
         )
     for name, tensor in state.items():
         if tensor.shape != expected[name]:
@@ -170,7 +170,8 @@ def _read_config(folder: Path) -> ModelConfig:
         raise DataError(str(error)) from None
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """The first four of the names, and how many more there are."""
     if not names:
         return "none"
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

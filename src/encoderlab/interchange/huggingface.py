@@ -105,10 +105,12 @@ def assemble(
         log.warning("%s: unexpected weights, not used: %s", source, ", ".join(unused))
     if missing:
         theirs = {rule.ours: " + ".join(rule.theirs) for rule in layout.bound(missing, config.encoder)}
-        listed = ", ".join(theirs.get(name, name) for name in missing)
+        named = [theirs.get(name, name) for name in missing]
         if not allow_missing and any(name.startswith("encoder.") for name in missing):
-            raise DataError(f"{source}: weights are missing: {listed}; copy the file again, or allow missing weights")
-        log.warning("%s: missing weights, initialised at random: %s", source, listed)
+            raise DataError(
+                f"{source}: weights are missing: {folders.some(named)}; copy the file again, or allow missing weights"
+            )
+        log.warning("%s: missing weights, initialised at random: %s", source, ", ".join(named))
         fresh = dict(Model(config).initialize(0).named_parameters())
         state |= {name: fresh[name].detach() for name in missing}
     with torch.device("meta"):

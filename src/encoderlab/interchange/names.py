@@ -191,6 +191,11 @@ def read(
                 raise DataError(
                     f"{source}: {names[0]} differs from {given[0][0]}; the model is not tied, which is not supported"
                 )
+        if value.dtype not in PRECISIONS:
+            raise DataError(
+                f"{source}: {given[0][0]} holds {str(value.dtype).removeprefix('torch.')}; "
+                "quantised weights are not read, give the model before it was quantised"
+            )
         result.weights[rule.ours] = value.to(torch.float32).contiguous()
     result.missing = [name for name in expected if name not in covered]
     ignored = [re.compile(pattern) for pattern in (*IGNORED, *layout.ignored)]
@@ -259,7 +264,7 @@ def _split(layout: Layout, tensors: Mapping[str, Tensor], known: set[str]) -> It
     for name, tensor in tensors.items():
         if name in layout.stacked and f"{name}/0" in known:
             yield from ((f"{name}/{layer}", part) for layer, part in enumerate(tensor))
-        elif len(tensor.shape) and len(tensor) == sum(size for _, size in layout.pieces.get(name, ())):
+        elif name in layout.pieces and list(tensor.shape) == [sum(size for _, size in layout.pieces[name])]:
             parts = tensor.split([size for _, size in layout.pieces[name]])
             yield from ((part, value) for (part, _), value in zip(layout.pieces[name], parts, strict=True))
         else:
@@ -278,6 +283,7 @@ def _join(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
+PRECISIONS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 RENAMES = ((r"\bLayerNorm\.gamma$", "LayerNorm.weight"), (r"\bLayerNorm\.beta$", "LayerNorm.bias"))
 IGNORED = (
     r"\bposition_ids$",

@@ -92,7 +92,7 @@ class Fields:
 
     def activation(self, name: str, default: str = "gelu") -> Any:
         value = self.take(name, default)
-        if value not in ACTIVATIONS:
+        if not isinstance(value, str) or value not in ACTIVATIONS:
             raise DataError(f"{self.source}: {name} {value!r} is not implemented; known are {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[value]
 
