@@ -142,6 +142,11 @@ def test_a_sample_of_no_size(run, tmp_path, size):
     assert code == 2 and f"--tokenizer-sample {size}, expected a number of megabytes" in line
 
 
+def test_no_shards(run, tmp_path):
+    code, line = run(bad(tmp_path, "a.txt", TEXT), "--num-shards", "0")
+    assert code == 2 and "num_shards 0, expected at least 1" in line
+
+
 def test_no_part(tmp_path, capsys):
     assert cli.main(["corpus", "merge", "--out", str(tmp_path / "out")]) == 2
     assert "no part; give the output folders of" in capsys.readouterr().err

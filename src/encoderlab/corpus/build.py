@@ -182,8 +182,10 @@ def merge_corpora(
 
 def _check(settings: BuildSettings, workers: int, shard_index: int, num_shards: int) -> None:
     Workers(workers)  # refuses a wrong number before anything is done
+    if num_shards < 1:
+        raise ConfigError(f"num_shards {num_shards}, expected at least 1")
     if not 0 <= shard_index < num_shards:
-        raise ConfigError(f"shard index {shard_index} of {num_shards} shards, expected 0 to {max(num_shards - 1, 0)}")
+        raise ConfigError(f"shard index {shard_index} of {num_shards} shards, expected 0 to {num_shards - 1}")
     _load_segmenter(settings.segmenter)
     selection = settings.selection
     if not 0 <= selection.validation < 1:
