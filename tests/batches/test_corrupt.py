@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -276,6 +277,9 @@ def test_bad_rules_are_refused() -> None:
             kind(longest=0)
     with pytest.raises(ConfigError, match=r"success 1.5 is no probability"):
         Spans(success=1.5)
+    for power in (-1.0, math.inf, math.nan):
+        with pytest.raises(ConfigError, match="is not from 0 to 10"):
+            RareTokens(power=power)
     with pytest.raises(ConfigError, match="token counts"):
         Corruptor(Masking(unit=RareTokens()), vocab_size=10, mask_id=4)
 

@@ -90,7 +90,7 @@ def test_senseless_settings_are_refused(vocabulary) -> None:
     ("given", "reason"),
     [
         ({"hidden_weight": 1.0}, "pairs of layers"),
-        (ALONE, "all weights .* are 0"),
+        (ALONE, "all of .* are 0, which trains nothing"),
         ({"mlm_weight": -1.0}, "mlm_weight -1.0 is negative"),
         ({"temperature": 0.0}, "temperature 0.0 is not positive"),
         ({"attention_weight": 1.0, "match": ((1, 0),)}, "pair \\[1, 0\\] compares attention"),

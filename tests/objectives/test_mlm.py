@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -72,9 +74,10 @@ def test_batch_split_gives_the_same_gradient(name: str, rows, vocabulary) -> Non
         torch.testing.assert_close(gradient, gradients[1][name_], atol=1e-6, rtol=1e-4)
 
 
-def test_negative_weights_are_refused() -> None:
-    with pytest.raises(ConfigError, match="pair_weight -1 is negative"):
-        MLMSettings(pair_weight=-1)
+@pytest.mark.parametrize("weight", [-1, math.inf, math.nan])
+def test_weights_that_are_none_are_refused(weight: float) -> None:
+    with pytest.raises(ConfigError, match=f"pair_weight {weight} is negative or not finite"):
+        MLMSettings(pair_weight=weight)
 
 
 def test_senseless_pairs_are_refused(vocabulary) -> None:

@@ -135,6 +135,11 @@ def test_senseless_settings_are_refused(given: dict[str, float]) -> None:
         RTDSettings(**given)
 
 
+def test_weights_that_train_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match="generator_weight, discriminator_weight are 0, which trains nothing"):
+        RTDSettings(generator_weight=0, discriminator_weight=0)
+
+
 def test_senseless_pairs_are_refused(vocabulary) -> None:
     with pytest.raises(ConfigError, match="one tokenizer"):
         RTD(Model(small("electra-tiny-generator", 41)), build("electra-tiny"), RTDSettings(), vocabulary)

@@ -48,6 +48,15 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         run(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["recipe.json", "provenance.json"])
+@pytest.mark.parametrize("text", ["", '{"seed"', "3"])
+def test_a_damaged_record_is_named(file: str, text: str, tmp_path: Path) -> None:
+    RunFolder(tmp_path, {"seed": 1}, {}).close()
+    (tmp_path / file).write_text(text)
+    with pytest.raises(ConfigError, match=f"{file}: not a JSON object; restore the file"):
+        RunFolder(tmp_path, {"seed": 1}, {})
+
+
 def test_a_folder_that_cannot_be_written() -> None:
     for place in ("/proc/run", "/sys/run", "/dev/null/run"):
         with pytest.raises(ConfigError, match=f"{place}: cannot be written .*choose another output folder") as error:

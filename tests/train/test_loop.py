@@ -165,6 +165,15 @@ def test_a_best_that_does_not_exist_is_named(tmp_path: Path) -> None:
         )
 
 
+def test_a_best_that_no_validation_gives_is_refused_before_any_step(tmp_path: Path) -> None:
+    recipe = replace(SHORT, evaluation=Evaluation(every=2, best="mlm"))
+    with pytest.raises(ConfigError, match="'mlm' is no number of the validation; did you mean 'lm'"):
+        run(tmp_path / "named", recipe)
+    with pytest.raises(ConfigError, match="needs a validation, and this run has none"):
+        run(tmp_path / "none", recipe, data=toy_data(validation=None))
+    assert not any(tmp_path.glob("*/checkpoints/step-*"))
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_trains_and_resumes_exactly(tmp_path: Path, precision: Any) -> None:
     recipe = replace(RECIPE, precision=precision)

@@ -78,7 +78,14 @@ def test_refused_parts() -> None:
         lambda: Evaluation(rows=0),
         lambda: AdamW(lr=math.inf),
         lambda: AdamW(eps=0.0),
+        lambda: AdamW(eps=math.inf),
         lambda: AdamW(weight_decay=-1.0),
+        lambda: AdamW(weight_decay=math.inf),
+        lambda: Polynomial(power=math.nan),
+        lambda: Polynomial(end=2.0),
+        lambda: Cosine(end=-0.1),
+        lambda: Training(seed=2**63 - 1),
+        lambda: Training(seed=-(2**63)),
     ):
         with pytest.raises(ConfigError):
             make()

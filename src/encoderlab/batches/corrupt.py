@@ -100,6 +100,10 @@ class RareTokens:
     kind: Literal["rare_tokens"] = "rare_tokens"
     power: float = 0.7
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.power <= 10:
+            raise ConfigError(f"power {self.power} of token counts is not from 0 to 10; 0.7 is XLM's and DistilBERT's")
+
 
 def _check_longest(longest: int) -> None:
     if longest < 1:

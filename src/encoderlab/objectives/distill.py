@@ -21,7 +21,7 @@ from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
-from encoderlab.objectives.mlm import Masker, check_weights, chosen, lm_term
+from encoderlab.objectives.mlm import Masker, check_weights, chosen, lm_term, require_weight
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.seeds import derive
 
@@ -54,8 +54,7 @@ class DistillSettings:
     def __post_init__(self) -> None:
         weights = [f"{name}_weight" for name in ("logits", "mlm", "cosine", "hidden", "attention")]
         check_weights(self, *weights)
-        if not any(getattr(self, name) for name in weights):
-            raise ConfigError(f"all weights of the distillation are 0; set one of {', '.join(weights)}")
+        require_weight(self, *weights)
         if not self.temperature > 0:
             raise ConfigError(f"temperature {self.temperature} is not positive; 1.0 compares the logits as they are")
         if (self.hidden_weight or self.attention_weight) and not self.match:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,14 +39,26 @@ class MLMSettings:
 
 
 def check_weights(settings: object, *names: str) -> None:
-    """Refuse weights of losses below zero.
+    """Refuse weights of losses that are below zero or not finite.
 
     Raises:
         ConfigError: with the name of the weight.
     """
     for name in names:
-        if not getattr(settings, name) >= 0:
-            raise ConfigError(f"{name} {getattr(settings, name)} is negative; give 0 to leave the loss out, or more")
+        if not 0 <= getattr(settings, name) < math.inf:
+            raise ConfigError(
+                f"{name} {getattr(settings, name)} is negative or not finite; give 0 to leave the loss out, or more"
+            )
+
+
+def require_weight(settings: object, *names: str) -> None:
+    """Refuse weights that are all zero.
+
+    Raises:
+        ConfigError: with their names.
+    """
+    if not any(getattr(settings, name) for name in names):
+        raise ConfigError(f"all of {', '.join(names)} are 0, which trains nothing; set one of them")
 
 
 class Masker:

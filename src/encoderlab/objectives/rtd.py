@@ -22,7 +22,7 @@ from encoderlab.nn.heads import LMHead
 from encoderlab.nn.kernels.plain import draw
 from encoderlab.nn.noise import Noise, stream
 from encoderlab.objectives.base import Memory, Objective, Term
-from encoderlab.objectives.mlm import Masker, check_weights, chosen, no_loss, token_term
+from encoderlab.objectives.mlm import Masker, check_weights, chosen, no_loss, require_weight, token_term
 from encoderlab.objectives.vocabulary import Vocabulary
 
 Sharing = Literal["block", "tables", "none", "disentangled"]
@@ -51,6 +51,7 @@ class RTDSettings:
 
     def __post_init__(self) -> None:
         check_weights(self, "generator_weight", "discriminator_weight")
+        require_weight(self, "generator_weight", "discriminator_weight")
         if not self.temperature > 0:
             raise ConfigError(
                 f"temperature {self.temperature} is not positive; 1.0 samples from the generator as it is"

@@ -68,9 +68,9 @@ class RunFolder:
             cut.unlink()  # a session that was killed while it wrote the file left this
         sessions: list[dict[str, Any]] = []
         if known.exists():
-            differences = compare(json.loads(known.read_bytes()), recipe)
+            differences = compare(read(known), recipe)
             if provenance.exists():
-                sessions = json.loads(provenance.read_bytes())["sessions"]
+                sessions = read(provenance)["sessions"]
                 differences += compare(sessions[0]["data"], data, "data ") if sessions else []
             if differences:
                 raise ConfigError(
@@ -132,6 +132,14 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "")
         for key in sorted(old | new)
         if old.get(key) != new.get(key) and not key.startswith(EXECUTION)
     ]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A JSON object of a run folder."""
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError):
+        raise ConfigError(f"{path}: not a JSON object; restore the file, or choose another output folder") from None
 
 
 def replace(path: Path, data: Any) -> None:

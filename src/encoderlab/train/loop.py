@@ -9,6 +9,7 @@ randomness belongs to (seed, step, row).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import signal
@@ -165,6 +166,7 @@ class _Run:
         self.display = Display(getattr(recipe, "name", "train"), visible=world.main)
         stack.callback(self.display.close)
         stack.callback(self._close_source)
+        self._check_best()
         if caution := emulated(recipe.precision, world.device):
             self._note(f"warning: {caution}")
         self.writer = checkpoint.Writer(self.checkpoints, keep=recipe.checkpoints.keep) if world.main else None
@@ -378,17 +380,43 @@ class _Run:
         self.window_start += time.perf_counter() - begin  # does not count as training time
         return True
 
-    def _keep_best(self, line: Mapping[str, Any]) -> None:
-        wanted = self.recipe.evaluation.best
-        if wanted is None:
+    def _check_best(self) -> None:
+        """Refuse a best number that no validation gives, by its first batch; what a task's scores are is known later.
+
+        Raises:
+            ConfigError: with the numbers that there are.
+        """
+        wanted, data, engine = self.recipe.evaluation.best, self.data, self.engine
+        if wanted is None or data.score is not None:
             return
+        if data.validation is None:
+            raise ConfigError(
+                f"evaluation.best {wanted!r} needs a validation, and this run has none; "
+                "set it to null, or build the corpus with a larger validation share"
+            )
+        engine.objective.eval()
+        first = itertools.islice(data.validation(self.recipe.phases[0]), 1)
+        self._best_of(summary(measure(engine.objective, first, self.world, self.recipe.precision), {}))
+        engine.objective.train()
+
+    def _best_of(self, line: Mapping[str, Any]) -> float:
+        """The number of a line of validation that the recipe calls best."""
+        wanted = self.recipe.evaluation.best or ""
         numbers = {"loss": line.get("loss")} | line.get("accuracy", {}) | line.get("scores", {})
-        value, best = numbers.get(wanted), self.place.best
+        value = numbers.get(wanted)
         if value is None:
             raise ConfigError(f"evaluation.best {wanted!r} is no number of the validation{nearest(wanted, numbers)}")
-        known = best is not None and math.isfinite(best)
-        if known and not (value < best if wanted == "loss" else value > best):  # nor is NaN better
+        return float(value)
+
+    def _keep_best(self, line: Mapping[str, Any]) -> None:
+        wanted, best = self.recipe.evaluation.best, self.place.best
+        if wanted is None:
             return
+        value = self._best_of(line)
+        if best is not None and math.isfinite(best):
+            better = value < best if wanted == "loss" else value > best
+            if not better:  # nor is NaN
+                return
         self.place.best = value
         weights, state = self.engine.weights(), {"step": self.place.step, wanted: value}
         if self.writer is not None:

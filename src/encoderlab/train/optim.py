@@ -57,10 +57,10 @@ class _Adam:
     def __post_init__(self) -> None:
         if not 0 < self.lr < math.inf:
             raise ConfigError(f"lr {self.lr} is not positive and finite; give a rate such as 1e-4")
-        if not self.eps > 0 or not self.weight_decay >= 0:
+        if not 0 < self.eps < math.inf or not 0 <= self.weight_decay < math.inf:
             raise ConfigError(
                 f"eps {self.eps} and weight_decay {self.weight_decay} are no small positive number and no decay; "
-                "give an eps such as 1e-6, and a decay of 0 or more"
+                "give an eps such as 1e-6, and a finite decay of 0 or more"
             )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(

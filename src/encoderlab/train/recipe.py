@@ -11,6 +11,7 @@ from encoderlab.train.optim import AdamW, Optim
 from encoderlab.train.schedule import Polynomial, Schedule
 
 Precision = Literal["fp32", "bf16", "fp16"]
+SEEDS = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +170,8 @@ class Training:
             )
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(f"clip {self.clip} is not positive; give a norm such as 1.0, or null for no clipping")
+        if not -SEEDS <= self.seed < SEEDS:  # the seed after it is that of a second network
+            raise ConfigError(f"seed {self.seed} does not fit 64 bits; choose one below {SEEDS}")
         if self.log_every < 1:
             raise ConfigError(f"log_every {self.log_every} counts steps; give at least 1")
         smallest = min(phase.rows for phase in self.phases)

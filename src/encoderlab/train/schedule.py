@@ -13,6 +13,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from encoderlab.errors import ConfigError
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Schedule:
@@ -21,6 +23,11 @@ class _Schedule:
     def warm(self, total: float) -> float:
         """The length of the warm-up in the unit of ``total``."""
         return self.warmup if self.warmup >= 1 else self.warmup * total
+
+
+def _check_end(end: float) -> None:
+    if not 0 <= end <= 1:
+        raise ConfigError(f"schedule.end {end} is no share of the peak; give a number from 0 to 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +64,11 @@ class Polynomial(_Schedule):
     power: float = 1.0
     end: float = 0.0
 
+    def __post_init__(self) -> None:
+        _check_end(self.end)
+        if not 0 < self.power < math.inf:
+            raise ConfigError(f"schedule.power {self.power} is not positive and finite; 1.0 decays on a line")
+
     def share(self, spent: float, total: float) -> float:
         warm = self.warm(total)
         if spent < warm:
@@ -71,6 +83,9 @@ class Cosine(_Schedule):
 
     kind: Literal["cosine"] = "cosine"
     end: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_end(self.end)
 
     def share(self, spent: float, total: float) -> float:
         warm = self.warm(total)
