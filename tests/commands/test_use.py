@@ -42,13 +42,3 @@ def test_standard_input_that_is_no_utf8(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\nK\xe4se\n"), encoding="utf-8"))
     with pytest.raises(DataError, match="standard input: line 2 is not UTF-8"):
         list(_lines(Path("-")))
-
-
-@pytest.mark.parametrize(("name", "what"), [("texts", "a folder"), ("texts.csv", "no such file")])
-def test_a_folder_is_no_text(
-    name: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.setattr("encoderlab.commands.use.predictor_of", lambda folder: None)
-    (tmp_path / "texts").mkdir()
-    assert cli.main(["predict", "run", str(tmp_path / name)]) == 3
-    assert f"{name}: {what}; give a file, or texts" in capsys.readouterr().err

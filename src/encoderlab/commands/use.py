@@ -191,8 +191,8 @@ def predict(
         raise ConfigError(f"--out {out}: is a folder; name a file to write, such as {out / 'predictions.jsonl'}")
     predictor = predictor_of(model)
     if len(inputs) > 1 or not file.is_file():
-        if len(inputs) == 1 and (file.is_dir() or is_file_name(inputs[0])):
-            raise DataError(f"{file}: {'a folder' if file.is_dir() else 'no such file'}; give a file, or texts")
+        if len(inputs) == 1 and is_file_name(inputs[0]):
+            raise DataError(f"{file}: no such file; give a file, or texts")
         examples = [_example(predictor.form.task, number, line) for number, line in enumerate(inputs)]
         predictions = predictor.predict(examples)
         found = [
