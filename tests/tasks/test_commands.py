@@ -78,6 +78,11 @@ def test_further_files_have_the_labels_of_training(tmp_path, tiny, capsys):
     assert "dev.csv:2: label '2' is none of 0, 1" in refusal(
         capsys, 3, "finetune", *words, "--model", tiny, "--out", tmp_path / "other"
     )
+    reviews(tmp_path / "train.csv")
+    (tmp_path / "dev.csv").write_text("text,label\na,0\n")
+    assert "dev.csv:2: label '0' is none of blue, red" in refusal(
+        capsys, 3, "finetune", *words, "--model", tiny, "--out", tmp_path / "other"
+    )
 
 
 @pytest.mark.parametrize(

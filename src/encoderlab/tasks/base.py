@@ -160,8 +160,8 @@ class Task:
     """Labelled data with a metric.
 
     Args:
-        labels: the classes in order, or None to take them from the training split. A number in a file of a task with
-            named labels is the index of its label, as in Hugging Face data sets.
+        labels: the classes in order, or None to take them from the training split.
+        indices: a number in a file of a task with named labels is the index of its label, as in Hugging Face data sets.
         metrics: names; the first one selects models.
         folders: names of the task's folder below a data folder.
         files: patterns of the files of each split within that folder; the first that matches counts, ``.gz`` or not.
@@ -179,6 +179,7 @@ class Task:
     labels: tuple[str, ...] | None = None
     folders: tuple[str, ...] = ()
     files: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    indices: bool = True
     range: tuple[float, float] | None = None
     swap: bool = False
     dropped: tuple[str, ...] = ()
@@ -343,7 +344,8 @@ class Task:
                 return other
         raw = raw.removesuffix(".0")
         if (
-            raw.isascii()
+            self.indices
+            and raw.isascii()
             and raw.isdigit()
             and int(raw) < len(self.labels)
             and not any(x.isdigit() for x in self.labels)
@@ -355,7 +357,7 @@ class Task:
         assert self.labels is not None
         if tag in self.labels:
             return tag
-        if tag.isdigit() and int(tag) < len(self.labels):
+        if self.indices and tag.isdigit() and int(tag) < len(self.labels):
             return self.labels[int(tag)]
         raise DataError(f"{place}: tag {tag!r} is none of {', '.join(self.labels[:20])}; correct the row or the task")
 

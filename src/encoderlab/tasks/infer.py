@@ -87,7 +87,7 @@ def task_of(path: Path, given: Given | None = None) -> tuple[Task, str]:
 
 
 def with_labels(task: Task, train: Split) -> Task:
-    """``task`` with the labels of its training data, if it names none itself.
+    """``task`` with the labels of its training data, if it names none itself; they are always written as there.
 
     Raises:
         DataError: a single label, from which nothing can be learned, or a number that is written in two ways.
@@ -107,7 +107,7 @@ def with_labels(task: Task, train: Split) -> Task:
     metrics = task.metrics
     if task.form == "classification" and len(labels) == 2 and "macro_f1" in metrics:
         metrics = ("accuracy", "f1", "matthews")
-    return dataclasses.replace(task, labels=labels, metrics=metrics)
+    return dataclasses.replace(task, labels=labels, metrics=metrics, indices=False)
 
 
 def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
