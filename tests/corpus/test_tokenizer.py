@@ -413,6 +413,27 @@ def test_folders_of_transformers_give_the_same_ids_here(
         assert pair.get("token_type_ids", segments.tolist()) == segments.tolist()
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "key", "value", "message"),
+    [
+        ("bpe", "tokenizer_config.json", "pad_token", {"type": "AddedToken"}, "expected a text"),
+        ("bpe", "tokenizer_config.json", "framing", 3, "unknown framing 3"),
+        ("bpe", "tokenizer_config.json", "added_tokens_decoder", {"first": "<s>"}, "no mapping of ids"),
+        ("unigram", "tokenizer.json", "unk_id", None, "names no unk_id"),
+    ],
+)
+def test_odd_fields_give_one_line(
+    name: str, file: str, key: str, value: object, message: str, trained: dict[str, Tokenizer], tmp_path: Path
+) -> None:
+    trained[name].save(tmp_path)
+    data = json.loads((tmp_path / file).read_text())
+    (data if key in data or key == "added_tokens_decoder" else data["model"])[key] = value
+    (tmp_path / file).write_text(json.dumps(data))
+    with pytest.raises(DataError, match=message) as caught:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_special_tokens_take_the_space_before_them_as_the_file_says(
     trained: dict[str, Tokenizer], tmp_path: Path
 ) -> None:

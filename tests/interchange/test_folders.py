@@ -291,6 +291,7 @@ def test_fields_that_are_not_implemented_are_refused_by_name(bert: tuple[Model, 
         ("xlnet", Classification(labels=2, summary="dense"), "summary_type", "mean"),
         ("xlnet", Classification(labels=2, summary="dense"), "summary_activation", None),
         ("bert", Classification(labels=2), "id2label", {"a": "b"}),
+        ("bert", Classification(labels=2), "id2label", 3.5),
         ("bert", Classification(labels=2), "classifier_dropout", "much"),
     ],
 )

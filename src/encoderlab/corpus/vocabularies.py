@@ -163,19 +163,20 @@ def _folder_config(folder: Path) -> _Config:
     names = _json(folder / "special_tokens_map.json") if (folder / "special_tokens_map.json").exists() else {}
     model = _json(folder / "config.json") if (folder / "config.json").exists() else {}
     added = _json(folder / "added_tokens.json") if (folder / "added_tokens.json").exists() else {}
-    for index, token in settings.get("added_tokens_decoder", {}).items():
-        added[_content(token)] = int(index)
+    where = str(folder / "tokenizer_config.json")
+    numbered = settings.get("added_tokens_decoder") or {}
+    if not isinstance(numbered, dict) or not all(index.isdecimal() for index in numbered):
+        raise DataError(f"{where}: added_tokens_decoder is no mapping of ids to tokens; write it again")
+    added |= {_content(token, where): int(index) for index, token in numbered.items()}
     tokens = {}
     for role in ("pad", "unk", "cls", "sep", "mask", "eod"):
         value = settings.get(f"{role}_token") or names.get(f"{role}_token")
         if value:
-            tokens[role] = _content(value)
+            tokens[role] = _content(value, where)
     kind = str(settings.get("tokenizer_class", "")).removesuffix("Fast")
     framing = settings.get("framing")
     if framing is not None and framing not in layouts.FRAMINGS:
-        raise DataError(
-            f"{folder / 'tokenizer_config.json'}: unknown framing {framing!r}{nearest(framing, layouts.FRAMINGS)}"
-        )
+        raise DataError(f"{where}: unknown framing {framing!r}{nearest(str(framing), layouts.FRAMINGS)}")
     return _Config(
         family=_CLASSES.get(kind) or _MODEL_TYPES.get(str(model.get("model_type", ""))),
         tokens=tokens,
@@ -295,6 +296,8 @@ def _library(file: Path, data: dict[str, Any]) -> tokenizers.Tokenizer:
     kind = data["model"].get("type")
     if kind is not None and kind not in ("WordPiece", "BPE", "Unigram"):
         raise DataError(f"{file}: a {kind} tokenizer; expected WordPiece, BPE or Unigram")
+    if kind == "Unigram" and data["model"].get("unk_id") is None:
+        raise DataError(f"{file}: names no unk_id, the piece for unknown characters; write it again or fetch it anew")
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(data))
     except Exception as error:
@@ -358,5 +361,8 @@ def _json(file: Path) -> dict[str, Any]:
     return data
 
 
-def _content(token: Any) -> str:
-    return token["content"] if isinstance(token, dict) else str(token)
+def _content(token: Any, file: str) -> str:
+    content = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str):
+        raise DataError(f"{file}: a token is {token!r}, expected a text; write it again")
+    return content

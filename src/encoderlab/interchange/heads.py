@@ -243,7 +243,7 @@ def _labels(fields: Fields) -> tuple[str, ...]:
     names = fields.take("id2label", None)
     if not names:
         return tuple(f"LABEL_{index}" for index in range(fields.count("num_labels", 2)))
-    numbers = [str(index) for index in range(len(names))]
-    if not isinstance(names, dict) or sorted(names) != sorted(numbers):
+    numbers = [str(index) for index in range(len(names))] if isinstance(names, dict) else []
+    if not numbers or set(names) != set(numbers):
         raise DataError(f"{fields.source}: id2label is {names!r}, expected names by number; number them from 0")
     return tuple(str(names[number]) for number in numbers)
