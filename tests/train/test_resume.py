@@ -27,7 +27,7 @@ def test_killed_twice_and_resumed_is_bitwise_the_same(tmp_path: Path, whole_run:
     # Killed in the first phase; then in the second phase, beyond a checkpoint; dropout and memory are on.
     for die_at in (8, 9):
         process = start(tmp_path, None, "--die-at", die_at)
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)
         assert process.returncode == -signal.SIGKILL
     assert run(tmp_path).step == 24
     assert_same_run(tmp_path, whole_run, 24)
@@ -78,12 +78,12 @@ def test_signals_write_a_checkpoint_and_give_their_exit_code(
     tmp_path: Path, whole_run: Path, number: signal.Signals, code: int
 ) -> None:
     process = start(tmp_path, {"checkpoints.steps": None}, "--slow", 0.05)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not (tmp_path / "metrics.jsonl").exists() or not metrics(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=600)
     assert process.returncode == code, said
     assert "run the same command again to resume" in said.splitlines()[-1]
     assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 1
