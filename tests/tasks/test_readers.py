@@ -396,7 +396,10 @@ def test_encodings(tmp_path):
     ("content", "message"),
     [
         (b"PK\x03\x04\x14\0\0\0", "a ZIP archive or an Excel sheet; unpack it, or save the sheet as CSV"),
-        (gzip.compress(b"text,label\na,pos\n", mtime=0), "compressed by gzip, which its name does not say; add .gz to it"),
+        (
+            gzip.compress(b"text,label\na,pos\n", mtime=0),
+            "compressed by gzip, which its name does not say; add .gz to it",
+        ),
     ],
 )
 def test_files_that_are_no_text_say_what_they_are(tmp_path, content, message):
