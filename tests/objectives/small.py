@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from encoderlab import models
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig, resized
+from encoderlab.objectives.base import Objective
+from encoderlab.objectives.mlm import MLM, MLMSettings
+from encoderlab.objectives.rtd import RTD, RTDSettings
+from encoderlab.objectives.vocabulary import Vocabulary
 
 
 def small(name: str, vocab: int = 40) -> ModelConfig:
@@ -26,3 +32,16 @@ def build(name: str, seed: int = 0) -> Model:
         if parameter.ndim == 1:
             parameter.data += 0.1 * torch.randn_like(parameter)
     return model
+
+
+def masked(name: str, model: Model | None = None) -> Callable[[Vocabulary], Objective]:
+    return lambda vocabulary: MLM(model or build(name), MLMSettings(), vocabulary)
+
+
+def detection(name: str, **settings: str) -> Callable[[Vocabulary], Objective]:
+    return lambda vocabulary: RTD(
+        build(f"{name}-generator"),
+        build(name, seed=1),
+        RTDSettings(**settings),  # type: ignore[arg-type]
+        vocabulary,
+    )

@@ -17,27 +17,12 @@ from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.causal import Causal, CausalSettings
 from encoderlab.objectives.distill import Distill, DistillSettings
-from encoderlab.objectives.mlm import MLM, MLMSettings
 from encoderlab.objectives.permutation import Permutation, PermutationSettings
-from encoderlab.objectives.rtd import RTD, RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from tests.objectives.conftest import make_rows
-from tests.objectives.small import build, small
+from tests.objectives.small import build, detection, masked, small
 
 PERMUTATION = PermutationSettings(targets=Targets(count=4), memory=0, reuse=0)
-
-
-def masked(name: str, model: Model | None = None) -> Callable[[Vocabulary], Objective]:
-    return lambda vocabulary: MLM(model or build(name), MLMSettings(), vocabulary)
-
-
-def detection(name: str, **settings: str) -> Callable[[Vocabulary], Objective]:
-    return lambda vocabulary: RTD(
-        build(f"{name}-generator"),
-        build(name, seed=1),
-        RTDSettings(**settings),  # type: ignore[arg-type]
-        vocabulary,
-    )
 
 
 def distillation(vocabulary: Vocabulary) -> Objective:

@@ -34,7 +34,7 @@ MAX_LINE = 100_000  # characters
 MAX_DOCUMENT = 1_000_000  # characters
 # Control characters, soft hyphens, zero-width spaces, byte order marks and halves of surrogate pairs.
 _DROPPED = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u00ad\u200b\u2060\ufeff\ufff9-\ufffb\ud800-\udfff]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse_block(block: Block, reading: Reading) -> tuple[list[list[str]], Counter[str]]:
@@ -91,13 +91,13 @@ def _clean(text: str, block: Block, reading: Reading, counts: Counter[str]) -> s
     text = text.replace("\r\n", "\n")
     for end in ("\r", "\x0b", "\x0c", "\x85", "\u2028", "\u2029"):
         text = text.replace(end, "\n")
-    if _SURROGATE.search(text):  # from JSON escapes, and from bytes of a CSV that are no UTF-8
+    if SURROGATE.search(text):  # from JSON escapes, and from bytes of a CSV that are no UTF-8
         if reading.invalid_utf8 == "refuse":
             raise DataError(
                 f"{block.source.name}: line {block.start.line} or later: invalid UTF-8, or half of a surrogate pair; "
                 "convert the file with iconv, or have them replaced: --invalid-utf8 replace"
             )
-        text, number = _SURROGATE.subn("\ufffd", text)
+        text, number = SURROGATE.subn("\ufffd", text)
         counts["invalid_utf8"] += number
     text, number = _DROPPED.subn("", text)
     counts["control_characters"] += number

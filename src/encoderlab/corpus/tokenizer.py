@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +22,13 @@ import tokenizers
 
 from encoderlab.corpus import layouts, vocabularies
 from encoderlab.corpus.chunks import ChunkEncoder, tokenize
+from encoderlab.corpus.documents import SURROGATE
 from encoderlab.corpus.layouts import KINDS, Kind, Layout
 from encoderlab.corpus.words import WordStarts
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import write_text
 
 log = logging.getLogger(__name__)
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +125,7 @@ class Tokenizer:
         try:
             found = self.backend.encode_batch(texts, add_special_tokens=False)
         except TypeError:  # what the library says of surrogates, which JSON and names of files may hold
-            whole = [_SURROGATE.sub("\ufffd", text) for text in texts]
+            whole = [SURROGATE.sub("\ufffd", text) for text in texts]
             if whole == texts:
                 raise
             log.warning("halves of surrogate pairs, which are no characters, are read as U+FFFD")

@@ -71,18 +71,18 @@ class MultipleChoice(Form):
         return items
 
     def _options(self, example: Choice) -> list[tuple[np.ndarray, np.ndarray]]:
+        begin = np.empty(0, np.int64)  # of every second text
         if example.gap:
             seconds = [example.question.replace(example.gap, option) for option in example.options]
-        elif example.context:
-            seconds = [f"{example.question} {option}".strip() for option in example.options]
-        else:
+        elif not example.context:
             seconds = list(example.options)
+        elif self.settings.choice == "clue":
+            seconds = list(example.options)
+            begin = np.append(self.tokenizer.encode(example.question).ids, self.tokenizer.special.sep)
+        else:
+            seconds = [f"{example.question} {option}".strip() for option in example.options]
         context, *encoded = self.tokenizer.encode_batch([example.context or example.question, *seconds])
-        options = [option.ids for option in encoded]
-        if self.settings.choice == "clue" and example.context and not example.gap:
-            question, *encoded = self.tokenizer.encode_batch([example.question, *example.options])
-            begin = np.append(question.ids, self.tokenizer.special.sep)
-            options = [np.concatenate([begin, option.ids]) for option in encoded]
+        options = [np.concatenate([begin, option.ids]) for option in encoded]
         longest = max(map(len, options))
         room = self.settings.max_length - 4
         # The context gives way, down to a quarter of the room; what is still too much is cut from the longer side.
@@ -96,17 +96,14 @@ class MultipleChoice(Form):
         # Other gaps of the passage are held open too; the text begins and ends half a sequence away from this one.
         texts = [GAP.sub(mask * MASKS, part) for part in around]
         left, right, *options = self.tokenizer.encode_batch([*texts, *example.options])
-        middle = np.full(MASKS, self.tokenizer.special.mask)
-        if self.settings.choice == "clue":
-            middle = np.array([self._gap_token()])
+        clue = self.settings.choice == "clue"
+        middle = np.array([self._gap_token()]) if clue else np.full(MASKS, self.tokenizer.special.mask)
         room = self.settings.max_length - 3 - max(map(len, options)) - len(middle)
         share = min(len(left), max(room // 2, room - len(right)))
         text = np.concatenate([left.ids[len(left) - share :], middle, right.ids[: max(room - share, 0)]])
         self.cut += len(left) + len(right) > room
         framed = [self.tokenizer.frame(option.ids, text, max_length=self.settings.max_length) for option in options]
-        return (
-            [(ids, np.zeros_like(segments)) for ids, segments in framed] if self.settings.choice == "clue" else framed
-        )
+        return [(ids, np.zeros_like(segments)) for ids, segments in framed] if clue else framed
 
     def _gap_token(self) -> int:
         found = self.tokenizer.id("[unused1]")

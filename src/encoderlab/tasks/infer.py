@@ -37,6 +37,7 @@ CONTEXTS = (
 QUESTIONS = ("question", "question_stem", "stem", "sent2", "query", "goal")
 IDS = ("id", "idx", "index", "guid")
 _SAMPLE = 2000
+_TELLING = (*tables.RECORDS, ".ndjson", ".txt")  # suffixes that say how a file is to be read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +144,7 @@ def _layout(path: Path, columns: Sequence[str], given: Given) -> tuple[Layout, F
     if given.text is None and {"question", "context"} <= set(columns):
         if given.form == "span" or given.form is None and not _options(lower):
             return Squad(), "span", "question about context"
-    other = kind not in (*tables.RECORDS, ".ndjson", ".txt")  # a name that tells nothing
+    other = kind not in _TELLING
     if not columns and given.form in (None, "span") and (kind == ".json" or other and tables.starts_with(path, "{")):
         return Squad(), "span", "SQuAD's nested form"
     if given.form in (None, "tagging") and given.text is None:
@@ -181,7 +182,7 @@ def _text_columns(
         pair = pair or (second if first else None)
     if text is None and len(columns) == 2 and label is not None:
         text = next(name for name in columns if name != label)
-    if not columns and tables.suffix(path) not in (*tables.RECORDS, ".ndjson", ".txt"):
+    if not columns and tables.suffix(path) not in _TELLING:
         raise DataError(f"{path}: its name does not tell what it holds; let it end in .csv, .tsv, .jsonl or .parquet")
     if not columns:
         raise DataError(f"{path}: holds no rows with columns; give a table with a header, or records of JSON")

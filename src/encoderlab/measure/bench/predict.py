@@ -54,9 +54,9 @@ def run(
             try:
                 session = _onnx(theirs, Path(place) / "model.onnx", threads)
                 players["onnxruntime"] = lambda: _padded(session, tokenizer, framed, rows)
+            except MissingDependency:
+                raise
             except EncoderlabError as error:
-                if isinstance(error, MissingDependency):
-                    raise
                 failed["onnxruntime"] = str(error)
         seconds: dict[str, list[float]] = {name: [] for name in players}
         for turn in range(turns + 1):

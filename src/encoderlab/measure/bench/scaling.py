@@ -14,7 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -99,7 +99,7 @@ def run(case: Case, corpus: Path, *, processes: int, rows: int, length: int, ste
     link, step = fit(together["exchanges"], processes), together["local"]
     local = step.computed + step.update
     slow = Link(SLOW_LATENCY, 2 * (processes - 1) / processes * step.size / (local / 2))
-    throttled = _launch(processes, Work(case, vocabulary, batches, steps, slow))
+    throttled = _launch(processes, replace(work, link=slow))
     tokens = rows * length
     expected, measured = throttled["local"].seconds(slow, processes), throttled["step"]
     return {
@@ -142,7 +142,7 @@ class _Wire:
     def __init__(self, link: Link | None, world: int) -> None:
         self.link, self.world = link, world
         self.waiting: SimpleQueue[tuple[Tensor, float, Future[Tensor]] | None] = SimpleQueue()
-        self.thread = Thread(target=self._carry)
+        self.thread = Thread(target=self._carry, daemon=True)  # which does not keep a process that failed alive
         self.thread.start()
         self.begin()
 
