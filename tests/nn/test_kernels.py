@@ -165,11 +165,13 @@ def test_gelu_everywhere(tanh):
 @compiled
 @pytest.mark.parametrize("dtype", FLOAT)
 @pytest.mark.parametrize("tanh", [False, True])
-def test_feed_forward(tanh, dtype):
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("shape", [(4, 9), (4,), (4, 3, 5)])
+def test_feed_forward(shape, p, tanh, dtype):
     def call(module):
-        return lambda *a: module.feed_forward(*a, tanh=tanh)
+        return lambda *a: module.feed_forward(*a, tanh=tanh, p=p, keys=KEYS, site=1)
 
-    inputs = [normal(2, 9, 16), normal(40, 16, seed=1) / 4, normal(40, seed=2), normal(16, 40, seed=3) / 6]
+    inputs = [normal(*shape, 16), normal(40, 16, seed=1) / 4, normal(40, seed=2), normal(16, 40, seed=3) / 6]
     agree(call(kernels), call(plain), inputs, dtype)
 
 

@@ -71,9 +71,7 @@ class FeedForward(nn.Module):
         """The result without its last bias, and that bias, for whoever adds it together with something else."""
         up, down = self.up, self.down
         if isinstance(up, nn.Linear) and isinstance(down, nn.Linear) and self.act in ("gelu", "gelu_tanh"):
-            tanh = self.act == "gelu_tanh"
-            if self.dropout == 0.0 or keys is None:
-                return kernels.feed_forward(x, up.weight, up.bias, down.weight, tanh=tanh), down.bias
-            hidden = kernels.bias_gelu(F.linear(x, up.weight), up.bias, tanh=tanh)
-            return F.linear(kernels.dropout(hidden, self.dropout, keys, site), down.weight), down.bias
+            tanh, p = self.act == "gelu_tanh", self.dropout
+            weights = up.weight, up.bias, down.weight
+            return kernels.feed_forward(x, *weights, tanh=tanh, p=p, keys=keys, site=site), down.bias
         return down(kernels.dropout(activation(self.act)(up(x)), self.dropout, keys, site)), None

@@ -146,15 +146,27 @@ def attend_packed(
     return apply(attention.AttendPacked, parts, visible, keys, scale, p, site).transpose(1, 2).flatten(2)
 
 
-def feed_forward(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, *, tanh: bool = False) -> Tensor:
-    """gelu(x up^T + up_bias) down^T: (..., D), (F, D), (F,), (D, F) -> (..., D).
+def feed_forward(
+    x: Tensor,
+    up: Tensor,
+    up_bias: Tensor,
+    down: Tensor,
+    *,
+    tanh: bool = False,
+    p: float = 0.0,
+    keys: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """dropout(gelu(x up^T + up_bias)) down^T: (B, ..., D), (F, D), (F,), (D, F) -> (B, ..., D).
 
     The second bias is left to :func:`dropout_add_norm`. Compiled: keeps one tensor of width F for the backward pass
-    instead of two; the activations are computed again in the pass that makes their gradient.
+    instead of two or three; activations and masks are computed again in the pass that makes their gradient.
     """
+    keys = keys if p > 0.0 else None
+    _check_keys(keys, len(x))
     if not _compiled(x, up, down):
-        return plain.feed_forward(x, up, up_bias, down, tanh=tanh)
-    return apply(rows.FeedForward, x.flatten(0, -2), up, up_bias, down, tanh).unflatten(0, x.shape[:-1])
+        return plain.feed_forward(x, up, up_bias, down, tanh=tanh, p=p, keys=keys, site=site)
+    return apply(rows.FeedForward, x.contiguous(), up, up_bias, down, tanh, keys, site, p)
 
 
 def linear_cross_entropy(

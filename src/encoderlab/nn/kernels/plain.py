@@ -198,9 +198,19 @@ def attend_packed(
     return attend(q, k, v, visible=visible, scale=scale, p=p, keys=keys, site=site).transpose(1, 2).flatten(2)
 
 
-def feed_forward(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, *, tanh: bool = False) -> Tensor:
-    """gelu(x up^T + up_bias) down^T: (..., D), (F, D), (F,), (D, F) -> (..., D), no second bias."""
-    return F.linear(bias_gelu(F.linear(x, up), up_bias, tanh=tanh), down)
+def feed_forward(
+    x: Tensor,
+    up: Tensor,
+    up_bias: Tensor,
+    down: Tensor,
+    *,
+    tanh: bool = False,
+    p: float = 0.0,
+    keys: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """dropout(gelu(x up^T + up_bias)) down^T: (B, ..., D), (F, D), (F,), (D, F) -> (B, ..., D), no second bias."""
+    return F.linear(dropout(bias_gelu(F.linear(x, up), up_bias, tanh=tanh), p, keys, site), down)
 
 
 def linear_cross_entropy(

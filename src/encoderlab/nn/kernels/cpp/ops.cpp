@@ -54,26 +54,25 @@ EXPORT encoderlab_add_norm_backward(int64_t half, const void* grad, const void* 
   });
 }
 
-EXPORT encoderlab_gelu(int64_t half, int64_t tanh, const void* x, const float* bias, void* out, int64_t rows,
-                       int64_t width, int64_t threads) {
+EXPORT encoderlab_gelu(int64_t half, int64_t tanh, const void* x, const float* bias, void* out, const int64_t* keys,
+                       int64_t batch, int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
+                       int64_t threads) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
-    if (tanh)
-      gelu<GeluTanh>((const T*)x, bias, (T*)out, rows, width, threads);
-    else
-      gelu<Gelu>((const T*)x, bias, (T*)out, rows, width, threads);
+    auto run = tanh ? gelu<GeluTanh, T> : gelu<Gelu, T>;
+    run((const T*)x, bias, (T*)out, keys, batch, positions, width, site, threshold, scale, threads);
   });
 }
 
 EXPORT encoderlab_gelu_backward(int64_t half, int64_t tanh, const void* grad, const void* x, const float* bias,
-                                void* dx, void* out, float* partial, float* dbias, int64_t rows, int64_t width,
+                                void* dx, void* out, float* partial, float* dbias, const int64_t* keys, int64_t batch,
+                                int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
                                 int64_t threads) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
-    if (tanh)
-      gelu_backward<GeluTanh>((const T*)grad, (const T*)x, bias, (T*)dx, (T*)out, partial, dbias, rows, width, threads);
-    else
-      gelu_backward<Gelu>((const T*)grad, (const T*)x, bias, (T*)dx, (T*)out, partial, dbias, rows, width, threads);
+    auto run = tanh ? gelu_backward<GeluTanh, T> : gelu_backward<Gelu, T>;
+    run((const T*)grad, (const T*)x, bias, (T*)dx, (T*)out, partial, dbias, keys, batch, positions, width, site,
+        threshold, scale, threads);
   });
 }
 

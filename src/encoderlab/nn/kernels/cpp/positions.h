@@ -127,7 +127,12 @@ void query_rows_gradient(const float* ds, int64_t stride, int64_t rows, int64_t 
     multiply(band + r * ld + low - first, ld, table.rows + low * PANEL, dqueries + r * wide, wide, n,
              base - r + seen - low, panels, true, table.width);
   }
-  multiply<true>(band, ld, queries_packed, drows + first * wide, wide, last - first, rows, panels, true);
+  for (int64_t c = first; c < last; c += GROUP) {  // a column meets only the queries whose band it lies in
+    const int64_t n = std::min(GROUP, last - c);
+    const int64_t from = std::max<int64_t>(0, base - (c + n - 1)), to = std::min(rows, base - c + seen);
+    multiply<true>(band + from * ld + c - first, ld, queries_packed + from * PANEL, drows + c * wide, wide, n, to - from,
+                   panels, true, rows);
+  }
 }
 
 // dkeys[j] += sum_r ds[r, j] row[base - j + r], and the sums for the rows; ds is zero in up to W more rows and GROUP

@@ -123,12 +123,16 @@ void add_norm_backward(const T* grad, const T* x, const float* x_bias, const T* 
   });
 }
 
-// --------------------------------------------------------------------------------------------------------- bias + GELU
+// ----------------------------------------------------------------------------------------------- bias + GELU + dropout
 
 template <class G, class T>
-void gelu(const T* x, const float* bias, T* out, int64_t rows, int64_t width, int64_t threads) {
+void gelu(const T* x, const float* bias, T* out, const int64_t* keys, int64_t batch, int64_t positions, int64_t width,
+          int64_t site, int64_t threshold, float scale, int64_t threads) {
+  int64_t blocks = (width + BLOCK - 1) / BLOCK;
 #pragma omp parallel for schedule(static) num_threads((int)threads)
-  for (int64_t row = 0; row < rows; row++)
+  for (int64_t row = 0; row < batch * positions; row++) {
+    Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
+    uint32_t counter = (uint32_t)(row % positions * blocks * 16);
     for (int64_t j = 0; j < width; j += BLOCK) {
       Block b = load(x + row * width + j, width - j);
       if (bias) {
@@ -136,15 +140,21 @@ void gelu(const T* x, const float* bias, T* out, int64_t rows, int64_t width, in
         for (int i = 0; i < VECTORS; i++) b.v[i] += c.v[i];
       }
       for (int i = 0; i < VECTORS; i++) b.v[i] = G::value(b.v[i]);
+      drop.apply(counter + (uint32_t)(j / 2), b);
       store(out + row * width + j, b, width - j);
     }
+  }
 }
 
-// dx may be grad itself; the activations are written as well where out is given
+// dx may be grad itself; the result of the forward pass is written as well where out is given
 template <class G, class T>
 void gelu_backward(const T* grad, const T* x, const float* bias, T* dx, T* out, float* partial, float* dbias,
-                   int64_t rows, int64_t width, int64_t threads) {
-  sum_rows(rows, bias ? width : 0, partial, dbias, threads, [&](int64_t row, float* mine) {
+                   const int64_t* keys, int64_t batch, int64_t positions, int64_t width, int64_t site,
+                   int64_t threshold, float scale, int64_t threads) {
+  int64_t blocks = (width + BLOCK - 1) / BLOCK;
+  sum_rows(batch * positions, bias ? width : 0, partial, dbias, threads, [&](int64_t row, float* mine) {
+    Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
+    uint32_t counter = (uint32_t)(row % positions * blocks * 16);
     for (int64_t j = 0; j < width; j += BLOCK) {
       int64_t n = width - j;
       Block b = load(x + row * width + j, n), g = load(grad + row * width + j, n);
@@ -158,6 +168,7 @@ void gelu_backward(const T* grad, const T* x, const float* bias, T* dx, T* out, 
         g.v[i] *= slope;
         b.v[i] = value;
       }
+      drop.apply(counter + (uint32_t)(j / 2), g, b);
       store(dx + row * width + j, g, n);
       if (out) store(out + row * width + j, b, n);
       if (bias) accumulate(mine + j, g, n);

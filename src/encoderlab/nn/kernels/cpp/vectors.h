@@ -215,11 +215,12 @@ struct Dropout {  // of one stream; without keys everything is kept
       keep[i + 16 / W] = bits<ints>(x) >= threshold;
     }
   }
-  void apply(uint32_t counter, Block& b) const {
+  template <class... Blocks>
+  void apply(uint32_t counter, Blocks&... blocks) const {  // one mask for all of them
     if (!on) return;
     ints keep[VECTORS];
     masks(counter, keep);
-    for (int i = 0; i < VECTORS; i++) b.v[i] = select(keep[i], b.v[i] * scale, floats{});
+    for (int i = 0; i < VECTORS; i++) ((blocks.v[i] = select(keep[i], blocks.v[i] * scale, floats{})), ...);
   }
 };
 

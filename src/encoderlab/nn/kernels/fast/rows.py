@@ -126,23 +126,29 @@ class AddNorm(Function):
         )
 
 
-# ---------------------------------------------------------------------------------------------------------- bias + GELU
+# ------------------------------------------------------------------------------------------------ bias + GELU + dropout
 
 
-@operation(lambda x, bias, tanh: torch.empty_like(x))
-def gelu(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
+@operation(lambda x, *_: torch.empty_like(x))
+def gelu(x: Tensor, bias: Tensor | None, tanh: bool, keys: Tensor | None, site: int, p: float) -> Tensor:
     out = torch.empty_like(x)
-    width = x.shape[-1]
-    call("gelu", half(x), tanh, x, bias, out, x.numel() // width, width, threads(x))
+    call("gelu", half(x), tanh, x, bias, out, keys, *layout(x), site, *scaling(keys, p), threads(x))
     return out
 
 
-@operation(lambda grad, x, bias, tanh: (torch.empty_like(x), x.new_empty(x.shape[-1], dtype=torch.float32)))
+def _gelu_backward_shapes(grad: Tensor, x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty(x.shape[-1], dtype=torch.float32)
+
+
+@operation(_gelu_backward_shapes)
 def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
     """Gradients of x and of the bias; the second is undefined where there is no bias."""
-    width = x.shape[-1]
-    dx, dbias, partial = torch.empty_like(x), torch.empty(width), torch.empty(CHUNKS, width)
-    call("gelu_backward", half(x), tanh, grad, x, bias, dx, None, partial, dbias, x.numel() // width, width, threads(x))
+    dx, dbias = _gelu_backward_shapes(grad, x)
+    partial = torch.empty(CHUNKS, x.shape[-1])
+    call(
+        "gelu_backward", half(x), tanh, grad, x, bias, dx, None, partial, dbias, None, *layout(x), 0,
+        *scaling(None, 0.0), threads(x),
+    )  # fmt: skip
     return dx, dbias
 
 
@@ -151,7 +157,7 @@ class BiasGelu(Function):
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
         ctx.save_for_backward(x, bias)
         ctx.tanh = tanh
-        return gelu(x, None if bias is None else bias.float(), tanh)
+        return gelu(x, None if bias is None else bias.float(), tanh, None, 0, 0.0)
 
     @staticmethod
     @once_differentiable
@@ -161,39 +167,43 @@ class BiasGelu(Function):
         return dx, None if bias is None else dbias.to(bias.dtype), None
 
 
-@operation(
-    lambda grad, x, bias, tanh: (torch.empty_like(x), x.new_empty(x.shape[-1], dtype=torch.float32)), mutates=("grad",)
-)
-def gelu_backward_(grad: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
+@operation(_gelu_backward_shapes, mutates=("grad",))
+def gelu_backward_(
+    grad: Tensor, x: Tensor, bias: Tensor | None, tanh: bool, keys: Tensor | None, site: int, p: float
+) -> tuple[Tensor, Tensor]:
     """The activations again and the gradient of the bias; the gradient of x replaces ``grad``."""
-    width = x.shape[-1]
-    out, dbias, partial = torch.empty_like(x), torch.empty(width), torch.empty(CHUNKS, width)
-    rows = x.numel() // width
-    call("gelu_backward", half(x), tanh, grad, x, bias, grad, out, partial, dbias, rows, width, threads(x))
+    out, dbias = _gelu_backward_shapes(grad, x)
+    partial = torch.empty(CHUNKS, x.shape[-1])
+    call(
+        "gelu_backward", half(x), tanh, grad, x, bias, grad, out, partial, dbias, keys, *layout(x), site,
+        *scaling(keys, p), threads(x),
+    )  # fmt: skip
     return out, dbias
 
 
 class FeedForward(Function):
-    """gelu(x up^T + up_bias) down^T; x (T, D). Keeps x up^T only: the activations are computed again."""
+    """dropout(gelu(x up^T + up_bias)) down^T; x (B, ..., D). Keeps x up^T only: the rest is computed again."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, tanh: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, *how: Any) -> Tensor:
+        """``how`` is tanh, keys, site, p of :func:`gelu`."""
         inner = x @ up.T
-        ctx.save_for_backward(x, up, up_bias, down, inner)
-        ctx.tanh = tanh
-        return gelu(inner, up_bias.float(), tanh) @ down.T
+        tanh, keys, site, p = how
+        ctx.save_for_backward(x, up, up_bias, down, inner, keys)
+        ctx.tanh, ctx.site, ctx.p = tanh, site, p
+        return gelu(inner, up_bias.float(), *how) @ down.T
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, up, up_bias, down, inner = ctx.saved_tensors
+        x, up, up_bias, down, inner, keys = ctx.saved_tensors
         dinner = grad @ down
-        activated, dbias = gelu_backward_(dinner, inner, up_bias.float(), ctx.tanh)
-        need_x, need_up, _, need_down, _ = ctx.needs_input_grad
+        activated, dbias = gelu_backward_(dinner, inner, up_bias.float(), ctx.tanh, keys, ctx.site, ctx.p)
+        need_x, need_up, _, need_down = ctx.needs_input_grad[:4]
         return (
             dinner @ up if need_x else None,
-            dinner.T @ x if need_up else None,
+            dinner.flatten(0, -2).T @ x.flatten(0, -2) if need_up else None,
             dbias.to(up_bias.dtype),
-            grad.T @ activated if need_down else None,
-            None,
+            grad.flatten(0, -2).T @ activated.flatten(0, -2) if need_down else None,
+            *[None] * 4,
         )
