@@ -184,6 +184,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--batch", type=int, default=32, help="examples of a step")
     parser.add_argument("--max-length", type=int, default=128)
     parser.add_argument("--limit", type=int, default=3000, help="training examples of a set; 0: all")
     parser.add_argument("--tokens", type=int, default=100_000, help="training tokens of an epoch; 0: any number")
@@ -195,6 +196,7 @@ def main() -> None:
     recipe = Recipe(
         name="results",
         epochs=args.epochs,
+        batch=args.batch,
         select="last",
         optim=AdamW(lr=args.lr, eps=1e-6, weight_decay=0.01),
         form=FormSettings(max_length=args.max_length, stride=args.max_length // 2),
