@@ -216,6 +216,14 @@ def test_a_zip_gives_the_sample_of_its_files(tmp_path):
         assert samples[0] == samples[1] and sum(map(len, samples[0])) > 10_000
 
 
+def test_a_folder_built_anew_has_the_tokens_of_its_new_tokenizer(text, tmp_path):
+    """Also in the process that built there before."""
+    for place, size in (("out", 300), ("out", 340), ("other", 340)):
+        shutil.rmtree(tmp_path / place, ignore_errors=True)
+        build_corpus(settings(text, vocab_size=size), tmp_path / place)
+    assert digests(tmp_path / "out") == digests(tmp_path / "other")
+
+
 def test_a_refused_vocabulary_can_be_asked_for_otherwise(tmp_path):
     (tmp_path / "a.txt").write_text("\n\n".join(f"Document number {number}." for number in range(30)))
     with pytest.raises(ConfigError, match="at most"):

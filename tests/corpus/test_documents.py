@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import shutil
 import sys
 import zipfile
@@ -156,6 +157,34 @@ def test_files_folders_and_globs_in_order(tmp_path):
     assert read(tmp_path / "program.py") == [["program"]]  # named
 
 
+def test_links_in_folders(tmp_path):
+    for name in ("data/a.txt", "elsewhere/b.txt"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(Path(name).stem)
+    (tmp_path / "data" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "data")
+    (tmp_path / "data" / "a2.txt").symlink_to("a.txt")
+    assert read(tmp_path / "data") == [["a"], ["b"]]
+    (tmp_path / "elsewhere" / "c.txt").symlink_to("nowhere.txt")
+    with pytest.raises(DataError, match=r"linked/c.txt: a link to nowhere.txt, which is missing"):
+        read(tmp_path / "data")
+
+
+def test_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "sub").mkdir()
+    scan = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("sub"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match="sub: cannot be read .Permission denied"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix])
 def test_files_of_several_frames(tmp_path, suffix):
     path = tmp_path / f"a.txt{suffix}"
@@ -213,6 +242,23 @@ def test_tables(tmp_path, name, content, field, expected):
     assert read(tmp_path / name, field=field) == [text.split("|") for text in expected]
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "text\nfine\nHello, world\n", "row 2 has 2 columns, the header has 1"),
+        ("a.csv", "text,label\nHello, world,1\n", "row 1 has 3 columns, the header has 2"),
+        ("a.tsv", "label\ttext\n1\ta\tb\n", "row 1 has 3 columns, the header has 2"),
+        ("a.csv", "label,text\n1\n", r"row 1 has 1 columns, the text is in column 1 \(from 0\)"),
+    ],
+)
+def test_rows_that_the_header_does_not_fit_lose_no_text(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / name)
+    (tmp_path / "ends.csv").write_text("text,n\na,1,\nb,2,\n")  # nothing after the last delimiter
+    assert read(tmp_path / "ends.csv") == [["a"], ["b"]]
+
+
 def test_invalid_bytes_in_a_table_are_counted(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"text\na\xff\xfeb\n")
     (source,) = find_sources([str(tmp_path / "a.csv")], Reading())
@@ -243,6 +289,9 @@ def test_parquet_columns(tmp_path):
     with pytest.raises(DataError, match="which column holds the text.*title, summary"):
         read(tmp_path / "a.parquet")
     assert read(tmp_path / "a.parquet", field="title") == [["t"]]
+    for names in (["text", "body"], ["body", "text"], ["only"]):
+        parquet.write_table(pyarrow.table({name: [name] for name in names}), tmp_path / "b.parquet")
+        assert read(tmp_path / "b.parquet") == [["text" if "text" in names else "only"]]
     with pytest.raises(DataError, match="no text column 'n'"):
         read(tmp_path / "a.parquet", field="n")
     for name in ("A.PARQUET", "0a1b2c"):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from encoderlab import load
+from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import huggingface
 from encoderlab.model import Model
@@ -63,7 +64,10 @@ def test_round_trip(case: str, tmp_path: Path) -> None:
     back = load(tmp_path / "out")
     assert same_weights(model, back)
     assert replace(back.config, encoder=model.config.encoder) == model.config
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+    huggingface.save(back, tmp_path / "again")
+    for file in ("config.json", WEIGHTS):
+        assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "out" / file).read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "out"]
 
 
 def test_shared_storage_of_tied_tensors_is_restored(bert: tuple[Model, Path]) -> None:
@@ -97,6 +101,15 @@ def test_names_of_old_files(bert: tuple[Model, Path], variation: str, caplog: py
     rewrite(folder, lambda tensors: {VARIATIONS[variation](name): tensor for name, tensor in tensors.items()})
     assert same_weights(model, load(folder))
     assert not caplog.records
+
+
+def test_two_encoders_in_one_file(bert: tuple[Model, Path]) -> None:
+    model, folder = bert
+    name = "bert.embeddings.word_embeddings.weight"
+    rewrite(folder, lambda tensors: tensors | {name.removeprefix("bert."): tensors[name].clone()})
+    assert same_weights(model, load(folder))
+    rewrite(folder, lambda tensors: tensors | {name.removeprefix("bert."): tensors[name] + 1})
+    refused(folder, "embeddings.word_embeddings.weight differs from", "delete one")
 
 
 def test_buffers_are_dropped_silently(bert: tuple[Model, Path], caplog: pytest.LogCaptureFixture) -> None:
@@ -354,6 +367,15 @@ def test_a_segment_row_of_roberta_is_kept_unless_it_is_zero(tmp_path: Path) -> N
     assert not torch.allclose(back.encoder(ids).last, model.encoder(ids).last)
 
 
+def test_rows_before_the_positions_of_roberta_are_kept(tmp_path: Path) -> None:
+    """Nothing reads them, but a folder that is written again has the bytes that it had."""
+    model = make(resized(CONFIGS["roberta"], vocab=261))
+    huggingface.save(model, tmp_path / "out")
+    model.tokenizer = Tokenizer.train("bpe", ["the letters alone"], 261)
+    huggingface.save(model, tmp_path / "again")
+    assert (tmp_path / "again" / WEIGHTS).read_bytes() == (tmp_path / "out" / WEIGHTS).read_bytes()
+
+
 def test_the_map_of_albert_at_equal_widths(tmp_path: Path) -> None:
     model = make(resized(CONFIGS["albert"], embed_width=128))
     huggingface.save(model, tmp_path / "out")
@@ -401,6 +423,15 @@ def test_multiple_choice_that_transformers_lacks(case: str, head: Classification
     config = replace(CONFIGS[case], task=head, labels=("choice",), lm=None, mask_decoder=0)
     with pytest.raises(DataError, match=message):
         huggingface.save(make(config), tmp_path / "out")
+
+
+def test_a_link_to_a_folder_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to("disk")
+    model = make(CONFIGS["bert"])
+    huggingface.save(model, tmp_path / "out")
+    assert (tmp_path / "out").is_symlink() and same_weights(model, load(tmp_path / "disk"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "out"]
 
 
 def test_an_existing_folder_is_not_overwritten(bert: tuple[Model, Path]) -> None:

@@ -70,6 +70,24 @@ def test_fairseq_folders(shared: Path, caplog: pytest.LogCaptureFixture) -> None
     assert "classification_heads.toy" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("encoder_layers", None),
+        ("encoder_attention_heads", "many"),
+        ("activation_fn", "linear"),
+        ("encoder_normalize_before", True),
+        ("untie_weights_roberta", True),
+    ],
+)
+def test_fairseq_arguments_that_are_not_read(argument: str, value: Any, shared: Path, tmp_path: Path) -> None:
+    weights, settings = fairseq.read(shared / "golden/fairseq_checkpoints/roberta_fairseq")
+    changed = {name: given for name, given in {**settings, argument: value}.items() if given is not None}
+    torch.save({"model": weights, "args": argparse.Namespace(**changed)}, tmp_path / "model.pt")
+    with pytest.raises(DataError, match=rf"model.pt: .*{argument}"):
+        originals.read_fairseq(tmp_path)
+
+
 class Trap:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -171,6 +189,9 @@ def test_transformer_xl_state(tmp_path: Path) -> None:
     (tmp_path / "transformer_xl_config.json").write_text(json.dumps(config))
     assert kind_of(tmp_path) == "transformer-xl"
     assert same_weights(read(tmp_path)["model"], model)
+    torch.save({"model": [1]}, tmp_path / "model_state.pt")
+    with pytest.raises(DataError, match="no dictionary of weights"):
+        read(tmp_path)
 
 
 def test_nothing_known(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ class XLNetStreams:
 
     def shortest(self) -> int:
         """Tokens a stream needs for one window."""
-        return max(self.length, self.reuse + self.room + 1)
+        return self.length
 
     def window(self, stream_length: int, position: int, seed: int, epoch: int) -> tuple[int, int | None]:
         """Length of the window at ``position``, and the position of the next; None where the epoch ends."""

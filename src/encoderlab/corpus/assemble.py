@@ -32,7 +32,7 @@ from encoderlab.corpus.shards import (
     shard_record,
     write_tensors,
 )
-from encoderlab.files import replace_file
+from encoderlab.files import write_text
 from encoderlab.seeds import mix
 
 SHARD_TOKENS = 1 << 26  # tokens after which a shard ends
@@ -69,6 +69,10 @@ class ShardWork:
     documents: int
     tokens: int
     vocab_size: int
+
+    def record_path(self, scratch: Path) -> Path:
+        """What the manifest will say of the shard, once it is written; the counts of ids lie beside it."""
+        return scratch / f"{self.path.parent.name}-{self.path.stem}.json"
 
 
 def plan(
@@ -203,7 +207,7 @@ def _shards(
 
 def write_shard(work: ShardWork, out: Path, scratch: Path) -> None:
     """Write one final shard, and beside the plans its record for the manifest and, for training, its counts of ids."""
-    record_path = scratch / f"{work.path.parent.name}-{work.path.stem}.json"
+    record_path = work.record_path(scratch)
     work.path.parent.mkdir(exist_ok=True)
     counts = np.zeros(work.vocab_size, np.int64)
     with ShardWriter(work.path, work.documents, work.tokens, id_type(work.vocab_size)) as shard:
@@ -225,13 +229,12 @@ def write_shard(work: ShardWork, out: Path, scratch: Path) -> None:
                 counts += np.bincount(ids, minlength=work.vocab_size)
     if work.split == TRAIN:
         write_tensors(record_path.with_suffix(".counts"), {"counts": counts.view(np.uint64)})
-    with replace_file(record_path) as file:
-        file.write(json.dumps(shard_record(out, work.path)).encode())
+    write_text(record_path, json.dumps(shard_record(out, work.path)))
 
 
 def shard_is_written(work: ShardWork, scratch: Path) -> bool:
     """Whether an earlier build that was interrupted completed this shard."""
-    record_path = scratch / f"{work.path.parent.name}-{work.path.stem}.json"
+    record_path = work.record_path(scratch)
     if not record_path.exists() or not work.path.exists():
         return False
     return json.loads(record_path.read_bytes())["size"] == work.path.stat().st_size
@@ -244,7 +247,7 @@ def collect(
     records: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
     counts = np.zeros(vocab_size, np.int64)
     for item in work:
-        record_path = scratch / f"{item.path.parent.name}-{item.path.stem}.json"
+        record_path = item.record_path(scratch)
         records[item.path.parent.name].append(json.loads(record_path.read_bytes()))
         if item.split == TRAIN:
             counts += map_tensors(record_path.with_suffix(".counts"))["counts"].view(np.int64)

@@ -9,6 +9,7 @@ import csv
 import io
 import itertools
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -104,7 +105,7 @@ def _cut(source: Source, data: bytes) -> int:
             return cut
     if len(data) < MAX_PENDING:
         return 0
-    cut = max(data.rfind(b"\n\n"), data.rfind(b"\n")) + 1 or data.rfind(b" ") + 1
+    cut = data.rfind(b"\n") + 1 or data.rfind(b" ") + 1
     if not cut:  # no white space at all: between two characters
         cut = len(data)
         while cut > len(data) - 4 and 0x80 <= data[cut - 1] < 0xC0:
@@ -134,17 +135,20 @@ def _table_texts(source: Source) -> Iterator[str]:
     with source.open() as binary:
         rows = table_rows(source, io.TextIOWrapper(binary, "utf-8-sig", errors="surrogateescape", newline=""))
         try:
+            width = sys.maxsize  # of a row, where a header says so
             if isinstance(source.field, str):
                 names = [name.encode(errors="surrogateescape").decode(errors="replace") for name in next(rows, [])]
-                column = [name.strip() for name in names].index(source.field)
+                column, width = [name.strip() for name in names].index(source.field), len(names)
             else:
                 column = source.field or 0
             for number, row in enumerate(rows, 1):
-                if len(row) > column:
+                cut = any(row[width:])  # by a delimiter in the text
+                if len(row) > column and not cut:
                     yield row[column]
                 elif row:
+                    expected = f"the header has {width}" if cut else f"the text is in column {column} (from 0)"
                     raise DataError(
-                        f"{source.name}: row {number} has {len(row)} columns, the text is in column {column} (from 0); "
+                        f"{source.name}: row {number} has {len(row)} columns, {expected}; "
                         "correct the row, or convert the file to JSON lines"
                     )
         except csv.Error as error:

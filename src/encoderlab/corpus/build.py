@@ -387,12 +387,13 @@ def _make_pieces(
     )
     total = sum(source.path.stat().st_size for source in sources) if plain else None
     done = 0
+    digest = tokenizer.hash()
     with Workers(workers) as tasks:
         for work in read_work(sources, place, number):
             number = work.number + 1
             path = _piece_path(folder, work.number)
             if work.number % num_shards == shard_index and not path.exists():
-                tasks.submit(_make_piece, path, work, part / TOKENIZER, settings.reading, settings.segmenter)
+                tasks.submit(_make_piece, path, work, part / TOKENIZER, digest, settings.reading, settings.segmenter)
             done += work.num_bytes
             progress("bytes of text", done, total)
         source_records = _source_records(sources)  # while the last pieces are made
@@ -400,7 +401,7 @@ def _make_pieces(
     record = {
         "settings": json.loads(json.dumps(to_dict(settings))),
         "sources": source_records,
-        "tokenizer": tokenizer.hash(),
+        "tokenizer": digest,
         "shard_index": shard_index,
         "num_shards": num_shards,
         "pieces": number,
@@ -409,12 +410,13 @@ def _make_pieces(
     return record
 
 
-def _make_piece(path: Path, work: Work, tokenizer: Path, reading: Reading, segmenter: str | None) -> None:
-    write_piece(path, work, _load_tokenizer(tokenizer), reading, _load_segmenter(segmenter))
+def _make_piece(path: Path, work: Work, tokenizer: Path, digest: str, reading: Reading, segmenter: str | None) -> None:
+    write_piece(path, work, _load_tokenizer(tokenizer, digest), reading, _load_segmenter(segmenter))
 
 
-@functools.cache
-def _load_tokenizer(folder: Path) -> Tokenizer:
+@functools.lru_cache(maxsize=1)
+def _load_tokenizer(folder: Path, digest: str) -> Tokenizer:
+    """Once for all pieces. A process may build in the same folder again, with another tokenizer: hence ``digest``."""
     return Tokenizer.load(folder)
 
 

@@ -10,6 +10,7 @@ import glob
 import io
 import itertools
 import json
+import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -103,11 +104,12 @@ def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
     """Files, folders (searched to any depth) and globs, in the order given, the files of a folder or glob by name.
 
     A file that is named is read whatever it is called; within folders only names with a known suffix count, and what is
-    hidden, empty, or part of a corpus is passed over.
+    hidden, empty, or part of a corpus is passed over. Links to folders are followed.
 
     Raises:
         ConfigError: no pattern is given.
-        DataError: nothing there, an empty file, a folder without readable files, or binary data.
+        DataError: nothing there, an empty file, a folder without readable files or with a link to nothing, or binary
+            data.
     """
     if not patterns:
         raise ConfigError("no source; give files, folders or globs, for example: encoderlab corpus build wiki.txt.gz")
@@ -121,13 +123,12 @@ def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
 def _expand(pattern: str, reading: Reading) -> Iterator[Source]:
     path = Path(pattern).expanduser()
     if path.is_dir():
-        files = sorted(item for item in path.rglob("*") if item.is_file())
+        files = _files_below(path)
         corpora = {item.parent for item in files if item.name == COUNTS and (item.parent / MANIFEST).exists()}
         if path in corpora:
             raise DataError(f"{path}: is a corpus already; give the text that another is to be built of")
-        hidden = {item for item in files if any(part.startswith(".") for part in item.relative_to(path).parts)}
-        hidden |= {item for item in files if not corpora.isdisjoint(item.parents)}
-        found = [item for item in files if item not in hidden and _format_of(item.name) and item.stat().st_size]
+        files = [item for item in files if corpora.isdisjoint(item.parents)]
+        found = [item for item in files if _format_of(item.name) and item.stat().st_size]
         if not found:
             known = f"{len(files)} files, none of {' '.join(SUFFIXES)}"
             raise DataError(f"{path}: a folder without readable files ({known}); give the files by name")
@@ -144,6 +145,27 @@ def _expand(pattern: str, reading: Reading) -> Iterator[Source]:
             yield from _members(item, reading)
     else:
         raise DataError(f"{pattern}: no such file or folder; give existing files, folders or globs")
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """The files below ``folder`` that are not hidden, by name; also behind links to folders, each folder once."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from None
+
+    found: list[Path] = []
+    seen = set()
+    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(place, name) for name in names if not name.startswith(".")]
+    for item in found:
+        if not item.exists():
+            raise DataError(f"{item}: a link to {os.readlink(item)}, which is missing; fetch that, or delete the link")
+    return sorted(item for item in found if item.is_file())
 
 
 def _members(path: Path, reading: Reading) -> Iterator[Source]:
@@ -267,10 +289,12 @@ def _inspect_parquet(source: Source, reading: Reading) -> Source:
         if reading.field not in strings:
             raise DataError(f"{source.name}: no text column {reading.field!r}; it has {listed(strings)}")
         return dataclasses.replace(source, field=reading.field)
-    known = [name for name in TEXT_FIELDS if name in strings] or strings
-    if not strings or (len(known) > 1 and known == strings):
+    if len(strings) == 1:
+        return dataclasses.replace(source, field=strings[0], inferred=True)
+    known = next((name for name in TEXT_FIELDS if name in strings), None)
+    if known is None:
         raise DataError(f"{source.name}: which column holds the text? it has {listed(strings)}; give --field")
-    return dataclasses.replace(source, field=known[0], inferred=True)
+    return dataclasses.replace(source, field=known, inferred=True)
 
 
 def table_rows(source: Source, text: IO[str]) -> Any:

@@ -62,9 +62,9 @@ def save(model: Model, folder: str | os.PathLike[str], *, card: str = "") -> Non
 
 def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
     """Make ``folder`` with the files that ``fill`` writes into a folder aside; an older one is replaced when it is
-    done.
+    done. Where ``folder`` is a link, this is what it leads to.
     """
-    folder = folder.absolute()
+    folder = folder.resolve()
     aside = folder.with_name(f".{folder.name}-{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)

@@ -220,13 +220,20 @@ def read_pickled(path: Path) -> Any:
         raise DataError(f"{path}: is damaged ({reason}); copy it again from its source") from None
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        return folders.read_weights(path)
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The weights in a PyTorch file, by name.
+
+    Raises:
+        DataError: as for :func:`read_pickled`, or it holds anything else.
+    """
     data = read_pickled(path)
     if not isinstance(data, dict) or not all(isinstance(value, Tensor) for value in data.values()):
-        raise DataError(f"{path}: holds no dictionary of weights; save the model's state dict as safetensors")
+        raise DataError(f"{path}: holds no dictionary of weights; save model.state_dict()")
     return data
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    return folders.read_weights(path) if path.suffix == ".safetensors" else read_state(path)
 
 
 def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
@@ -285,6 +292,8 @@ def _count_from_padding(
     """RoBERTa with its positions moved to where ``transformers`` starts to count them: the padding id + 1."""
     position, name = config.encoder.position, "encoder.embeddings.positions"
     assert isinstance(position, Absolute)
+    if position.offset == pad + 1:
+        return config, weights
     used = weights[name][position.offset :]
     table = torch.cat([used.new_zeros(pad + 1, used.shape[1]), used])  # the rows in front are never read
     encoder = replace(config.encoder, position=replace(position, offset=pad + 1))

@@ -163,11 +163,11 @@ def read(
     in errors.
 
     Raises:
-        DataError: a shape that disagrees with the configuration, or tied tensors that differ.
+        DataError: a shape that disagrees with the configuration, or tensors that differ but are tied or have one name.
     """
     rules = list(layout.bound(expected, config))
     known = {name for rule in rules for name in (*rule.theirs, *rule.ties, *rule.dialect)}
-    found = normalized(layout, tensors, known)
+    found = normalized(layout, tensors, known, source=source)
     result, used = Reading(), set()
     covered = set()
     for rule in rules:
@@ -242,20 +242,26 @@ def write(
     return _join(layout, tensors)
 
 
-def normalized(layout: Layout, tensors: Mapping[str, Tensor], known: set[str]) -> dict[str, Tensor]:
+def normalized(layout: Layout, tensors: Mapping[str, Tensor], known: set[str], *, source: str) -> dict[str, Tensor]:
     """``tensors`` under the names that the layout's rules use: old names renamed, the encoder's prefix put on or taken
     off.
+
+    Raises:
+        DataError: two tensors that differ have the same name then, as two encoders in one file would.
     """
     result: dict[str, Tensor] = {}
-    for name, tensor in _split(layout, tensors, known):
-        name = name.removeprefix("module.").removeprefix("_orig_mod.")
+    origin: dict[str, str] = {}
+    for given, tensor in _split(layout, tensors, known):
+        name = given.removeprefix("module.").removeprefix("_orig_mod.")
         for pattern, replacement in (*RENAMES, *layout.renames):
             name = re.sub(pattern, replacement, name)
         for candidate in (name, layout.prefix + name, name.removeprefix(layout.prefix)):
             if candidate in known:
                 name = candidate
                 break
-        result[name] = tensor
+        if name in result and not torch.equal(result[name], tensor):
+            raise DataError(f"{source}: {given} differs from {origin[name]}, and both are {name}; delete one of them")
+        result[name], origin[name] = tensor, given
     return result
 
 

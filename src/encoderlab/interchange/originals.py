@@ -19,7 +19,6 @@ from torch import Tensor
 
 from encoderlab.errors import DataError
 from encoderlab.interchange import configs, fairseq, huggingface, names, tables
-from encoderlab.interchange.configs.fields import ACTIVATIONS
 from encoderlab.interchange.tensorflow import Checkpoint
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
@@ -198,9 +197,7 @@ def read_transformer_xl(path: Path) -> Models:
     ``transformer_xl_config.json``. The original saves whole pickled modules (``model.pt``), which are refused.
     """
     path = _weights_file(path)
-    tensors = huggingface.read_pickled(path)
-    if not isinstance(tensors, dict):
-        raise DataError(f"{path}: holds no dictionary of weights; save model.state_dict()")
+    tensors = huggingface.read_state(path)
     config = transformer_xl_config(_config_beside(path.parent, "transformer_xl_config.json"), eps=1e-5)
     return {"model": transformer_xl(config, tensors, path)}
 
@@ -216,19 +213,19 @@ def read_fairseq(path: Path) -> Models:
     """RoBERTa from fairseq's ``model.pt``, in the names of any release; classification heads in it are not used.
 
     Raises:
-        DataError: damaged, unsafe, or not RoBERTa.
+        DataError: damaged, unsafe, not RoBERTa, or an argument of the model that is missing or not implemented.
     """
     weights, settings = fairseq.read(path)
     layout = tables.ROBERTA_FAIRSEQ
     source = path / "model.pt" if path.is_dir() else path
-    renamed = names.normalized(layout, weights, set())
+    renamed = names.normalized(layout, weights, set(), source=str(source))
     words = renamed.get("encoder.sentence_encoder.embed_tokens.weight")
     positions = renamed.get("encoder.sentence_encoder.embed_positions.weight")
     if words is None or positions is None:
         raise DataError(f"{source}: holds no RoBERTa encoder (arch {settings.get('arch')!r}); RoBERTa is read")
-    for name, expected in (("encoder_normalize_before", False), ("untie_weights_roberta", False)):
-        if settings.get(name, expected) != expected:
-            raise DataError(f"{source}: {name} {settings[name]!r} is not implemented")
+    fields = configs.Fields(settings, str(source))
+    for name in ("encoder_normalize_before", "untie_weights_roberta"):
+        fields.only(name, False)
     dictionary = (path if path.is_dir() else path.parent) / "dict.txt"
     if dictionary.exists() and len(fairseq.read_dictionary(dictionary)) > len(words):
         raise DataError(
@@ -237,16 +234,16 @@ def read_fairseq(path: Path) -> Models:
     offset = fairseq.FIRST_SYMBOLS.index("<pad>") + 1
     encoder = EncoderConfig(
         vocab=len(words),
-        layers=int(settings["encoder_layers"]),
+        layers=fields.count("encoder_layers"),
         width=words.shape[1],
-        heads=int(settings["encoder_attention_heads"]),
-        ff_width=int(settings["encoder_ffn_embed_dim"]),
+        heads=fields.count("encoder_attention_heads"),
+        ff_width=fields.count("encoder_ffn_embed_dim"),
         position=Absolute(length=len(positions) - offset, offset=offset),
         types=0,
         eps=1e-5,
-        activation=ACTIVATIONS[settings.get("activation_fn", "gelu")],  # type: ignore[arg-type]
-        dropout=float(settings.get("dropout", 0.1)),
-        attention_dropout=float(settings.get("attention_dropout", 0.1)),
+        activation=fields.activation("activation_fn"),
+        dropout=fields.number("dropout", 0.1),
+        attention_dropout=fields.number("attention_dropout", 0.1),
     )
     return {
         "model": huggingface.assemble(ModelConfig(family="roberta", encoder=encoder, lm=LM()), weights, layout, source)
@@ -260,9 +257,7 @@ def read_deberta(path: Path) -> Models:
     is the generator's plus its difference.
     """
     file = _weights_file(path)
-    tensors = huggingface.read_pickled(file)
-    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise DataError(f"{file}: holds no dictionary of weights; save the model's state dict")
+    tensors = huggingface.read_state(file)
     for name in ("config.json", "model_config.json"):
         if (file.parent / name).exists():
             return deberta(huggingface.read_json(file.parent / name), tensors, file)
