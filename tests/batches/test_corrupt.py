@@ -179,6 +179,13 @@ def test_rare_tokens_are_masked_more_often() -> None:
     assert abs((drawn == 10).mean() - 6.96 / 7.96) < 0.02
 
 
+def test_among_tokens_that_are_very_frequent_chance_decides() -> None:
+    row = make_row(0, length=200)
+    row = Row(np.full(200, 160), row.doc, row.segments, np.ones(200, bool), np.zeros(200, bool), {}, (0,))
+    rule = corruptor(Masking(unit=RareTokens(power=10.0), rate=0.1))
+    assert abs(np.concatenate([rule(row, seed).positions for seed in range(200)]).mean() - 99.5) < 3.0
+
+
 def shares(masking: Masking, rows: int = 300) -> tuple[float, float, float]:
     masked, random, total = 0, 0, 0
     rule = corruptor(masking)

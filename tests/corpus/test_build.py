@@ -150,6 +150,11 @@ def test_parts_of_several_machines_merge_to_the_same_bytes(chosen, tmp_path, num
         merge_corpora([*parts, parts[0]], tmp_path / "other")
     with pytest.raises(DataError, match="no part of a corpus"):
         merge_corpora([*parts[1:], tmp_path / "whole"], tmp_path / "other")
+    whole = (parts[0] / "part.json").read_text()
+    (parts[0] / "part.json").write_text("{}")
+    with pytest.raises(DataError, match="part.json: cannot be read .'settings'.; build the part again"):
+        merge_corpora(parts, tmp_path / "other")
+    (parts[0] / "part.json").write_text(whole)
     (parts[0] / "part.json").unlink()
     with pytest.raises(DataError, match="an unfinished part"):
         merge_corpora(parts, tmp_path / "other")

@@ -232,10 +232,10 @@ class Corruptor:
             score = text.uniform(_ORDER, candidates)
             if self._weights is not None:
                 # The smallest of exponential arrival times is a weighted draw without replacement (Efraimidis and
-                # Spirakis 2006); brought into [0, 1) for the sort.
-                arrival = -np.log1p(-score) / self._weights[text.ids[candidates]]
-                score = arrival / (1 + arrival)
-            order = np.argsort(row + score)
+                # Spirakis 2006). Times of frequent tokens can be so long that a sum with the row would make them equal.
+                order = np.lexsort((-np.log1p(-score) / self._weights[text.ids[candidates]], row))
+            else:
+                order = np.argsort(row + score)
             chosen = candidates[order[np.repeat(first, count) + _ramp(count)]]
             return chosen, np.arange(len(chosen)), chosen
         opens = text.opens[candidates]

@@ -263,7 +263,9 @@ def find_repeated(columns: Iterable[np.ndarray], total: int, scratch: Path) -> n
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     buckets = max(1, -(-total // BUCKET))
-    flags = np.memmap(scratch / "repeated", bool, "w+", shape=(max(total, 1),))
+    marks = scratch / "repeated"
+    np.zeros(max(total, 1), bool).tofile(marks)  # not a sparse file, which a full disk would end in a signal
+    flags = np.memmap(marks, bool, "r+")
     held: list[np.ndarray] = []
     size = first = 0
     for column in columns:

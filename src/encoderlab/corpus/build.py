@@ -50,6 +50,7 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import locked, write_text
 
 WORK, PLAN, PART, MERGE, PIECES, ASSEMBLY = ".work", "plan.json", "part.json", "merge.json", "pieces", "assembly"
+PART_FIELDS = ("settings", "sources", "tokenizer", "shard_index", "num_shards", "pieces")
 Progress = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much where that is known
 
 
@@ -457,12 +458,13 @@ def _source_records(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 def _part_record(folder: Path) -> dict[str, Any]:
     try:
-        return json.loads((folder / PART).read_bytes())
+        record = json.loads((folder / PART).read_bytes())
+        return {name: record[name] for name in PART_FIELDS}
     except FileNotFoundError:
         unfinished = (folder / PLAN).exists()
         what = "an unfinished part; run its build again to complete it" if unfinished else "no part of a corpus"
         raise DataError(f"{folder}: {what} (encoderlab corpus build --shard-index i --num-shards n)") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder / PART}: cannot be read ({error}); build the part again") from None
 
 

@@ -173,7 +173,7 @@ class Piece:
     """A piece read back. Arrays are views of the file.
 
     Raises:
-        DataError: the file is missing, truncated or no piece.
+        DataError: the file is missing or truncated.
     """
 
     def __init__(self, path: Path) -> None:

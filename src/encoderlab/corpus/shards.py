@@ -211,7 +211,7 @@ def map_tensors(path: Path, size: int | None = None) -> dict[str, np.ndarray]:
                 raise ValueError(f"tensor {name!r} ends after the file")
             tensors[name] = np.frombuffer(memory, kind, (end - begin) // kind.itemsize, 8 + length + begin)
         return tensors
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise DataError(f"{path}: broken header ({str(error)[:80]}); build it again") from None
 
 

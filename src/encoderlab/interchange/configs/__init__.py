@@ -1,7 +1,7 @@
 """``config.json`` of ``transformers`` to and from ours, family by family.
 
 A field that has no counterpart here and is not known to be inert is refused by name: it would change what the model
-computes. Missing fields have the default of the class in ``transformers``.
+computes. Missing fields have the default of the class in ``transformers``; sizes have to be there.
 """
 
 from __future__ import annotations
