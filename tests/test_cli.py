@@ -62,8 +62,9 @@ def test_help_of_every_verb_has_an_example_and_needs_no_torch(name):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "Example:" in done.stdout
-    assert f"encoderlab {name}" in done.stdout
+    example = done.stdout.split("Example:")[1].split("\n\n")[0].strip().splitlines()
+    assert example[0].strip().startswith(f"encoderlab {name}")
+    assert all(line.endswith("\\") for line in example[:-1]), "a line that breaks at 80 columns cannot be copied"
 
 
 def test_version(capsys):
@@ -92,6 +93,19 @@ def test_an_unknown_option_names_the_nearest(verb, capsys):
     assert "--length" in capsys.readouterr().err
     assert cli.main(["describe", "--length", "three"]) == 2
     assert "three" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["corpus", "build", "notes"], "corpus build: --out is missing; see the example of encoderlab corpus build"),
+        (["corpus", "inspect"], "corpus inspect: CORPUS is missing"),
+        (["finetune", "reviews.csv", "--model"], "--model requires an argument"),
+    ],
+)
+def test_what_is_missing_is_named(words, expected, capsys):
+    assert cli.main(words) == 2
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

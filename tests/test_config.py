@@ -141,6 +141,7 @@ def test_a_choice_is_made_by_its_kind() -> None:
     [
         ({"titel": "x"}, "--set: unknown key 'titel'; did you mean 'title'?"),
         ({"shape.radios": 1}, "--set: unknown key 'shape.radios'; did you mean 'radius'?"),
+        ({"radius": 1}, "--set: unknown key 'radius'; did you mean 'shape.radius'?"),
         ({"shape.side": 1}, "--set: unknown key 'shape.side'; choose from: kind, radius"),
         ({"shape.kind": "cirle"}, "--set: shape has unknown kind 'cirle'; did you mean 'circle'?"),
         ({"hole.radius": 1}, "--set: hole names no kind; choose from: circle, square"),
@@ -165,6 +166,13 @@ def test_refused_in_one_line(assignments: dict[str, Any], message: str) -> None:
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "Circle" not in str(caught.value) and "Square" not in str(caught.value), "no names of classes"
+
+
+def test_a_field_that_lies_deeper_is_named_by_its_paths() -> None:
+    drawing = Drawing(title="a", pen=Pen(), layers=(Square(), Circle()))
+    for key, paths in {"radius": "'shape.radius' or 'layers.1.radius'", "width": "'pen.width'"}.items():
+        with pytest.raises(ConfigError, match=rf"^--set: unknown key '{key}'; did you mean {paths}\?$"):
+            override(drawing, {key: "2"})
 
 
 def test_the_place_is_named() -> None:

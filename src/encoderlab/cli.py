@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError
+from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter, UnknownCommandError
 
 from encoderlab import __version__
 from encoderlab.commands import terminal
@@ -158,6 +158,8 @@ def main(tokens: Sequence[str] | None = None) -> int:
         return 141
     except UnknownCommandError as error:
         return _fail(_unknown_verb(tokens, (error.unused_tokens or [""])[0]), ConfigError.code)
+    except MissingArgumentError as error:
+        return _fail(_missing(error), ConfigError.code)
     except CycloptsError as error:
         return _fail(" ".join(str(error).split()), ConfigError.code)
     except EncoderlabError as error:
@@ -171,6 +173,14 @@ def _unknown_verb(tokens: Sequence[str], word: str) -> str:
     family = next((f"{name} " for name in FAMILIES if name in tokens and word != name), "")
     known = {verb.removeprefix(family).split()[0] for verb in VERBS if verb.startswith(family)}
     return f"unknown verb {family + word!r}{nearest(word, known)}"
+
+
+def _missing(error: MissingArgumentError) -> str:
+    """What a verb needs and was not given; an option that was given without its value, as cyclopts says it."""
+    if error.argument is None or error.keyword is not None or error.argument.tokens or not error.command_chain:
+        return " ".join(str(error).split())
+    verb = " ".join(error.command_chain)
+    return f"{verb}: {error.argument.name} is missing; see the example of encoderlab {verb} --help"
 
 
 def _unexpected(error: Exception) -> int:

@@ -14,7 +14,7 @@ import logging
 import reprlib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -144,9 +144,29 @@ def _read(kind: Any, data: Any, where: str, path: str = "") -> Any:
     for key, value in data.items():
         inside = f"{path}.{key}"
         if key not in hints:
-            raise ConfigError(f"{where}: unknown key {inside[1:]!r}{nearest(str(key), hints)}")
+            known = _elsewhere(str(key), data, path) or nearest(str(key), hints)
+            raise ConfigError(f"{where}: unknown key {inside[1:]!r}{known}")
         values[key] = _read(hints[key], value, where, inside)
     return _validated(option, values, where, path)
+
+
+def _elsewhere(key: str, data: dict, path: str) -> str:
+    """A clause that names the fields called ``key`` deeper in ``data``, the shallowest first; nothing where none is."""
+    others = {name: value for name, value in data.items() if name != key}
+    found = [place for place in _places(others, path) if place.endswith(f".{key}")]
+    found.sort(key=lambda place: place.count("."))
+    named = " or ".join(repr(place[1:]) for place in found[:3])
+    return f"; did you mean {named}?" if found else ""
+
+
+def _places(data: Any, path: str) -> Iterator[str]:
+    """The paths of everything in plain data, which itself lies at ``path``."""
+    entries: Iterable[Any] = (
+        data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    )
+    for name, value in entries:
+        yield f"{path}.{name}"
+        yield from _places(value, f"{path}.{name}")
 
 
 def _validated(kind: Any, value: Any, where: str, path: str) -> Any:

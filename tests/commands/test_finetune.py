@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from encoderlab.commands.finetune import _Finished
+from encoderlab.commands.finetune import _check_folder, _Finished
+from encoderlab.errors import ConfigError
 
 
 def outcome(seeds: dict[str, dict[str, Any]]) -> Any:
@@ -31,3 +33,20 @@ def test_the_page_names_seeds_that_failed_and_pairs_no_others(monkeypatch: pytes
     assert found.about == (
         "9 examples. Failed: without pretraining (predicts one label for every example), seeds 1, 2."
     )
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    _check_folder(tmp_path / "new")
+    for place in ("one/runs/seed-1", "suite/mrpc/lr=0.1/seed-1", "two/after-mnli/runs/seed-1", "three/tune/lr=0.1"):
+        (tmp_path / place).mkdir(parents=True)
+        _check_folder(tmp_path / place.partition("/")[0])
+    (tmp_path / "suite" / "notes.txt").touch()
+    _check_folder(tmp_path / "suite")
+    data, pretraining = tmp_path / "data", tmp_path / "run"
+    for folder, name in ((data, "reviews.csv"), (pretraining, "recipe.json")):
+        folder.mkdir()
+        (folder / name).touch()
+    with pytest.raises(ConfigError, match=r"is not empty and holds no fine-tuning \(found 'reviews.csv'\)"):
+        _check_folder(data)
+    with pytest.raises(ConfigError, match="holds another run"):
+        _check_folder(pretraining)

@@ -30,6 +30,18 @@ def test_vectors_that_fail_on_the_way_leave_no_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_is_no_text_to_encode(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "texts.txt").touch()
+    assert cli.main(["encode", "run", str(tmp_path / "texts.txt")]) == 2
+    assert "texts.txt: is a file; give it with --file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["encode", "predict"])
+def test_a_text_may_be_longer_than_a_file_name(verb: str, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main([verb, "nowhere", 400 * "a/b "]) == 3
+    assert "nowhere: no such folder" in capsys.readouterr().err
+
+
 def test_a_hyphen_stands_for_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     read: list[str] = []
     monkeypatch.setattr("encoderlab.commands.use._load", lambda folder: read.extend(_lines(Path("-"))) or 1 / 0)

@@ -94,7 +94,7 @@ def test_vocabulary_larger_than_the_text_supports_names_the_largest(kind: str) -
 def test_vocabulary_too_small_names_the_smallest(kind: str) -> None:
     if kind == "unigram":
         pytest.importorskip("sentencepiece")
-    with pytest.raises(ConfigError, match=r"vocab_size 20 does not hold .* choose at least \d+") as error:
+    with pytest.raises(ConfigError, match=r"vocab-size 20 does not hold .* choose at least \d+") as error:
         Tokenizer.train(kind, sample(), 20)  # type: ignore[arg-type]
     smallest = int(re.findall(r"at least (\d+)", str(error.value))[0])
     assert Tokenizer.train(kind, sample(), smallest).vocab_size == smallest  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ def train(
     Contenders take turns in one process tree on the same batches of a real corpus; ratios are the result, absolute
     times drift.
 
-    Example: encoderlab bench train deberta-v3 --corpus corpora/wiki --against transformers
+    Example: encoderlab bench train bert --corpus corpora/en --against transformers
 
     Args:
         name: A family (bert, roberta, albert, distilbert, electra, convbert, deberta-v1, deberta-v3, xlnet) or a
@@ -97,7 +97,7 @@ def predict(
 ) -> dict[str, Any]:
     """Measure prediction speed on texts of mixed lengths.
 
-    Example: encoderlab bench predict deberta-v3 --corpus corpora/wiki --against transformers
+    Example: encoderlab bench predict bert --corpus text --against transformers
 
     Args:
         name: A family or a published model.

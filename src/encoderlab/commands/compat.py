@@ -74,8 +74,8 @@ def text_classification(
     The model is written to --save_ckpt_path. Other flags of the original are named and ignored.
 
     Example:
-        encoderlab text_classification train --model erlangshen-97m --datasets AFQMC \\
-            --texta_name=sentence1 --gpus=0 --strategy=ddp
+        encoderlab text_classification train --model erlangshen-97m \\
+            --datasets AFQMC --texta_name=sentence1 --gpus=0 --strategy=ddp
 
     Parameters
     ----------

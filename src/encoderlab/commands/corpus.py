@@ -43,7 +43,9 @@ def build(
     Run again after an interruption, the same command continues. `python:stdlib` and `python:all` name text that every
     Python installation carries.
 
-    Example: encoderlab corpus build wiki.txt.gz books/ --out corpora/en --vocab-size 30522 --workers 4
+    Example:
+        encoderlab corpus build wiki.txt.gz books/ --out corpora/en \\
+            --vocab-size 30522 --workers 4
 
     Parameters
     ----------
@@ -84,7 +86,7 @@ def build(
     validation
         The fraction of documents that is held out.
     segmenter
-        Marks words in Chinese text: `rjieba`, or a function as `module:function`.
+        Marks words in Chinese text: `rjieba`, `characters`, or a function as `module:function`.
     workers
         Processes; by default one per core.
     shard_index
@@ -169,7 +171,7 @@ def merge(*parts: Path, out: Path, workers: int | None = None) -> dict[str, Any]
     return _report(out, record)
 
 
-def inspect(corpus: Path, *, rows: int = 3, no_verify: bool = False) -> dict[str, Any]:
+def inspect(corpus: Path, /, *, rows: int = 3, no_verify: bool = False) -> dict[str, Any]:
     """Show what a corpus holds and verify its hashes.
 
     Example: encoderlab corpus inspect corpora/en

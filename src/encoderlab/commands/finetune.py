@@ -79,7 +79,7 @@ def finetune(
     test
         File to predict, and to score if it has labels.
     seeds
-        Runs that differ in nothing but chance; by default as the protocol says.
+        Runs that differ in nothing but chance; by default as the protocol says (plain: 5).
     grid
         Values to search on the development set: field=value,value ... (lr, weight_decay, epochs, any field).
     tune
@@ -131,6 +131,7 @@ def finetune(
         chosen = replace(chosen, grid=protocols.parse_grid(grid))
     space = parse_space(tune or ())
     given = Given(form=form, text=text, pair=pair, label=label)  # type: ignore[arg-type]
+    _check_folder(out)
     jobs = _jobs(task, data, dev, test, given)
 
     fields = [protocols.spelled_out(word) for word in set_ or ()]
@@ -178,6 +179,24 @@ def finetune(
         "baselines": {found.task.name: found.baselines for found in finished},
         "averages": averages,
     }
+
+
+def _check_folder(out: Path) -> None:
+    """Refuse a folder of something else, which the run would be scattered in: the data, or the pretraining itself.
+
+    Raises:
+        ConfigError: it holds a pretraining run, or files and no fine-tuning run.
+    """
+    if not out.is_dir():
+        return
+    if (out / "recipe.json").exists():
+        raise ConfigError(f"{out}: holds another run; give a folder of its own with --out")
+    strangers = sorted(entry.name for entry in out.iterdir() if not entry.name.startswith("."))
+    ours = ("score.json", "tune", "*/tune", "*/seed-*", "*/*/seed-*", "*/*/*/seed-*")
+    if strangers and not any(any(out.glob(pattern)) for pattern in ours):
+        raise ConfigError(
+            f"{out}: is not empty and holds no fine-tuning (found {strangers[0]!r}); choose another --out"
+        )
 
 
 def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, given: Given) -> list[Job]:

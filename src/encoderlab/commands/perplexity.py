@@ -27,7 +27,7 @@ def perplexity(
     The memory may be longer than in training. With tokens that are characters, bits per token are bits per character;
     bits per byte compare models with different tokenizers.
 
-    Example: encoderlab perplexity runs/xl --corpus corpora/wiki --window 128 --memory 1600 --same-length --clamp 1000
+    Example: encoderlab perplexity runs/xl --corpus corpora/wiki --memory 1600
 
     Args:
         models: Model or run folders; several are compared on the same text.

@@ -199,5 +199,6 @@ def _list() -> dict[str, Any]:
         }
     columns = ["recipe", "objective", "layers", "width", "rows × length", "budget"]
     lines = [[name, r["objective"], r["layers"], r["width"], r["rows"], r["budget"]] for name, r in found.items()]
-    table(f"{len(found)} recipes", columns, lines)
+    caption = "Names with tiny or mini train in minutes on a CPU; the others have the published sizes and budgets."
+    table(f"{len(found)} recipes", columns, lines, caption=caption)
     return {"recipes": found}

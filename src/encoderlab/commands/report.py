@@ -15,7 +15,8 @@ def report(
     """Write one self-contained HTML page about a run, or one that compares several.
 
     Example:
-        encoderlab report runs/tiny runs/mini --corpus corpora/wiki --out compare.html
+        encoderlab report runs/tiny runs/mini --corpus corpora/wiki \\
+            --out compare.html
 
     Parameters
     ----------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -185,12 +186,12 @@ def predict(
     from encoderlab.tasks.tables import is_file_name
 
     file = Path(inputs[0])
-    if len(inputs) == 1 and "/" in inputs[0] and file.is_dir():
+    if len(inputs) == 1 and "/" in inputs[0] and os.path.isdir(file):  # pathlib raises for texts too long to be a name
         raise DataError(f"{file}: is a folder; give a file, or texts")
     if out is not None and out.is_dir():
         raise ConfigError(f"--out {out}: is a folder; name a file to write, such as {out / 'predictions.jsonl'}")
     predictor = predictor_of(model)
-    if len(inputs) > 1 or not file.is_file():
+    if len(inputs) > 1 or not os.path.isfile(file):
         if len(inputs) == 1 and is_file_name(inputs[0]):
             raise DataError(f"{file}: no such file; give a file, or texts")
         examples = [_example(predictor.form.task, number, line) for number, line in enumerate(inputs)]
@@ -276,6 +277,8 @@ def encode(
 
     if (file is None) == (not texts):
         raise ConfigError("encode takes either texts or --file FILE (one text per line)")
+    if texts and len(texts) == 1 and os.path.isfile(texts[0]):
+        raise ConfigError(f"{texts[0]}: is a file; give it with --file")
     network = _load(model)
     lines = iter(texts or ()) if file is None else _lines(file)
     if (first := next(lines, None)) is None:

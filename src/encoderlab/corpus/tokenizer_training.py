@@ -100,7 +100,7 @@ def _byte_bpe(sample: Sequence[str], vocab_size: int, family: Family, min_freque
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     smallest = len(family.first) + len(letters) + len(family.last)
     if vocab_size < smallest:
-        raise ConfigError(f"vocab_size {vocab_size} does not hold the 256 bytes; choose at least {smallest}")
+        raise ConfigError(f"--vocab-size {vocab_size} does not hold the 256 bytes; choose at least {smallest}")
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(family.last),
         min_frequency=min_frequency,
@@ -212,9 +212,9 @@ def _alphabet(sample: Sequence[str], backend: tokenizers.Tokenizer, vocab_size: 
 
 def _too_large(vocab_size: int, supported: int) -> ConfigError:
     return ConfigError(
-        f"vocab_size {vocab_size} is larger than the text supports; choose at most {supported}, or give more text"
+        f"--vocab-size {vocab_size} is larger than the text supports; choose at most {supported}, or give more text"
     )
 
 
 def _too_small(vocab_size: int, smallest: int) -> ConfigError:
-    return ConfigError(f"vocab_size {vocab_size} does not hold the alphabet of the text; choose at least {smallest}")
+    return ConfigError(f"--vocab-size {vocab_size} does not hold the alphabet of the text; choose at least {smallest}")

@@ -438,7 +438,9 @@ def _limits(report: Report) -> str:
 def _commands(report: Report) -> str:
     if not report.commands:
         return ""
-    return f'<div class="command"><pre>{escape(chr(10).join(report.commands))}</pre><button>Copy</button></div>'
+    # Each word in an element of its own: a browser would break lines after the hyphens of options.
+    lines = (" ".join(f"<span>{escape(word)}</span>" for word in line.split(" ")) for line in report.commands)
+    return f'<div class="command"><pre>{chr(10).join(lines)}</pre><button>Copy</button></div>'
 
 
 def _data(report: Report) -> dict[str, Any]:

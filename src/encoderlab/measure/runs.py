@@ -146,8 +146,13 @@ def provenance(record: RunRecord) -> dict[str, str]:
         return {}
     first = record.sessions[0]
     hardware = first.get("hardware", {})
+    cores = hardware.get("cores")
     machine = ", ".join(
-        [str(hardware.get("cpu", "")), f"{hardware.get('cores')} cores", *hardware.get("accelerators", [])]
+        [
+            str(hardware.get("cpu", "")),
+            f"{cores} core{'' if cores == 1 else 's'}",
+            *hardware.get("accelerators", []),
+        ]
     )
     versions = ", ".join(f"{name} {version}" for name, version in first.get("versions", {}).items())
     rows = {
@@ -160,7 +165,7 @@ def provenance(record: RunRecord) -> dict[str, str]:
     }
     rows |= {f"Hash of {name}": str(value) for name, value in record.data.items()}
     if len(record.sessions) > 1:
-        rows["Resumed"] = f"{len(record.sessions) - 1} times"
+        rows["Resumed"] = "once" if len(record.sessions) == 2 else f"{len(record.sessions) - 1} times"
     return {name: value for name, value in rows.items() if value}
 
 

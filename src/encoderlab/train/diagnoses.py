@@ -368,7 +368,8 @@ def padding(e: Evidence) -> Finding | None:
             "padding",
             "warning",
             f"{float(np.mean(shares)):.0%} of what is computed is padding",
-            "pack documents (rows.kind=packed_documents), or shorten the rows",
+            "pack documents (rows.kind=packed_documents, which has no sentence pairs), or shorten the rows "
+            "(phases.0.length)",
         )
     return None
 
