@@ -296,6 +296,14 @@ def test_squad_answers_are_moved_or_marked(tmp_path):
         task("squad2").load(squad(tmp_path, [], context=" "), "train")
 
 
+def test_answers_of_triviaqa_are_in_lower_case(tmp_path):
+    answer = {"text": "oslo", "answer_start": 0}
+    split = task("triviaqa").load(squad(tmp_path, [answer], context="Oslo is in Norway"), "train")
+    assert split.examples[0].answers == (Answer("oslo", 0),) and not split.remarks
+    split = task("triviaqa").load(squad(tmp_path, [answer], context="In Norway is Oslo"), "train")
+    assert split.examples[0].answers == (Answer("oslo", 13),) and "nearest mention" in split.remarks[0]
+
+
 def test_answers_may_be_plain_texts(tmp_path):
     record = {"context": "It is red, red.", "question": "What?"}
     given = {"answer": "red"}, {"answers": ["red", "It"]}, {"answer": "red", "answer_start": 11}, {"answer": ""}, {}

@@ -92,8 +92,12 @@ def label_of(value: Any) -> str | None:
 
 
 def nearest_place(text: str, wanted: str, start: int) -> int:
-    """The mention of ``wanted`` nearest to ``start``, -1 if there is none."""
-    return _nearest(f"(?={re.escape(wanted)})", text, start) if wanted else -1
+    """The mention of ``wanted`` nearest to ``start``, of those in its case if there are any; -1 if there is none."""
+    if not wanted:
+        return -1
+    mention = f"(?={re.escape(wanted)})"
+    found = _nearest(mention, text, start)
+    return found if found >= 0 else _nearest(f"(?i){mention}", text, start)
 
 
 def nearest_words(text: str, wanted: str, start: int) -> int:

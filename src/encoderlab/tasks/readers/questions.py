@@ -22,7 +22,7 @@ class Squad:
     record.
 
     An answer that does not stand at its offset is moved to its nearest mention; one that stands nowhere keeps its
-    text for scoring and cannot be trained on. Both are counted.
+    text for scoring and cannot be trained on. Both are counted. Case may differ: TriviaQA's answers are in lower case.
     """
 
     needs = ("context", "question")
@@ -80,7 +80,7 @@ class Squad:
         found = []
         for answer in answers or ():
             text, start = str(answer["text"]), int(answer.get("answer_start", -1))
-            if passage[start : start + len(text)] != text or start < 0:
+            if start < 0 or passage[start : start + len(text)].lower() != text.lower():
                 moved = nearest_place(passage, text.strip(), start)
                 remarks.add(
                     "an answer does not stand in the passage; it is scored but not trained on"
