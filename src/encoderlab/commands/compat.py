@@ -285,6 +285,8 @@ def _train(flags: Flags, task: Task, splits: dict[str, Split]) -> dict[str, Any]
     result = finetune(network, task, splits, _recipe(flags, network.config.encoder.max_length), flags.out)
     for split, scores in result.scores.items():
         say(f"{split}: " + ", ".join(f"{metric} {100 * value:.2f}" for metric, value in scores.items()))
+    for remark in result.record["notes"]:
+        note(remark)
     say(f"model in {result.model}")
     return {"model": result.model, "scores": result.scores}
 
