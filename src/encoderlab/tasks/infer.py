@@ -13,7 +13,19 @@ from pathlib import Path
 
 from encoderlab.errors import ConfigError, DataError, nearest
 from encoderlab.tasks import tables
-from encoderlab.tasks.base import FORMS, Example, Form, Layout, Remarks, Split, Task, Text, Words, labels_of
+from encoderlab.tasks.base import (
+    DECIMAL_COMMA,
+    FORMS,
+    Example,
+    Form,
+    Layout,
+    Remarks,
+    Split,
+    Task,
+    Text,
+    Words,
+    labels_of,
+)
 from encoderlab.tasks.readers import CharacterSpans, Columns, Conll, Options, Squad, WordLists, examples
 from encoderlab.tasks.readers.words import cells_of
 
@@ -248,10 +260,13 @@ def _choice(
 
 
 def _is_regression(layout: Layout, sample: Sequence[Example]) -> bool:
-    """Numbers that are not all whole, or a column named score with more than 20 different ones."""
+    """Numbers that are not all whole, or a column named score with more than 20 different ones. Numbers with a decimal
+    comma are meant as such too; reading them says how to write them.
+    """
     if not isinstance(layout, Columns):
         return False
     raw = {str(example.label) for example in sample if isinstance(example, Text) and example.label is not None}
+    raw = {label.replace(",", ".") if re.fullmatch(DECIMAL_COMMA, label) else label for label in raw}
     try:
         numbers = {float(label) for label in raw}
     except ValueError:

@@ -18,8 +18,8 @@ from encoderlab.tasks.tables import Record
 
 @dataclass(frozen=True, kw_only=True)
 class Squad:
-    """Questions about passages: SQuAD's nested JSON (1.1, 2.0, CMRC, DRCD, TriviaQA, NewsQA) or one question per
-    record.
+    """Questions about passages: SQuAD's nested JSON (1.1, 2.0, CMRC, DRCD, TriviaQA, NewsQA), one question per record,
+    or a list of passages with their questions (CMRC 2018 as its authors first published it).
 
     An answer that does not stand at its offset is moved to its nearest mention; one that stands nowhere keeps its
     text for scoring and cannot be trained on. Both are counted. Case may differ: TriviaQA's answers are in lower case.
@@ -28,13 +28,19 @@ class Squad:
     needs = ("context", "question")
 
     def matches(self, columns: Sequence[str]) -> bool:
-        return not columns or set(self.needs) <= set(columns)
+        return not columns or set(self.needs) <= set(columns) or {"context_text", "qas"} <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Question]:
         if tables.suffix(path) not in (*TABLES, ".parquet") and tables.is_document(path):
             yield from self._nested(path, remarks)
             return
         for record in records(path, remarks, self.needs, False, None, True):
+            for qa in record.fields.get("qas", ()):
+                passage = text_of(record, "context_text", path)
+                answers = self._answers(qa, passage)
+                yield self._question(qa["query_id"], qa["query_text"], passage, answers, record.row, path, remarks)
+            if "qas" in record.fields:
+                continue
             question, passage = (text_of(record, name, path) for name in ("question", "context"))
             answers = self._answers(record.fields, passage)
             yield self._question(id_of(record, "id", remarks), question, passage, answers, record.row, path, remarks)
