@@ -19,11 +19,19 @@ def records(
     path: Path,
     remarks: Remarks,
     needs: Sequence[str],
-    positional: bool,
-    label: str | None,
-    quoted: bool | None,
+    label: str | None = None,
+    *,
+    positional: bool = False,
+    quoted: bool | None = None,
 ) -> Iterator[Record]:
-    """Records of a table, JSON or Parquet file; the header of a table is read first."""
+    """Records of a table, JSON or Parquet file; the header of a table is read first.
+
+    ``needs`` and ``label`` name the columns that are read, by their numbers where ``positional``. ``quoted``: see
+    :func:`encoderlab.tasks.tables.table`.
+
+    Raises:
+        DataError: two columns of one name, or as the readers of the format.
+    """
     if tables.suffix(path) not in TABLES:
         yield from nested(path, remarks)
     elif positional:

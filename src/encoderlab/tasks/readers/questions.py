@@ -34,7 +34,7 @@ class Squad:
         if tables.suffix(path) not in (*TABLES, ".parquet") and tables.is_document(path):
             yield from self._nested(path, remarks)
             return
-        for record in records(path, remarks, self.needs, False, None, True):
+        for record in records(path, remarks, self.needs, quoted=True):
             for qa in record.fields.get("qas", ()):
                 passage = text_of(record, "context_text", path)
                 answers = self._answers(qa, passage)
@@ -130,7 +130,7 @@ class Options:
         return holds(columns, self.needs, self.positional, self.answer)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
-        for record in records(path, remarks, self.needs, self.positional, self.answer, None):
+        for record in records(path, remarks, self.needs, self.answer, positional=self.positional):
             options, keys = self._options(record)
             answer = _choice(self._answer(record), options, keys, self.first_number, self.by_text)
             kept = [i for i, option in enumerate(options) if option]
@@ -155,7 +155,7 @@ class Options:
         remarks = Remarks(path)
         numbers: set[int] = set()
         most = places = texts = total = 0
-        for record in records(path, remarks, self.needs, self.positional, self.answer, None):
+        for record in records(path, remarks, self.needs, self.answer, positional=self.positional):
             options, keys = self._options(record)
             answer = self._answer(record)
             if answer is None:

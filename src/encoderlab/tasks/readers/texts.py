@@ -50,7 +50,8 @@ class Columns:
         return self.positional or self.label in columns
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
-        for record in records(path, remarks, self.needs, self.positional, self.label, self.quoted):
+        found = records(path, remarks, self.needs, self.label, positional=self.positional, quoted=self.quoted)
+        for record in found:
             if self.only is not None and record.fields.get(self.only[0]) != self.only[1]:
                 continue
             text = text_of(record, self.text, path)
