@@ -333,22 +333,7 @@ class Task:
         """
         raw = raw.strip()
         if self.form == "regression":
-            if raw in ("", "None", "null"):
-                return None
-            try:
-                value = float(raw)
-            except ValueError:
-                comma = ", or write it with a decimal point" if re.fullmatch(DECIMAL_COMMA, raw) else ""
-                raise DataError(
-                    f"{place}: label {raw!r} is not a number, and the task is a regression; give its --form{comma}"
-                ) from None
-            if not math.isfinite(value):
-                raise DataError(f"{place}: label {raw!r} is not a finite number; leave the row out")
-            if self.range is None or self.range[0] <= value <= self.range[1]:
-                return value
-            if value == -1:
-                return None
-            raise DataError(f"{place}: label {raw} is outside {self.range[0]:g} to {self.range[1]:g}; correct the row")
+            return self._number(raw, place)
         if self.labels is None:
             return None if raw in ("", "nan", "NaN") else raw
         if raw in self.labels:
@@ -370,6 +355,24 @@ class Task:
         ):
             return self.labels[int(raw)]
         raise DataError(f"{place}: label {raw!r} is none of {', '.join(self.labels[:20])}; correct the row or the task")
+
+    def _number(self, raw: str, place: str) -> float | None:
+        if raw in ("", "None", "null"):
+            return None
+        try:
+            value = float(raw)
+        except ValueError:
+            comma = ", or write it with a decimal point" if re.fullmatch(DECIMAL_COMMA, raw) else ""
+            raise DataError(
+                f"{place}: label {raw!r} is not a number, and the task is a regression; give its --form{comma}"
+            ) from None
+        if not math.isfinite(value):
+            raise DataError(f"{place}: label {raw!r} is not a finite number; leave the row out")
+        if self.range is None or self.range[0] <= value <= self.range[1]:
+            return value
+        if value == -1:
+            return None
+        raise DataError(f"{place}: label {raw} is outside {self.range[0]:g} to {self.range[1]:g}; correct the row")
 
     def _tag(self, tag: str, place: str) -> str:
         assert self.labels is not None

@@ -19,6 +19,7 @@ from encoderlab.tasks.base import (
     Example,
     Form,
     Layout,
+    Question,
     Remarks,
     Split,
     Task,
@@ -132,10 +133,7 @@ def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
     kept: list[Example] = []
     held: list[Example] = []
     for example in split.examples:
-        key = (
-            example.text if isinstance(example, Text) else " ".join(example.words) if isinstance(example, Words) else ""
-        )
-        key = key or getattr(example, "passage", "") or getattr(example, "context", "") or example.id
+        key = _source(example) or example.id
         fraction = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
         (held if fraction < share else kept).append(example)
     if not held or not kept:
@@ -146,6 +144,15 @@ def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
     return dataclasses.replace(split, examples=tuple(kept)), dataclasses.replace(
         split, name="dev", examples=tuple(held)
     )
+
+
+def _source(example: Example) -> str:
+    """The text that an example is about."""
+    if isinstance(example, Text):
+        return example.text
+    if isinstance(example, Words):
+        return " ".join(example.words)
+    return example.passage if isinstance(example, Question) else example.context
 
 
 def _layout(path: Path, columns: Sequence[str], given: Given) -> tuple[Layout, Form, str]:

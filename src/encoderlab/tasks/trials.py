@@ -275,12 +275,9 @@ def usable_splits(task: Task, data: Path) -> dict[str, Split]:
 def held_out(split: Split) -> tuple[Split, Split]:
     """Training and development part of a training file, with a remark that says so."""
     train, dev = hold_out(split)
+    names = ", ".join(Path(file).name for file in split.files[:2])
     said = (
-        f"{task_file(split)}: no development file; {len(dev):,} of {len(split):,} training examples are held out "
+        f"{names}: no development file; {len(dev):,} of {len(split):,} training examples are held out "
         f"as the development set"
     )
     return train, replace(dev, remarks=(said,))
-
-
-def task_file(split: Split) -> str:
-    return ", ".join(Path(file).name for file in split.files[:2])
