@@ -76,6 +76,9 @@ def test_differences_are_said_once_and_flags_without_values_are_ignored(tmp_path
     for part in ("ignored: --fast_dev_run, --log_every_n_steps (", "3 epochs (the original", "rows are shuffled",
                  "3 labels, as the data have", "encoded as a pair", "--gpus=0: taken as the number"):  # fmt: skip
         assert said.count(part) == 1, part
+    words[3] = tmp_path / "ckpt"
+    said = run(capsys, 0, *words, "--save_ckpt_path", tmp_path / "on", "--max_length", 16)
+    assert "the task head is new (the model's own is dropped" in said
     text = ["text_classification", "predict", "--model", tmp_path / "ckpt", "--text", "the red cat[SEP]dog"]
     assert "ignored: --top_k" in run(capsys, 0, *text, "--top_k", 3)
     assert "exceeds the model's 512 positions" in run(capsys, 0, *text, "--max_length", 900)

@@ -35,6 +35,7 @@ def test_features_and_regression_equal_scikit_learn():
     for i, (columns, values) in enumerate(rows):
         dense[i, columns] = values
     assert np.allclose(dense, expected)
+    assert list(TfIdf(iter([["a", "b"], ["a", "b"], ["a", "c"]]), most=1).index) == ["a"]
     names = sorted(set(labels))
     target = np.array([names.index(label) for label in labels])
     model = LogisticRegression(3, steps=500).fit(rows, target)

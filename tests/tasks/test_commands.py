@@ -234,5 +234,6 @@ def test_a_text_with_dots_is_no_file(tmp_path, tiny, capsys):
 
 def test_epochs_count_where_a_protocol_counts_steps(tmp_path, tiny, capsys):
     data, words = reviews(tmp_path / "r.csv"), ("--protocol", "albert", "--set", "batch=16", "--seeds", 1)
-    run(capsys, "finetune", data, "--model", tiny, "--out", tmp_path / "run", "--epochs", 1, *words)
-    assert json.loads((tmp_path / "run/runs/seed-1/score.json").read_text())["steps"] == 4
+    for name, given in (("flag", ("--epochs", 1)), ("field", ("--set", "epochs=1"))):
+        run(capsys, "finetune", data, "--model", tiny, "--out", tmp_path / name, *given, *words)
+        assert json.loads((tmp_path / name / "runs/seed-1/score.json").read_text())["steps"] == 4

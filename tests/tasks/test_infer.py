@@ -31,6 +31,15 @@ def test_forms_are_inferred_and_said(tmp_path, name, text, form, said):
     assert task.read([path], "train").examples
 
 
+def test_decimal_commas_are_numbers_to_be_written_otherwise(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text;label\na;3,5\nb;4\n")
+    task, said = task_of(path)
+    assert task.form == "regression"
+    with pytest.raises(DataError, match=r"t.csv:2: label '3,5' is not a number.*--form, or write it with a decimal"):
+        task.read([path], "train")
+
+
 def test_squad_file_is_recognised(tmp_path):
     path = tmp_path / "mine.json"
     qa = {"id": "1", "question": "q", "answers": [{"text": "a", "answer_start": 0}]}

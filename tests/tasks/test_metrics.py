@@ -76,22 +76,6 @@ def test_grouped_exact_counts_whole_questions():
     assert metrics.grouped_exact([1, 0, 1, 1], [1, 0, 0, 1], ["q1", "q1", "q2", "q2"]) == 0.5
 
 
-def test_bootstrap_interval_covers_the_score_and_is_reproducible():
-    gold = np.arange(200) % 2
-    predicted = np.where(np.arange(200) % 5 == 0, 1 - gold, gold)
-    low, high = metrics.bootstrap_interval(metrics.accuracy, gold, predicted)
-    assert 0.72 < low < 0.8 < high < 0.88
-    assert (low, high) == metrics.bootstrap_interval(metrics.accuracy, gold, predicted)
-
-
-def test_paired_permutation_tells_equal_from_different():
-    gold = np.arange(200) % 2
-    good = np.where(np.arange(200) % 10 == 0, 1 - gold, gold)
-    bad = np.where(np.arange(200) % 3 == 0, 1 - gold, gold)
-    assert metrics.paired_permutation(metrics.accuracy, gold, good, bad, samples=300) < 0.01
-    assert metrics.paired_permutation(metrics.accuracy, gold, good, good, samples=50) == 1
-
-
 def test_mean_interval_equals_student_t():
     stats = pytest.importorskip("scipy.stats")
     for n in (2, 5, 31, 60):

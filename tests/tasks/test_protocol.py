@@ -99,6 +99,13 @@ def test_answers_and_exams_of_the_other_families():
     )  # fmt: skip
 
 
+def test_epochs_of_a_point_count_where_a_protocol_counts_steps():
+    rte = PROTOCOLS["albert"].recipe_for(task("rte"), model())
+    point = protocols.at_point(rte, {"epochs": 5}, where="--grid")
+    assert rte.steps == 800 and (point.epochs, point.steps) == (5, None)
+    assert protocols.at_point(rte, {"epochs": 5, "steps": 9}, where="--grid").steps == 9
+
+
 def test_unknown_names_are_refused():
     with pytest.raises(ConfigError, match="unknown protocol 'elektra'; did you mean 'electra'"):
         protocols.protocol("elektra")

@@ -214,6 +214,15 @@ def test_of_two_published_forms_of_a_test_file_the_labelled_one_is_read(tmp_path
     assert [e.label for e in task("sick_relatedness").load(tmp_path, "test").examples] == [3.5]
 
 
+def test_one_file_of_sick_holds_all_its_sets(tmp_path):
+    header = "pair_ID\tsentence_A\tsentence_B\tentailment_label\trelatedness_score\tSemEval_set\n"
+    rows = [f"{i}\ta {i}\tb\tNEUTRAL\t3.{i}\t{name}\n" for i, name in enumerate(("TRAIN", "TRIAL", "TEST", "TRAIN"))]
+    write(tmp_path / "SICK.txt", header + "".join(rows))
+    for split, ids in (("train", ["0", "3"]), ("dev", ["1"]), ("test", ["2"])):
+        assert [e.id for e in task("sick_entailment").load(tmp_path, split).examples] == ids
+    assert [e.label for e in task("sick_relatedness").load(tmp_path, "train").examples] == [3.0, 3.3]
+
+
 def test_the_test_file_of_stsb_has_a_header_and_no_scores(tmp_path):
     names = "index genre filename year old_index source1 source2 sentence1 sentence2".split()
     row = ["0", "news", "MSRvid", "2012test", "0024", "none", "none", "A girl.", "A boy."]
@@ -294,6 +303,23 @@ def test_squad_answers_are_moved_or_marked(tmp_path):
     assert task("squad2").load(squad(tmp_path, [], is_impossible=True), "train").examples[0].answers == ()
     with pytest.raises(DataError, match="'q1' has an empty passage"):
         task("squad2").load(squad(tmp_path, [], context=" "), "train")
+
+
+def test_answers_of_triviaqa_are_in_lower_case(tmp_path):
+    answer = {"text": "oslo", "answer_start": 0}
+    split = task("triviaqa").load(squad(tmp_path, [answer], context="Oslo is in Norway"), "train")
+    assert split.examples[0].answers == (Answer("oslo", 0),) and not split.remarks
+    split = task("triviaqa").load(squad(tmp_path, [answer], context="In Norway is Oslo"), "train")
+    assert split.examples[0].answers == (Answer("oslo", 13),) and "nearest mention" in split.remarks[0]
+
+
+def test_cmrc_in_its_first_form(tmp_path):
+    qas = [{"query_id": f"T_{i}", "query_text": "谁？", "answers": [text, "北京"]} for i, text in enumerate("京我")]
+    write(tmp_path / "cmrc2018_dev.json", json.dumps([{"context_id": "T", "context_text": "我爱北京", "qas": qas}]))
+    split = task("cmrc2018").load(tmp_path, "dev")
+    assert [(e.id, e.passage, e.answers[0]) for e in split.examples] == [
+        ("T_0", "我爱北京", Answer("京", 3)), ("T_1", "我爱北京", Answer("我", 0))
+    ]  # fmt: skip
 
 
 def test_answers_may_be_plain_texts(tmp_path):

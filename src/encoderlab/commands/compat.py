@@ -274,10 +274,9 @@ def _find(folder: Path, names: tuple[str, ...]) -> list[Path]:
 
 def _train(flags: Flags, task: Task, splits: dict[str, Split]) -> dict[str, Any]:
     from encoderlab.interchange.load import load
-    from encoderlab.tasks.finetune import completed, finetune, has_pairs
+    from encoderlab.tasks.finetune import finetune, has_pairs
 
     network = load(flags.model)
-    task = completed(task, splits["train"].examples)
     if task.form == "classification":
         note(f"{len(task.labels or ())} labels, as the data have (the original takes 2 whatever they have)")
         if has_pairs(splits["train"]):
@@ -285,6 +284,8 @@ def _train(flags: Flags, task: Task, splits: dict[str, Split]) -> dict[str, Any]
     result = finetune(network, task, splits, _recipe(flags, network.config.encoder.max_length), flags.out)
     for split, scores in result.scores.items():
         say(f"{split}: " + ", ".join(f"{metric} {100 * value:.2f}" for metric, value in scores.items()))
+    for remark in result.record["notes"]:
+        note(remark)
     say(f"model in {result.model}")
     return {"model": result.model, "scores": result.scores}
 

@@ -133,8 +133,9 @@ def finetune(
     given = Given(form=form, text=text, pair=pair, label=label)  # type: ignore[arg-type]
     _check_folder(out)
     jobs = _jobs(task, data, dev, test, given)
-
     fields = [protocols.spelled_out(word) for word in set_ or ()]
+    if any(word.startswith("epochs=") for word in fields):
+        fields = ["steps=null", *fields]  # epochs that are given count instead of the steps of a protocol
 
     def adjust(recipe: Recipe) -> Recipe:
         recipe = settings.resolve(recipe, files=config or (), assignments=fields)

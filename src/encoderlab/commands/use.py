@@ -488,11 +488,10 @@ class _OneTextPerLine:
         return True
 
     def read(self, path: Path, remarks: Any) -> Iterator[Example]:
-        from encoderlab.tasks.base import Text
         from encoderlab.tasks.tables import lines
 
         for row, line in lines(path):
-            yield _text(str(row), line.replace("\t", " [SEP] ", 1), Text)
+            yield _text(str(row), line.replace("\t", " [SEP] ", 1))
 
 
 def _example(task: Task, number: int, line: str) -> Example:
@@ -503,7 +502,7 @@ def _example(task: Task, number: int, line: str) -> Example:
         DataError: a sentence to be tagged has no words.
     """
     from encoderlab.corpus.words import is_cjk
-    from encoderlab.tasks.base import FORMS, Text, Words
+    from encoderlab.tasks.base import FORMS, Words
 
     needs = {
         "span": "the columns question and context, or in SQuAD's form",
@@ -515,7 +514,7 @@ def _example(task: Task, number: int, line: str) -> Example:
             f"{needs[task.form]}"
         )
     if task.form != "tagging":
-        return _text(str(number), line, Text)
+        return _text(str(number), line)
     words: list[str] = []
     for part in line.split():
         words += part if any(map(is_cjk, part)) else [part]  # Chinese is tagged character by character
@@ -534,9 +533,11 @@ def _cut(predictor: Predictor) -> str:
     return f"{form.cut:,} {texts} longer than the model's {form.settings.max_length} tokens and {were} {done}"
 
 
-def _text(name: str, line: str, kind: Any) -> Example:
+def _text(name: str, line: str) -> Example:
+    from encoderlab.tasks.base import Text
+
     first, separator, second = line.partition("[SEP]")
-    return kind(id=name, text=first.strip(), pair=second.strip() if separator else None, row=0)
+    return Text(id=name, text=first.strip(), pair=second.strip() if separator else None)
 
 
 def _answer(found: dict[str, Any]) -> str:

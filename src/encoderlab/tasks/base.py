@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ FORMS: dict[str, str] = {
     "span": "an answer within a passage",
     "choice": "one of several options",
 }
+
+DECIMAL_COMMA = r"[-+]?\d+,\d+"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,6 +169,7 @@ class Task:
         folders: names of the task's folder below a data folder.
         files: patterns of the files of each split within that folder; the first that matches counts, ``.gz`` or not.
         layouts: the first whose columns are in the file reads it.
+        sets: where one file may hold several splits, the column that tells them apart and its value for each split.
         range: smallest and largest number of a regression.
         swap: the two texts may be exchanged (MRPC, STS-B): ELECTRA trains on both orders.
         dropped: labels of rows to leave out ("-": the annotators found no majority).
@@ -179,6 +183,7 @@ class Task:
     labels: tuple[str, ...] | None = None
     folders: tuple[str, ...] = ()
     files: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    sets: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     indices: bool = True
     range: tuple[float, float] | None = None
     swap: bool = False
@@ -249,7 +254,7 @@ class Task:
         for path in paths:
             digest.update(path.read_bytes())
             notes = Remarks(path, first)
-            for example in self.stream(path, notes):
+            for example in self._of(split, path).stream(path, notes):
                 place = f"{path}:{example.row}"
                 self._check_id(example, place, seen, notes)
                 if not split.startswith("test") and is_unlabelled(example):
@@ -270,6 +275,16 @@ class Task:
             sha256=digest.hexdigest(),
             remarks=tuple(remarks),
         )
+
+    def _of(self, split: str, path: Path) -> Task:
+        """This task with layouts that read only ``split`` from a file that holds several."""
+        from encoderlab.tasks import tables
+
+        if split not in self.sets or self.sets[split][0] not in tables.columns(path, Remarks(path)):
+            return self
+        layouts: tuple[Any, ...] = self.layouts
+        layouts = tuple(dataclasses.replace(layout, only=self.sets[split]) for layout in layouts)
+        return dataclasses.replace(self, layouts=layouts)
 
     def stream(self, path: Path, remarks: Remarks) -> Iterator[Example]:
         """The examples of a file one by one, in bounded memory, with checked labels."""
@@ -318,19 +333,7 @@ class Task:
         """
         raw = raw.strip()
         if self.form == "regression":
-            if raw in ("", "None", "null"):
-                return None
-            try:
-                value = float(raw)
-            except ValueError:
-                raise DataError(f"{place}: label {raw!r} is not a number; the task is a regression") from None
-            if not math.isfinite(value):
-                raise DataError(f"{place}: label {raw!r} is not a finite number; leave the row out")
-            if self.range is None or self.range[0] <= value <= self.range[1]:
-                return value
-            if value == -1:
-                return None
-            raise DataError(f"{place}: label {raw} is outside {self.range[0]:g} to {self.range[1]:g}; correct the row")
+            return self._number(raw, place)
         if self.labels is None:
             return None if raw in ("", "nan", "NaN") else raw
         if raw in self.labels:
@@ -352,6 +355,24 @@ class Task:
         ):
             return self.labels[int(raw)]
         raise DataError(f"{place}: label {raw!r} is none of {', '.join(self.labels[:20])}; correct the row or the task")
+
+    def _number(self, raw: str, place: str) -> float | None:
+        if raw in ("", "None", "null"):
+            return None
+        try:
+            value = float(raw)
+        except ValueError:
+            comma = ", or write it with a decimal point" if re.fullmatch(DECIMAL_COMMA, raw) else ""
+            raise DataError(
+                f"{place}: label {raw!r} is not a number, and the task is a regression; give its --form{comma}"
+            ) from None
+        if not math.isfinite(value):
+            raise DataError(f"{place}: label {raw!r} is not a finite number; leave the row out")
+        if self.range is None or self.range[0] <= value <= self.range[1]:
+            return value
+        if value == -1:
+            return None
+        raise DataError(f"{place}: label {raw} is outside {self.range[0]:g} to {self.range[1]:g}; correct the row")
 
     def _tag(self, tag: str, place: str) -> str:
         assert self.labels is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from encoderlab.tasks.base import Choice, Question, Split, Task, Text, Words
 from encoderlab.tasks.scores import score
 
+WEIGHTS = 2**23  # of the regression at most: 64 MiB, of which L-BFGS keeps some twenty copies
 _WORD = re.compile(r"[一-鿿]|\w+|[^\w\s]")
 
 
@@ -47,8 +49,8 @@ def _mean(train: Sequence[Any], dev: Sequence[Any]) -> list[float]:
 
 def _bag_of_words(train: Sequence[Any], dev: Sequence[Any]) -> list[str]:
     """Logistic regression on TF-IDF of words and word pairs; of two texts, on both and on their common words."""
-    features = TfIdf([_terms(example) for example in train])
     names = sorted({str(example.label) for example in train})
+    features = TfIdf((_terms(example) for example in train), most=WEIGHTS // len(names))
     target = np.array([names.index(str(example.label)) for example in train])
     model = LogisticRegression(len(names)).fit(features(_terms(example) for example in train), target)
     scores = model.scores(features(_terms(example) for example in dev))
@@ -164,15 +166,20 @@ _BASELINES: dict[str, dict[str, Any]] = {
 
 class TfIdf:
     """Term frequencies 1 + log tf, inverse document frequencies as scikit-learn smooths them, rows of length 1; sparse
-    rows.
+    rows. Terms of at least two documents are kept, of more than ``most`` those of most documents.
     """
 
-    def __init__(self, documents: Sequence[Sequence[str]], least: int = 2) -> None:
-        counts = Counter(term for document in documents for term in set(document))
-        kept = sorted(term for term, count in counts.items() if count >= least)
+    def __init__(self, documents: Iterable[Sequence[str]], *, most: int | None = None) -> None:
+        counts: Counter[str] = Counter()
+        size = 0
+        for document in documents:
+            counts.update(set(document))
+            size += 1
+        common = (term for term, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])) if count > 1)
+        kept = sorted(islice(common, most))
         self.index = {term: i for i, term in enumerate(kept)}
         df = np.array([counts[term] for term in kept], dtype=float)
-        self.idf = np.log((1 + len(documents)) / (1 + df)) + 1
+        self.idf = np.log((1 + size) / (1 + df)) + 1
 
     def __call__(self, documents: Iterable[Sequence[str]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """(columns, values) of each document."""
@@ -183,10 +190,6 @@ class TfIdf:
             values = (1 + np.log(np.fromiter(counts.values(), float, len(counts)))) * self.idf[columns]
             rows.append((columns, values / max(float(np.linalg.norm(values)), 1e-12)))
         return rows
-
-    @property
-    def width(self) -> int:
-        return len(self.index)
 
 
 class LogisticRegression:

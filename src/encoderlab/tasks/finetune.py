@@ -372,13 +372,9 @@ def _data(
 
     def scores() -> dict[str, float]:
         found = objective.form.decode(held_out, predictor.outputs(held_out), dev.examples)
-        return _score(task, dev, found)[0]
+        return score(task, dev.examples, found.values)[0]
 
     return Data(source=source, validation=losses, score=scores, hashes=hashes)
-
-
-def _score(task: Task, split: Split, found: Predictions) -> tuple[dict[str, float], tuple[str, ...]]:
-    return score(task, split.examples, found.values, null_odds=None, threshold=found.threshold)
 
 
 def _evaluate(
@@ -403,7 +399,7 @@ def _evaluate(
         predictions[name] = found
         missing = sum(map(is_unlabelled, split.examples))
         if not missing:
-            scores[name], said = _score(task, split, found)
+            scores[name], said = score(task, split.examples, found.values)
             notes += [f"{name}: {text}" for text in said]
         elif missing < len(split):
             notes.append(f"{name}: {missing:,} of {len(split):,} examples have no label, so it is not scored")

@@ -13,7 +13,20 @@ from pathlib import Path
 
 from encoderlab.errors import ConfigError, DataError, nearest
 from encoderlab.tasks import tables
-from encoderlab.tasks.base import FORMS, Example, Form, Layout, Remarks, Split, Task, Text, Words, labels_of
+from encoderlab.tasks.base import (
+    DECIMAL_COMMA,
+    FORMS,
+    Example,
+    Form,
+    Layout,
+    Question,
+    Remarks,
+    Split,
+    Task,
+    Text,
+    Words,
+    labels_of,
+)
 from encoderlab.tasks.readers import CharacterSpans, Columns, Conll, Options, Squad, WordLists, examples
 from encoderlab.tasks.readers.words import cells_of
 
@@ -120,10 +133,7 @@ def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
     kept: list[Example] = []
     held: list[Example] = []
     for example in split.examples:
-        key = (
-            example.text if isinstance(example, Text) else " ".join(example.words) if isinstance(example, Words) else ""
-        )
-        key = key or getattr(example, "passage", "") or getattr(example, "context", "") or example.id
+        key = _source(example) or example.id
         fraction = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
         (held if fraction < share else kept).append(example)
     if not held or not kept:
@@ -134,6 +144,15 @@ def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
     return dataclasses.replace(split, examples=tuple(kept)), dataclasses.replace(
         split, name="dev", examples=tuple(held)
     )
+
+
+def _source(example: Example) -> str:
+    """The text that an example is about."""
+    if isinstance(example, Text):
+        return example.text
+    if isinstance(example, Words):
+        return " ".join(example.words)
+    return example.passage if isinstance(example, Question) else example.context
 
 
 def _layout(path: Path, columns: Sequence[str], given: Given) -> tuple[Layout, Form, str]:
@@ -248,10 +267,13 @@ def _choice(
 
 
 def _is_regression(layout: Layout, sample: Sequence[Example]) -> bool:
-    """Numbers that are not all whole, or a column named score with more than 20 different ones."""
+    """Numbers that are not all whole, or a column named score with more than 20 different ones. Numbers with a decimal
+    comma are meant as such too; reading them says how to write them.
+    """
     if not isinstance(layout, Columns):
         return False
     raw = {str(example.label) for example in sample if isinstance(example, Text) and example.label is not None}
+    raw = {label.replace(",", ".") if re.fullmatch(DECIMAL_COMMA, label) else label for label in raw}
     try:
         numbers = {float(label) for label in raw}
     except ValueError:

@@ -9,13 +9,12 @@ spoils every average above it. Tags have their metric in :mod:`encoderlab.tasks.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
 from encoderlab.errors import DataError
-from encoderlab.seeds import generator
 
 Labels = Sequence | np.ndarray
 
@@ -116,61 +115,6 @@ def grouped_exact(gold: Labels, predicted: Labels, groups: Labels) -> float:
     _, group = np.unique(np.asarray(groups), return_inverse=True)
     wrong = np.bincount(group, weights=gold != predicted)
     return float(np.mean(wrong == 0))
-
-
-def bootstrap_interval(
-    metric: Callable[[np.ndarray, np.ndarray], float],
-    gold: Labels,
-    predicted: Labels,
-    *,
-    level: float = 0.95,
-    samples: int = 1000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Percentile interval of ``metric`` under resampling of the examples (Efron, 1979): the spread due to the choice of
-    test data.
-
-    Costs ``samples`` calls of ``metric``. It says nothing about the spread over training seeds: see
-    :func:`mean_interval`.
-    """
-    gold, predicted = _pair(gold, predicted)
-    rng = generator(seed, "bootstrap")
-    scores = np.empty(samples)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MetricWarning)
-        for i in range(samples):
-            chosen = rng.integers(0, len(gold), len(gold))
-            scores[i] = metric(gold[chosen], predicted[chosen])
-    low, high = np.quantile(scores, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
-def paired_permutation(
-    metric: Callable[[np.ndarray, np.ndarray], float],
-    gold: Labels,
-    first: Labels,
-    second: Labels,
-    *,
-    samples: int = 2000,
-    seed: int = 0,
-) -> float:
-    """Two-sided p value of "the two systems are the same": the predictions of each example are swapped at random
-    (Noreen, 1989).
-
-    p = (1 + number of shuffles with a difference at least as large) / (1 + samples), so it is never 0.
-    """
-    gold, first = _pair(gold, first)
-    _, second = _pair(gold, second)
-    rng = generator(seed, "permutation")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MetricWarning)
-        observed = abs(metric(gold, first) - metric(gold, second))
-        larger = 0
-        for _ in range(samples):
-            swap = rng.random(len(gold)) < 0.5
-            a, b = np.where(swap, second, first), np.where(swap, first, second)
-            larger += abs(metric(gold, a) - metric(gold, b)) >= observed - 1e-12
-    return (1 + larger) / (1 + samples)
 
 
 # Quantiles 0.975 of Student's t for 1..30 degrees of freedom; beyond, the normal quantile plus its first correction

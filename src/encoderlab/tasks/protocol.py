@@ -388,6 +388,15 @@ def protocol(name: str) -> Protocol:
     return PROTOCOLS[name]
 
 
+def at_point(recipe: Recipe, point: Mapping[str, Any], *, where: str) -> Recipe:
+    """``recipe`` with the fields of ``point``. Epochs that are given count instead of the steps of a protocol.
+
+    Raises:
+        ConfigError: an unknown field, or a value that it cannot have.
+    """
+    return override(recipe, {"steps": None, **point} if "epochs" in point else point, where=where)
+
+
 def spelled_out(assignment: str) -> str:
     """The path of a field, with or without ``=value``, where its short name may stand: ``lr`` is ``optim.lr``."""
     name, equals, value = assignment.partition("=")

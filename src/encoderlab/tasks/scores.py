@@ -45,31 +45,17 @@ def score(
     return ordered | scores, notes
 
 
-def metric_of(task: Task, name: str | None = None) -> Callable[[np.ndarray, np.ndarray], float]:
-    """The metric of a classification or regression task as a function of gold and predicted, for intervals."""
-    name = name or task.metric
-    functions: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
-        "accuracy": metrics.accuracy,
-        "matthews": metrics.matthews,
-        "pearson": metrics.pearson,
-        "spearman": metrics.spearman,
-        "f1": lambda gold, guess: metrics.f1(gold, guess, positive=_positive(task)),
-        "macro_f1": lambda gold, guess: metrics.f1(gold, guess, average="macro", labels=task.labels),
-    }
-    return functions[name]
-
-
 def _classification(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> Scores:
     gold = np.array([_label(example) for example in examples])
     guess = np.array([str(label) for label in predictions])
-    scores = {"accuracy": metrics.accuracy(gold, guess)}
-    for name in task.metrics:
-        if name == "exact":
-            groups = [example.group if isinstance(example, Text) else "" for example in examples]
-            scores[name] = metrics.grouped_exact(gold, guess, groups)
-        elif name != "accuracy":
-            scores[name] = metric_of(task, name)(gold, guess)
-    return scores
+    measures: dict[str, Callable[[], float]] = {
+        "accuracy": lambda: metrics.accuracy(gold, guess),
+        "exact": lambda: metrics.grouped_exact(gold, guess, [e.group for e in examples if isinstance(e, Text)]),
+        "f1": lambda: metrics.f1(gold, guess, positive=_positive(task)),
+        "macro_f1": lambda: metrics.f1(gold, guess, average="macro", labels=task.labels),
+        "matthews": lambda: metrics.matthews(gold, guess),
+    }
+    return {name: measures[name]() for name in dict.fromkeys(("accuracy", *task.metrics))}
 
 
 def _regression(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> Scores:

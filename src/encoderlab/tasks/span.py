@@ -56,6 +56,34 @@ class Candidates:
     absolute: bool
 
 
+@dataclass(frozen=True)
+class _Windows:
+    """The windows of a batch as ``head`` reads them: their states x (n, w, D), which places are ``allowed`` and which
+    ``real`` (n, w), and of each window its row, its slot and the place of its summary token (n,).
+    """
+
+    head: SpanHead
+    x: Tensor
+    allowed: Tensor
+    real: Tensor
+    rows: Tensor
+    slots: Tensor
+    summary: Tensor
+
+    def starts(self) -> Tensor:
+        """(n, w), -inf behind a window."""
+        return torch.where(self.real, self.head.start_logits(self.x, self.allowed).float(), -torch.inf)
+
+    def ends(self, starts: Tensor) -> Tensor:
+        """(n, s, w) behind each of the places ``starts`` (n, s), -inf behind a window."""
+        return torch.where(self.real[:, None], self.head.end_logits(self.x, self.allowed, starts).float(), -torch.inf)
+
+    def answerable(self, starts: Tensor, keys: Tensor | None) -> Tensor:
+        """Odds (n,) of "no answer", from the scores of the starts (n, w); ``keys`` of the head's dropout."""
+        summary = self.x[torch.arange(len(self.x), device=self.x.device), self.summary]
+        return self.head.answer_logits(self.x, summary, starts.to(self.x.dtype), keys).float()
+
+
 class SpanQA(Form):
     """Start and end of an answer among the tokens of a window.
 
@@ -166,63 +194,45 @@ class SpanQA(Form):
         """Half of the cross-entropy of start and of end, given the right start; plus that of answerability where a head
         has it.
         """
-        head, x, allowed, (rows, slots) = self._unpacked(model, states, batch)
+        windows = self._unpacked(model, states, batch)
+        rows, slots = windows.rows, windows.slots
         start, end, impossible = (batch.labels[name][rows, slots] for name in ("start", "end", "impossible"))
-        starts = head.start_logits(x, allowed).float()
-        ends = head.end_logits(x, allowed, start[:, None])[:, 0].float()
-        starts, ends = (torch.where(self._real(batch, rows, slots, x), scores, -torch.inf) for scores in (starts, ends))
+        starts, ends = windows.starts(), windows.ends(start[:, None])[:, 0]
         loss = F.cross_entropy(starts, start, reduction="sum") + F.cross_entropy(ends, end, reduction="sum")
         right = (starts.argmax(-1) == start) & (ends.argmax(-1) == end)
-        terms = {"span": Term(loss / 2, len(x), hits=right.sum())}
-        if not self.nullable or head.config.form == "independent":  # there the null answer is the summary token
+        terms = {"span": Term(loss / 2, len(rows), hits=right.sum())}
+        if not self.nullable or windows.head.config.form == "independent":  # there the null answer is the summary token
             return terms
         keys = None if noise is None else noise.at(rows, batch.labels["begin"][rows, slots])
-        logits = self._answer_logits(head, x, starts, batch, rows, slots, keys)
-        loss = F.binary_cross_entropy_with_logits(logits.float(), impossible.float(), reduction="sum")
+        logits = windows.answerable(starts, keys)
+        loss = F.binary_cross_entropy_with_logits(logits, impossible.float(), reduction="sum")
         hits = ((logits > 0) == (impossible > 0)).sum()
-        return terms | {"answerable": Term(loss, len(x), self.settings.impossible_weight, hits)}
+        return terms | {"answerable": Term(loss, len(rows), self.settings.impossible_weight, hits)}
 
     def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
         """(2 n, places): start logits of every window, then end logits, -inf behind a window; for heads whose end needs
         no start.
         """
-        head, x, allowed, (rows, slots) = self._unpacked(model, states, batch)
-        any_start = torch.zeros_like(rows)[:, None]
-        both = torch.cat([head.start_logits(x, allowed), head.end_logits(x, allowed, any_start)[:, 0]])
-        return torch.where(self._real(batch, rows, slots, x).repeat(2, 1), both.float(), -torch.inf)
+        windows = self._unpacked(model, states, batch)
+        any_start = torch.zeros_like(windows.rows)[:, None]
+        return torch.cat([windows.starts(), windows.ends(any_start)[:, 0]])
 
-    def _unpacked(
-        self, model: Model, states: States, batch: TaskBatch
-    ) -> tuple[SpanHead, Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """The head, the states of the windows (n, w, D), the allowed places (n, w), and the rows and slots of the
-        windows.
-        """
+    def _unpacked(self, model: Model, states: States, batch: TaskBatch) -> _Windows:
         assert isinstance(model.task, SpanHead)
         rows, slots = batch.sequences()
         begin, length = (batch.labels[name][rows, slots] for name in ("begin", "length"))
         places = torch.arange(int(length.max()), device=rows.device)
-        inside = places < length[:, None]
-        at = torch.where(inside, begin[:, None] + places, 0)
-        x = states.last[rows[:, None], at]
-        return model.task, x, batch.labels["allowed"][rows[:, None], at] & inside, (rows, slots)
-
-    @staticmethod
-    def _real(batch: TaskBatch, rows: Tensor, slots: Tensor, x: Tensor) -> Tensor:
-        return torch.arange(x.shape[1], device=x.device) < batch.labels["length"][rows, slots][:, None]
-
-    def _answer_logits(
-        self,
-        head: SpanHead,
-        x: Tensor,
-        starts: Tensor,
-        batch: TaskBatch,
-        rows: Tensor,
-        slots: Tensor,
-        keys: Tensor | None,
-    ) -> Tensor:
-        place = batch.labels["length"][rows, slots] - 1 if self.tokenizer.framing == "xlnet" else torch.zeros_like(rows)
-        summary = x[torch.arange(len(x), device=x.device), place]
-        return head.answer_logits(x, summary, starts.to(x.dtype), keys)
+        real = places < length[:, None]
+        at = torch.where(real, begin[:, None] + places, 0)
+        return _Windows(
+            head=model.task,
+            x=states.last[rows[:, None], at],
+            allowed=batch.labels["allowed"][rows[:, None], at] & real,
+            real=real,
+            rows=rows,
+            slots=slots,
+            summary=length - 1 if self.tokenizer.framing == "xlnet" else torch.zeros_like(length),
+        )
 
     # Answers
 
@@ -233,13 +243,11 @@ class SpanQA(Form):
         """The outputs of a model, or of several whose heads are of one kind: the mean of their scores of every start,
         and of every end behind the starts that are best together.
         """
-        unpacked = [self._unpacked(model, states, batch) for model, states in members]
-        parts = [(head, x) for head, x, _, _ in unpacked]
-        head, x, allowed, (rows, slots) = unpacked[0]
-        real = self._real(batch, rows, slots, x)
-        independent = head.config.form == "independent"
-        beam = self.settings.beam or (5 if head.config.form == "beam" else 20)
-        best = min(beam, x.shape[1])
+        every = [self._unpacked(model, states, batch) for model, states in members]
+        first = every[0]
+        form = first.head.config.form
+        independent = form == "independent"
+        best = min(self.settings.beam or (5 if form == "beam" else 20), first.x.shape[1])
 
         def together(scores: Sequence[Tensor], allowed: Tensor) -> Tensor:
             shown = [torch.where(allowed, one, -torch.inf) for one in scores]
@@ -247,30 +255,25 @@ class SpanQA(Form):
                 shown = [part - one.logsumexp(-1, keepdim=True) for part, one in zip(shown, scores, strict=True)]
             return torch.stack(shown).mean(0)
 
-        starts = [torch.where(real, head.start_logits(x, allowed).float(), -torch.inf) for head, x in parts]
-        scores, places = together(starts, allowed).topk(best)
-        ends = [
-            torch.where(real[:, None], head.end_logits(x, allowed, places).float(), -torch.inf) for head, x in parts
-        ]
-        end_scores, end_places = together(ends, allowed[:, None]).topk(best)
+        starts = [windows.starts() for windows in every]
+        scores, places = together(starts, first.allowed).topk(best)
+        ends = [windows.ends(places) for windows in every]
+        end_scores, end_places = together(ends, first.allowed[:, None]).topk(best)
         if independent:
-            summary = (
-                batch.labels["length"][rows, slots] - 1 if self.tokenizer.framing == "xlnet" else torch.zeros_like(rows)
-            )
-            which = torch.arange(len(x), device=x.device)
-            nulls = [start[which, summary] + end[which, 0, summary] for start, end in zip(starts, ends, strict=True)]
-        else:
+            which = torch.arange(len(first.x), device=first.x.device)
             nulls = [
-                self._answer_logits(head, x, start, batch, rows, slots, None).float()
-                for (head, x), start in zip(parts, starts, strict=True)
+                start[which, first.summary] + end[which, 0, first.summary]
+                for start, end in zip(starts, ends, strict=True)
             ]
+        else:
+            nulls = [windows.answerable(start, None) for windows, start in zip(every, starts, strict=True)]
         null = torch.stack(nulls).mean(0)
         arrays = [to_numpy(tensor) for tensor in (scores, end_scores, null)]
         found = [
             Candidates(s, arrays[0][i], e, arrays[1][i], float(arrays[2][i]), not independent)
             for i, (s, e) in enumerate(zip(places.cpu().numpy(), end_places.cpu().numpy(), strict=True))
         ]
-        order = np.argsort(batch.labels["item"][rows, slots].cpu().numpy())
+        order = np.argsort(batch.labels["item"][first.rows, first.slots].cpu().numpy())
         return [found[i] for i in order]
 
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:

@@ -224,8 +224,10 @@ SUPERGLUE = (
     _superglue("WSC", ("accuracy",), 146, labels=_BOOLEAN, layouts=(MarkedText(words=True),)),
 )  # fmt: skip
 
-_SICK_FILES = {"train": ("SICK_train.txt", "train-*.parquet"), "dev": ("SICK_trial.txt", "validation-*.parquet"),
-               "test": ("SICK_test_annotated.txt", "SICK_test.txt", "test-*.parquet")}  # fmt: skip
+_SICK_FILES = {"train": ("SICK_train.txt", "SICK.txt", "train-*.parquet"),
+               "dev": ("SICK_trial.txt", "SICK.txt", "validation-*.parquet"),
+               "test": ("SICK_test_annotated.txt", "SICK_test.txt", "SICK.txt", "test-*.parquet")}  # fmt: skip
+_SICK_SETS = {"train": ("SemEval_set", "TRAIN"), "dev": ("SemEval_set", "TRIAL"), "test": ("SemEval_set", "TEST")}
 SICK = (
     Task(
         name="sick_entailment",
@@ -234,7 +236,9 @@ SICK = (
         metrics=("accuracy",),
         folders=("SICK", "sick"),
         files=_SICK_FILES,
+        sets=_SICK_SETS,
         layouts=(_pair("sentence_A", "sentence_B", "entailment_judgment", "pair_ID"),
+                 _pair("sentence_A", "sentence_B", "entailment_label", "pair_ID"),
                  _pair("sentence_A", "sentence_B", "label", "id")),
     ),
     Task(
@@ -244,6 +248,7 @@ SICK = (
         range=(1.0, 5.0),
         folders=("SICK", "sick"),
         files=_SICK_FILES,
+        sets=_SICK_SETS,
         layouts=(_pair("sentence_A", "sentence_B", "relatedness_score", "pair_ID"),),
         swap=True,
     ),

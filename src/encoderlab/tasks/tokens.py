@@ -138,18 +138,11 @@ class Tagging(Form):
         details: list[dict[str, Any]] = [{"scores": [0.0] * len(value)} for value in values]
         for item, scores in zip(items, outputs, strict=True):
             words = item.sequences[0].marks["word"]
-            probability = np.exp(log_softmax(scores)) if len(scores) else scores
-            for word, row in zip(words[words >= 0], probability, strict=True):
+            for word, row in zip(words[words >= 0], np.exp(log_softmax(scores)), strict=True):
                 best = int(row.argmax())
                 values[item.example][word] = names[best]
                 details[item.example]["scores"][word] = float(row[best])
         return Predictions(values=[tuple(value) for value in values], details=details)
-
-    def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
-        return [
-            np.log(np.mean([np.exp(log_softmax(member)) for member in item], axis=0)) if len(item[0]) else item[0]
-            for item in zip(*outputs, strict=True)
-        ]
 
 
 def first_tokens(words: Sequence[str], encoding: Encoding) -> np.ndarray:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from encoderlab.config import override, to_dict
+from encoderlab.config import to_dict
 from encoderlab.errors import DataError, Diverged
 from encoderlab.files import write_text
 from encoderlab.model import Model
@@ -25,7 +25,7 @@ from encoderlab.tasks.folder import SCORE_FILE, Result
 from encoderlab.tasks.infer import hold_out
 from encoderlab.tasks.metrics import mean_interval
 from encoderlab.tasks.objective import model_hash
-from encoderlab.tasks.protocol import Protocol
+from encoderlab.tasks.protocol import Protocol, at_point
 from encoderlab.train.folder import hardware
 
 
@@ -71,7 +71,7 @@ def run(
     base = adjust(base) if adjust is not None else base
     about = {"protocol": protocol.name, "model": model_hash(model), "after": list(after)}
     points = [dict(zip(protocol.grid, values, strict=True)) for values in itertools.product(*protocol.grid.values())]
-    recipes = [override(base, point, where="--grid") for point in points]  # a wrong one is refused before any training
+    recipes = [at_point(base, point, where="--grid") for point in points]  # a wrong one is refused before any training
 
     def attempt(number: int, seed: int, splits: Mapping[str, Split]) -> Result | str:
         recipe = replace(recipes[number], seed=seed)
@@ -275,12 +275,9 @@ def usable_splits(task: Task, data: Path) -> dict[str, Split]:
 def held_out(split: Split) -> tuple[Split, Split]:
     """Training and development part of a training file, with a remark that says so."""
     train, dev = hold_out(split)
+    names = ", ".join(Path(file).name for file in split.files[:2])
     said = (
-        f"{task_file(split)}: no development file; {len(dev):,} of {len(split):,} training examples are held out "
+        f"{names}: no development file; {len(dev):,} of {len(split):,} training examples are held out "
         f"as the development set"
     )
     return train, replace(dev, remarks=(said,))
-
-
-def task_file(split: Split) -> str:
-    return ", ".join(Path(file).name for file in split.files[:2])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from encoderlab.config import override, parse_value
+from encoderlab.config import parse_value
 from encoderlab.errors import ConfigError, Diverged, MissingDependency
 from encoderlab.files import write_text
 from encoderlab.model import Model
@@ -16,7 +16,7 @@ from encoderlab.tasks.base import Split, Task
 from encoderlab.tasks.encodings import Encodings
 from encoderlab.tasks.finetune import Recipe, finetune
 from encoderlab.tasks.objective import model_hash
-from encoderlab.tasks.protocol import Protocol, spelled_out
+from encoderlab.tasks.protocol import Protocol, at_point, spelled_out
 from encoderlab.tasks.trials import describe, folder_name
 
 
@@ -92,7 +92,7 @@ def tune(
     base = adjust(base) if adjust is not None else base
     for name, values in space.items():  # a wrong one is refused before any training
         for value in (values.low, values.high) if isinstance(values, Range) else values:
-            override(base, {name: value}, where="--tune")
+            at_point(base, {name: value}, where="--tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=base.seed))
     about = {"protocol": protocol.name, "model": model_hash(model), "search": "optuna", "after": list(after)}
@@ -103,7 +103,7 @@ def tune(
         trial = study.ask()
         point = {name: _suggest(trial, name, values) for name, values in space.items()}
         say(f"{task.name}: {describe(point)}")
-        recipe = replace(override(base, point), seed=base.seed)
+        recipe = replace(at_point(base, point, where="--tune"), seed=base.seed)
         try:
             folder = out / folder_name(point)
             found = finetune(model, task, seen, recipe, folder, about=about, encodings=encodings, trained=trained)

@@ -19,11 +19,19 @@ def records(
     path: Path,
     remarks: Remarks,
     needs: Sequence[str],
-    positional: bool,
-    label: str | None,
-    quoted: bool | None,
+    label: str | None = None,
+    *,
+    positional: bool = False,
+    quoted: bool | None = None,
 ) -> Iterator[Record]:
-    """Records of a table, JSON or Parquet file; the header of a table is read first."""
+    """Records of a table, JSON or Parquet file; the header of a table is read first.
+
+    ``needs`` and ``label`` name the columns that are read, by their numbers where ``positional``. ``quoted``: see
+    :func:`encoderlab.tasks.tables.table`.
+
+    Raises:
+        DataError: two columns of one name, or as the readers of the format.
+    """
     if tables.suffix(path) not in TABLES:
         yield from nested(path, remarks)
     elif positional:
@@ -92,8 +100,12 @@ def label_of(value: Any) -> str | None:
 
 
 def nearest_place(text: str, wanted: str, start: int) -> int:
-    """The mention of ``wanted`` nearest to ``start``, -1 if there is none."""
-    return _nearest(f"(?={re.escape(wanted)})", text, start) if wanted else -1
+    """The mention of ``wanted`` nearest to ``start``, of those in its case if there are any; -1 if there is none."""
+    if not wanted:
+        return -1
+    mention = f"(?={re.escape(wanted)})"
+    found = _nearest(mention, text, start)
+    return found if found >= 0 else _nearest(f"(?i){mention}", text, start)
 
 
 def nearest_words(text: str, wanted: str, start: int) -> int:

@@ -18,23 +18,29 @@ from encoderlab.tasks.tables import Record
 
 @dataclass(frozen=True, kw_only=True)
 class Squad:
-    """Questions about passages: SQuAD's nested JSON (1.1, 2.0, CMRC, DRCD, TriviaQA, NewsQA) or one question per
-    record.
+    """Questions about passages: SQuAD's nested JSON (1.1, 2.0, CMRC, DRCD, TriviaQA, NewsQA), one question per record,
+    or a list of passages with their questions (CMRC 2018 as its authors first published it).
 
     An answer that does not stand at its offset is moved to its nearest mention; one that stands nowhere keeps its
-    text for scoring and cannot be trained on. Both are counted.
+    text for scoring and cannot be trained on. Both are counted. Case may differ: TriviaQA's answers are in lower case.
     """
 
     needs = ("context", "question")
 
     def matches(self, columns: Sequence[str]) -> bool:
-        return not columns or set(self.needs) <= set(columns)
+        return not columns or set(self.needs) <= set(columns) or {"context_text", "qas"} <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Question]:
         if tables.suffix(path) not in (*TABLES, ".parquet") and tables.is_document(path):
             yield from self._nested(path, remarks)
             return
-        for record in records(path, remarks, self.needs, False, None, True):
+        for record in records(path, remarks, self.needs, quoted=True):
+            for qa in record.fields.get("qas", ()):
+                passage = text_of(record, "context_text", path)
+                answers = self._answers(qa, passage)
+                yield self._question(qa["query_id"], qa["query_text"], passage, answers, record.row, path, remarks)
+            if "qas" in record.fields:
+                continue
             question, passage = (text_of(record, name, path) for name in ("question", "context"))
             answers = self._answers(record.fields, passage)
             yield self._question(id_of(record, "id", remarks), question, passage, answers, record.row, path, remarks)
@@ -80,7 +86,7 @@ class Squad:
         found = []
         for answer in answers or ():
             text, start = str(answer["text"]), int(answer.get("answer_start", -1))
-            if passage[start : start + len(text)] != text or start < 0:
+            if start < 0 or passage[start : start + len(text)].lower() != text.lower():
                 moved = nearest_place(passage, text.strip(), start)
                 remarks.add(
                     "an answer does not stand in the passage; it is scored but not trained on"
@@ -124,7 +130,7 @@ class Options:
         return holds(columns, self.needs, self.positional, self.answer)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Choice]:
-        for record in records(path, remarks, self.needs, self.positional, self.answer, None):
+        for record in records(path, remarks, self.needs, self.answer, positional=self.positional):
             options, keys = self._options(record)
             answer = _choice(self._answer(record), options, keys, self.first_number, self.by_text)
             kept = [i for i, option in enumerate(options) if option]
@@ -149,7 +155,7 @@ class Options:
         remarks = Remarks(path)
         numbers: set[int] = set()
         most = places = texts = total = 0
-        for record in records(path, remarks, self.needs, self.positional, self.answer, None):
+        for record in records(path, remarks, self.needs, self.answer, positional=self.positional):
             options, keys = self._options(record)
             answer = self._answer(record)
             if answer is None:

@@ -24,7 +24,7 @@ class Columns:
     """One or two texts and a label in columns of a table, of JSON records or of a Parquet file.
 
     A column is a name, or a number (``"3"``) for a table without a header. ``quoted``: see :func:`tables.table`.
-    ``id`` None: the number of the row in the file, from 0.
+    ``id`` None: the number of the row in the file, from 0. ``only``: a column and its value in the rows that are read.
     """
 
     text: str
@@ -32,6 +32,7 @@ class Columns:
     label: str | None = "label"
     id: str | None = None
     quoted: bool | None = None
+    only: tuple[str, str] | None = None
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -49,7 +50,10 @@ class Columns:
         return self.positional or self.label in columns
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
-        for record in records(path, remarks, self.needs, self.positional, self.label, self.quoted):
+        found = records(path, remarks, self.needs, self.label, positional=self.positional, quoted=self.quoted)
+        for record in found:
+            if self.only is not None and record.fields.get(self.only[0]) != self.only[1]:
+                continue
             text = text_of(record, self.text, path)
             pair = None if self.pair is None else text_of(record, self.pair, path)
             if not text.strip() or pair == "":

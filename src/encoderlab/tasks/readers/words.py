@@ -83,7 +83,7 @@ class WordLists:
         yield from _converted(lambda notes: self._sentences(path, notes), self.scheme, path, remarks)
 
     def _sentences(self, path: Path, remarks: Remarks) -> Iterator[Words]:
-        for record in records(path, remarks, self.needs, False, self.tags, False):
+        for record in records(path, remarks, self.needs, self.tags, quoted=False):
             try:
                 words, tags = (_items(record.fields.get(name)) for name in (self.words, self.tags))
             except TypeError as error:
