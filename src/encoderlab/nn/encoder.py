@@ -243,24 +243,28 @@ class Stem(nn.Module):
 
     def forward(self, embedded: Tensor, output: Tensor, doc: Tensor | None, keys: Tensor | None) -> Tensor:
         """(B, L, D), (B, L, D) -> (B, L, D)."""
-        reach = (self.config.kernel - 1) // 2
-        if doc is None:
-            mixed = self.conv(embedded.transpose(1, 2)).transpose(1, 2)
-        else:
-            # Documents side by side must not mix, so each tap is multiplied on its own and masked: kernel products of
-            # (B L, D) by (D, D).
-            length = embedded.shape[1]
-            padded, marks = F.pad(embedded, (0, 0, reach, reach)), F.pad(doc, (reach, reach), value=-2)
-            taps = []
-            for tap in range(self.config.kernel):
-                same = (marks[:, tap : tap + length] == doc) & (doc >= 0)
-                taps.append(padded[:, tap : tap + length] * same[..., None])
-            mixed = F.conv1d(
-                torch.stack(taps, -1).flatten(0, 1), self.conv.weight, self.conv.bias, groups=self.config.groups
-            ).view_as(embedded)
+        mixed = self._convolve(embedded, doc)
+        if doc is not None:
             mixed = mixed * (doc >= 0)[..., None]
         mixed = activation(self.config.activation)(kernels.dropout(mixed, self.dropout, keys, 5))
         return self.norm(output + mixed)
+
+    def _convolve(self, x: Tensor, doc: Tensor | None) -> Tensor:
+        """The convolution as one product over the neighbours side by side, those of other documents zero: a library's
+        own cannot tell documents apart, and prepares itself anew for every length.
+        """
+        kernel, groups, length = self.config.kernel, self.config.groups, x.shape[1]
+        reach = (kernel - 1) // 2
+        padded = F.pad(x, (0, 0, reach, reach))
+        taps = [padded[:, tap : tap + length] for tap in range(kernel)]
+        if doc is not None:
+            marks = F.pad(doc, (reach, reach), value=-2)
+            taps = [tap * (marks[:, place : place + length] == doc)[..., None] for place, tap in enumerate(taps)]
+        seen = torch.stack([tap.unflatten(-1, (groups, -1)) for tap in taps], dim=-2)  # (B, L, groups, kernel, D / groups)
+        seen = seen.flatten(0, 1).flatten(-2).transpose(0, 1)
+        weight = self.conv.weight.unflatten(0, (groups, -1)).permute(0, 3, 2, 1).flatten(1, 2)
+        mixed = torch.bmm(seen, weight.to(seen.dtype)).transpose(0, 1)
+        return mixed.reshape(x.shape) + self.conv.bias.to(mixed.dtype)
 
 
 class Encoder(nn.Module):
