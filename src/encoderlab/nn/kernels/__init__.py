@@ -193,7 +193,7 @@ def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None = None) -> Tensor:
     """
     if not _compiled(x) or weight.shape[1] > convolution.MOST_TAPS:
         return plain.depthwise(x, weight, doc)
-    return apply(convolution.Depthwise, x.contiguous(), weight, convolution.documents(doc))
+    return apply(convolution.Depthwise, x.contiguous(), weight, convolution.documents(doc, x))
 
 
 def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | None = None) -> Tensor:
@@ -203,4 +203,4 @@ def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | Non
     """
     if not _compiled(x, logits) or logits.shape[-1] > heads * convolution.MOST_TAPS:
         return plain.dynamic_convolution(x, logits, heads, doc)
-    return apply(convolution.Dynamic, x.contiguous(), logits.contiguous(), convolution.documents(doc), heads)
+    return apply(convolution.Dynamic, x.contiguous(), logits.contiguous(), convolution.documents(doc, x), heads)
