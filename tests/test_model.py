@@ -45,6 +45,13 @@ def test_equal_seeds_give_equal_weights_whatever_else_is_built() -> None:
     assert not torch.equal(one.words, build("bert-tiny", seed=4, **TINY).words)
 
 
+@pytest.mark.parametrize("name", ["deberta-tiny", "xlnet-tiny"])
+def test_a_query_stream_beside_convolution_is_refused(name: str) -> None:
+    """Its queries stand side by side as chosen, so a convolution would mix tokens that are no neighbours."""
+    with pytest.raises(ConfigError, match="no neighbours to convolve; set encoder.conv to null"):
+        build(name, **{"encoder.conv.kind": "span_dynamic"})
+
+
 def test_truncated_weights_keep_two_deviations() -> None:
     words = build("bert-tiny").words
     assert words.abs().max() <= 0.04 and 0.0172 < words.std() < 0.0180  # 0.88 of 0.02: the normal cut at two deviations

@@ -53,6 +53,11 @@ class Model(nn.Module):
 
     def _make_parts(self, config: ModelConfig) -> None:
         encoder = config.encoder
+        if (config.mask_decoder or config.mask_vector) and encoder.conv is not None:
+            raise ConfigError(
+                "a query stream has no neighbours to convolve; "
+                "set encoder.conv to null, or mask_decoder to 0 and mask_vector to false"
+            )
         width, act, eps = encoder.width, encoder.activation, encoder.eps
         self.encoder = Encoder(encoder)
         self.pooler = PoolerHead(config.pooler, width) if config.pooler else None

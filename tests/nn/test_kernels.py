@@ -368,6 +368,14 @@ def test_nan_is_not_hidden():
     assert kernels.linear_cross_entropy(nan[0, 0], torch.ones(40, 16), None, labels)[0].isnan()
 
 
+def test_convolution_refuses_documents_of_other_rows():
+    x, doc = normal(2, 5, 8), torch.zeros(2, 9, dtype=torch.int32)
+    with pytest.raises((ValueError, RuntimeError), match="doc|size"):
+        kernels.depthwise(x, normal(8, 3), doc)
+    with pytest.raises((ValueError, RuntimeError), match="doc|size"):
+        kernels.dynamic_convolution(x, normal(2, 5, 6), 2, doc)
+
+
 @compiled
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("classes", [5, 32, 1001])

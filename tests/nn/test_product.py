@@ -8,10 +8,14 @@ from typing import get_args
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from encoderlab.errors import ConfigError
+from encoderlab.nn import kernels
 from encoderlab.nn.encoder import Encoder, EncoderConfig, Sharing, StemConvolution
 from encoderlab.nn.init import initialize
+from encoderlab.nn.kernels import plain
+from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import Absolute, Disentangled, Position, RelativeShift, Shaw
 from encoderlab.nn.spanconv import Bottleneck, Convolution, DepthwiseSeparable, Dynamic, Light, SpanDynamic
 
@@ -117,8 +121,6 @@ def test_published_convbert_reads_padding() -> None:
 
 
 def test_dropout_is_the_same_for_any_batch_split() -> None:
-    from encoderlab.nn.noise import Noise
-
     torch.manual_seed(0)
     ids = torch.randint(0, 50, (4, 9))
     for position in POSITIONS:
@@ -128,6 +130,38 @@ def test_dropout_is_the_same_for_any_batch_split() -> None:
         parts = [encoder(ids[i : i + 1], noise=Noise(3, 7, rows[i : i + 1])).last for i in range(4)]
         torch.testing.assert_close(whole, torch.cat(parts), atol=1e-5, rtol=1e-5)
         assert not torch.allclose(whole, encoder(ids, noise=Noise(3, 8, rows)).last, atol=1e-3)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_autocast_trains_every_part(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients are those of single precision up to rounding; and where the compiled kernels run, all of them do."""
+    if native and not kernels.build.available():
+        pytest.skip("no C++ compiler")
+    plain_calls: list[str] = []
+    for name in ("attend", "attend_packed", "dropout", "dropout_add_norm", "feed_forward", "dynamic_convolution"):
+        twin = getattr(plain, name)
+        monkeypatch.setattr(plain, name, lambda *a, n=name, f=twin, **k: plain_calls.append(n) or f(*a, **k))
+    if not native:
+        monkeypatch.setattr(kernels.build, "available", lambda: False)
+    ids, doc = torch.randint(0, 50, (4, 31)), torch.zeros(4, 31, dtype=torch.int32)
+    doc[0, 20:], doc[1, 9:] = -1, 1
+    torch.manual_seed(0)
+    base = replace(BASE, width=64, ff_width=128, head_width=16, init_std=0.1, ff_dropout=0.1)
+    configs = [replace(base, position=p, causal=p == Shaw(span=4)) for p in (*POSITIONS, Shaw(span=4))]
+    configs += [replace(base, conv=conv, stem_conv=StemConvolution()) for conv in CONVS]
+    configs += [replace(base, norm="pre"), replace(base, ff_groups=2, embed_width=32)]
+    for config in configs:
+        encoder, gradients = make(config).train(), []
+        for autocast in (False, True):
+            plain_calls.clear()
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                last = encoder(ids, doc=doc, noise=Noise(0, 1, torch.arange(4))).last
+            encoder.zero_grad()
+            last.float()[doc >= 0].pow(3).sum().backward()
+            gradients.append(torch.cat([p.grad.flatten() for p in encoder.parameters() if p.grad is not None]))
+        assert last.dtype == torch.bfloat16 or not native or config.norm == "pre", config
+        assert F.cosine_similarity(*gradients, dim=0) > 0.99, config
+        assert not (native and plain_calls), (config, plain_calls)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -69,6 +69,12 @@ def test_update_ratio_is_how_far_the_last_step_went(optim: Optim) -> None:
     torch.testing.assert_close(optimizer.update_ratio(LR), (moved / length).sqrt().detach(), rtol=1e-4, atol=0)
 
 
+def test_update_ratio_before_any_update_is_zero() -> None:
+    """As where the first steps of a run in fp16 overflow and are left out."""
+    for optim in (AdamW(), BertAdam()):
+        assert Optimizer(group_parameters(nn.Linear(7, 5), optim), optim).update_ratio(LR) == 0
+
+
 def test_a_broken_gradient_changes_nothing() -> None:
     for optim in (AdamW(), BertAdam(), Lamb()):
         module = nn.Linear(3, 2)

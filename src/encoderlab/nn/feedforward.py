@@ -50,7 +50,7 @@ class GroupedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         blocks = x.reshape(-1, self.groups, x.shape[-1] // self.groups).transpose(0, 1)
         mixed = torch.bmm(blocks, self.weight.to(x.dtype)).transpose(0, 1)
-        return mixed.reshape(*x.shape[:-1], len(self.bias)) + self.bias
+        return mixed.reshape(*x.shape[:-1], len(self.bias)) + self.bias.to(mixed.dtype)
 
 
 class FeedForward(nn.Module):

@@ -253,7 +253,7 @@ class ShiftTerm(nn.Module):
         segment = None
         if self.segments and different is not None:
             segment = torch.einsum("bhld,shd->bhls", q + self.s[:, None], self.segment)
-        return q + u[:, None], Relative(
+        return (q + u[:, None]).to(q.dtype), Relative(
             query_rows=rows,
             position_query=q + v[:, None],
             segment=segment,
@@ -278,10 +278,11 @@ class ShawTerm(nn.Module):
     def forward(self, q: Tensor, shared: Distances, scale: float, *, at: Tensor | None) -> tuple[Tensor, Tensor]:
         """The content query ``q + u`` and the scaled bias (B, H, L, M)."""
         table = per_head(q * scale, self.rows[shared.slots]) + self.bias[shared.slots].T[:, None] * scale
+        content = (q + self.u[:, None]).to(q.dtype)  # under autocast u is wider
         if at is None:
-            return q + self.u[:, None], skew(table, shared.keys)
+            return content, skew(table, shared.keys)
         column = shared.length - 1 - at[:, :, None] + torch.arange(shared.keys, device=at.device)
-        return q + self.u[:, None], table.gather(-1, _for_heads(column.clamp(0, table.shape[-1] - 1), q.shape[1]))
+        return content, table.gather(-1, _for_heads(column.clamp(0, table.shape[-1] - 1), q.shape[1]))
 
 
 class DisentangledTerm(nn.Module):

@@ -123,5 +123,5 @@ class ConvolutionHeads(nn.Module):
             assert self.value is not None
             value = self.value(x)
             constant = isinstance(config, Light)
-            logits = self.weight.flatten().expand(*x.shape[:2], -1) if constant else self.kernel(value)
+            logits = self.weight.to(value.dtype).flatten().expand(*x.shape[:2], -1) if constant else self.kernel(value)
         return kernels.dynamic_convolution(value, logits, self.heads, seen)

@@ -78,10 +78,10 @@ class Causal(Objective):
             length = settings.memory if settings.evaluation_memory is None else settings.evaluation_memory
             window = length if settings.same_length and length else None
         memory = carried(memory, batch) if length else None
+        rows, places = (batch.labels["targets"] != IGNORE).nonzero(as_tuple=True)
         states = model.encoder(
             batch.ids, doc=batch.doc, segments=batch.segments, memory=memory, window=window, noise=noise
         )
-        rows, places = (batch.labels["targets"] != IGNORE).nonzero(as_tuple=True)
         targets = batch.labels["targets"][rows, places]
         if isinstance(model.lm, AdaptiveLMHead):
             losses = model.lm.losses(states.last[rows, places], targets, model.encoder.embeddings)

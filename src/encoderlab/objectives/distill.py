@@ -133,11 +133,11 @@ class Distill(Objective):
         self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
     ) -> tuple[dict[str, Term], Memory]:
         settings, student, teacher = self.settings, self.student, self.teacher
+        real = (batch.doc >= 0).nonzero(as_tuple=True)
+        rows, places, targets = chosen(batch)
         states = student.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise)
         with torch.no_grad():
             theirs = teacher.encoder(batch.ids, doc=batch.doc, segments=batch.segments)
-        real = (batch.doc >= 0).nonzero(as_tuple=True)
-        rows, places, targets = chosen(batch)
         terms: dict[str, Term] = {}
         if settings.logits_weight:
             at_rows, at_places = real if settings.at == "real" else (rows, places)

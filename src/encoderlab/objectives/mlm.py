@@ -86,7 +86,10 @@ class Masker:
 
 
 def chosen(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Row, place and target of every predicted token: three (S,) tensors."""
+    """Row, place and target of every predicted token: three (S,) tensors.
+
+    Their number is known when the device has come so far, so objectives ask before they give it the layers to do.
+    """
     positions = batch.labels["positions"]
     rows, slots = (positions >= 0).nonzero(as_tuple=True)
     return rows, positions[rows, slots], batch.labels["targets"][rows, slots]
@@ -140,8 +143,8 @@ class MLM(Objective):
         self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
     ) -> tuple[dict[str, Term], Memory]:
         model = self.model
-        states = model.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise, depth=model.lm_depth)
         rows, places, targets = chosen(batch)
+        states = model.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise, depth=model.lm_depth)
         label = None if model.pair is None or model.pooler is None else pair_label(batch)
         if label is None:
             return {"mlm": lm_term(model, model.token_states(states, rows, places, noise), targets)}, None

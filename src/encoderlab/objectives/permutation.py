@@ -63,8 +63,6 @@ class Permutation(Objective):
             raise ConfigError(
                 "permutation language modelling needs mask_vector and an LM head; take a model of family xlnet"
             )
-        if encoder.conv is not None:
-            raise ConfigError("a query stream has no neighbours to convolve; set model.encoder.conv to null")
         self.model, self.settings, self.pad = model, settings, vocabulary.pad
 
     def make_batch(self, rows: list[Row], *, seed: int) -> Batch:

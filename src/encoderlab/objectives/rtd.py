@@ -140,9 +140,9 @@ class RTD(Objective):
         settings, model = self.settings, self.discriminator
         weight = settings.discriminator_weight
         noise = None if noise is None else noise.branch(1)
-        states = model.encoder(corrupted, doc=batch.doc, segments=batch.segments, noise=noise)
         if settings.predict in ("replaced", "original_all"):
             rows, places = (batch.doc >= 0).nonzero(as_tuple=True)
+        states = model.encoder(corrupted, doc=batch.doc, segments=batch.segments, noise=noise)
         original = batch.labels["original"][rows, places]
         shown = corrupted[rows, places]
         if settings.predict == "original_masked":

@@ -262,7 +262,7 @@ class Optimizer:
         """
         if isinstance(self.optim, Lamb):
             return torch.tensor(lr)
-        count = self.steps if isinstance(self.optim, AdamW) else UNCORRECTED
+        count = max(self.steps, 1) if isinstance(self.optim, AdamW) else UNCORRECTED  # 0: every step was skipped
         (beta1, beta2), eps = self.optim.betas, self.optim.eps
         first, second = 1 - beta1**count, math.sqrt(1 - beta2**count)
         moved, length = [], []

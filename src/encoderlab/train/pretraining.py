@@ -326,7 +326,11 @@ def corpus_data(recipe: Recipe, objective: Objective, path: Path, tokenizer: Tok
     framing, world = row_framing(tokenizer), join(recipe.execution.device)
 
     def make(seed: int) -> Callable[[list[Row]], Batch]:
-        return lambda rows: objective.make_batch(rows, seed=seed)
+        def batch(rows: list[Row]) -> Batch:
+            made = objective.make_batch(rows, seed=seed)
+            return made.pin() if world.device.type == "cuda" else made  # a copy from other memory waits for the GPU
+
+        return batch
 
     def source(phase: Phase, rows: int, state: dict[str, int] | None) -> LoaderSource:
         form = replace(recipe.rows, length=phase.length)

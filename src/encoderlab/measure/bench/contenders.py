@@ -198,7 +198,7 @@ class Theirs:
     def _permutation(self, batch: Batch) -> Tensor:
         labels = batch.labels
         positions = labels["positions"]
-        itself = torch.eye(batch.ids.shape[1])
+        itself = torch.eye(batch.ids.shape[1], device=batch.ids.device)
         hidden = (labels["query_rank"][:, :, None] <= labels["key_rank"][:, None, :]).float()
         mapping = itself[positions.clamp(min=0)] * (positions >= 0)[..., None]
         out = self.networks["model"](

@@ -85,7 +85,8 @@ def _serve(pipe: Connection, work: Work) -> None:
     try:
         player = CONTENDERS[work.contender](case, work.vocabulary, compile=work.compile)
         maker = player if isinstance(player, Ours) else Ours(case, work.vocabulary)
-        batches = [batch.to(device) for batch in maker.batches(rows)]
+        made = maker.batches(rows)
+        batches, sizes = [batch.to(device) for batch in made], [batch.num_tokens for batch in made]
         if maker is not player:
             del maker
         network = player.objective if isinstance(player, Ours) else player.networks
@@ -96,12 +97,19 @@ def _serve(pipe: Connection, work: Work) -> None:
         pipe.send(error)
         return
 
+    def now() -> float:
+        """The time in seconds when the device has done all it was given."""
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
     def steps(count: int) -> tuple[float, float, list[float]]:
         """Seconds, real tokens and losses of ``count`` steps."""
         losses, tokens = [], 0
-        started = time.perf_counter()
+        started = now()
         for _ in range(count):
-            batch = batches[state["step"] % len(batches)]
+            turn = state["step"] % len(batches)
+            batch = batches[turn]
             with ours():
                 with precision(work.precision, device):
                     loss = player.loss(batch, state["step"])
@@ -109,10 +117,9 @@ def _serve(pipe: Connection, work: Work) -> None:
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.detach())
-            tokens += batch.num_tokens
+            tokens += sizes[turn]
             state["step"] += 1
-        values = [float(loss) for loss in losses]
-        return time.perf_counter() - started, float(tokens), values
+        return now() - started, float(tokens), [float(loss) for loss in losses]
 
     def peak() -> tuple[float, float]:
         """Operations per second of matrix products at the model's own feed-forward shape: of the best of eight bursts,
@@ -124,13 +131,11 @@ def _serve(pipe: Connection, work: Work) -> None:
         w = torch.randn(encoder.width, encoder.ff_width, device=device, dtype=dtype)
         seconds = []
         for _ in range(8):
-            started = time.perf_counter()
+            started = now()
             with ours():
                 for _ in range(4):
                     x @ w
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - started)
+            seconds.append(now() - started)
         operations = 8.0 * x.shape[0] * w.numel()
         return operations / min(seconds), operations * len(seconds) / sum(seconds)
 

@@ -13,7 +13,7 @@ from encoderlab.nn.kernels import build, plain
 from encoderlab.nn.kernels.fast import attention, convolution, rows, vocabulary
 from encoderlab.nn.kernels.fast.operation import apply
 from encoderlab.nn.kernels.memory import keep_memory
-from encoderlab.nn.kernels.plain import Relative, softmax_dropout
+from encoderlab.nn.kernels.plain import Relative
 
 __all__ = [
     "Relative",
@@ -27,7 +27,6 @@ __all__ = [
     "feed_forward",
     "keep_memory",
     "linear_cross_entropy",
-    "softmax_dropout",
 ]
 
 
@@ -41,6 +40,15 @@ def _compiled(x: Tensor, *others: Tensor | None) -> bool:
         and not torch.compiler.is_exporting()
         and build.available()
     )
+
+
+def _as_products(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the precision of a product here: that of autocast where it is on, which casts what torch's own
+    products read, but nothing for ours."""
+    if tensors[0].device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+        return tensors
+    dtype = torch.get_autocast_dtype("cpu")
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 
 def _check_keys(keys: Tensor | None, rows: int) -> None:
@@ -70,12 +78,15 @@ def dropout_add_norm(
     *,
     x_bias: Tensor | None = None,
 ) -> Tensor:
-    """LayerNorm(residual + dropout(x + x_bias)) over the last axis; x, residual (B, ..., D), the others (D,)."""
+    """LayerNorm(residual + dropout(x + x_bias)) over the last axis; x, residual (B, ..., D), the others (D,).
+
+    Compiled: the result is in the precision of x, also where the residual's is wider (under autocast the embeddings').
+    """
     keys = keys if p > 0.0 else None
     _check_keys(keys, len(x))
-    if not _compiled(x, residual):
+    if not _compiled(x):
         return plain.dropout_add_norm(x, residual, weight, bias, eps, p, keys, site, x_bias=x_bias)
-    residual = None if residual is None else residual.contiguous()
+    residual = None if residual is None else residual.to(x.dtype).contiguous()
     return apply(rows.AddNorm, x.contiguous(), x_bias, residual, weight, bias, keys, site, p, eps)
 
 
@@ -164,6 +175,7 @@ def feed_forward(
     """
     keys = keys if p > 0.0 else None
     _check_keys(keys, len(x))
+    x, up, down = _as_products(x, up, down)
     if not _compiled(x, up, down):
         return plain.feed_forward(x, up, up_bias, down, tanh=tanh, p=p, keys=keys, site=site)
     return apply(rows.FeedForward, x.contiguous(), up, up_bias, down, tanh, keys, site, p)
@@ -178,6 +190,7 @@ def linear_cross_entropy(
     from the softmax by inversion of its cumulative distribution, without gradient: (S,) int64; otherwise None.
     Compiled: logits exist for 128 MiB at a time, and the gradients are computed with them, once.
     """
+    x, weight = _as_products(x, weight)
     if not _compiled(x, weight):
         return plain.linear_cross_entropy(x, weight, bias, labels, uniforms=uniforms)
     given = (x.contiguous(), weight, bias, labels.contiguous(), uniforms)
@@ -193,7 +206,7 @@ def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None = None) -> Tensor:
     """
     if not _compiled(x) or weight.shape[1] > convolution.MOST_TAPS:
         return plain.depthwise(x, weight, doc)
-    return apply(convolution.Depthwise, x.contiguous(), weight, convolution.documents(doc))
+    return apply(convolution.Depthwise, x.contiguous(), weight, convolution.documents(doc, x))
 
 
 def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | None = None) -> Tensor:
@@ -203,4 +216,4 @@ def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | Non
     """
     if not _compiled(x, logits) or logits.shape[-1] > heads * convolution.MOST_TAPS:
         return plain.dynamic_convolution(x, logits, heads, doc)
-    return apply(convolution.Dynamic, x.contiguous(), logits.contiguous(), convolution.documents(doc), heads)
+    return apply(convolution.Dynamic, x.contiguous(), logits.contiguous(), convolution.documents(doc, x), heads)

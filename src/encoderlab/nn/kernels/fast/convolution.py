@@ -14,7 +14,10 @@ from encoderlab.nn.kernels.fast.operation import CHUNKS, call, half, operation, 
 MOST_TAPS = 32  # as in convolution.h
 
 
-def documents(doc: Tensor | None) -> Tensor | None:
+def documents(doc: Tensor | None, x: Tensor) -> Tensor | None:
+    """``doc`` as the kernels take it, a number for every position of x (B, L, ...), which they do not check."""
+    if doc is not None and doc.shape != x.shape[:2]:
+        raise ValueError(f"doc {tuple(doc.shape)} does not fit x {tuple(x.shape)}; give a document for each position")
     return None if doc is None else doc.to(torch.int32).contiguous()
 
 

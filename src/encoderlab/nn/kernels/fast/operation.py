@@ -48,8 +48,9 @@ def call(name: str, *args: Any) -> None:
     if function is None:
         library = build.load()
         assert library is not None
-        function = functions[name] = getattr(library, f"encoderlab_{name}")
+        function = getattr(library, f"encoderlab_{name}")
         function.argtypes, function.restype = [argument_type(x) for x in args], None
+        functions[name] = function  # last: another thread may call it from here on
     function(*values)
 
 
