@@ -260,10 +260,11 @@ class Stem(nn.Module):
         if doc is not None:
             marks = F.pad(doc, (reach, reach), value=-2)
             taps = [tap * (marks[:, place : place + length] == doc)[..., None] for place, tap in enumerate(taps)]
-        seen = torch.stack([tap.unflatten(-1, (groups, -1)) for tap in taps], dim=-2)  # (B, L, groups, kernel, D / groups)
-        seen = seen.flatten(0, 1).flatten(-2).transpose(0, 1)
+        seen = torch.stack([tap.unflatten(-1, (groups, -1)) for tap in taps], dim=3)
+        seen = seen.flatten(0, 1).flatten(2).transpose(0, 1)  # (groups, B L, kernel D / groups)
         weight = self.conv.weight.unflatten(0, (groups, -1)).permute(0, 3, 2, 1).flatten(1, 2)
         mixed = torch.bmm(seen, weight.to(seen.dtype)).transpose(0, 1)
+        assert self.conv.bias is not None
         return mixed.reshape(x.shape) + self.conv.bias.to(mixed.dtype)
 
 
