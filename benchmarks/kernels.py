@@ -75,12 +75,15 @@ def operations(width: int, dtype: torch.dtype, rounds: int) -> None:
         "kernel": training(lambda x, r, w, b: kernels.dropout_add_norm(x, r, w, b, 1e-12, RATE, KEYS, 0), x, r, w, b),
     }
     compare("dropout + add + LayerNorm", contenders, rounds)
-    (h, bias) = leaves(dtype, (ROWS, LENGTH, inner), (inner,))
+    (up, bias, down) = leaves(dtype, (inner, width), (inner,), (width, inner))
+    drop = {"p": RATE, "keys": KEYS, "site": 0}
     contenders = {
-        "torch": training(lambda h, c: F.gelu(h + c), h, bias),
-        "kernel": training(lambda h, c: kernels.bias_gelu(h, c), h, bias),
+        "torch": training(
+            lambda x, u, c, d: F.linear(F.dropout(F.gelu(F.linear(x, u, c)), RATE), d), x, up, bias, down
+        ),
+        "kernel": training(lambda x, u, c, d: kernels.feed_forward(x, u, c, d, **drop), x, up, bias, down),
     }
-    compare("bias + GELU", contenders, rounds)
+    compare("feed-forward with dropout", contenders, rounds)
     qkv = leaves(dtype, *[(ROWS, heads, LENGTH, HEAD)] * 3)
     scale = HEAD**-0.5
     contenders = {

@@ -63,6 +63,9 @@ class Ours:
     def batches(self, rows: list[list[Row]]) -> list[Batch]:
         return [self.objective.make_batch(part, seed=SEED) for part in rows]
 
+    def arranged(self, batch: Batch) -> Batch:
+        return batch
+
     def loss(self, batch: Batch, step: int) -> Tensor:
         assert batch.rows is not None
         terms, _ = self.objective(batch, noise=Noise(SEED, step, batch.rows))
@@ -93,8 +96,12 @@ class Theirs:
             for network in networks.values():
                 network.compile()
 
+    def arranged(self, batch: Batch) -> Batch:
+        return apart(batch, self.pad)
+
     def loss(self, batch: Batch, step: int) -> Tensor:
-        settings, batch = self.case.objective, apart(batch, self.pad)
+        """Of a batch that is :meth:`arranged`."""
+        settings = self.case.objective
         if isinstance(settings, RTDSettings):
             return self._detection(batch, step, settings)
         if isinstance(settings, DistillSettings):

@@ -86,7 +86,7 @@ def _serve(pipe: Connection, work: Work) -> None:
         player = CONTENDERS[work.contender](case, work.vocabulary, compile=work.compile)
         maker = player if isinstance(player, Ours) else Ours(case, work.vocabulary)
         made = maker.batches(rows)
-        batches, sizes = [batch.to(device) for batch in made], [batch.num_tokens for batch in made]
+        batches, sizes = [player.arranged(batch).to(device) for batch in made], [batch.num_tokens for batch in made]
         if maker is not player:
             del maker
         network = player.objective if isinstance(player, Ours) else player.networks

@@ -19,7 +19,6 @@ __all__ = [
     "Relative",
     "attend",
     "attend_packed",
-    "bias_gelu",
     "depthwise",
     "dropout",
     "dropout_add_norm",
@@ -88,13 +87,6 @@ def dropout_add_norm(
         return plain.dropout_add_norm(x, residual, weight, bias, eps, p, keys, site, x_bias=x_bias)
     residual = None if residual is None else residual.to(x.dtype).contiguous()
     return apply(rows.AddNorm, x.contiguous(), x_bias, residual, weight, bias, keys, site, p, eps)
-
-
-def bias_gelu(x: Tensor, bias: Tensor | None, *, tanh: bool = False) -> Tensor:
-    """GELU(x + bias), exact (erf) or with the tanh approximation (Hendrycks and Gimpel 2016); x (..., F), bias (F,)."""
-    if not _compiled(x):
-        return plain.bias_gelu(x, bias, tanh=tanh)
-    return apply(rows.BiasGelu, x.contiguous(), bias, tanh)
 
 
 def attend(
@@ -170,6 +162,7 @@ def feed_forward(
 ) -> Tensor:
     """dropout(gelu(x up^T + up_bias)) down^T: (B, ..., D), (F, D), (F,), (D, F) -> (B, ..., D).
 
+    GELU exact (erf) or with the tanh approximation (Hendrycks and Gimpel 2016).
     The second bias is left to :func:`dropout_add_norm`. Compiled: keeps one tensor of width F for the backward pass
     instead of two or three; activations and masks are computed again in the pass that makes their gradient.
     """

@@ -42,11 +42,6 @@ def dropout_add_norm(
     return F.layer_norm(summed, weight.shape, weight, bias, eps)
 
 
-def bias_gelu(x: Tensor, bias: Tensor | None, *, tanh: bool = False) -> Tensor:
-    """GELU(x + bias), exact (erf) or with the tanh approximation (Hendrycks and Gimpel 2016); x (..., F), bias (F,)."""
-    return F.gelu(x if bias is None else x + bias, approximate="tanh" if tanh else "none")
-
-
 def softmax_dropout(scores: Tensor, visible: Tensor | None, p: float, keys: Tensor | None, site: int) -> Tensor:
     """Attention probabilities (B, H, L, M) in the precision of ``scores``; a row with nothing visible gives zeros."""
     wide = scores.double() if scores.dtype == torch.float64 else scores.float()
@@ -210,7 +205,8 @@ def feed_forward(
     site: int = 0,
 ) -> Tensor:
     """dropout(gelu(x up^T + up_bias)) down^T: (B, ..., D), (F, D), (F,), (D, F) -> (B, ..., D), no second bias."""
-    return F.linear(dropout(bias_gelu(F.linear(x, up), up_bias, tanh=tanh), p, keys, site), down)
+    inner = F.gelu(F.linear(x, up) + up_bias, approximate="tanh" if tanh else "none")
+    return F.linear(dropout(inner, p, keys, site), down)
 
 
 def linear_cross_entropy(

@@ -64,15 +64,14 @@ EXPORT encoderlab_gelu(int64_t half, int64_t tanh, const void* x, const float* b
   });
 }
 
-EXPORT encoderlab_gelu_backward(int64_t half, int64_t tanh, const void* grad, const void* x, const float* bias,
-                                void* dx, void* out, float* partial, float* dbias, const int64_t* keys, int64_t batch,
-                                int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
-                                int64_t threads) {
+EXPORT encoderlab_gelu_backward(int64_t half, int64_t tanh, void* grad, const void* x, const float* bias, void* out,
+                                float* partial, float* dbias, const int64_t* keys, int64_t batch, int64_t positions,
+                                int64_t width, int64_t site, int64_t threshold, float scale, int64_t threads) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
     auto run = tanh ? gelu_backward<GeluTanh, T> : gelu_backward<Gelu, T>;
-    run((const T*)grad, (const T*)x, bias, (T*)dx, (T*)out, partial, dbias, keys, batch, positions, width, site,
-        threshold, scale, threads);
+    run((T*)grad, (const T*)x, bias, (T*)out, partial, dbias, keys, batch, positions, width, site, threshold, scale,
+        threads);
   });
 }
 

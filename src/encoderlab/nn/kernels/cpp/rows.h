@@ -134,44 +134,36 @@ void gelu(const T* x, const float* bias, T* out, const int64_t* keys, int64_t ba
     Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
     uint32_t counter = (uint32_t)(row % positions * blocks * 16);
     for (int64_t j = 0; j < width; j += BLOCK) {
-      Block b = load(x + row * width + j, width - j);
-      if (bias) {
-        Block c = load(bias + j, width - j);
-        for (int i = 0; i < VECTORS; i++) b.v[i] += c.v[i];
-      }
-      for (int i = 0; i < VECTORS; i++) b.v[i] = G::value(b.v[i]);
+      Block b = load(x + row * width + j, width - j), c = load(bias + j, width - j);
+      for (int i = 0; i < VECTORS; i++) b.v[i] = G::value(b.v[i] + c.v[i]);
       drop.apply(counter + (uint32_t)(j / 2), b);
       store(out + row * width + j, b, width - j);
     }
   }
 }
 
-// dx may be grad itself; the result of the forward pass is written as well where out is given
+// The gradient of x replaces grad; out is the result of the forward pass again.
 template <class G, class T>
-void gelu_backward(const T* grad, const T* x, const float* bias, T* dx, T* out, float* partial, float* dbias,
-                   const int64_t* keys, int64_t batch, int64_t positions, int64_t width, int64_t site,
-                   int64_t threshold, float scale, int64_t threads) {
+void gelu_backward(T* grad, const T* x, const float* bias, T* out, float* partial, float* dbias, const int64_t* keys,
+                   int64_t batch, int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
+                   int64_t threads) {
   int64_t blocks = (width + BLOCK - 1) / BLOCK;
-  sum_rows(batch * positions, bias ? width : 0, partial, dbias, threads, [&](int64_t row, float* mine) {
+  sum_rows(batch * positions, width, partial, dbias, threads, [&](int64_t row, float* mine) {
     Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
     uint32_t counter = (uint32_t)(row % positions * blocks * 16);
     for (int64_t j = 0; j < width; j += BLOCK) {
       int64_t n = width - j;
-      Block b = load(x + row * width + j, n), g = load(grad + row * width + j, n);
-      if (bias) {
-        Block c = load(bias + j, n);
-        for (int i = 0; i < VECTORS; i++) b.v[i] += c.v[i];
-      }
+      Block b = load(x + row * width + j, n), c = load(bias + j, n), g = load(grad + row * width + j, n);
       for (int i = 0; i < VECTORS; i++) {
         floats value, slope;
-        G::both(b.v[i], value, slope);
+        G::both(b.v[i] + c.v[i], value, slope);
         g.v[i] *= slope;
         b.v[i] = value;
       }
       drop.apply(counter + (uint32_t)(j / 2), g, b);
-      store(dx + row * width + j, g, n);
-      if (out) store(out + row * width + j, b, n);
-      if (bias) accumulate(mine + j, g, n);
+      store(grad + row * width + j, g, n);
+      store(out + row * width + j, b, n);
+      accumulate(mine + j, g, n);
     }
   });
 }
@@ -223,6 +215,7 @@ void cross_entropy(T* logits, int64_t stride, const float* bias, const int64_t* 
       store(z + j, b, BLOCK);
     }
     float peak = largest(most), chosen = z[labels[row]];
+    hit[row] = chosen == peak && std::find(z, z + labels[row], peak) == z + labels[row];  // of equal ones the first
     floats sum = {};
     for (int64_t j = 0; j < classes; j += BLOCK) {
       Block b = load(z + j, BLOCK);
@@ -234,7 +227,6 @@ void cross_entropy(T* logits, int64_t stride, const float* bias, const int64_t* 
     }
     float normaliser = total(sum);
     loss[row] = std::log(normaliser) + peak - chosen;
-    hit[row] = chosen == peak;
     if (uniforms) sampled[row] = invert(z, classes, uniforms[row] * normaliser);
     if (!gradients) return;
     float scale = 1.0f / normaliser;

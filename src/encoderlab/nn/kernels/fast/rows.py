@@ -126,11 +126,12 @@ class AddNorm(Function):
         )
 
 
-# ------------------------------------------------------------------------------------------------ bias + GELU + dropout
+# -------------------------------------------------------------------------------------------------------- feed-forward
 
 
 @operation(lambda x, *_: torch.empty_like(x))
-def gelu(x: Tensor, bias: Tensor | None, tanh: bool, keys: Tensor | None, site: int, p: float) -> Tensor:
+def gelu(x: Tensor, bias: Tensor, tanh: bool, keys: Tensor | None, site: int, p: float) -> Tensor:
+    """dropout(gelu(x + bias))."""
     out = torch.empty_like(x)
     call("gelu", half(x), tanh, x, bias, out, keys, *layout(x), site, *scaling(keys, p), threads(x))
     return out
@@ -140,43 +141,16 @@ def _gelu_backward_shapes(grad: Tensor, x: Tensor, *_: Any) -> tuple[Tensor, Ten
     return torch.empty_like(x), x.new_empty(x.shape[-1], dtype=torch.float32)
 
 
-@operation(_gelu_backward_shapes)
-def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
-    """Gradients of x and of the bias; the second is undefined where there is no bias."""
-    dx, dbias = _gelu_backward_shapes(grad, x)
-    partial = torch.empty(CHUNKS, x.shape[-1])
-    call(
-        "gelu_backward", half(x), tanh, grad, x, bias, dx, None, partial, dbias, None, *layout(x), 0,
-        *scaling(None, 0.0), threads(x),
-    )  # fmt: skip
-    return dx, dbias
-
-
-class BiasGelu(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
-        ctx.save_for_backward(x, bias)
-        ctx.tanh = tanh
-        return gelu(x, None if bias is None else bias.float(), tanh, None, 0, 0.0)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, bias = ctx.saved_tensors
-        dx, dbias = gelu_backward(grad.contiguous(), x, None if bias is None else bias.float(), ctx.tanh)
-        return dx, None if bias is None else dbias.to(bias.dtype), None
-
-
 @operation(_gelu_backward_shapes, mutates=("grad",))
 def gelu_backward_(
-    grad: Tensor, x: Tensor, bias: Tensor | None, tanh: bool, keys: Tensor | None, site: int, p: float
+    grad: Tensor, x: Tensor, bias: Tensor, tanh: bool, keys: Tensor | None, site: int, p: float
 ) -> tuple[Tensor, Tensor]:
-    """The activations again and the gradient of the bias; the gradient of x replaces ``grad``."""
+    """The result of :func:`gelu` again and the gradient of the bias; the gradient of x replaces ``grad``."""
     out, dbias = _gelu_backward_shapes(grad, x)
     partial = torch.empty(CHUNKS, x.shape[-1])
     call(
-        "gelu_backward", half(x), tanh, grad, x, bias, grad, out, partial, dbias, keys, *layout(x), site,
-        *scaling(keys, p), threads(x),
+        "gelu_backward", half(x), tanh, grad, x, bias, out, partial, dbias, keys, *layout(x), site, *scaling(keys, p),
+        threads(x),
     )  # fmt: skip
     return out, dbias
 
