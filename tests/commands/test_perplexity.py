@@ -14,6 +14,9 @@ from encoderlab.cli import main
 from encoderlab.corpus.shards import Corpus
 from encoderlab.measure.evaluate_lm import Protocol, evaluate_lm
 
+TRAIN = ["pretrain", "transformer-xl-tiny", "--steps", "2", "--set", "phases=[{length: 32, rows: 4}]"]
+TRAIN += ["--set", "evaluation.rows=4"]
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -23,9 +26,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "text" / f"{name}.txt").write_text(topics.topics[name], encoding="utf-8")
     sizes = ["--vocab-size", "600", "--workers", "1"]
     assert main(["corpus", "build", str(folder / "text"), "--out", str(folder / "corpus"), *sizes]) == 0
-    short = ["--set", "phases=[{length: 32, rows: 4}]", "--set", "evaluation.rows=4"]
-    run = ["pretrain", "transformer-xl-tiny", "--corpus", str(folder / "corpus"), "--out", str(folder / "run")]
-    assert main([*run, "--steps", "2", *short]) == 0
+    assert main([*TRAIN, "--corpus", str(folder / "corpus"), "--out", str(folder / "run")]) == 0
     return folder
 
 
@@ -51,3 +52,7 @@ def test_what_cannot_be_measured_is_refused(place: Path, capsys: pytest.CaptureF
     assert main(["perplexity", str(place / "run"), *corpus, "--window", "0"]) == 2
     assert main(["perplexity", str(place / "run"), *corpus, "--context", "--positions", "100000"]) == 2
     assert "100000 positions" in capsys.readouterr().err
+    both = [word.replace("transformer-xl-tiny", "bert-tiny") for word in TRAIN]
+    assert main([*both, "--corpus", str(place / "corpus"), "--out", str(place / "bert")]) == 0
+    assert main(["perplexity", str(place / "bert"), *corpus]) == 2
+    assert "bert: reads to both sides; give a left-to-right model" in capsys.readouterr().err

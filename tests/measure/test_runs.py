@@ -59,6 +59,8 @@ def test_another_broken_line_is_named(tmp_path, text):
     (run / "metrics.jsonl").write_text(text)
     with pytest.raises(DataError, match="metrics.jsonl:1: not a JSON object"):
         runs.read_run(run)
+    with pytest.raises(DataError, match="elsewhere: no such folder"):
+        runs.read_run(tmp_path / "elsewhere")
 
 
 def test_a_run_that_diverged_has_a_page(tmp_path):

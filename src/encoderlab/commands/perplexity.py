@@ -59,6 +59,8 @@ def perplexity(
     tokenizer = Tokenizer.load(text.tokenizer_path)
     for name, model in loaded.items():
         same_ids(model, tokenizer, name)
+        if not model.config.encoder.causal:
+            raise ConfigError(f"{name}: reads to both sides; give a left-to-right model, such as transformer-xl-mini")
     separator = not no_separator and tokenizer.special.eod is not None
     protocol = Protocol(
         window=window, memory=memory, same_length=same_length, clamp=clamp, streams=streams, separator=separator

@@ -61,6 +61,8 @@ def read_run(folder: Path) -> RunRecord:
     Raises:
         DataError: there is no run, or a file of it is broken.
     """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; give the folder of a run")
     if (folder / "score.json").exists() and not (folder / "recipe.json").exists():
         raise DataError(
             f"{folder}: fine-tuning, whose page is its report.html; for curves give the folder of a seed in it"
