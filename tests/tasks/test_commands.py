@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from encoderlab.cli import main
+from encoderlab.errors import Diverged
+from encoderlab.tasks import trials
 from tests.tasks.tiny import model
 
 COLOURS = ("red", "blue")
@@ -165,6 +167,26 @@ def test_a_suite_leaves_out_what_is_not_there_and_submits_what_has_no_labels(tmp
     assert "holds no training file" in refusal(
         capsys, 3, "finetune", "superglue", "--data", tmp_path, "--model", tiny, "--out", tmp_path / "x"
     )
+
+
+def test_a_task_that_diverges_leaves_the_others_of_its_suite(tmp_path, tiny, capsys, monkeypatch):
+    lines = "".join(f"the {COLOURS[i % 2]} cat {i % 9}\t{i % 2}\n" for i in range(40))
+    (tmp_path / "SST-2").mkdir()
+    (tmp_path / "CoLA").mkdir()
+    for name in ("train", "dev"):
+        (tmp_path / f"SST-2/{name}.tsv").write_text(f"sentence\tlabel\n{lines}")
+        (tmp_path / f"CoLA/{name}.tsv").write_text("".join(f"x\t{i % 2}\t\tthe cat {i}\n" for i in range(40)))
+    whole = trials.run
+
+    def diverge(plan, model, task, *args, **kwargs):
+        if task.name == "cola":
+            raise Diverged("cola: all 1 seeds failed (loss is nan at step 1)")
+        return whole(plan, model, task, *args, **kwargs)
+
+    monkeypatch.setattr(trials, "run", diverge)
+    words = ("--data", tmp_path, "--model", tiny, "--out", tmp_path / "run", "--epochs", 1, "--seeds", 1)
+    assert "error: cola: all 1 seeds failed" in refusal(capsys, 6, "finetune", "glue", *words)
+    assert (tmp_path / "run/sst2/score.json").exists() and "sst2" in (tmp_path / "run/report.html").read_text()
 
 
 def test_a_search_is_scored_over_seeds(tmp_path, tiny, capsys):

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from encoderlab.commands import settings
 from encoderlab.commands.terminal import note, say, table
-from encoderlab.errors import ConfigError, DataError
+from encoderlab.errors import ConfigError, DataError, Diverged
 
 if TYPE_CHECKING:
     from encoderlab.measure.report import TaskScores
@@ -154,11 +154,17 @@ def finetune(
         start, trained = load(found.best.model), read_task(found.best.model)
         done = [*done, between.name]
     plan = _Plan(protocol=chosen, adjust=adjust, space=space, trials=trials)
-    finished = []
+    finished, failed = [], []
     for job, splits in jobs:
         folder = out / job.name if whole else out
         lesson = plan.taught(lessons.get(job.name))
-        finished.append(_compare(lesson, start, job, splits, folder, after=done, trained=trained, scratch=scratch))
+        try:
+            finished.append(_compare(lesson, start, job, splits, folder, after=done, trained=trained, scratch=scratch))
+        except Diverged as error:  # the other tasks of a suite still count
+            failed.append(str(error))
+            note(failed[-1])
+    if not finished:
+        raise Diverged("; ".join(failed))
     _show(finished, chosen)
     averages = _averages([found.pretrained for found in finished])
     tables = [found.scores() for found in finished]
@@ -173,6 +179,8 @@ def finetune(
     )
     write(page, out / "report.html")
     say(f"models, predictions and score.json in {out}, report in {out / 'report.html'}")
+    if failed:
+        raise Diverged("; ".join(failed))
     return {
         "out": out,
         "protocol": chosen.name,
