@@ -201,8 +201,8 @@ def _check_folder(out: Path) -> None:
     if (out / "recipe.json").exists():
         raise ConfigError(f"{out}: holds another run; give a folder of its own with --out")
     strangers = sorted(entry.name for entry in out.iterdir() if not entry.name.startswith("."))
-    ours = ("score.json", "tune", "*/tune", "*/seed-*", "*/*/seed-*", "*/*/*/seed-*")
-    if strangers and not any(any(out.glob(pattern)) for pattern in ours):
+    ours = [f"{'*/' * depth}{name}" for name in ("tune", "seed-*", "features") for depth in range(4)]
+    if strangers and not any(any(out.glob(pattern)) for pattern in ("score.json", *ours)):
         raise ConfigError(
             f"{out}: is not empty and holds no fine-tuning (found {strangers[0]!r}); choose another --out"
         )
