@@ -113,7 +113,7 @@ CASES = [
     ("encode run", 2, "--file"),
     ("encode run --file empty.txt", 3, "empty.txt"),
     ("describe bert-huge", 2, "bert-huge"),
-    ("report nowhere", 3, "recipe.json"),
+    ("report nowhere", 3, "nowhere: no such folder"),
     ("quickstart --budget soon", 2, "5m"),
 ]
 
