@@ -162,7 +162,6 @@ def finetune(
             finished.append(_compare(lesson, start, job, splits, folder, after=done, trained=trained, scratch=scratch))
         except Diverged as error:  # the other tasks of a suite still count
             failed.append(str(error))
-            note(failed[-1])
     if not finished:
         raise Diverged("; ".join(failed))
     _show(finished, chosen)

@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr int64_t GROUP = 3 * W;  // keys whose band is transposed together; a multiple of W and of TILE
+constexpr int64_t GROUP = 3 * W;  // keys, or columns, whose band is worked on together; a multiple of W and TILE
 static_assert(GROUP % TILE == 0);
 constexpr int64_t MARGIN = (GROUP + BLOCK) / PANEL * PANEL + 2 * PANEL;  // columns of zeros in front of a table
 

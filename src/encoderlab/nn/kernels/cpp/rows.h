@@ -8,14 +8,18 @@ namespace {
 
 // ------------------------------------------------------------------------------------------------------------- dropout
 
+// where the random numbers of a position begin
+inline uint32_t first_counter(int64_t position, int64_t width) {
+  return (uint32_t)(position * (round_up(width, BLOCK) / 2));
+}
+
 template <class T>
 void dropout(const T* x, T* out, const int64_t* keys, int64_t batch, int64_t positions, int64_t width, int64_t site,
              int64_t threshold, float scale, int64_t threads) {
-  int64_t blocks = (width + BLOCK - 1) / BLOCK;
 #pragma omp parallel for schedule(static) num_threads((int)threads)
   for (int64_t row = 0; row < batch * positions; row++) {
     Dropout drop(keys + row / positions, site, threshold, scale);
-    uint32_t counter = (uint32_t)(row % positions * blocks * 16);
+    uint32_t counter = first_counter(row % positions, width);
     for (int64_t j = 0; j < width; j += BLOCK) {
       Block b = load(x + row * width + j, width - j);
       drop.apply(counter + (uint32_t)(j / 2), b);
@@ -56,7 +60,7 @@ void add_norm(const T* x, const float* x_bias, const T* residual, const float* w
     float* z = scratch.get(blocks * BLOCK);
     Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
     summed(x + row * width, x_bias, residual ? residual + row * width : nullptr, drop,
-           (uint32_t)(row % positions * blocks * 16), z, width);
+           first_counter(row % positions, width), z, width);
     floats sum = {};
     for (int64_t j = 0; j < blocks * BLOCK; j += W) sum += load(z + j);
     float mean = total(sum) / (float)width;
@@ -88,7 +92,7 @@ void add_norm_backward(const T* grad, const T* x, const float* x_bias, const T* 
   sum_rows(batch * positions, 3 * width, partial, sums, threads, [&](int64_t row, float* mine) {
     float* z = scratch.get(2 * padded);
     float* weighted = z + padded;
-    uint32_t counter = (uint32_t)(row % positions * padded / 2);
+    uint32_t counter = first_counter(row % positions, width);
     Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
     summed(x + row * width, x_bias, residual ? residual + row * width : nullptr, drop, counter, z, width);
     float mean = statistics[2 * row], rstd = statistics[2 * row + 1];
@@ -128,11 +132,10 @@ void add_norm_backward(const T* grad, const T* x, const float* x_bias, const T* 
 template <class G, class T>
 void gelu(const T* x, const float* bias, T* out, const int64_t* keys, int64_t batch, int64_t positions, int64_t width,
           int64_t site, int64_t threshold, float scale, int64_t threads) {
-  int64_t blocks = (width + BLOCK - 1) / BLOCK;
 #pragma omp parallel for schedule(static) num_threads((int)threads)
   for (int64_t row = 0; row < batch * positions; row++) {
     Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
-    uint32_t counter = (uint32_t)(row % positions * blocks * 16);
+    uint32_t counter = first_counter(row % positions, width);
     for (int64_t j = 0; j < width; j += BLOCK) {
       Block b = load(x + row * width + j, width - j), c = load(bias + j, width - j);
       for (int i = 0; i < VECTORS; i++) b.v[i] = G::value(b.v[i] + c.v[i]);
@@ -147,10 +150,9 @@ template <class G, class T>
 void gelu_backward(T* grad, const T* x, const float* bias, T* out, float* partial, float* dbias, const int64_t* keys,
                    int64_t batch, int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
                    int64_t threads) {
-  int64_t blocks = (width + BLOCK - 1) / BLOCK;
   sum_rows(batch * positions, width, partial, dbias, threads, [&](int64_t row, float* mine) {
     Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
-    uint32_t counter = (uint32_t)(row % positions * blocks * 16);
+    uint32_t counter = first_counter(row % positions, width);
     for (int64_t j = 0; j < width; j += BLOCK) {
       int64_t n = width - j;
       Block b = load(x + row * width + j, n), c = load(bias + j, n), g = load(grad + row * width + j, n);

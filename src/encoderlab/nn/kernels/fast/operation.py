@@ -81,7 +81,7 @@ def threads(x: Tensor) -> int:
 
 def layout(x: Tensor) -> tuple[int, int, int]:
     """Rows of the batch, positions of a row, width."""
-    batch, width = x.shape[0] if x.dim() > 1 else 1, x.shape[-1]
+    batch, width = x.shape[0], x.shape[-1]
     return batch, x.numel() // (batch * width), width
 
 
