@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
+
+if not torch.cuda.is_available():  # before anything imports Triton: its kernels run on the CPU, in its interpreter
+    os.environ["TRITON_INTERPRET"] = "1"
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 settings.load_profile("untimed")

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from encoderlab.nn.kernels import build, plain
-from encoderlab.nn.kernels.fast import attention, convolution, rows, vocabulary
-from encoderlab.nn.kernels.fast.operation import apply
+from encoderlab.nn.kernels.cpu import attention, convolution, rows, vocabulary
 from encoderlab.nn.kernels.memory import keep_memory
+from encoderlab.nn.kernels.operation import apply
 from encoderlab.nn.kernels.plain import Relative
 
 __all__ = [

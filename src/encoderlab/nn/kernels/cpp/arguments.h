@@ -1,4 +1,4 @@
-// The arguments of attention, filled in by kernels/fast/attention.py.
+// The arguments of attention, filled in by kernels/cpu/attention.py.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// What kernels/fast/ calls: plain C functions over raw pointers, so that no torch header is needed and everything
+// What kernels/cpu/ calls: plain C functions over raw pointers, so that no torch header is needed and everything
 // compiles in seconds. plain.py says what each function computes.
 //
 // One pass over memory per function, dropout masks made in registers, float32 arithmetic whatever the storage: `half`

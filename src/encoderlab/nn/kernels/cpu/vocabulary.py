@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from encoderlab.nn.kernels.fast.operation import CHUNKS, call, half, operation
+from encoderlab.nn.kernels.cpu.native import CHUNKS, call, half
+from encoderlab.nn.kernels.operation import operation
 
 LOGITS = 1 << 25  # elements of a chunk of logits; more rows per chunk make better products, fewer make less memory
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from encoderlab.nn.kernels.fast.operation import CHUNKS, call, half, operation, threads
+from encoderlab.nn.kernels.cpu.native import CHUNKS, call, half, threads
+from encoderlab.nn.kernels.operation import operation
 
 MOST_TAPS = 32  # as in convolution.h
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from encoderlab.nn.kernels.fast.operation import SMALL, call, half, operation, scaling
+from encoderlab.nn.kernels.cpu.native import SMALL, call, half
+from encoderlab.nn.kernels.operation import operation, scaling
 from encoderlab.nn.kernels.plain import Relative
 
 ATTENTION = struct.Struct("39q2f")  # ``Attention`` of arguments.h

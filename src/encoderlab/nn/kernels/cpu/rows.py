@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from encoderlab.nn.kernels.fast.operation import CHUNKS, call, half, layout, operation, scaling, threads
+from encoderlab.nn.kernels.cpu.native import CHUNKS, call, half, layout, threads
+from encoderlab.nn.kernels.operation import operation, scaling
 
 # ------------------------------------------------------------------------------------------------------------- dropout
 

@@ -1,0 +1,44 @@
+"""The masks of :mod:`encoderlab.nn.noise` inside a Triton kernel: the same bits, computed where they are needed."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def mix64(x):
+    """A bijection of uint64 with full avalanche."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def stream(key, site):
+    """The stream of ``site`` (int) of a key (uint64, see :func:`read_key`)."""
+    return mix64(key + (site + 1).to(tl.uint64) * 0x9E3779B97F4A7C15)
+
+
+@triton.jit
+def read_key(keys, row):
+    """The key of a row of the batch; ``keys`` points to int64."""
+    return tl.load(keys + row).to(tl.uint64, bitcast=True)
+
+
+@triton.jit
+def words(streams, counters):
+    """32 random bits, uint32, for every (stream, counter); the two shapes broadcast."""
+    x = counters.to(tl.uint32) * 0x9E3779B9 + streams.to(tl.uint32)
+    x = (x ^ (x >> 16)) * 0x21F0AAAD + (streams >> 32).to(tl.uint32)
+    x = (x ^ (x >> 15)) * 0xD35A2D97
+    return x ^ (x >> 15)
+
+
+@triton.jit
+def kept(streams, place, first, threshold):
+    """Whether elements are kept. ``place`` (int32) is the element's index within its vector, whose words begin at
+    counter ``first``; ``threshold`` as in :func:`encoderlab.nn.noise.threshold`. Of 32 neighbours, 16 take the low
+    halves of the words and 16 the high halves, so every word is computed twice here; see :func:`both_halves`."""
+    x = words(streams, first + (place >> 5) * 16 + (place & 15))
+    return tl.where((place & 16) != 0, x, x << 16).to(tl.int32, bitcast=True) >= threshold

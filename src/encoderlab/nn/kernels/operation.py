@@ -1,0 +1,55 @@
+"""How a kernel becomes a torch operation: its form for ``torch.compile`` and its gradient.
+
+Every raw function of :mod:`.cpu` and :mod:`.gpu` takes and returns tensors and mutates nothing (or says so).
+``@operation`` gives it a second form, a custom operation of torch with shapes for tracing, which is used inside
+``torch.compile``; eager code calls the function itself, which costs 5 rather than 30 microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import library as custom_operations
+from torch.autograd import Function
+
+from encoderlab.nn import noise
+
+
+def operation(
+    shapes: Callable[..., Any], mutates: tuple[str, ...] = (), space: str = "encoderlab"
+) -> Callable[[Callable], Callable]:
+    """Registers a raw function as ``SPACE::NAME``, ``shapes`` its meta version; returns the function to call."""
+
+    def wrap(function: Callable) -> Callable:
+        custom = custom_operations.custom_op(f"{space}::{function.__name__}", function, mutates_args=mutates)
+        custom.register_fake(shapes)
+
+        def call(*args: Any) -> Any:
+            return custom(*args) if torch.compiler.is_compiling() else function(*args)
+
+        return call
+
+    return wrap
+
+
+class Unrecorded:
+    """Stands for the context of a Function whose result needs no gradient."""
+
+    needs_input_grad = (False,) * 16
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+
+
+def apply(function: type[Function], *args: Any) -> Any:
+    """``function.apply``, without its cost where nothing is recorded."""
+    return function.apply(*args) if torch.is_grad_enabled() else function.forward(Unrecorded(), *args)
+
+
+def scaling(keys: Tensor | None, p: float) -> tuple[int, float]:
+    """The threshold of dropout's masks and the factor of what is kept."""
+    return (0, 1.0) if keys is None else (noise.threshold(p), 1.0 / (1.0 - p))
