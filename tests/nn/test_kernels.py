@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoderlab.nn import kernels, noise
-from encoderlab.nn.kernels import build, plain
+from encoderlab.nn.kernels import build, cpu, plain
 from encoderlab.nn.noise import Noise
 
 compiled = pytest.mark.skipif(not build.available(), reason="no C++ compiler")
@@ -236,17 +236,19 @@ def test_attend_reads_a_skewed_bias_without_a_copy():
 TERMS = ["query rows", "key rows", "both rows", "transformer-xl", "xlnet", "two tables", "segments"]
 
 
-def relative(terms: str, L: int, M: int, K: int) -> tuple[list[Tensor | None], Callable[..., kernels.Relative]]:
+def relative(
+    terms: str, L: int, M: int, K: int, batch: int = 4
+) -> tuple[list[Tensor | None], Callable[..., kernels.Relative]]:
     """Leaves (query rows, key rows, position query, segment) and what makes the term of them."""
     rows, P = {"two tables": (2,)}.get(terms, ()), L + M - 1
     leaves = [
         None if terms in ("key rows", "segments") else normal(*rows, P, 2, K, seed=11),
         normal(P, 2, K, seed=12) if terms in ("key rows", "both rows") else None,
-        normal(4, 2, L, K, seed=13) if terms in ("transformer-xl", "xlnet", "two tables") else None,
-        normal(4, 2, L, 2, seed=14) if terms in ("xlnet", "two tables", "segments") else None,
+        normal(batch, 2, L, K, seed=13) if terms in ("transformer-xl", "xlnet", "two tables") else None,
+        normal(batch, 2, L, 2, seed=14) if terms in ("xlnet", "two tables", "segments") else None,
     ]
-    different = normal(4, 1, L, M, seed=15) > 0
-    table = torch.tensor([0, 1, 1, 0]) if terms == "two tables" else None
+    different = normal(batch, 1, L, M, seed=15) > 0
+    table = torch.tensor([0, 1, 1, 0])[:batch] if terms == "two tables" else None
 
     def make(a: Tensor | None, b: Tensor | None, c: Tensor | None, d: Tensor | None) -> kernels.Relative:
         return kernels.Relative(a, b, c, d, None if d is None else different, table)
@@ -379,7 +381,7 @@ def test_convolution_refuses_documents_of_other_rows():
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("classes", [5, 32, 1001])
 def test_linear_cross_entropy(classes, with_bias, monkeypatch):
-    monkeypatch.setattr(kernels.vocabulary, "LOGITS", 20 * classes)  # chunks of at most 20 rows
+    monkeypatch.setattr(cpu.vocabulary, "LOGITS", 20 * classes)  # chunks of at most 20 rows
     x, weight = normal(67, 16), normal(classes, 16, seed=1) / 2
     bias = normal(classes, seed=2) if with_bias else None
     labels = torch.randint(classes, (67,), generator=torch.Generator().manual_seed(3))

@@ -1,16 +1,18 @@
-"""The model's work between matrix products, one function each: compiled where that applies, else plain.
+"""The model's work between matrix products, one function each: a kernel of the device where it has one, else plain.
 
-Compiled: tensors on a CPU in float32 or bfloat16, where a C++ compiler is present (see :mod:`.build`). Plain
-(:mod:`.plain`): everything else, and exporting. Both give the same mathematics and the same dropout masks.
+:mod:`.cpu`: C++, for float32 and bfloat16 where a compiler is present (see :mod:`.build`). :mod:`.gpu`: Triton, for
+these and float16, where it is installed. Plain (:mod:`.plain`): everything else, and exporting. All give the same
+mathematics and the same dropout masks.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from encoderlab.nn.kernels import build, plain
-from encoderlab.nn.kernels.cpu import attention, convolution, rows, vocabulary
+from encoderlab.nn.kernels import build, cpu, plain
 from encoderlab.nn.kernels.memory import keep_memory
 from encoderlab.nn.kernels.operation import apply
 from encoderlab.nn.kernels.plain import Relative
@@ -29,24 +31,27 @@ __all__ = [
 ]
 
 
-def _compiled(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether the compiled version takes these tensors."""
-    return (
-        x.device.type == "cpu"
-        and x.dtype in (torch.float32, torch.bfloat16)
-        and all(other is None or other.dtype == x.dtype for other in others)
-        and x.numel() > 0
-        and not torch.compiler.is_exporting()
-        and build.available()
-    )
+def _kernels(x: Tensor, *others: Tensor | None) -> Any:
+    """The package whose kernels take these tensors, or None."""
+    same = all(other is None or other.dtype == x.dtype for other in others)
+    if not same or x.numel() == 0 or torch.compiler.is_exporting():
+        return None
+    if x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16) and build.available():
+        return cpu
+    if x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16) and build.triton_available():
+        from encoderlab.nn.kernels import gpu  # which imports Triton
+
+        return gpu
+    return None
 
 
 def _as_products(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in the precision of a product here: that of autocast where it is on, which casts what torch's own
     products read, but nothing for ours."""
-    if tensors[0].device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+    device = tensors[0].device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors
-    dtype = torch.get_autocast_dtype("cpu")
+    dtype = torch.get_autocast_dtype(device)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 
@@ -60,9 +65,10 @@ def dropout(x: Tensor, p: float, keys: Tensor | None, site: int) -> Tensor:
     if keys is None or p == 0.0:
         return x
     _check_keys(keys, len(x))
-    if not _compiled(x):
+    fast = _kernels(x)
+    if fast is None:
         return plain.dropout(x, p, keys, site)
-    return apply(rows.Dropout, x.contiguous(), keys, site, p)
+    return apply(fast.rows.Dropout, x.contiguous(), keys, site, p)
 
 
 def dropout_add_norm(
@@ -79,14 +85,15 @@ def dropout_add_norm(
 ) -> Tensor:
     """LayerNorm(residual + dropout(x + x_bias)) over the last axis; x, residual (B, ..., D), the others (D,).
 
-    Compiled: the result is in the precision of x, also where the residual's is wider (under autocast the embeddings').
+    By a kernel: the result has the precision of x, also where the residual's is wider (under autocast the embeddings').
     """
     keys = keys if p > 0.0 else None
     _check_keys(keys, len(x))
-    if not _compiled(x):
+    fast = _kernels(x)
+    if fast is None:
         return plain.dropout_add_norm(x, residual, weight, bias, eps, p, keys, site, x_bias=x_bias)
     residual = None if residual is None else residual.to(x.dtype).contiguous()
-    return apply(rows.AddNorm, x.contiguous(), x_bias, residual, weight, bias, keys, site, p, eps)
+    return apply(fast.rows.AddNorm, x.contiguous(), x_bias, residual, weight, bias, keys, site, p, eps)
 
 
 def attend(
@@ -105,24 +112,17 @@ def attend(
     """softmax(scale q k^T + bias, over what is visible) v; dropout on the probabilities (Vaswani et al. 2017, 3.2.1).
 
     q (B, H, L, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, L, V); bias and bool visible broadcast to (B, H, L, M). The
-    result lies in memory as (B, L, H, V), so ``transpose(1, 2).flatten(2)`` copies nothing. Compiled: scores stay in
+    result lies in memory as (B, L, H, V), so ``transpose(1, 2).flatten(2)`` copies nothing. By a kernel: scores stay in
     the cache and are computed again in the backward pass; keys that no query of a block sees cost nothing.
     """
     keys = keys if p > 0.0 else None
     _check_keys(keys, len(q))
-    if not _compiled(q, k, v) or (relative is not None and bias is not None):
+    fast = _kernels(q, k, v)
+    if fast is None or (relative is not None and bias is not None):
         return plain.attend(
             q, k, v, bias=bias, visible=visible, scale=scale, p=p, keys=keys, site=site, relative=relative
         )
-    q, k, v = attention.dense(q), attention.dense(k), attention.dense(v)
-    if visible is not None:
-        visible = attention.full_rows(visible, k.shape[2])
-    if relative is not None:
-        terms = attention.relative_arguments(q, k, relative, scale)
-        return apply(attention.AttendRelative, q, k, v, *terms, visible, keys, scale, p, site)
-    if bias is not None:
-        bias = attention.full_rows(bias.to(q.dtype), k.shape[2])
-    return apply(attention.Attend, q, k, v, bias, visible, keys, scale, p, site)
+    return fast.attention.attend(q, k, v, bias, visible, keys, scale, p, site, relative)
 
 
 def attend_packed(
@@ -137,16 +137,14 @@ def attend_packed(
 ) -> Tensor:
     """Self-attention from the one product that made queries, keys and values: qkv (B, L, 3 A) -> (B, L, A).
 
-    Compiled: as :func:`attend`, and the gradient of qkv is written in place instead of concatenated.
+    By a kernel: as :func:`attend`, and the gradient of qkv is written in place instead of concatenated.
     """
     keys = keys if p > 0.0 else None
     _check_keys(keys, len(qkv))
-    if not _compiled(qkv):
+    fast = _kernels(qkv)
+    if fast is None:
         return plain.attend_packed(qkv, heads, visible=visible, scale=scale, p=p, keys=keys, site=site)
-    if visible is not None:
-        visible = attention.full_rows(visible, qkv.shape[1])
-    parts = qkv.contiguous().unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
-    return apply(attention.AttendPacked, parts, visible, keys, scale, p, site).transpose(1, 2).flatten(2)
+    return fast.attention.attend_packed(qkv, heads, visible, keys, scale, p, site)
 
 
 def feed_forward(
@@ -163,15 +161,16 @@ def feed_forward(
     """dropout(gelu(x up^T + up_bias)) down^T: (B, ..., D), (F, D), (F,), (D, F) -> (B, ..., D).
 
     GELU exact (erf) or with the tanh approximation (Hendrycks and Gimpel 2016).
-    The second bias is left to :func:`dropout_add_norm`. Compiled: keeps one tensor of width F for the backward pass
+    The second bias is left to :func:`dropout_add_norm`. By a kernel: keeps one tensor of width F for the backward pass
     instead of two or three; activations and masks are computed again in the pass that makes their gradient.
     """
     keys = keys if p > 0.0 else None
     _check_keys(keys, len(x))
     x, up, down = _as_products(x, up, down)
-    if not _compiled(x, up, down):
+    fast = _kernels(x, up, down)
+    if fast is None:
         return plain.feed_forward(x, up, up_bias, down, tanh=tanh, p=p, keys=keys, site=site)
-    return apply(rows.FeedForward, x.contiguous(), up, up_bias, down, tanh, keys, site, p)
+    return apply(fast.rows.FeedForward, x.contiguous(), up, up_bias, down, tanh, keys, site, p)
 
 
 def linear_cross_entropy(
@@ -181,13 +180,14 @@ def linear_cross_entropy(
 
     x (S, D), weight (V, D), bias (V,), labels (S,) int64. ``uniforms`` (S,) float64 in [0, 1) draws one class per row
     from the softmax by inversion of its cumulative distribution, without gradient: (S,) int64; otherwise None.
-    Compiled: logits exist for 128 MiB at a time, and the gradients are computed with them, once.
+    By a kernel: logits exist for 128 MiB at a time, and the gradients are computed with them, once.
     """
     x, weight = _as_products(x, weight)
-    if not _compiled(x, weight):
+    fast = _kernels(x, weight)
+    if fast is None:
         return plain.linear_cross_entropy(x, weight, bias, labels, uniforms=uniforms)
     given = (x.contiguous(), weight, bias, labels.contiguous(), uniforms)
-    loss, hits, sampled = apply(vocabulary.LinearCrossEntropy, *given)
+    loss, hits, sampled = apply(fast.vocabulary.LinearCrossEntropy, *given)
     return loss, hits, None if uniforms is None else sampled
 
 
@@ -195,11 +195,12 @@ def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None = None) -> Tensor:
     """``out[b, t, c] = sum_j weight[c, j] x[b, t + j - J // 2, c]``: (B, L, C), (C, J), J odd -> (B, L, C).
 
     Taps outside the row read zero; with ``doc`` (B, L) so do those on another document, or where ``doc`` is negative.
-    Compiled: one pass over x, whatever the number of taps.
+    By a kernel: one pass over x, whatever the number of taps.
     """
-    if not _compiled(x) or weight.shape[1] > convolution.MOST_TAPS:
+    fast = _kernels(x)
+    if fast is None or weight.shape[1] > fast.convolution.MOST_TAPS:
         return plain.depthwise(x, weight, doc)
-    return apply(convolution.Depthwise, x.contiguous(), weight, convolution.documents(doc, x))
+    return apply(fast.convolution.Depthwise, x.contiguous(), weight, fast.convolution.documents(doc, x))
 
 
 def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | None = None) -> Tensor:
@@ -207,6 +208,8 @@ def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | Non
 
     Taps outside the row or document (see :func:`depthwise`) read zero; they keep their share of the softmax.
     """
-    if not _compiled(x, logits) or logits.shape[-1] > heads * convolution.MOST_TAPS:
+    fast = _kernels(x, logits)
+    if fast is None or logits.shape[-1] > heads * fast.convolution.MOST_TAPS:
         return plain.dynamic_convolution(x, logits, heads, doc)
-    return apply(convolution.Dynamic, x.contiguous(), logits.contiguous(), convolution.documents(doc, x), heads)
+    documents = fast.convolution.documents(doc, x)
+    return apply(fast.convolution.Dynamic, x.contiguous(), logits.contiguous(), documents, heads)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import platform
@@ -92,3 +93,20 @@ def load() -> ctypes.CDLL | None:
 def available() -> bool:
     """Whether the compiled kernels can be used; the first call may compile them."""
     return load() is not None
+
+
+@functools.cache
+def find_triton() -> bool:
+    """Whether Triton is installed, which torch's builds for CUDA bring along, and kernels are not switched off."""
+    if os.environ.get(KERNELS) == "off":
+        return False
+    found = importlib.util.find_spec("triton") is not None
+    if not found:
+        logger.warning("Triton is not installed: the plain kernels run, which are slower; install triton")
+    return found
+
+
+@torch.compiler.assume_constant_result
+def triton_available() -> bool:
+    """Whether the kernels of GPUs can be used."""
+    return find_triton()

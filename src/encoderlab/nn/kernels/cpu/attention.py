@@ -11,7 +11,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from encoderlab.nn.kernels.cpu.native import SMALL, call, half
-from encoderlab.nn.kernels.operation import operation, scaling
+from encoderlab.nn.kernels.operation import apply, operation, scaling
 from encoderlab.nn.kernels.plain import Relative
 
 ATTENTION = struct.Struct("39q2f")  # ``Attention`` of arguments.h
@@ -66,7 +66,7 @@ def _attend_shapes(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Te
 
 
 @operation(_attend_shapes)
-def attend(
+def attend_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -119,8 +119,8 @@ def attend_backward(
 class Attend(Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        """Of the arguments of :func:`attend`."""
-        out, normalisers = attend(*given)
+        """Of the arguments of :func:`attend_forward`."""
+        out, normalisers = attend_forward(*given)
         ctx.save_for_backward(*given[:-3], normalisers)
         ctx.rest = given[-3:]
         return out
@@ -163,7 +163,7 @@ class AttendPacked(Function):
     def forward(
         ctx: Any, qkv: Tensor, visible: Tensor | None, keys: Tensor | None, scale: float, p: float, site: int
     ) -> Tensor:
-        out, normalisers = attend(*qkv.unbind(), None, visible, keys, scale, p, site)
+        out, normalisers = attend_forward(*qkv.unbind(), None, visible, keys, scale, p, site)
         ctx.save_for_backward(qkv, visible, keys, normalisers)
         ctx.rest = scale, p, site
         return out
@@ -200,7 +200,7 @@ def relative_arguments(q: Tensor, k: Tensor, relative: Relative, scale: float) -
 
 
 @operation(_attend_shapes)
-def attend_relative(
+def attend_relative_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -216,7 +216,7 @@ def attend_relative(
     p: float,
     site: int,
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`attend`; rows (S, P, H, K) contiguous, segment (B, H, L, 2) float32 contiguous."""
+    """As :func:`attend_forward`; rows (S, P, H, K) contiguous, segment (B, H, L, 2) float32 contiguous."""
     out, normalisers = _attend_shapes(q, k, v)
     at = attention_arguments(
         q, k, v, out, None, visible, keys, scale, p, site, query_rows, key_rows, position_query, different
@@ -283,7 +283,7 @@ class AttendRelative(Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
         """Of the arguments of :func:`attend_relative`."""
-        out, normalisers = attend_relative(*given)
+        out, normalisers = attend_relative_forward(*given)
         ctx.save_for_backward(*given[:-3], normalisers)
         ctx.rest = given[-3:]
         return out
@@ -307,3 +307,40 @@ def full_rows(x: Tensor, columns: int) -> Tensor:
     if x.dim() < 4:
         x = x[(None,) * (4 - x.dim())]
     return dense(x if x.shape[-1] == columns else x.expand(*x.shape[:-1], columns))
+
+
+# ------------------------------------------------------------------------------------------------ with their gradients
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    visible: Tensor | None,
+    keys: Tensor | None,
+    scale: float,
+    p: float,
+    site: int,
+    relative: Relative | None,
+) -> Tensor:
+    """Of the arguments of :func:`encoderlab.nn.kernels.attend`."""
+    q, k, v = dense(q), dense(k), dense(v)
+    if visible is not None:
+        visible = full_rows(visible, k.shape[2])
+    if relative is not None:
+        terms = relative_arguments(q, k, relative, scale)
+        return apply(AttendRelative, q, k, v, *terms, visible, keys, scale, p, site)
+    if bias is not None:
+        bias = full_rows(bias.to(q.dtype), k.shape[2])
+    return apply(Attend, q, k, v, bias, visible, keys, scale, p, site)
+
+
+def attend_packed(
+    qkv: Tensor, heads: int, visible: Tensor | None, keys: Tensor | None, scale: float, p: float, site: int
+) -> Tensor:
+    """Of the arguments of :func:`encoderlab.nn.kernels.attend_packed`."""
+    if visible is not None:
+        visible = full_rows(visible, qkv.shape[1])
+    parts = qkv.contiguous().unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    return apply(AttendPacked, parts, visible, keys, scale, p, site).transpose(1, 2).flatten(2)

@@ -1,0 +1,550 @@
+"""Attention in tiles that stay on the chip (Dao et al. 2022; Dao 2023), with dropout, any mask, and position terms.
+
+    score[i, j] = scale * (q_i . k_j + query_table[i, L - 1 - i + j] + key_table[j, M - 1 - j + i]
+                           + segment[i, different[i, j]]) + bias[i, j]
+
+The tables (B, H, L, P) and (B, H, M, P) are products of queries and keys with the rows of all distances, which batched
+products make outside. The kernels read them along the diagonals: no (B, H, L, M) bias exists and nothing is gathered.
+Probabilities are computed again in the backward pass, from the log of each row's denominator. Every entry of a table's
+gradient belongs to one pair of query and key and is written by one program; nothing is added atomically, so a step
+gives the same bits every time.
+
+Keys are taken in tiles, and within a tile they stand in the order of :func:`key_of`, which puts the two that share a
+word of the dropout masks side by side: every word is computed once, in the thread that needs both of its halves.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from encoderlab.nn.kernels.gpu.noise import read_key, stream, words
+from encoderlab.nn.kernels.operation import apply, operation, scaling
+from encoderlab.nn.kernels.plain import Relative, chosen_per_head
+
+# ------------------------------------------------------------------------------------------------------------- kernels
+
+
+class Matrix(NamedTuple):
+    """A (B, H, rows, columns) tensor in a kernel: where it begins (None: there is none), strides, and sizes."""
+
+    data: Any
+    batch: Any
+    head: Any
+    row: Any
+    column: Any
+    rows: Any
+    columns: Any
+
+
+class Terms(NamedTuple):
+    """What is added to the scores, and which of them count."""
+
+    bias: Matrix
+    query_table: Matrix
+    key_table: Matrix
+    segment: Matrix
+    different: Matrix
+    visible: Matrix
+
+
+class Dropout(NamedTuple):
+    keys: Any  # None: no dropout
+    site: Any
+    threshold: Any
+    scale: Any
+
+
+@triton.jit
+def of_head(matrix, batch, head):
+    """The matrix of one head."""
+    data = matrix.data
+    if data is not None:
+        data += batch.to(tl.int64) * matrix.batch + head.to(tl.int64) * matrix.head
+    return Matrix(data, matrix.batch, matrix.head, matrix.row, matrix.column, matrix.rows, matrix.columns)
+
+
+@triton.jit
+def terms_of_head(terms, batch, head):
+    return Terms(
+        of_head(terms.bias, batch, head),
+        of_head(terms.query_table, batch, head),
+        of_head(terms.key_table, batch, head),
+        of_head(terms.segment, batch, head),
+        of_head(terms.different, batch, head),
+        of_head(terms.visible, batch, head),
+    )
+
+
+@triton.jit
+def rows_at(matrix, row, WIDTH: tl.constexpr):
+    """Pointers (N, WIDTH) to rows of a matrix, and which of them it has."""
+    column = tl.arange(0, WIDTH)
+    inside = (row < matrix.rows)[:, None] & (column < matrix.columns)[None, :]
+    return matrix.data + row[:, None] * matrix.row + column[None, :], inside
+
+
+@triton.jit
+def load_rows(matrix, row, WIDTH: tl.constexpr):
+    """Rows (N, WIDTH); zeros where the matrix has none."""
+    at, inside = rows_at(matrix, row, WIDTH)
+    return tl.load(at, mask=inside, other=0.0)
+
+
+@triton.jit
+def store_rows(matrix, row, values, WIDTH: tl.constexpr):
+    at, inside = rows_at(matrix, row, WIDTH)
+    tl.store(at, values.to(matrix.data.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def pairs_at(matrix, query, key):
+    """Pointers (N, N') to the numbers of pairs of query and key."""
+    return matrix.data + query[:, None].to(tl.int64) * matrix.row + key[None, :] * matrix.column
+
+
+@triton.jit
+def by_query(table, query, key, queries):
+    """Pointers (N, N') into the queries' table, at the distance of each pair, and which of them it has."""
+    column = queries - 1 - query[:, None] + key[None, :]
+    at = table.data + query[:, None].to(tl.int64) * table.row + column
+    return at, (column >= 0) & (column < table.columns)
+
+
+@triton.jit
+def by_key(table, query, key, keys):
+    """The same of the keys' table, whose columns run the other way."""
+    column = keys - 1 - key[None, :] + query[:, None]
+    at = table.data + key[None, :].to(tl.int64) * table.row + column
+    return at, (column >= 0) & (column < table.columns)
+
+
+@triton.jit
+def key_of(column):
+    """The key, within its tile, that stands in a column: of 32 columns, 2 w is key w and 2 w + 1 is key w + 16."""
+    return (column >> 5) * 32 + (column & 1) * 16 + ((column >> 1) & 15)
+
+
+@triton.jit
+def kept(dropout, batch, head, query, start, QUERIES: tl.constexpr, KEYS: tl.constexpr):
+    """The keep mask of a tile whose first key is ``start``: that of :func:`encoderlab.nn.noise.kept_pairs`."""
+    streams = stream(stream(read_key(dropout.keys, batch), dropout.site), head)
+    x = words(streams, (query << 16)[:, None] + (start // 2 + tl.arange(0, KEYS // 2))[None, :])
+    return tl.join(x << 16, x).reshape(QUERIES, KEYS).to(tl.int32, bitcast=True) >= dropout.threshold
+
+
+@triton.jit
+def load_segment(segment, query):
+    """The numbers (N,) of each query for keys of the same segment and of another."""
+    seen = query < segment.rows
+    same = tl.load(segment.data + query * 2, mask=seen, other=0.0)
+    return same, tl.load(segment.data + query * 2 + 1, mask=seen, other=0.0)
+
+
+@triton.jit
+def masked_scores(q, k, query, key, queries, keys, terms, scale, PRECISION: tl.constexpr):
+    """The scores of a tile in float32, minus infinity where a query does not see a key."""
+    real = (query < queries)[:, None] & (key < keys)[None, :]
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if terms.query_table.data is not None:
+        at, inside = by_query(terms.query_table, query, key, queries)
+        scores += tl.load(at, mask=inside & real, other=0.0).to(tl.float32)
+    if terms.key_table.data is not None:
+        at, inside = by_key(terms.key_table, query, key, keys)
+        scores += tl.load(at, mask=inside & real, other=0.0).to(tl.float32)
+    if terms.segment.data is not None:
+        same, other = load_segment(terms.segment, query)
+        differs = tl.load(pairs_at(terms.different, query, key), mask=real, other=0) != 0
+        scores += tl.where(differs, other[:, None], same[:, None])
+    scores *= scale
+    if terms.bias.data is not None:
+        scores += tl.load(pairs_at(terms.bias, query, key), mask=real, other=0.0).to(tl.float32)
+    if terms.visible.data is not None:
+        real &= tl.load(pairs_at(terms.visible, query, key), mask=real, other=0) != 0
+    return tl.where(real, scores, float("-inf"))
+
+
+@triton.jit
+def attend_kernel(
+    Q, K, V, terms, dropout, OUT, LOG_SUM, heads, scale,
+    WIDTH: tl.constexpr, VALUE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program: the outputs of QUERIES queries of one head, in one pass over its keys."""
+    queries, keys = Q.rows, K.rows
+    tiles = tl.cdiv(queries, QUERIES)
+    tile, number = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    batch, head = number // heads, number % heads
+    query = tile * QUERIES + tl.arange(0, QUERIES)
+    k_head, v_head, terms = of_head(K, batch, head), of_head(V, batch, head), terms_of_head(terms, batch, head)
+    q = load_rows(of_head(Q, batch, head), query, WIDTH)
+
+    largest = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    out = tl.zeros([QUERIES, VALUE], tl.float32)
+    for start in range(0, keys, KEYS):
+        key = start + key_of(tl.arange(0, KEYS))
+        k = load_rows(k_head, key, WIDTH)
+        scores = masked_scores(q, k, query, key, queries, keys, terms, scale, PRECISION)
+        now = tl.maximum(largest, tl.max(scores, 1))
+        shift = tl.where(now == float("-inf"), 0.0, now)  # nothing seen yet
+        weights, faded = tl.exp(scores - shift[:, None]), tl.exp(largest - shift)
+        total = total * faded + tl.sum(weights, 1)
+        if dropout.keys is not None:
+            keep = kept(dropout, batch, head, query, start, QUERIES, KEYS)
+            weights = tl.where(keep, weights * dropout.scale, 0.0)
+        v = load_rows(v_head, key, VALUE)
+        out = tl.dot(weights.to(v.dtype), v, out * faded[:, None], input_precision=PRECISION)
+        largest = now
+    out /= tl.where(total == 0.0, 1.0, total)[:, None]
+    store_rows(of_head(OUT, batch, head), query, out, VALUE)
+    # Infinite where a query sees nothing: the backward pass then finds probabilities of zero.
+    log_sum = tl.where(total == 0.0, float("inf"), largest + tl.log(tl.where(total == 0.0, 1.0, total)))
+    tl.store(LOG_SUM + number.to(tl.int64) * queries + query, log_sum, mask=query < queries)
+
+
+@triton.jit
+def probabilities(
+    scores, log_sum, delta, dout, v, dropout, batch, head, query, start,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A tile's probabilities after dropout, and the gradient of its scores."""
+    weights = tl.exp(scores - log_sum[:, None])
+    dropped, dweights = weights, tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+    if dropout.keys is not None:
+        keep = kept(dropout, batch, head, query, start, QUERIES, KEYS)
+        dropped = tl.where(keep, weights * dropout.scale, 0.0)
+        dweights = tl.where(keep, dweights * dropout.scale, 0.0)
+    return dropped, weights * (dweights - delta[:, None])
+
+
+@triton.jit
+def attend_query_gradients_kernel(
+    Q, K, V, terms, dropout, OUT, LOG_SUM, DOUT, DELTA, DQ, DBIAS, DQUERY_TABLE, DKEY_TABLE, DSEGMENT, heads, scale,
+    WIDTH: tl.constexpr, VALUE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program: the gradients of QUERIES queries of one head and of the terms of all their pairs.
+
+    DELTA (B, H, L), the product of each output with its gradient, is left for :func:`attend_key_gradients_kernel`.
+    """
+    queries, keys = Q.rows, K.rows
+    tiles = tl.cdiv(queries, QUERIES)
+    tile, number = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    batch, head = number // heads, number % heads
+    query = tile * QUERIES + tl.arange(0, QUERIES)
+    k_head, v_head, terms = of_head(K, batch, head), of_head(V, batch, head), terms_of_head(terms, batch, head)
+    dbias, dsegment = of_head(DBIAS, batch, head), of_head(DSEGMENT, batch, head)
+    dquery_table, dkey_table = of_head(DQUERY_TABLE, batch, head), of_head(DKEY_TABLE, batch, head)
+    q = load_rows(of_head(Q, batch, head), query, WIDTH)
+    dout = load_rows(of_head(DOUT, batch, head), query, VALUE)
+    out = load_rows(of_head(OUT, batch, head), query, VALUE)
+    place, seen = number.to(tl.int64) * queries + query, query < queries
+    delta = tl.sum(dout.to(tl.float32) * out.to(tl.float32), 1)
+    tl.store(DELTA + place, delta, mask=seen)
+    log_sum = tl.load(LOG_SUM + place, mask=seen, other=float("inf"))
+
+    dq = tl.zeros([QUERIES, WIDTH], tl.float32)
+    dsame, dother = tl.zeros([QUERIES], tl.float32), tl.zeros([QUERIES], tl.float32)
+    for start in range(0, keys, KEYS):
+        key = start + key_of(tl.arange(0, KEYS))
+        real = seen[:, None] & (key < keys)[None, :]
+        k, v = load_rows(k_head, key, WIDTH), load_rows(v_head, key, VALUE)
+        scores = masked_scores(q, k, query, key, queries, keys, terms, scale, PRECISION)
+        _, dscores = probabilities(
+            scores, log_sum, delta, dout, v, dropout, batch, head, query, start, QUERIES, KEYS, PRECISION
+        )
+        if dbias.data is not None:
+            tl.store(pairs_at(dbias, query, key), dscores.to(dbias.data.dtype.element_ty), mask=real)
+        dscores *= scale
+        if dquery_table.data is not None:
+            at, inside = by_query(dquery_table, query, key, queries)
+            tl.store(at, dscores.to(dquery_table.data.dtype.element_ty), mask=inside & real)
+        if dkey_table.data is not None:
+            at, inside = by_key(dkey_table, query, key, keys)
+            tl.store(at, dscores.to(dkey_table.data.dtype.element_ty), mask=inside & real)
+        if dsegment.data is not None:
+            differs = tl.load(pairs_at(terms.different, query, key), mask=real, other=0) != 0
+            dsame += tl.sum(tl.where(differs, 0.0, dscores), 1)
+            dother += tl.sum(tl.where(differs, dscores, 0.0), 1)
+        dq = tl.dot(dscores.to(k.dtype), k, dq, input_precision=PRECISION)
+    store_rows(of_head(DQ, batch, head), query, dq, WIDTH)
+    if dsegment.data is not None:
+        tl.store(dsegment.data + query * 2, dsame, mask=seen)
+        tl.store(dsegment.data + query * 2 + 1, dother, mask=seen)
+
+
+@triton.jit
+def attend_key_gradients_kernel(
+    Q, K, V, terms, dropout, LOG_SUM, DOUT, DELTA, DK, DV, heads, scale,
+    WIDTH: tl.constexpr, VALUE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program: the gradients of KEYS keys and values of one head, in one pass over its queries."""
+    queries, keys = Q.rows, K.rows
+    tiles = tl.cdiv(keys, KEYS)
+    tile, number = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    batch, head = number // heads, number % heads
+    start = tile * KEYS
+    key = start + key_of(tl.arange(0, KEYS))
+    q_head, dout_head, terms = of_head(Q, batch, head), of_head(DOUT, batch, head), terms_of_head(terms, batch, head)
+    k, v = load_rows(of_head(K, batch, head), key, WIDTH), load_rows(of_head(V, batch, head), key, VALUE)
+
+    dk = tl.zeros([KEYS, WIDTH], tl.float32)
+    dv = tl.zeros([KEYS, VALUE], tl.float32)
+    for first in range(0, queries, QUERIES):
+        query = first + tl.arange(0, QUERIES)
+        place, seen = number.to(tl.int64) * queries + query, query < queries
+        q, dout = load_rows(q_head, query, WIDTH), load_rows(dout_head, query, VALUE)
+        delta = tl.load(DELTA + place, mask=seen, other=0.0)
+        log_sum = tl.load(LOG_SUM + place, mask=seen, other=float("inf"))
+        scores = masked_scores(q, k, query, key, queries, keys, terms, scale, PRECISION)
+        dropped, dscores = probabilities(
+            scores, log_sum, delta, dout, v, dropout, batch, head, query, start, QUERIES, KEYS, PRECISION
+        )
+        dv = tl.dot(tl.trans(dropped.to(dout.dtype)), dout, dv, input_precision=PRECISION)
+        dk = tl.dot(tl.trans((dscores * scale).to(q.dtype)), q, dk, input_precision=PRECISION)
+    store_rows(of_head(DK, batch, head), key, dk, WIDTH)
+    store_rows(of_head(DV, batch, head), key, dv, VALUE)
+
+
+# -------------------------------------------------------------------------------------------------------------- launch
+
+
+def matrix(x: Tensor | None) -> Matrix:
+    return Matrix(None, 0, 0, 0, 0, 0, 0) if x is None else Matrix(x, *x.stride(), *x.shape[2:])
+
+
+def tiling(q: Tensor, v: Tensor, *tables: Tensor | None) -> dict[str, Any]:
+    """Tiles whose scores, probabilities and accumulators stay in registers (tests/nn/gpu/machine.py shows them).
+
+    Products of float32 take three products in TF32 each, which is right to 2^-21; or one, where torch's own may.
+    """
+    width, value = (max(16, triton.next_power_of_2(x.shape[-1])) for x in (q, v))
+    half = q.element_size() == 2
+    size = 64 if half and max(width, value) <= 128 else 32
+    exact = torch.get_float32_matmul_precision() == "highest"
+    return {
+        "WIDTH": width, "VALUE": value, "QUERIES": size, "KEYS": size, "PRECISION": "tf32x3" if exact else "tf32",
+        "num_warps": 4 if half and all(table is None for table in tables) else 8, "num_stages": 2,
+    }  # fmt: skip
+
+
+def _heads_last(x: Tensor, width: int) -> Tensor:
+    """An empty (B, H, L, width) whose memory is (B, L, H, width), so that merging the heads copies nothing."""
+    batch, heads, length, _ = x.shape
+    return x.new_empty(batch, length, heads, width).transpose(1, 2)
+
+
+def _attend_shapes(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _heads_last(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@operation(_attend_shapes, space="encoderlab_gpu")
+def attend_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    query_table: Tensor | None,
+    key_table: Tensor | None,
+    segment: Tensor | None,
+    different: Tensor | None,
+    visible: Tensor | None,
+    keys: Tensor | None,
+    scale: float,
+    p: float,
+    site: int,
+) -> tuple[Tensor, Tensor]:
+    """The attended values (B, H, L, V) and the log of every row's softmax denominator (B, H, L)."""
+    out, log_sum = _attend_shapes(q, k, v)
+    batch, heads, queries, _ = q.shape
+    terms = Terms(*map(matrix, (bias, query_table, key_table, segment, different, visible)))
+    tiles = tiling(q, v, query_table, key_table)
+    attend_kernel[(triton.cdiv(queries, tiles["QUERIES"]) * batch * heads,)](
+        matrix(q), matrix(k), matrix(v), terms, Dropout(keys, site, *scaling(keys, p)), matrix(out), log_sum,
+        heads, scale, **tiles,
+    )  # fmt: skip
+    return out, log_sum
+
+
+def _added_shapes(
+    q: Tensor, k: Tensor, bias: Tensor | None, *others: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of the gradients of bias, tables and segment, empty where there is none. Entries of a table that belong to no
+    pair stay zero."""
+    dbias = q.new_empty(0) if bias is None else bias.new_empty(*q.shape[:3], k.shape[2])
+    query_table, key_table, segment = (q.new_empty(0) if x is None else torch.zeros_like(x) for x in others)
+    return dbias, query_table, key_table, segment
+
+
+def _attend_backward_shapes(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dq, dk, dv = (_heads_last(x, x.shape[-1]) for x in (q, k, v))
+    return dq, dk, dv, *_added_shapes(q, k, *rest[:4])
+
+
+@operation(_attend_backward_shapes, space="encoderlab_gpu")
+def attend_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    query_table: Tensor | None,
+    key_table: Tensor | None,
+    segment: Tensor | None,
+    different: Tensor | None,
+    visible: Tensor | None,
+    keys: Tensor | None,
+    out: Tensor,
+    log_sum: Tensor,
+    scale: float,
+    p: float,
+    site: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the first seven, that of the bias for every pair; empty where there is none."""
+    added = bias, query_table, key_table, segment
+    dq, dk, dv, *dadded = _attend_backward_shapes(dout, q, k, v, *added)
+    terms = Terms(*map(matrix, (*added, different, visible)))
+    differentiate(dout, q, k, v, terms, keys, out, log_sum, scale, p, site, dq, dk, dv, dadded)
+    return dq, dk, dv, *dadded  # type: ignore[return-value]
+
+
+def differentiate(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Terms,
+    keys: Tensor | None,
+    out: Tensor,
+    log_sum: Tensor,
+    scale: float,
+    p: float,
+    site: int,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dadded: list[Tensor],
+) -> None:
+    """Fills the gradients."""
+    batch, heads, queries, _ = q.shape
+    delta, tiles = torch.empty_like(log_sum), tiling(q, v, terms.query_table.data, terms.key_table.data)
+    given = (matrix(q), matrix(k), matrix(v), terms, Dropout(keys, site, *scaling(keys, p)))
+    attend_query_gradients_kernel[(triton.cdiv(queries, tiles["QUERIES"]) * batch * heads,)](
+        *given, matrix(out), log_sum, matrix(dout), delta, matrix(dq),
+        *(matrix(x if x.numel() else None) for x in dadded), heads, scale, **tiles,
+    )  # fmt: skip
+    attend_key_gradients_kernel[(triton.cdiv(k.shape[2], tiles["KEYS"]) * batch * heads,)](
+        *given, log_sum, matrix(dout), delta, matrix(dk), matrix(dv), heads, scale, **tiles
+    )
+
+
+class Attend(Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        """Of the arguments of :func:`attend_forward`."""
+        out, log_sum = attend_forward(*given)
+        ctx.save_for_backward(*given[:-3], out, log_sum)
+        ctx.rest = given[-3:]
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        grads = attend_backward(dense(dout), *ctx.saved_tensors, *ctx.rest)
+        present = [x is not None for x in ctx.saved_tensors[:7]]
+        return *(grad if there else None for grad, there in zip(grads, present, strict=True)), *[None] * 6
+
+
+@operation(lambda dout, qkv, *_: torch.empty_like(qkv), space="encoderlab_gpu")
+def attend_packed_backward(
+    dout: Tensor,
+    qkv: Tensor,
+    visible: Tensor | None,
+    keys: Tensor | None,
+    out: Tensor,
+    log_sum: Tensor,
+    scale: float,
+    p: float,
+    site: int,
+) -> Tensor:
+    """The gradient of qkv (3, B, H, L, K), in its own layout."""
+    dqkv = torch.empty_like(qkv)
+    terms = Terms(*map(matrix, (None, None, None, None, None, visible)))
+    none = [qkv.new_empty(0)] * 4
+    differentiate(dout, *qkv.unbind(), terms, keys, out, log_sum, scale, p, site, *dqkv.unbind(), none)
+    return dqkv
+
+
+class AttendPacked(Function):
+    """Self-attention of qkv (3, B, H, L, K), a view of what one product made; its gradient needs no concatenation."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, qkv: Tensor, visible: Tensor | None, keys: Tensor | None, scale: float, p: float, site: int
+    ) -> Tensor:
+        out, log_sum = attend_forward(*qkv.unbind(), *[None] * 5, visible, keys, scale, p, site)
+        ctx.save_for_backward(qkv, visible, keys, out, log_sum)
+        ctx.rest = scale, p, site
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        return attend_packed_backward(dense(dout), *ctx.saved_tensors, *ctx.rest), *[None] * 5
+
+
+# ------------------------------------------------------------------------------------------------ with their gradients
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    visible: Tensor | None,
+    keys: Tensor | None,
+    scale: float,
+    p: float,
+    site: int,
+    relative: Relative | None,
+) -> Tensor:
+    """Of the arguments of :func:`encoderlab.nn.kernels.attend`."""
+    pairs = *q.shape[:3], k.shape[2]
+    query_table = key_table = segment = different = None
+    if relative is not None:
+        if relative.query_rows is not None:
+            query = q if relative.position_query is None else relative.position_query
+            query_table = chosen_per_head(query, relative.query_rows, relative.table)
+        if relative.key_rows is not None:
+            key_table = chosen_per_head(k, relative.key_rows.flip(-3), relative.table)
+        if relative.segment is not None:
+            assert relative.different is not None
+            segment = relative.segment.float().contiguous()
+            different = relative.different.expand(pairs).view(torch.uint8)
+    bias = None if bias is None else bias.expand(pairs)
+    visible = None if visible is None else visible.expand(pairs).view(torch.uint8)
+    q, k, v = dense(q), dense(k), dense(v)
+    return apply(Attend, q, k, v, bias, query_table, key_table, segment, different, visible, keys, scale, p, site)
+
+
+def attend_packed(
+    qkv: Tensor, heads: int, visible: Tensor | None, keys: Tensor | None, scale: float, p: float, site: int
+) -> Tensor:
+    """Of the arguments of :func:`encoderlab.nn.kernels.attend_packed`."""
+    batch, length, _ = qkv.shape
+    if visible is not None:
+        visible = visible.expand(batch, heads, length, length).view(torch.uint8)
+    parts = qkv.contiguous().unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    return apply(AttendPacked, parts, visible, keys, scale, p, site).transpose(1, 2).flatten(2)
+
+
+def dense(x: Tensor) -> Tensor:
+    """With neighbours in memory along the last axis, as the kernels read rows."""
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,0 +1,129 @@
+"""Compiles the Triton kernels for a GPU that is not there: ``python -m tests.nn.gpu.machine`` prints what came out.
+
+Everything runs as on a GPU (the same calls, with tensors on the CPU, choose tiles and specialise the kernels), except
+that a compiled kernel is recorded instead of launched. Must be a process of its own, without Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from encoderlab.nn.kernels import Relative
+from encoderlab.nn.kernels.gpu import attention
+
+PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+CAPABILITIES = {80: "sm_80", 90: "sm_90a"}  # A100, H100
+EVERYTHING = (torch.float32, torch.bfloat16), (32, 64, 128)
+
+
+class Driver:
+    """Stands for the driver of a GPU, as far as compiling asks for one."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return self.target.arch
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def recorded(work: Callable[[], None], capability: int) -> Iterable[Any]:
+    """The kernels that ``work`` would launch, compiled for the capability."""
+    made: dict[str, Any] = {}
+    launch = JITFunction.run
+
+    def compile_only(self: JITFunction, *args: Any, **kwargs: Any) -> Any:
+        kernel = launch(self, *args, **kwargs | {"warmup": True})
+        made[kernel.hash] = kernel
+        return kernel
+
+    triton.runtime.driver.set_active(Driver(capability))
+    JITFunction.run = compile_only
+    try:
+        work()
+    finally:
+        JITFunction.run = launch
+    return made.values()
+
+
+def resources(kernel: Any, capability: int) -> dict[str, Any]:
+    """Registers and spilled bytes per thread, bytes of shared memory per program."""
+    with tempfile.TemporaryDirectory() as place:
+        source = Path(place) / "kernel.ptx"
+        source.write_text(kernel.asm["ptx"])
+        said = subprocess.run(
+            [PTXAS, "-v", "--gpu-name", CAPABILITIES[capability], source, "-o", Path(place) / "kernel.cubin"],
+            check=True, capture_output=True, text=True,
+        ).stderr  # fmt: skip
+    registers, stored = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
+    assert registers and stored, said
+    return {
+        "kernel": kernel.metadata.name,
+        "capability": capability,
+        "registers": int(registers[1]),
+        "spilled": int(stored[1]),
+        "shared": kernel.metadata.shared,
+        "warps": kernel.metadata.num_warps,
+    }
+
+
+def attend(dtype: torch.dtype, width: int, terms: str) -> Callable[[], None]:
+    """Forward and backward of attention with these terms."""
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, requires_grad=True)
+
+    def work() -> None:
+        B, H, L = 2, 4, 128
+        keys = torch.zeros(B, dtype=torch.long)
+        visible = torch.ones(B, 1, L, L, dtype=torch.bool)
+        q, k, v = (leaf(B, H, L, width) for _ in range(3))
+        rows = [leaf(2 * L - 1, H, width) for _ in range(2)]
+        relative = {
+            "deberta": Relative(*rows),
+            "xlnet": Relative(rows[0], None, leaf(B, H, L, width), leaf(B, H, L, 2), visible),
+        }
+        bias = leaf(1, H, L, L) if terms == "bias" else None
+        dropped = keys if terms != "plain" else None
+        attention.attend(q, k, v, bias, visible, dropped, 0.1, 0.1, 0, relative.get(terms)).sum().backward()
+
+    return work
+
+
+def cases(dtypes: Iterable[torch.dtype], widths: Iterable[int]) -> dict[str, Callable[[], None]]:
+    return {
+        f"attend {terms} {dtype} {width}": attend(dtype, width, terms)
+        for dtype in dtypes
+        for width in widths
+        for terms in ("plain", "dropout", "bias", "deberta", "xlnet")
+    }
+
+
+if __name__ == "__main__":
+    few = "few" in sys.argv
+    for capability in [90] if few else CAPABILITIES:
+        for name, work in cases([torch.bfloat16], [64]).items() if few else cases(*EVERYTHING).items():
+            for kernel in recorded(work, capability):
+                print(json.dumps({"case": name} | resources(kernel, capability)), flush=True)

@@ -1,0 +1,123 @@
+"""Attention's Triton kernels against the plain twin, values and gradients: in the interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from encoderlab.nn import noise
+from encoderlab.nn.kernels import plain
+from encoderlab.nn.kernels.gpu import attention
+from tests.nn.test_kernels import KEYS, TERMS, agree, masks, normal, relative
+
+ROWS = 2  # the interpreter is slow
+
+
+def fast(q, k, v, bias, visible, scale, p, relative=None):
+    return attention.attend(q, k, v, bias, visible, KEYS[: len(q)], scale, p, 1, relative)
+
+
+def slow(q, k, v, bias, visible, scale, p, relative=None):
+    keys = KEYS[: len(q)]
+    return plain.attend(q, k, v, bias=bias, visible=visible, scale=scale, p=p, keys=keys, site=1, relative=relative)
+
+
+@pytest.mark.parametrize(
+    ("shape", "mask", "bias", "p"),
+    [
+        ((16, 16, 8, 8), "none", None, 0.0),
+        ((70, 50, 33, 20), "pairs", None, 0.2),
+        ((1, 40, 16, 16), "keys", (ROWS, 1, 1, 40), 0.2),
+        ((33, 70, 64, 64), "per head", (1, 2, 33, 70), 0.2),
+        ((50, 70, 8, 16), "queries", (ROWS, 2, 50, 70), 0.0),
+    ],
+)
+def test_attend(shape, mask, bias, p):
+    L, M, K, V = shape
+    visible = masks(L, M)[mask]
+    visible = None if visible is None else visible[:ROWS]
+    q, k, v = normal(ROWS, 2, L, K), normal(ROWS, 2, M, K, seed=1), normal(ROWS, 2, M, V, seed=2)
+    inputs = [q, k, v, None if bias is None else normal(*bias, seed=3)]
+    agree(lambda *x: fast(*x, visible, K**-0.5, p), lambda *x: slow(*x, visible, K**-0.5, p), inputs)
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_attend_relative(terms):
+    L, M, K = 40, 50, 9
+    visible = masks(L, M)["pairs"][:ROWS]
+    leaves, make = relative(terms, L, M, K, ROWS)
+    q, k, v = normal(ROWS, 2, L, K), normal(ROWS, 2, M, K, seed=1), normal(ROWS, 2, M, K, seed=2)
+
+    def call(attend):
+        return lambda q, k, v, *parts: attend(q, k, v, None, visible, 0.2, 0.2, make(*parts))
+
+    agree(call(fast), call(slow), [q, k, v, *leaves])
+
+
+def test_one_sided_table():
+    """Transformer-XL's distances >= 0: P = M rows, what lies past the diagonal is invisible."""
+    L, M, K = 20, 50, 8
+    visible = (torch.arange(L)[:, None] + M - L >= torch.arange(M))[None, None]
+
+    def call(attend):
+        return lambda q, k, v, rows: attend(q, k, v, None, visible, 0.3, 0.0, plain.Relative(query_rows=rows))
+
+    inputs = [
+        normal(ROWS, 2, L, K),
+        normal(ROWS, 2, M, K, seed=1),
+        normal(ROWS, 2, M, K, seed=2),
+        normal(M, 2, K, seed=3),
+    ]
+    agree(call(fast), call(slow), inputs)
+
+
+def test_half_precision():
+    """Products in half precision, everything between them in single; the interpreter has no products of bfloat16."""
+    L, M, K = 40, 70, 32
+    visible = masks(L, M)["pairs"][:ROWS]
+    q, k, v = (normal(ROWS, 2, n, K, seed=n).half() for n in (L, M, M))
+    rows = normal(L + M - 1, 2, K, seed=3).half()
+    got = fast(q, k, v, None, visible, 0.2, 0.2, plain.Relative(query_rows=rows))
+    want = slow(*(x.double() for x in (q, k, v)), None, visible, 0.2, 0.2, plain.Relative(query_rows=rows.double()))
+    assert got.dtype == torch.float16
+    assert (got - want).abs().max() < 2e-3 * want.abs().max()
+
+
+@pytest.mark.parametrize("mask", ["none", "packed"])
+def test_attend_packed(mask):
+    visible, keys = masks(40, 40)[mask], KEYS[:ROWS]
+    visible = None if visible is None else visible[:ROWS]
+    agree(
+        lambda qkv: attention.attend_packed(qkv, 3, visible, keys, 0.25, 0.2, 1),
+        lambda qkv: plain.attend_packed(qkv, 3, visible=visible, scale=0.25, p=0.2, keys=keys, site=1),
+        [normal(ROWS, 40, 3 * 3 * 16)],
+    )
+
+
+def test_extremes():
+    """Rows that see nothing give zeros and no gradient; huge scores and biases of minus infinity give no NaN; a NaN
+    is not hidden."""
+    visible = torch.ones(2, 1, 8, 8, dtype=torch.bool)
+    visible[0] = False
+    q, k, v = ((200 * normal(2, 2, 8, 16, seed=s)).requires_grad_() for s in range(3))
+    bias = torch.zeros(2, 2, 8, 8)
+    bias[1, :, :, 3] = float("-inf")
+    bias[1, :, :, 4] = torch.finfo(torch.float32).min
+    out = attention.attend(q, k, v, bias, visible, KEYS[:2], 1.0, 0.1, 0, None)
+    assert (out[0] == 0).all() and out.isfinite().all()
+    out.sum().backward()
+    for x in (q, k, v):
+        assert x.grad.isfinite().all() and (x.grad[0] == 0).all()
+    nan = torch.full((1, 1, 8, 16), float("nan"))
+    assert attention.attend(nan, nan, nan, None, None, None, 1.0, 0.0, 0, None).isnan().all()
+
+
+def test_the_mask_of_a_pair_does_not_depend_on_its_tile():
+    """Values of one: what is attended is the share of kept probabilities, which shows the masks themselves."""
+    for L, M in ((5, 33), (65, 130)):
+        q, k = torch.zeros(1, 3, L, 16), torch.zeros(1, 3, M, 16)
+        eye = torch.eye(M).expand(1, 3, M, M)
+        got = attention.attend(q, k, eye, None, None, KEYS[:1], 1.0, 0.4, 2, None)
+        assert torch.equal(got > 0, noise.kept_pairs(KEYS[:1], 2, 3, L, M, 0.4))
