@@ -7,6 +7,7 @@ Every raw function of :mod:`.cpu` and :mod:`.gpu` takes and returns tensors and 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch.autograd import Function
 
 from encoderlab.nn import noise
 
+GPU = "encoderlab_gpu"  # the space of operations that launch Triton kernels
+
 
 def operation(
     shapes: Callable[..., Any], mutates: tuple[str, ...] = (), space: str = "encoderlab"
@@ -24,6 +27,8 @@ def operation(
     """Registers a raw function as ``SPACE::NAME``, ``shapes`` its meta version; returns the function to call."""
 
     def wrap(function: Callable) -> Callable:
+        if space == GPU:
+            function = on_its_device(function)
         custom = custom_operations.custom_op(f"{space}::{function.__name__}", function, mutates_args=mutates)
         custom.register_fake(shapes)
 
@@ -33,6 +38,17 @@ def operation(
         return call
 
     return wrap
+
+
+def on_its_device(function: Callable) -> Callable:
+    """``function`` with its first tensor's GPU as the current one, where Triton launches."""
+
+    @functools.wraps(function)
+    def run(x: Tensor, *args: Any) -> Any:
+        with torch.cuda.device_of(x):
+            return function(x, *args)
+
+    return run
 
 
 class Unrecorded:

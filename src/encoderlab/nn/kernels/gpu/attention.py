@@ -25,7 +25,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from encoderlab.nn.kernels.gpu.noise import read_key, stream, words
-from encoderlab.nn.kernels.operation import apply, operation, scaling
+from encoderlab.nn.kernels.operation import GPU, apply, operation, scaling
 from encoderlab.nn.kernels.plain import Relative, chosen_per_head
 
 # ------------------------------------------------------------------------------------------------------------- kernels
@@ -343,7 +343,7 @@ def _attend_shapes(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Te
     return _heads_last(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@operation(_attend_shapes, space="encoderlab_gpu")
+@operation(_attend_shapes, space=GPU)
 def attend_forward(
     q: Tensor,
     k: Tensor,
@@ -388,7 +388,7 @@ def _attend_backward_shapes(
     return dq, dk, dv, *_added_shapes(q, k, *rest[:4])
 
 
-@operation(_attend_backward_shapes, space="encoderlab_gpu")
+@operation(_attend_backward_shapes, space=GPU)
 def attend_backward(
     dout: Tensor,
     q: Tensor,
@@ -462,7 +462,7 @@ class Attend(Function):
         return *(grad if there else None for grad, there in zip(grads, present, strict=True)), *[None] * 6
 
 
-@operation(lambda dout, qkv, *_: torch.empty_like(qkv), space="encoderlab_gpu")
+@operation(lambda dout, qkv, *_: torch.empty_like(qkv), space=GPU)
 def attend_packed_backward(
     dout: Tensor,
     qkv: Tensor,
