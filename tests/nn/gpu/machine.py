@@ -28,8 +28,8 @@ from triton.runtime.jit import JITFunction
 from encoderlab.nn.kernels import Relative
 from encoderlab.nn.kernels.gpu import attention
 
-PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-CAPABILITIES = {80: "sm_80", 90: "sm_90a"}  # A100, H100
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+CAPABILITIES = 80, 90  # A100, H100
 EVERYTHING = (torch.float32, torch.bfloat16), (32, 64, 128)
 
 
@@ -68,22 +68,18 @@ def recorded(work: Callable[[], None], capability: int) -> Iterable[Any]:
     return made.values()
 
 
-def resources(kernel: Any, capability: int) -> dict[str, Any]:
-    """Registers and spilled bytes per thread, bytes of shared memory per program."""
+def resources(kernel: Any) -> dict[str, Any]:
+    """Registers and bytes of stack per thread (what does not fit the registers), bytes of shared memory per program."""
     with tempfile.TemporaryDirectory() as place:
-        source = Path(place) / "kernel.ptx"
-        source.write_text(kernel.asm["ptx"])
-        said = subprocess.run(
-            [PTXAS, "-v", "--gpu-name", CAPABILITIES[capability], source, "-o", Path(place) / "kernel.cubin"],
-            check=True, capture_output=True, text=True,
-        ).stderr  # fmt: skip
-    registers, stored = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
-    assert registers and stored, said
+        code = Path(place) / "kernel.cubin"
+        code.write_bytes(kernel.asm["cubin"])
+        said = subprocess.run([CUOBJDUMP, "--dump-resource-usage", code], check=True, capture_output=True, text=True)
+    numbers = dict(re.findall(r"(REG|STACK):(\d+)", said.stdout))
     return {
         "kernel": kernel.metadata.name,
-        "capability": capability,
-        "registers": int(registers[1]),
-        "spilled": int(stored[1]),
+        "capability": kernel.metadata.target.arch,
+        "registers": int(numbers["REG"]),
+        "stack": int(numbers["STACK"]),
         "shared": kernel.metadata.shared,
         "warps": kernel.metadata.num_warps,
     }
@@ -126,4 +122,4 @@ if __name__ == "__main__":
     for capability in [90] if few else CAPABILITIES:
         for name, work in cases([torch.bfloat16], [64]).items() if few else cases(*EVERYTHING).items():
             for kernel in recorded(work, capability):
-                print(json.dumps({"case": name} | resources(kernel, capability)), flush=True)
+                print(json.dumps({"case": name} | resources(kernel)), flush=True)

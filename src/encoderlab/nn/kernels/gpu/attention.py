@@ -63,65 +63,50 @@ class Dropout(NamedTuple):
 
 @triton.jit
 def of_head(matrix, batch, head):
-    """The matrix of one head."""
-    data = matrix.data
-    if data is not None:
-        data += batch.to(tl.int64) * matrix.batch + head.to(tl.int64) * matrix.head
-    return Matrix(data, matrix.batch, matrix.head, matrix.row, matrix.column, matrix.rows, matrix.columns)
+    """Where the matrix of one head begins."""
+    return matrix.data + batch.to(tl.int64) * matrix.batch + head.to(tl.int64) * matrix.head
 
 
 @triton.jit
-def terms_of_head(terms, batch, head):
-    return Terms(
-        of_head(terms.bias, batch, head),
-        of_head(terms.query_table, batch, head),
-        of_head(terms.key_table, batch, head),
-        of_head(terms.segment, batch, head),
-        of_head(terms.different, batch, head),
-        of_head(terms.visible, batch, head),
-    )
-
-
-@triton.jit
-def rows_at(matrix, row, WIDTH: tl.constexpr):
-    """Pointers (N, WIDTH) to rows of a matrix, and which of them it has."""
+def rows_at(matrix, batch, head, row, WIDTH: tl.constexpr):
+    """Pointers (N, WIDTH) to rows of a head's matrix, and which of them it has."""
     column = tl.arange(0, WIDTH)
     inside = (row < matrix.rows)[:, None] & (column < matrix.columns)[None, :]
-    return matrix.data + row[:, None] * matrix.row + column[None, :], inside
+    return of_head(matrix, batch, head) + row[:, None] * matrix.row + column[None, :], inside
 
 
 @triton.jit
-def load_rows(matrix, row, WIDTH: tl.constexpr):
+def load_rows(matrix, batch, head, row, WIDTH: tl.constexpr):
     """Rows (N, WIDTH); zeros where the matrix has none."""
-    at, inside = rows_at(matrix, row, WIDTH)
+    at, inside = rows_at(matrix, batch, head, row, WIDTH)
     return tl.load(at, mask=inside, other=0.0)
 
 
 @triton.jit
-def store_rows(matrix, row, values, WIDTH: tl.constexpr):
-    at, inside = rows_at(matrix, row, WIDTH)
+def store_rows(matrix, batch, head, row, values, WIDTH: tl.constexpr):
+    at, inside = rows_at(matrix, batch, head, row, WIDTH)
     tl.store(at, values.to(matrix.data.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def pairs_at(matrix, query, key):
+def pairs_at(matrix, batch, head, query, key):
     """Pointers (N, N') to the numbers of pairs of query and key."""
-    return matrix.data + query[:, None].to(tl.int64) * matrix.row + key[None, :] * matrix.column
+    return of_head(matrix, batch, head) + query[:, None].to(tl.int64) * matrix.row + key[None, :] * matrix.column
 
 
 @triton.jit
-def by_query(table, query, key, queries):
+def by_query(table, batch, head, query, key, queries):
     """Pointers (N, N') into the queries' table, at the distance of each pair, and which of them it has."""
     column = queries - 1 - query[:, None] + key[None, :]
-    at = table.data + query[:, None].to(tl.int64) * table.row + column
+    at = of_head(table, batch, head) + query[:, None].to(tl.int64) * table.row + column
     return at, (column >= 0) & (column < table.columns)
 
 
 @triton.jit
-def by_key(table, query, key, keys):
+def by_key(table, batch, head, query, key, keys):
     """The same of the keys' table, whose columns run the other way."""
     column = keys - 1 - key[None, :] + query[:, None]
-    at = table.data + key[None, :].to(tl.int64) * table.row + column
+    at = of_head(table, batch, head) + key[None, :].to(tl.int64) * table.row + column
     return at, (column >= 0) & (column < table.columns)
 
 
@@ -140,33 +125,34 @@ def kept(dropout, batch, head, query, start, QUERIES: tl.constexpr, KEYS: tl.con
 
 
 @triton.jit
-def load_segment(segment, query):
-    """The numbers (N,) of each query for keys of the same segment and of another."""
-    seen = query < segment.rows
-    same = tl.load(segment.data + query * 2, mask=seen, other=0.0)
-    return same, tl.load(segment.data + query * 2 + 1, mask=seen, other=0.0)
+def segment_at(segment, batch, head, query):
+    """Pointers (N,) to the numbers of each query for keys of the same segment and of another."""
+    same = of_head(segment, batch, head) + query * segment.row
+    return same, same + 1
 
 
 @triton.jit
-def masked_scores(q, k, query, key, queries, keys, terms, scale, PRECISION: tl.constexpr):
+def masked_scores(q, k, batch, head, query, key, queries, keys, terms, scale, PRECISION: tl.constexpr):
     """The scores of a tile in float32, minus infinity where a query does not see a key."""
     real = (query < queries)[:, None] & (key < keys)[None, :]
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if terms.query_table.data is not None:
-        at, inside = by_query(terms.query_table, query, key, queries)
+        at, inside = by_query(terms.query_table, batch, head, query, key, queries)
         scores += tl.load(at, mask=inside & real, other=0.0).to(tl.float32)
     if terms.key_table.data is not None:
-        at, inside = by_key(terms.key_table, query, key, keys)
+        at, inside = by_key(terms.key_table, batch, head, query, key, keys)
         scores += tl.load(at, mask=inside & real, other=0.0).to(tl.float32)
     if terms.segment.data is not None:
-        same, other = load_segment(terms.segment, query)
-        differs = tl.load(pairs_at(terms.different, query, key), mask=real, other=0) != 0
+        at_same, at_other = segment_at(terms.segment, batch, head, query)
+        same = tl.load(at_same, mask=query < queries, other=0.0)
+        other = tl.load(at_other, mask=query < queries, other=0.0)
+        differs = tl.load(pairs_at(terms.different, batch, head, query, key), mask=real, other=0) != 0
         scores += tl.where(differs, other[:, None], same[:, None])
     scores *= scale
     if terms.bias.data is not None:
-        scores += tl.load(pairs_at(terms.bias, query, key), mask=real, other=0.0).to(tl.float32)
+        scores += tl.load(pairs_at(terms.bias, batch, head, query, key), mask=real, other=0.0).to(tl.float32)
     if terms.visible.data is not None:
-        real &= tl.load(pairs_at(terms.visible, query, key), mask=real, other=0) != 0
+        real &= tl.load(pairs_at(terms.visible, batch, head, query, key), mask=real, other=0) != 0
     return tl.where(real, scores, float("-inf"))
 
 
@@ -181,16 +167,15 @@ def attend_kernel(
     tile, number = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     batch, head = number // heads, number % heads
     query = tile * QUERIES + tl.arange(0, QUERIES)
-    k_head, v_head, terms = of_head(K, batch, head), of_head(V, batch, head), terms_of_head(terms, batch, head)
-    q = load_rows(of_head(Q, batch, head), query, WIDTH)
+    q = load_rows(Q, batch, head, query, WIDTH)
 
     largest = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     out = tl.zeros([QUERIES, VALUE], tl.float32)
     for start in range(0, keys, KEYS):
         key = start + key_of(tl.arange(0, KEYS))
-        k = load_rows(k_head, key, WIDTH)
-        scores = masked_scores(q, k, query, key, queries, keys, terms, scale, PRECISION)
+        k = load_rows(K, batch, head, key, WIDTH)
+        scores = masked_scores(q, k, batch, head, query, key, queries, keys, terms, scale, PRECISION)
         now = tl.maximum(largest, tl.max(scores, 1))
         shift = tl.where(now == float("-inf"), 0.0, now)  # nothing seen yet
         weights, faded = tl.exp(scores - shift[:, None]), tl.exp(largest - shift)
@@ -198,11 +183,11 @@ def attend_kernel(
         if dropout.keys is not None:
             keep = kept(dropout, batch, head, query, start, QUERIES, KEYS)
             weights = tl.where(keep, weights * dropout.scale, 0.0)
-        v = load_rows(v_head, key, VALUE)
+        v = load_rows(V, batch, head, key, VALUE)
         out = tl.dot(weights.to(v.dtype), v, out * faded[:, None], input_precision=PRECISION)
         largest = now
     out /= tl.where(total == 0.0, 1.0, total)[:, None]
-    store_rows(of_head(OUT, batch, head), query, out, VALUE)
+    store_rows(OUT, batch, head, query, out, VALUE)
     # Infinite where a query sees nothing: the backward pass then finds probabilities of zero.
     log_sum = tl.where(total == 0.0, float("inf"), largest + tl.log(tl.where(total == 0.0, 1.0, total)))
     tl.store(LOG_SUM + number.to(tl.int64) * queries + query, log_sum, mask=query < queries)
@@ -237,12 +222,9 @@ def attend_query_gradients_kernel(
     tile, number = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     batch, head = number // heads, number % heads
     query = tile * QUERIES + tl.arange(0, QUERIES)
-    k_head, v_head, terms = of_head(K, batch, head), of_head(V, batch, head), terms_of_head(terms, batch, head)
-    dbias, dsegment = of_head(DBIAS, batch, head), of_head(DSEGMENT, batch, head)
-    dquery_table, dkey_table = of_head(DQUERY_TABLE, batch, head), of_head(DKEY_TABLE, batch, head)
-    q = load_rows(of_head(Q, batch, head), query, WIDTH)
-    dout = load_rows(of_head(DOUT, batch, head), query, VALUE)
-    out = load_rows(of_head(OUT, batch, head), query, VALUE)
+    q = load_rows(Q, batch, head, query, WIDTH)
+    dout = load_rows(DOUT, batch, head, query, VALUE)
+    out = load_rows(OUT, batch, head, query, VALUE)
     place, seen = number.to(tl.int64) * queries + query, query < queries
     delta = tl.sum(dout.to(tl.float32) * out.to(tl.float32), 1)
     tl.store(DELTA + place, delta, mask=seen)
@@ -253,29 +235,30 @@ def attend_query_gradients_kernel(
     for start in range(0, keys, KEYS):
         key = start + key_of(tl.arange(0, KEYS))
         real = seen[:, None] & (key < keys)[None, :]
-        k, v = load_rows(k_head, key, WIDTH), load_rows(v_head, key, VALUE)
-        scores = masked_scores(q, k, query, key, queries, keys, terms, scale, PRECISION)
+        k, v = load_rows(K, batch, head, key, WIDTH), load_rows(V, batch, head, key, VALUE)
+        scores = masked_scores(q, k, batch, head, query, key, queries, keys, terms, scale, PRECISION)
         _, dscores = probabilities(
             scores, log_sum, delta, dout, v, dropout, batch, head, query, start, QUERIES, KEYS, PRECISION
         )
-        if dbias.data is not None:
-            tl.store(pairs_at(dbias, query, key), dscores.to(dbias.data.dtype.element_ty), mask=real)
+        if DBIAS.data is not None:
+            tl.store(pairs_at(DBIAS, batch, head, query, key), dscores.to(DBIAS.data.dtype.element_ty), mask=real)
         dscores *= scale
-        if dquery_table.data is not None:
-            at, inside = by_query(dquery_table, query, key, queries)
-            tl.store(at, dscores.to(dquery_table.data.dtype.element_ty), mask=inside & real)
-        if dkey_table.data is not None:
-            at, inside = by_key(dkey_table, query, key, keys)
-            tl.store(at, dscores.to(dkey_table.data.dtype.element_ty), mask=inside & real)
-        if dsegment.data is not None:
-            differs = tl.load(pairs_at(terms.different, query, key), mask=real, other=0) != 0
+        if DQUERY_TABLE.data is not None:
+            at, inside = by_query(DQUERY_TABLE, batch, head, query, key, queries)
+            tl.store(at, dscores.to(DQUERY_TABLE.data.dtype.element_ty), mask=inside & real)
+        if DKEY_TABLE.data is not None:
+            at, inside = by_key(DKEY_TABLE, batch, head, query, key, keys)
+            tl.store(at, dscores.to(DKEY_TABLE.data.dtype.element_ty), mask=inside & real)
+        if DSEGMENT.data is not None:
+            differs = tl.load(pairs_at(terms.different, batch, head, query, key), mask=real, other=0) != 0
             dsame += tl.sum(tl.where(differs, 0.0, dscores), 1)
             dother += tl.sum(tl.where(differs, dscores, 0.0), 1)
         dq = tl.dot(dscores.to(k.dtype), k, dq, input_precision=PRECISION)
-    store_rows(of_head(DQ, batch, head), query, dq, WIDTH)
-    if dsegment.data is not None:
-        tl.store(dsegment.data + query * 2, dsame, mask=seen)
-        tl.store(dsegment.data + query * 2 + 1, dother, mask=seen)
+    store_rows(DQ, batch, head, query, dq, WIDTH)
+    if DSEGMENT.data is not None:
+        at_same, at_other = segment_at(DSEGMENT, batch, head, query)
+        tl.store(at_same, dsame, mask=seen)
+        tl.store(at_other, dother, mask=seen)
 
 
 @triton.jit
@@ -290,25 +273,24 @@ def attend_key_gradients_kernel(
     batch, head = number // heads, number % heads
     start = tile * KEYS
     key = start + key_of(tl.arange(0, KEYS))
-    q_head, dout_head, terms = of_head(Q, batch, head), of_head(DOUT, batch, head), terms_of_head(terms, batch, head)
-    k, v = load_rows(of_head(K, batch, head), key, WIDTH), load_rows(of_head(V, batch, head), key, VALUE)
+    k, v = load_rows(K, batch, head, key, WIDTH), load_rows(V, batch, head, key, VALUE)
 
     dk = tl.zeros([KEYS, WIDTH], tl.float32)
     dv = tl.zeros([KEYS, VALUE], tl.float32)
     for first in range(0, queries, QUERIES):
         query = first + tl.arange(0, QUERIES)
         place, seen = number.to(tl.int64) * queries + query, query < queries
-        q, dout = load_rows(q_head, query, WIDTH), load_rows(dout_head, query, VALUE)
+        q, dout = load_rows(Q, batch, head, query, WIDTH), load_rows(DOUT, batch, head, query, VALUE)
         delta = tl.load(DELTA + place, mask=seen, other=0.0)
         log_sum = tl.load(LOG_SUM + place, mask=seen, other=float("inf"))
-        scores = masked_scores(q, k, query, key, queries, keys, terms, scale, PRECISION)
+        scores = masked_scores(q, k, batch, head, query, key, queries, keys, terms, scale, PRECISION)
         dropped, dscores = probabilities(
             scores, log_sum, delta, dout, v, dropout, batch, head, query, start, QUERIES, KEYS, PRECISION
         )
         dv = tl.dot(tl.trans(dropped.to(dout.dtype)), dout, dv, input_precision=PRECISION)
         dk = tl.dot(tl.trans((dscores * scale).to(q.dtype)), q, dk, input_precision=PRECISION)
-    store_rows(of_head(DK, batch, head), key, dk, WIDTH)
-    store_rows(of_head(DV, batch, head), key, dv, VALUE)
+    store_rows(DK, batch, head, key, dk, WIDTH)
+    store_rows(DV, batch, head, key, dv, VALUE)
 
 
 # -------------------------------------------------------------------------------------------------------------- launch
