@@ -51,17 +51,18 @@ def counts(doc, position, shift, positions, length):
 
 @triton.jit
 def depthwise_kernel(
-    x, weight, doc, out, positions, length, width, taps, POSITIONS: tl.constexpr, CHANNELS: tl.constexpr
-):
-    """out[t] = sum_j weight[j] x[t + j - taps // 2]; weight (taps, width)."""
+    x, weight, doc, out, positions, length, width,
+    TAPS: tl.constexpr, POSITIONS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """out[t] = sum_j weight[j] x[t + j - TAPS // 2]; weight (TAPS, width)."""
     parts = tl.cdiv(width, CHANNELS)
     position = tl.program_id(0) // parts * POSITIONS + tl.arange(0, POSITIONS)
     channel = tl.program_id(0) % parts * CHANNELS + tl.arange(0, CHANNELS)
     within = channel < width
     here = position.to(tl.int64)[:, None] * width + channel
     total = tl.zeros((POSITIONS, CHANNELS), tl.float32)
-    for tap in range(taps):
-        shift = tap - taps // 2
+    for tap in range(TAPS):
+        shift = tap - TAPS // 2
         read = counts(doc, position, shift, positions, length)[:, None] & within
         moved = tl.load(x + here + shift * width, mask=read, other=0.0).to(tl.float32)
         total += moved * tl.load(weight + tap * width + channel, mask=within, other=0.0).to(tl.float32)
@@ -70,10 +71,11 @@ def depthwise_kernel(
 
 @triton.jit
 def depthwise_backward_kernel(
-    grad, x, weight, doc, dx, sums, positions, length, width, taps, POSITIONS: tl.constexpr, CHANNELS: tl.constexpr
-):
-    """dx[s] = sum_j weight[j] grad[s - j + taps // 2], and the sums over the block's s of x[s] grad[s - j + taps // 2]:
-    both gradients from the same reads. ``sums`` (blocks of positions, taps, width)."""
+    grad, x, weight, doc, dx, sums, positions, length, width,
+    TAPS: tl.constexpr, POSITIONS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """dx[s] = sum_j weight[j] grad[s - j + TAPS // 2], and the sums over the block's s of x[s] grad[s - j + TAPS // 2]:
+    both gradients from the same reads. ``sums`` (blocks of positions, TAPS, width)."""
     parts = tl.cdiv(width, CHANNELS)
     number = tl.program_id(0) // parts
     position = number * POSITIONS + tl.arange(0, POSITIONS)
@@ -83,12 +85,12 @@ def depthwise_backward_kernel(
     inside = (position < positions)[:, None] & within
     own = tl.load(x + here, mask=inside, other=0.0).to(tl.float32)
     total = tl.zeros((POSITIONS, CHANNELS), tl.float32)
-    for tap in range(taps):
-        shift = taps // 2 - tap
+    for tap in range(TAPS):
+        shift = TAPS // 2 - tap
         read = counts(doc, position, shift, positions, length)[:, None] & within
         moved = tl.load(grad + here + shift * width, mask=read, other=0.0).to(tl.float32)
         total += moved * tl.load(weight + tap * width + channel, mask=within, other=0.0).to(tl.float32)
-        tl.store(sums + (number * taps + tap).to(tl.int64) * width + channel, tl.sum(own * moved, 0), mask=within)
+        tl.store(sums + (number * TAPS + tap).to(tl.int64) * width + channel, tl.sum(own * moved, 0), mask=within)
     tl.store(dx + here, total, mask=inside)
 
 
@@ -98,7 +100,7 @@ def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None) -> Tensor:
     out = torch.empty_like(x)
     (batch, length, width), tile = x.shape, block(x, min(x.shape[2], 64))
     programs = triton.cdiv(batch * length, tile["POSITIONS"]) * triton.cdiv(width, tile["CHANNELS"])
-    depthwise_kernel[(programs,)](x, weight, doc, out, batch * length, length, width, len(weight), **tile)
+    depthwise_kernel[(programs,)](x, weight, doc, out, batch * length, length, width, TAPS=len(weight), **tile)
     return out
 
 
@@ -113,7 +115,7 @@ def depthwise_backward(grad: Tensor, x: Tensor, weight: Tensor, doc: Tensor | No
     blocks = triton.cdiv(batch * length, tile["POSITIONS"])
     sums = x.new_empty(blocks, *weight.shape, dtype=torch.float32)
     depthwise_backward_kernel[(blocks * triton.cdiv(width, tile["CHANNELS"]),)](
-        grad, x, weight, doc, dx, sums, batch * length, length, width, len(weight), **tile
+        grad, x, weight, doc, dx, sums, batch * length, length, width, TAPS=len(weight), **tile
     )
     return dx, sums.sum(0)
 
@@ -134,10 +136,10 @@ class Depthwise(Function):
 
 @triton.jit
 def dynamic_kernel(
-    x, logits, doc, out, norms, positions, length, heads, width, taps,
-    COLUMNS: tl.constexpr, POSITIONS: tl.constexpr, CHANNELS: tl.constexpr,
+    x, logits, doc, out, norms, positions, length, heads, width,
+    TAPS: tl.constexpr, COLUMNS: tl.constexpr, POSITIONS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """out[t] = sum_j exp(logits[t, j] - norms[t]) x[t + j - taps // 2] for one head, with norms[t] = log sum_j exp."""
+    """out[t] = sum_j exp(logits[t, j] - norms[t]) x[t + j - TAPS // 2] for one head, with norms[t] = log sum_j exp."""
     head = tl.program_id(0) % heads
     position = tl.program_id(0) // heads * POSITIONS + tl.arange(0, POSITIONS)
     channel = tl.arange(0, CHANNELS)
@@ -146,30 +148,30 @@ def dynamic_kernel(
     here = place[:, None] * width + channel
 
     column = tl.arange(0, COLUMNS)
-    given = exists[:, None] & (column < taps)
-    scores = tl.load(logits + place[:, None] * taps + column, mask=given, other=0.0).to(tl.float32)
-    scores = tl.where(column < taps, scores, float("-inf"))
+    given = exists[:, None] & (column < TAPS)
+    scores = tl.load(logits + place[:, None] * TAPS + column, mask=given, other=0.0).to(tl.float32)
+    scores = tl.where(column < TAPS, scores, float("-inf"))
     largest = tl.max(scores, 1)
     norm = largest + tl.log(tl.sum(tl.exp(scores - largest[:, None]), 1))
     tl.store(norms + place, norm, mask=exists)
 
     total = tl.zeros((POSITIONS, CHANNELS), tl.float32)
-    for tap in range(taps):
-        shift = tap - taps // 2
+    for tap in range(TAPS):
+        shift = tap - TAPS // 2
         read = counts(doc, position, shift, positions, length)[:, None] & within
         moved = tl.load(x + here + shift * heads * width, mask=read, other=0.0).to(tl.float32)
-        score = tl.load(logits + place * taps + tap, mask=exists, other=0.0).to(tl.float32)
+        score = tl.load(logits + place * TAPS + tap, mask=exists, other=0.0).to(tl.float32)
         total += tl.exp(score - norm)[:, None] * moved
     tl.store(out + here, total, mask=exists[:, None] & within)
 
 
 @triton.jit
 def dynamic_backward_kernel(
-    grad, x, logits, norms, doc, dx, dlogits, positions, length, heads, width, taps,
-    COLUMNS: tl.constexpr, POSITIONS: tl.constexpr, CHANNELS: tl.constexpr,
+    grad, x, logits, norms, doc, dx, dlogits, positions, length, heads, width,
+    TAPS: tl.constexpr, COLUMNS: tl.constexpr, POSITIONS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """With p the softmax: dx[s] = sum_j p[s - j + taps // 2, j] grad[s - j + taps // 2], and dlogits[t, j] =
-    p[t, j] (slope[t, j] - sum_i p[t, i] slope[t, i]) where slope[t, j] = grad[t] . x[t + j - taps // 2]."""
+    """With p the softmax: dx[s] = sum_j p[s - j + TAPS // 2, j] grad[s - j + TAPS // 2], and dlogits[t, j] =
+    p[t, j] (slope[t, j] - sum_i p[t, i] slope[t, i]) where slope[t, j] = grad[t] . x[t + j - TAPS // 2]."""
     head = tl.program_id(0) % heads
     position = tl.program_id(0) // heads * POSITIONS + tl.arange(0, POSITIONS)
     channel = tl.arange(0, CHANNELS)
@@ -181,8 +183,8 @@ def dynamic_backward_kernel(
     own = tl.load(grad + here, mask=exists[:, None] & within, other=0.0).to(tl.float32)
     total = tl.zeros((POSITIONS, CHANNELS), tl.float32)
     slopes = tl.zeros((POSITIONS, COLUMNS), tl.float32)
-    for tap in range(taps):
-        shift = tap - taps // 2
+    for tap in range(TAPS):
+        shift = tap - TAPS // 2
         read = counts(doc, position, shift, positions, length)[:, None] & within
         moved = tl.load(x + here + shift * heads * width, mask=read, other=0.0).to(tl.float32)
         slopes = tl.where(column == tap, tl.sum(own * moved, 1)[:, None], slopes)
@@ -190,16 +192,16 @@ def dynamic_backward_kernel(
         read = counts(doc, position, -shift, positions, length)
         moved = tl.load(grad + here - shift * heads * width, mask=read[:, None] & within, other=0.0).to(tl.float32)
         other = place - shift * heads
-        score = tl.load(logits + other * taps + tap, mask=read, other=0.0).to(tl.float32)
+        score = tl.load(logits + other * TAPS + tap, mask=read, other=0.0).to(tl.float32)
         norm = tl.load(norms + other, mask=read, other=0.0)
         total += tl.exp(score - norm)[:, None] * moved
     tl.store(dx + here, total, mask=exists[:, None] & within)
 
-    given = exists[:, None] & (column < taps)
-    scores = tl.load(logits + place[:, None] * taps + column, mask=given, other=float("-inf")).to(tl.float32)
+    given = exists[:, None] & (column < TAPS)
+    scores = tl.load(logits + place[:, None] * TAPS + column, mask=given, other=float("-inf")).to(tl.float32)
     softmax = tl.exp(scores - tl.load(norms + place, mask=exists, other=0.0)[:, None])
     mean = tl.sum(softmax * slopes, 1)
-    tl.store(dlogits + place[:, None] * taps + column, softmax * (slopes - mean[:, None]), mask=given)
+    tl.store(dlogits + place[:, None] * TAPS + column, softmax * (slopes - mean[:, None]), mask=given)
 
 
 def _dynamic_shapes(x: Tensor, logits: Tensor, doc: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
@@ -209,9 +211,9 @@ def _dynamic_shapes(x: Tensor, logits: Tensor, doc: Tensor | None, heads: int) -
 def _launch(x: Tensor, logits: Tensor, heads: int) -> tuple[int, tuple[int, ...], dict[str, int]]:
     """The number of programs, and what the dynamic kernels take after their tensors."""
     (batch, length, width), taps = x.shape, logits.shape[2] // heads
-    sizes = block(x, width // heads) | {"COLUMNS": triton.next_power_of_2(taps)}
+    sizes = block(x, width // heads) | {"TAPS": taps, "COLUMNS": triton.next_power_of_2(taps)}
     programs = triton.cdiv(batch * length, sizes["POSITIONS"]) * heads
-    return programs, (batch * length, length, heads, width // heads, taps), sizes
+    return programs, (batch * length, length, heads, width // heads), sizes
 
 
 @operation(_dynamic_shapes, space="encoderlab_gpu")
