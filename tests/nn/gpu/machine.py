@@ -26,7 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from encoderlab.nn.kernels import Relative
-from encoderlab.nn.kernels.gpu import attention
+from encoderlab.nn.kernels.gpu import attention, convolution
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 CAPABILITIES = 80, 90  # A100, H100
@@ -108,13 +108,28 @@ def attend(dtype: torch.dtype, width: int, terms: str) -> Callable[[], None]:
     return work
 
 
+def convolve(dtype: torch.dtype, width: int, taps: int) -> Callable[[], None]:
+    """Forward and backward of ConvBERT's convolutions on packed documents, 4 heads."""
+
+    def work() -> None:
+        B, L, H = 2, 128, 4
+        doc = torch.zeros(B, L, dtype=torch.long)
+        x = torch.zeros(B, L, H * width, dtype=dtype, requires_grad=True)
+        logits = torch.zeros(B, L, H * taps, dtype=dtype, requires_grad=True)
+        convolution.Dynamic.apply(x, logits, doc, H).sum().backward()
+        convolution.Depthwise.apply(x, torch.zeros(H * width, taps, requires_grad=True), doc).sum().backward()
+
+    return work
+
+
 def cases(dtypes: Iterable[torch.dtype], widths: Iterable[int]) -> dict[str, Callable[[], None]]:
-    return {
-        f"attend {terms} {dtype} {width}": attend(dtype, width, terms)
-        for dtype in dtypes
-        for width in widths
-        for terms in ("plain", "dropout", "bias", "deberta", "xlnet")
-    }
+    made = {}
+    for dtype in dtypes:
+        for width in widths:
+            for terms in ("plain", "dropout", "bias", "deberta", "xlnet"):
+                made[f"attend {terms} {dtype} {width}"] = attend(dtype, width, terms)
+            made[f"convolve {dtype} {width}"] = convolve(dtype, width, 9)
+    return made
 
 
 if __name__ == "__main__":

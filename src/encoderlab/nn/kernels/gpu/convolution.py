@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from encoderlab.nn.kernels.operation import operation
+from encoderlab.nn.kernels.operation import GPU, operation
 
 MOST_TAPS = 128  # the dynamic kernels hold the logits of their block in registers
 
@@ -94,7 +94,7 @@ def depthwise_backward_kernel(
     tl.store(dx + here, total, mask=inside)
 
 
-@operation(lambda x, weight, doc: torch.empty_like(x), space="encoderlab_gpu")
+@operation(lambda x, weight, doc: torch.empty_like(x), space=GPU)
 def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None) -> Tensor:
     """x (B, L, C) by weight (J, C)."""
     out = torch.empty_like(x)
@@ -106,7 +106,7 @@ def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None) -> Tensor:
 
 @operation(
     lambda grad, x, weight, doc: (torch.empty_like(x), torch.empty_like(weight, dtype=torch.float32)),
-    space="encoderlab_gpu",
+    space=GPU,
 )
 def depthwise_backward(grad: Tensor, x: Tensor, weight: Tensor, doc: Tensor | None) -> tuple[Tensor, Tensor]:
     """The gradients of x and, in float32, of weight."""
@@ -216,7 +216,7 @@ def _launch(x: Tensor, logits: Tensor, heads: int) -> tuple[int, tuple[int, ...]
     return programs, (batch * length, length, heads, width // heads), sizes
 
 
-@operation(_dynamic_shapes, space="encoderlab_gpu")
+@operation(_dynamic_shapes, space=GPU)
 def dynamic(x: Tensor, logits: Tensor, doc: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
     """The convolved values, and the logarithms of the softmax's sums (B, L, H), float32."""
     out, norms = _dynamic_shapes(x, logits, doc, heads)
@@ -225,9 +225,7 @@ def dynamic(x: Tensor, logits: Tensor, doc: Tensor | None, heads: int) -> tuple[
     return out, norms
 
 
-@operation(
-    lambda grad, x, logits, norms, doc, heads: (torch.empty_like(x), torch.empty_like(logits)), space="encoderlab_gpu"
-)
+@operation(lambda grad, x, logits, norms, doc, heads: (torch.empty_like(x), torch.empty_like(logits)), space=GPU)
 def dynamic_backward(
     grad: Tensor, x: Tensor, logits: Tensor, norms: Tensor, doc: Tensor | None, heads: int
 ) -> tuple[Tensor, Tensor]:
