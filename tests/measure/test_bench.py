@@ -58,7 +58,7 @@ def test_equal_weights_give_equal_losses(name: str) -> None:
     assert math.isclose(mine, other, rel_tol=1e-4), (mine, other)
 
 
-@pytest.mark.parametrize("name", ["roberta", "albert", "distilbert", "electra", "deberta-v1", "deberta-v3"])
+@pytest.mark.parametrize("name", ["roberta", "albert", "distilbert", "electra", "deberta-v1", "deberta-v2", "deberta-v3"])
 def test_documents_side_by_side_have_the_losses_of_padded_ones(name: str) -> None:
     pytest.importorskip("transformers")
     from encoderlab.measure.bench.contenders import Ours, Theirs, apart
@@ -94,7 +94,9 @@ def test_a_worker_trains_and_says_what_it_used() -> None:
         assert seconds > 0 and tokens == 3 * 64 and losses[-1] < losses[0]
         best, sustained = worker.call("peak")
         assert best >= sustained > 1e6
-        assert math.isclose(sum(worker.call("profile").values()), 1.0, rel_tol=1e-6)
+        parts = worker.call("profile")
+        assert {"feed-forward", "projections", "attention", "loss", "optimiser"} <= parts.keys()
+        assert 0 < sum(parts.values()) < 60
         with pytest.raises(EncoderlabError, match="ours failed: TypeError"):
             worker.call("steps", "many")
     finally:

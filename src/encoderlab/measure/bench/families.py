@@ -116,6 +116,11 @@ def _deberta_v1(name: str, layers: int, width: int) -> Case:
     return Case(name=name, model=deberta(layers=layers, width=width, vocab=50265, position=V1, mask_decoder=False))
 
 
+def _deberta_v2(name: str, layers: int, width: int) -> Case:
+    model = deberta(layers=layers, width=width, vocab=128100, position=V2, stem=True, mask_decoder=False)
+    return Case(name=name, model=model)
+
+
 def _deberta_v3(name: str, layers: int, width: int) -> Case:
     model = deberta(layers=layers, width=width, vocab=128100, position=V2, rtd=True)
     second = deberta(layers=max(layers // 2, 1), width=width, vocab=128100, position=V2, mask_decoder=False)
@@ -135,6 +140,7 @@ FAMILIES = {
     "electra": _electra,
     "convbert": _convbert,
     "deberta-v1": _deberta_v1,
+    "deberta-v2": _deberta_v2,
     "deberta-v3": _deberta_v3,
     "xlnet": _xlnet,
 }

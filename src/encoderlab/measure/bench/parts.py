@@ -2,47 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import torch
 
 from encoderlab.measure.bench.families import Case
 
-PARTS: list[tuple[str, tuple[str, ...]]] = [  # the first part with a matching fragment of the operator's name has it
-    ("optimiser", ("adam", "zero_grad", "lamb")),
-    ("attention", ("attend", "scaled_dot", "flash_attention", "softmaxdropout", "bmm", "_softmax", "skew")),
+PARTS: list[tuple[str, tuple[str, ...]]] = [  # the first part with a fragment of the name, without underscores, has it
+    ("optimiser", ("adam", "zerograd", "lamb")),
+    ("loss", ("logsoftmax", "nllloss", "crossentropy", "argmax", "logsumexp", "kldiv")),
+    ("attention", ("attend", "attention", "scaleddot", "bmm", "softmax", "skew")),
     ("dropout", ("dropout", "bernoulli", "noise")),
-    ("norm", ("layer_norm", "addnorm")),
-    ("activation", ("gelu", "tanh", "relu")),
-    ("loss", ("log_softmax", "nll_loss", "cross_entropy", "argmax", "logsumexp", "binary_cross_entropy", "kl_div")),
-    ("convolution", ("convolution", "conv1d", "conv_", "unfold", "im2col", "col2im", "spanconv")),
-    ("embedding", ("embedding", "index_select")),
-    (
-        "copies and sums",
-        ("copy_", "cat", "add", "sum", "mul", "fill", "zero", "clone", "contiguous", "gather", "where"),
-    ),
+    ("norm", ("layernorm", "addnorm")),
+    ("activation", ("gelu", "tanh", "relu", "feedforward")),
+    ("convolution", ("conv", "unfold", "im2col", "col2im", "depthwise", "dynamic")),
+    ("embedding", ("embedding", "indexselect")),
+    ("copies and sums", ("copy", "cat", "add", "sum", "mul", "fill", "zero", "clone", "contiguous", "gather", "where")),
 ]
 
 
-def time_by_part(step: Callable[[], Any], case: Case) -> dict[str, float]:
-    """Share of one step's time by part.
+def time_by_part(step: Callable[[], Any], case: Case, device: torch.device) -> dict[str, float]:
+    """Seconds of one step by part: of the processor's operators, or on a GPU of its kernels, so that what it waits for
+    is left out.
 
     Matrix products are told apart by their shapes: projections, feed-forward, head.
     """
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    with profile(activities=activities, record_shapes=True) as profiler:
         step()
+    events = profiler.events()
+    found = kernels_by_part(events, case) if device.type == "cuda" else _operators_by_part(events, case)
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _operators_by_part(events: Iterable[Any], case: Case) -> dict[str, float]:
     seconds: dict[str, float] = {}
-    for event in profiler.key_averages(group_by_input_shape=True):
+    for event in events:
         if event.self_cpu_time_total > 0:
-            part = _part(event.key.lower(), event.input_shapes, case)
-            seconds[part] = seconds.get(part, 0.0) + event.self_cpu_time_total
-    total = sum(seconds.values())
-    return {part: value / total for part, value in sorted(seconds.items(), key=lambda item: -item[1])}
+            part = _part(event.name, event.input_shapes, case)
+            seconds[part] = seconds.get(part, 0.0) + event.self_cpu_time_total / 1e6
+    return seconds
 
 
-def _part(name: str, shapes: Any, case: Case) -> str:
-    if name.removeprefix("aten::") in ("mm", "addmm", "linear", "matmul", "mkldnn_linear"):
+def kernels_by_part(events: Iterable[Any], case: Case) -> dict[str, float]:
+    """A kernel belongs to the part of the operator that launched it, else to that of its own name: those of Triton say
+    what they do, also where no operator launched them.
+    """
+    seconds: dict[str, float] = {}
+    alone: dict[str, float] = {}  # microseconds by name, of kernels without operator
+
+    def add(part: str, microseconds: float) -> None:
+        seconds[part] = seconds.get(part, 0.0) + microseconds / 1e6
+
+    for event in events:
+        for kernel in event.kernels:
+            add(_part(event.name, event.input_shapes, case, kernel.name), kernel.duration)
+            alone[kernel.name] = alone.get(kernel.name, 0.0) - kernel.duration
+        if event.device_type != torch.autograd.DeviceType.CPU and not event.is_user_annotation:
+            alone[event.name] = alone.get(event.name, 0.0) + event.time_range.elapsed_us()
+    for name, microseconds in alone.items():
+        if microseconds > 1e-3:
+            add(_part("", (), case, name), microseconds)
+    return seconds
+
+
+def _part(operator: str, shapes: Any, case: Case, kernel: str = "") -> str:
+    operator = operator.lower()
+    if operator.removeprefix("aten::") in ("mm", "addmm", "linear", "matmul", "mkldnn_linear"):
         sizes = {size for shape in shapes if isinstance(shape, (list, tuple)) for size in shape}
         for config in (case.model, case.second):
             if config is None:
@@ -52,7 +81,9 @@ def _part(name: str, shapes: Any, case: Case) -> str:
             if config.encoder.ff_width in sizes:
                 return "feed-forward"
         return "projections"
-    for part, fragments in PARTS:
-        if any(fragment in name for fragment in fragments):
-            return part
+    names = [operator] + ([kernel.lower()] if kernel.isidentifier() else [])  # not a C++ template of many names
+    for name in names:
+        for part, fragments in PARTS:
+            if any(fragment in name.replace("_", "") for fragment in fragments):
+                return part
     return "other"

@@ -32,7 +32,7 @@ from encoderlab.train.recipe import Precision
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How a benchmark runs: ``turns`` of ``steps`` steps for each contender, after one step that is not counted.
+    """How a benchmark runs: ``turns`` of ``steps`` steps for each contender, after a turn that is not counted.
 
     ``documents``: rows hold whole documents side by side, which the other contender pads in rows of their own.
     """
@@ -51,8 +51,9 @@ def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict
     """Time the contenders in turns on the same batches.
 
     Returns tokens per second, their ratio with its spread, the share of the matrix-product peak and of the rate that
-    products sustain in turn with the steps, peak memory, the shares of a step's time by part, and the difference of the
-    losses after 20 steps from equal weights without dropout.
+    products sustain in turn with the steps, peak memory, the shares of a step's time by part (on a GPU of its kernels'
+    time, and the share of a step in which one runs), and the difference of the losses after 20 steps from equal weights
+    without dropout.
     """
     if setting.documents:
         case = replace(case, model=replace(case.model, pooler=None, pair=False))  # which reads pairs
@@ -61,25 +62,35 @@ def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict
     position = case.model.encoder.position
     if isinstance(position, Absolute) and position.offset:  # RoBERTa's positions, from the padding id on
         case = replace(case, model=resized(case.model, position=replace(position, offset=vocabulary.pad + 1)))
+    gpu = torch.cuda.is_available()
     with ExitStack() as stack:
         workers = {name: _start(stack, name, case, vocabulary, rows, setting) for name in names}
         speed: dict[str, list[float]] = {name: [] for name in names}
+        took: dict[str, list[float]] = {name: [] for name in names}  # seconds per step
         failed: dict[str, str] = {}
         peaks = []
+        # What chooses, compiles or fetches memory by the shape of a batch has then seen all of them, and again after a
+        # turn of the other contender on a GPU, which gives its memory back.
+        first = 2 * len(rows) if gpu or setting.compile else 0
         for turn in range(setting.turns + 1):
+            before = len(rows) * gpu if turn else first
             for name in [n for n in names if n not in failed]:
                 try:
-                    seconds, tokens, _ = workers[name].call("steps", setting.steps if turn else 1)
+                    seconds, tokens, _ = workers[name].call("steps", setting.steps if turn else 1, before)
                 except EncoderlabError as error:
                     failed[name] = str(error)
                     continue
                 if turn:
                     speed[name].append(tokens / seconds)
-            peaks.append(workers["ours"].call("peak"))
+                    took[name].append(seconds / setting.steps)
+            if turn:
+                peaks.append(workers["ours"].call("peak"))
         if "ours" in failed:
             raise EncoderlabError(failed["ours"])
+        parts = {name: worker.call("profile") for name, worker in workers.items() if name not in failed}
         result: dict[str, Any] = {
             "case": case.name,
+            "device": workers["ours"].call("device"),
             "precision": setting.precision,
             "compile": setting.compile,
             "rows": setting.rows,
@@ -87,15 +98,17 @@ def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict
             "threads": setting.threads,
             "tokens_per_second": {name: statistics.median(values) for name, values in speed.items() if values},
             "memory": {name: worker.call("memory") for name, worker in workers.items() if name not in failed},
-            "parts": {name: worker.call("profile") for name, worker in workers.items() if name not in failed},
+            "parts": {name: shares(seconds) for name, seconds in parts.items()},
             "peak": statistics.median(best for best, _ in peaks),
             "sustained": statistics.median(rate for _, rate in peaks),
         }
+    if gpu:
+        result["busy"] = {name: sum(found.values()) / statistics.median(took[name]) for name, found in parts.items()}
     share = padded_share(rows)
     work = training_operations(case, setting.length)
     result["padding"] = share
     result["peak_share"] = result["tokens_per_second"]["ours"] * work / result["peak"]
-    rates = [rate for _, rate in peaks[1:]]  # each beside the steps of its turn
+    rates = [rate for _, rate in peaks]  # each beside the steps of its turn
     result["sustained_share"] = statistics.median(
         tokens * work / rate for tokens, rate in zip(speed["ours"], rates, strict=True)
     )
@@ -159,6 +172,12 @@ def real_rows(case: Case, path: Path, setting: Setting) -> tuple[Vocabulary, lis
         form = Chunks(length=setting.length)
     loader = Loader(corpus, form, framing=row_framing(tokenizer), seed=0, batch_rows=setting.rows)
     return vocabulary, list(islice(loader, 4))
+
+
+def shares(seconds: dict[str, float]) -> dict[str, float]:
+    """Of the whole."""
+    total = sum(seconds.values())
+    return {part: value / total for part, value in seconds.items()}
 
 
 def padded_share(rows: list[list[Row]]) -> float:

@@ -5,6 +5,7 @@ So memory is counted apart, and time is shared fairly.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import resource
 import sys
@@ -20,6 +21,8 @@ from encoderlab.errors import EncoderlabError
 from encoderlab.measure.bench.families import Case
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.train.recipe import Precision
+
+BURST = 0.02  # seconds, of products in a row on a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,7 @@ class Worker:
 
 def _serve(pipe: Connection, work: Work) -> None:
     import torch
+    from torch import Tensor
 
     from encoderlab.measure.bench.contenders import CONTENDERS, LR, Ours
     from encoderlab.nn import kernels
@@ -77,11 +81,12 @@ def _serve(pipe: Connection, work: Work) -> None:
     torch.set_num_threads(work.threads)
     case, rows = work.case, work.rows
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cudnn.allow_tf32 = False  # as for products by default: fp32 is single precision, whoever computes
     ours = nullcontext if work.contender != "ours" else lambda: products(work.precision, device)  # as in our loop
     if work.contender == "ours":
         kernels.keep_memory()  # as our training loop does
     before = _peak_memory()
-    state: dict[str, Any] = {"step": 0}
+    state = {"step": 0, "memory": 0}
     try:
         player = CONTENDERS[work.contender](case, work.vocabulary, compile=work.compile)
         maker = player if isinstance(player, Ours) else Ours(case, work.vocabulary)
@@ -103,23 +108,31 @@ def _serve(pipe: Connection, work: Work) -> None:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    def steps(count: int) -> tuple[float, float, list[float]]:
-        """Seconds, real tokens and losses of ``count`` steps."""
-        losses, tokens = [], 0
+    def step() -> Tensor:
+        batch = batches[state["step"] % len(batches)]
+        with ours():
+            with precision(work.precision, device):
+                loss = player.loss(batch, state["step"])
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        state["step"] += 1
+        return loss.detach()
+
+    def steps(count: int, before: int = 0) -> tuple[float, float, list[float]]:
+        """Seconds, real tokens and losses of ``count`` steps, after some ``before`` them that are not counted."""
+        for _ in range(before):
+            step()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        tokens = sum(sizes[(state["step"] + i) % len(batches)] for i in range(count))
         started = now()
-        for _ in range(count):
-            turn = state["step"] % len(batches)
-            batch = batches[turn]
-            with ours():
-                with precision(work.precision, device):
-                    loss = player.loss(batch, state["step"])
-                loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.detach())
-            tokens += sizes[turn]
-            state["step"] += 1
-        return now() - started, float(tokens), [float(loss) for loss in losses]
+        losses = [step() for _ in range(count)]
+        seconds = now() - started
+        if device.type == "cuda":
+            state["memory"] = max(state["memory"], torch.cuda.max_memory_allocated())
+            torch.cuda.empty_cache()  # the other contender has the device to itself
+        return seconds, float(tokens), [float(loss) for loss in losses]
 
     def peak() -> tuple[float, float]:
         """Operations per second of matrix products at the model's own feed-forward shape: of the best of eight bursts,
@@ -129,26 +142,39 @@ def _serve(pipe: Connection, work: Work) -> None:
         dtype = torch.bfloat16 if work.precision == "bf16" else torch.float32
         x = torch.randn(rows_tokens(rows), encoder.width, device=device, dtype=dtype)
         w = torch.randn(encoder.width, encoder.ff_width, device=device, dtype=dtype)
-        seconds = []
-        for _ in range(8):
+
+        def burst(products: int) -> float:
             started = now()
             with ours():
-                for _ in range(4):
+                for _ in range(products):
                     x @ w
-            seconds.append(now() - started)
-        operations = 8.0 * x.shape[0] * w.numel()
+            return now() - started
+
+        products = 4
+        if device.type == "cuda":  # until the clock of the host and the launch of a product do not matter
+            burst(products)
+            products = max(products, math.ceil(products * BURST / burst(products)))
+        seconds = [burst(products) for _ in range(8)]
+        operations = products * 2.0 * x.shape[0] * w.numel()
         return operations / min(seconds), operations * len(seconds) / sum(seconds)
 
     def profile() -> dict[str, float]:
         from encoderlab.measure.bench.parts import time_by_part
 
-        return time_by_part(lambda: steps(1), case)
+        def once() -> None:
+            step()
+            now()
+
+        if device.type == "cuda":
+            once()  # whose memory is at hand again
+        return time_by_part(once, case, device)
 
     verbs: dict[str, Callable[..., Any]] = {
         "steps": steps,
         "peak": peak,
         "profile": profile,
-        "memory": lambda: torch.cuda.max_memory_allocated() if device.type == "cuda" else _peak_memory() - before,
+        "memory": lambda: state["memory"] if device.type == "cuda" else _peak_memory() - before,
+        "device": lambda: torch.cuda.get_device_name() if device.type == "cuda" else f"{work.threads} threads",
     }
     while (message := pipe.recv())[0] != "stop":
         verb, arguments = message
