@@ -31,6 +31,7 @@ _CHINESE_GAP = re.compile(f"(?<={_CHINESE}) (?={_CHINESE})")
 LONGEST = 512
 PART = 8192  # texts that are held at a time
 BATCH_TOKENS = 4096  # of one forward pass; large enough to keep a processor busy, small enough for its cache
+GPU_BATCH_TOKENS = 16384  # fewer take a GPU less time than launching their kernels takes the processor
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,10 @@ class Rows:
     segments: Tensor
     index: list[int]
 
+    def to(self, device: torch.device) -> Rows:
+        """The batch on ``device``."""
+        return Rows(self.ids.to(device), self.doc.to(device), self.segments.to(device), self.index)
+
 
 def tokenizer_of(model: Model) -> Tokenizer:
     """The model's tokenizer.
@@ -64,6 +69,11 @@ def tokenizer_of(model: Model) -> Tokenizer:
             "the model has no tokenizer; load it from a folder with tokenizer.json, or set model.tokenizer"
         )
     return model.tokenizer
+
+
+def batch_tokens(device: torch.device) -> int:
+    """How many tokens one forward pass on ``device`` is given."""
+    return BATCH_TOKENS if device.type == "cpu" else GPU_BATCH_TOKENS
 
 
 def batches(
@@ -137,8 +147,9 @@ def encode_parts(model: Model, texts: Iterable[str], *, pooling: Pooling = "mean
 def _encode(model: Model, framed: Sequence[tuple[np.ndarray, np.ndarray]], pooling: Pooling) -> np.ndarray:
     """The vectors of framed texts, (n, D) float32."""
     out = np.empty((len(framed), model.config.encoder.width), np.float32)
-    for rows in batches(tokenizer_of(model), framed):
-        rows = _to(rows, model)
+    device = next(model.parameters()).device
+    for rows in batches(tokenizer_of(model), framed, batch_tokens(device)):
+        rows = rows.to(device)
         last = model.encoder(rows.ids, doc=rows.doc, segments=rows.segments).last.float()
         real = rows.doc >= 0
         if pooling == "mean":
@@ -146,7 +157,7 @@ def _encode(model: Model, framed: Sequence[tuple[np.ndarray, np.ndarray]], pooli
         else:
             places = torch.arange(real.shape[1], device=real.device)
             place = torch.where(real, places, -1).amax(1) if pooling == "last" else real.long().argmax(1)
-            vectors = last[torch.arange(len(last)), place]
+            vectors = last[torch.arange(len(last), device=device), place]
         out[rows.index] = vectors.cpu().numpy()
     return out
 
@@ -182,7 +193,7 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
     own = slice(inside.a_start, inside.a_start + inside.a)
     places = np.flatnonzero(ids == mask)
     model.eval()
-    rows = _to(next(batches(tokenizer, [(ids, segments)])), model)
+    rows = next(batches(tokenizer, [(ids, segments)])).to(next(model.parameters()).device)
     at = torch.as_tensor(places, device=rows.ids.device)
     probabilities = _token_probabilities(model, rows, at)
     scores, tokens = probabilities.topk(min(top, probabilities.shape[1]))
@@ -241,8 +252,3 @@ def _token_probabilities(model: Model, rows: Rows, places: Tensor) -> Tensor:
         return model.lm(last[0], model.words).float().softmax(-1)
     states = model.encoder(rows.ids, doc=rows.doc, segments=rows.segments)
     return model.token_logits(states, torch.zeros_like(places), places).float().softmax(-1)
-
-
-def _to(rows: Rows, model: Model) -> Rows:
-    device = next(model.parameters()).device
-    return Rows(rows.ids.to(device), rows.doc.to(device), rows.segments.to(device), rows.index)

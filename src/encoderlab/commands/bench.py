@@ -96,6 +96,7 @@ def predict(
     rows: int = 32,
     turns: int = 3,
     threads: int | None = None,
+    precision: Literal["fp32", "bf16"] = "fp32",
 ) -> dict[str, Any]:
     """Measure prediction speed on texts of mixed lengths.
 
@@ -111,6 +112,7 @@ def predict(
         rows: Per batch of the others; ours fills batches by tokens.
         turns: Of each contender.
         threads: Of each contender; all cores by default.
+        precision: fp32, or bf16 under autocast.
     """
     from encoderlab.measure.bench import families
     from encoderlab.measure.bench.predict import run
@@ -123,11 +125,13 @@ def predict(
         rows=rows,
         turns=turns,
         threads=threads or cores(),
+        precision=precision,
         against=list(against or ()),
     )
     speeds = result["tokens_per_second"]
     lines = [(who, f"{speed:,.0f}", f"{result['ratio'].get(who, 1.0):.2f}") for who, speed in speeds.items()]
-    terminal.table(f"{name}, {texts} texts, {result['tokens']:,} tokens", ["", "tokens/s", "ours is faster by"], lines)
+    title = f"{name}, {texts} texts, {result['tokens']:,} tokens, {precision}, {result['device']}"
+    terminal.table(title, ["", "tokens/s", "ours is faster by"], lines)
     for who, reason in result["failed"].items():
         terminal.say(f"{who}: {reason}")
     return result

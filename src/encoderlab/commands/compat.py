@@ -303,13 +303,15 @@ def _predict(flags: Flags) -> dict[str, Any]:
     if flags.max_length is not None:
         limit = predictor.objective.model.config.encoder.max_length
         predictor.form.settings = replace(predictor.form.settings, max_length=_length(flags.max_length, limit))
+    place = "cpu"
     if flags.device >= 0:
         import torch
 
         count = torch.cuda.device_count()
         if flags.device >= count:
             raise ConfigError(f"--device {flags.device}: there are {count} GPUs here, numbered from 0; -1 is the CPU")
-        predictor.objective.model.to(f"cuda:{flags.device}")
+        place = f"cuda:{flags.device}"
+    predictor.objective.model.to(place)
     parts = [part.strip() for part in text.split("[SEP]")]
     form = predictor.form.task.form
     example: Example

@@ -43,6 +43,7 @@ def perplexity(
         positions: Tokens of the text that it is measured at; each costs up to 1,000 tokens.
     """
     import numpy as np
+    import torch
 
     from encoderlab.corpus.shards import Corpus
     from encoderlab.corpus.tokenizer import Tokenizer
@@ -55,7 +56,8 @@ def perplexity(
     if min(window, streams, positions) < 1 or min(memory, clamp) < 0:
         raise ConfigError("window, streams and positions are at least 1, memory and clamp at least 0")
     text = Corpus(corpus, split)
-    loaded = {str(path): load(path) for path in models}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded = {str(path): load(path).to(device) for path in models}
     tokenizer = Tokenizer.load(text.tokenizer_path)
     for name, model in loaded.items():
         same_ids(model, tokenizer, name)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from encoderlab.errors import ConfigError
+from encoderlab.inference import batch_tokens
 from encoderlab.model import Model
 from encoderlab.nn.heads import ClassificationHead, SpanHead, TaggingHead
 from encoderlab.tasks.base import Example, Form, Question, Remarks, Task, Text
@@ -24,19 +25,19 @@ from encoderlab.tasks.objective import TaskObjective, form_of, model_hash
 from encoderlab.tasks.rows import Item, TaskBatch, sorted_batches
 from encoderlab.tasks.span import SpanQA, average_answers
 
-BATCH_TOKENS = 4096  # of one forward pass; see inference.BATCH_TOKENS
 CHUNK = 20_000  # examples that are encoded and sorted together; bounds the memory of a file of any size
 
 
 class Predictor:
-    """A model with a task head, applied to examples.
+    """A model with a task head, applied to examples."""
 
-    Args:
-        tokens: of one forward pass.
-    """
+    def __init__(self, objective: TaskObjective) -> None:
+        self.objective, self.form = objective, objective.form
 
-    def __init__(self, objective: TaskObjective, *, tokens: int = BATCH_TOKENS) -> None:
-        self.objective, self.form, self.tokens = objective, objective.form, tokens
+    @property
+    def tokens(self) -> int:
+        """Of one forward pass."""
+        return batch_tokens(next(self.objective.parameters()).device)
 
     @classmethod
     def of(cls, model: Model, task: Task, settings: FormSettings | None = None) -> Predictor:

@@ -88,14 +88,20 @@ def join(device: Literal["auto", "cpu", "cuda"] = "auto") -> World:
     """The world that torchrun's environment describes, or a world of one.
 
     Raises:
-        ConfigError: ``cuda`` was asked for and there is none.
+        ConfigError: ``cuda`` was asked for and there is none, or more processes than GPUs were started on a machine.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda: no CUDA device is available; set execution.device=cpu or auto")
     cuda = device != "cpu" and torch.cuda.is_available()
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
+    own = int(os.environ.get("LOCAL_RANK", "0"))
+    place = torch.device("cuda", own) if cuda else torch.device("cpu")
     if cuda:
+        if own >= torch.cuda.device_count():
+            raise ConfigError(
+                f"process {own} of this machine has no GPU of its own, for it has {torch.cuda.device_count()}; start as "
+                "many processes as there are GPUs, or set execution.device=cpu"
+            )
         torch.cuda.set_device(place)
     if size > 1 and not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")

@@ -224,6 +224,6 @@ def join_memory(parts: list[Memory]) -> Memory:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` is a lack of memory; on a CPU it has no type of its own."""
+    """Whether ``error`` is a lack of memory; on a CPU, and in a GPU's libraries, it has no type of its own."""
     known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    return known or "can't allocate memory" in str(error) or "out of memory" in str(error)
+    return known or any(sign in str(error) for sign in ("can't allocate memory", "out of memory", "ALLOC_FAILED"))

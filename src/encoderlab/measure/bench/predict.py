@@ -18,50 +18,67 @@ from torch import nn
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import EncoderlabError, MissingDependency
-from encoderlab.inference import batches
+from encoderlab.inference import batch_tokens, batches
 from encoderlab.interchange import huggingface
 from encoderlab.measure.bench.families import Case
 from encoderlab.model import Model
 from encoderlab.nn import kernels
+from encoderlab.train.precision import precision as precision_of
+from encoderlab.train.precision import products
+from encoderlab.train.recipe import Precision
 
 Texts = list[tuple[np.ndarray, np.ndarray]]  # framed: ids and segments
 
 
 def run(
-    case: Case, corpus: Path, *, texts: int, rows: int, turns: int, threads: int, against: list[str]
+    case: Case,
+    corpus: Path,
+    *,
+    texts: int,
+    rows: int,
+    turns: int,
+    threads: int,
+    precision: Precision,
+    against: list[str],
 ) -> dict[str, Any]:
     """Seconds for the states of ``texts`` paragraphs, and how often faster ours is than each contender.
 
     Ours sorts by length into batches of equal token counts; the others take batches of ``rows`` in the given order,
-    padded to the longest, as their pipelines do.
+    padded to the longest, as their pipelines do. On a GPU where there is one, on which the states stay.
     """
     torch.set_num_threads(threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = Model(case.model).initialize(0).eval()
     source = Corpus(corpus)
     tokenizer = Tokenizer.load(source.tokenizer_path)
     framed = paragraphs(source, tokenizer, texts, case.model.encoder.max_length or 512)
-    players: dict[str, Callable[[], float]] = {"ours": lambda: _ours(model, tokenizer, framed)}
+    players: dict[str, Callable[[], None]] = {"ours": lambda: _ours(model, tokenizer, framed, device)}
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as place:
         theirs = _theirs(model, Path(place)) if against else None
+        model.to(device)
         if "transformers" in against:
             assert theirs is not None
             players["transformers"] = lambda: _padded(
-                lambda x, m: theirs(input_ids=x, attention_mask=m), tokenizer, framed, rows
+                lambda x, m: theirs(input_ids=x, attention_mask=m), tokenizer, framed, rows, device
             )
-        if "onnxruntime" in against:
+        if "onnxruntime" in against and (device.type != "cpu" or precision != "fp32"):
+            failed["onnxruntime"] = f"is measured on a CPU in fp32, not on {device.type} in {precision}"
+        elif "onnxruntime" in against:
             assert theirs is not None
             try:
                 session = _onnx(theirs, Path(place) / "model.onnx", threads)
-                players["onnxruntime"] = lambda: _padded(session, tokenizer, framed, rows)
+                players["onnxruntime"] = lambda: _padded(session, tokenizer, framed, rows, device)
             except MissingDependency:
                 raise
             except EncoderlabError as error:
                 failed["onnxruntime"] = str(error)
+        if theirs is not None:
+            theirs.to(device)  # which has been exported
         seconds: dict[str, list[float]] = {name: [] for name in players}
         for turn in range(turns + 1):
             for name, play in players.items():
-                took = play()
+                took = _seconds(play, precision, device)
                 if turn:
                     seconds[name].append(took)
     tokens = sum(len(ids) for ids, _ in framed)
@@ -72,6 +89,8 @@ def run(
     }
     return {
         "case": case.name,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else f"{threads} threads",
+        "precision": precision,
         "texts": texts,
         "tokens": tokens,
         "tokens_per_second": {name: tokens / statistics.median(values) for name, values in seconds.items()},
@@ -96,23 +115,35 @@ def paragraphs(corpus: Corpus, tokenizer: Tokenizer, count: int, longest: int) -
 
 
 @torch.inference_mode()
-def _ours(model: Model, tokenizer: Tokenizer, framed: Texts) -> float:
+def _seconds(play: Callable[[], None], mode: Precision, device: torch.device) -> float:
+    """Until the device has done it."""
     kernels.keep_memory()  # as encode does; the others run in the same process and have it too
     started = time.perf_counter()
-    for rows in batches(tokenizer, framed):
-        model.encoder(rows.ids, doc=rows.doc, segments=rows.segments)
+    with products(mode, device), precision_of(mode, device):
+        play()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
     return time.perf_counter() - started
 
 
-@torch.inference_mode()
-def _padded(play: Callable[[torch.Tensor, torch.Tensor], Any], tokenizer: Tokenizer, framed: Texts, rows: int) -> float:
-    started = time.perf_counter()
+def _ours(model: Model, tokenizer: Tokenizer, framed: Texts, device: torch.device) -> None:
+    for rows in batches(tokenizer, framed, batch_tokens(device)):
+        rows = rows.to(device)
+        model.encoder(rows.ids, doc=rows.doc, segments=rows.segments)
+
+
+def _padded(
+    play: Callable[[torch.Tensor, torch.Tensor], Any],
+    tokenizer: Tokenizer,
+    framed: Texts,
+    rows: int,
+    device: torch.device,
+) -> None:
     for start in range(0, len(framed), rows):
         part = [torch.from_numpy(ids) for ids, _ in framed[start : start + rows]]
         ids = nn.utils.rnn.pad_sequence(part, batch_first=True, padding_value=tokenizer.special.pad)
         mask = nn.utils.rnn.pad_sequence([torch.ones_like(x) for x in part], batch_first=True)
-        play(ids, mask)
-    return time.perf_counter() - started
+        play(ids.to(device), mask.to(device))
 
 
 def _theirs(model: Model, place: Path) -> nn.Module:
