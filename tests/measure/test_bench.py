@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.autograd import DeviceType
 
 from encoderlab.batches.permutation import Targets
 from encoderlab.batches.rows import Row
 from encoderlab.errors import ConfigError, EncoderlabError
+from encoderlab.measure.bench import train
 from encoderlab.measure.bench.families import FAMILIES, Case, case
+from encoderlab.measure.bench.parts import kernels_by_part
 from encoderlab.measure.bench.workers import Work, Worker
 from encoderlab.models.base import resized
 from encoderlab.objectives.permutation import PermutationSettings
@@ -58,7 +63,9 @@ def test_equal_weights_give_equal_losses(name: str) -> None:
     assert math.isclose(mine, other, rel_tol=1e-4), (mine, other)
 
 
-@pytest.mark.parametrize("name", ["roberta", "albert", "distilbert", "electra", "deberta-v1", "deberta-v2", "deberta-v3"])
+@pytest.mark.parametrize(
+    "name", ["roberta", "albert", "distilbert", "electra", "deberta-v1", "deberta-v2", "deberta-v3"]
+)
 def test_documents_side_by_side_have_the_losses_of_padded_ones(name: str) -> None:
     pytest.importorskip("transformers")
     from encoderlab.measure.bench.contenders import Ours, Theirs, apart
@@ -102,6 +109,80 @@ def test_a_worker_trains_and_says_what_it_used() -> None:
     finally:
         worker.close()
     assert worker.process.exitcode == 0
+
+
+def test_kernels_belong_to_the_operators_that_launched_them() -> None:
+    def event(name: str, shapes: list[list[int]], *kernels: tuple[str, float], gpu: float | None = None) -> Any:
+        return SimpleNamespace(
+            name=name,
+            input_shapes=shapes,
+            kernels=[SimpleNamespace(name=kernel, duration=duration) for kernel, duration in kernels],
+            device_type=DeviceType.CPU if gpu is None else DeviceType.CUDA,
+            is_user_annotation=False,
+            time_range=SimpleNamespace(elapsed_us=lambda: gpu),
+        )
+
+    product, lambdas = "nvjet_tst_128x256", "void at::native::elementwise_kernel<gpu_kernel_impl::{lambda(int)#1}>"
+    note = event("Optimizer.step#AdamW.step", [], gpu=1000.0)
+    note.is_user_annotation = True  # a stretch of the device's time, no kernel
+    events = [
+        event("aten::linear", [[64, 128], [512, 128]]),
+        event("aten::addmm", [[512], [64, 128], [128, 512]], (product, 30.0)),
+        event("aten::mm", [[64, 128], [128, 60]], (product, 20.0)),
+        event("aten::mm", [[64, 128], [128, 128]], (product, 10.0)),
+        event("aten::erf", [[64]], (lambdas, 4.0)),
+        event("AttendBackward", [], ("attend_backward", 7.0)),
+        event("FeedForward", [], ("gelu_forward", 3.0)),
+        event("aten::_fused_adamw_", [], (lambdas, 2.0)),
+        *(event(product, [], gpu=time) for time in (30.0, 20.0, 10.0)),
+        *(event(lambdas, [], gpu=time) for time in (4.0, 2.0)),
+        event("attend_backward", [], gpu=7.0),
+        event("gelu_forward", [], gpu=3.0),
+        event("add_norm_forward", [], gpu=5.0),  # launched by no operator
+        note,
+    ]
+    found = {part: 1e6 * seconds for part, seconds in kernels_by_part(events, tiny("bert")).items()}
+    assert found == pytest.approx(
+        {
+            "feed-forward": 30.0,
+            "head": 20.0,
+            "projections": 10.0,
+            "other": 4.0,
+            "attention": 7.0,
+            "activation": 3.0,
+            "optimiser": 2.0,
+            "norm": 5.0,
+        }
+    )
+
+
+def test_on_a_gpu_every_turn_begins_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has given its memory back sees every batch again before time is taken."""
+    called: list[tuple[str, int, int]] = []
+
+    class Player:
+        def __init__(self, work: Work) -> None:
+            self.name, self.seconds = work.contender, 2.0 if work.contender == "ours" else 5.0
+
+        def call(self, verb: str, *arguments: int) -> Any:
+            if verb == "steps":
+                count, before = (*arguments, 0)[:2]
+                called.append((self.name, count, before))
+                return self.seconds * count, 64.0 * count, [1.0] * count
+            parts = {"head": 0.5, "loss": 0.5}
+            return {"peak": (2e9, 1e9), "memory": 100, "device": "a GPU", "profile": parts}[verb]
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(train, "Worker", Player)
+    monkeypatch.setattr(train, "real_rows", lambda *_: (VOCABULARY, rows() * 4))
+    setting = train.Setting(rows=4, length=16, turns=2, steps=20)
+    result = train.run(tiny("bert"), Path(), setting, "transformers")
+    both = [("ours", 1, 8), ("transformers", 1, 8)] + [("ours", 20, 4), ("transformers", 20, 4)] * 2
+    assert called == [*both, ("ours", 20, 0), ("transformers", 20, 0)]  # the last compare losses
+    assert result["ratio"]["fp32"] == 2.5 and result["device"] == "a GPU"
+    assert result["busy"] == {"ours": 0.5, "transformers": 0.2} and result["parts"]["ours"] == {"head": 0.5, "loss": 0.5}
 
 
 def test_sizes_of_published_models_and_unknown_names() -> None:

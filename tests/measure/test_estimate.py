@@ -3,17 +3,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from encoderlab import recipes
 from encoderlab.measure import estimate
 from encoderlab.models.flops import training
 from encoderlab.train.pretraining import operations
-from encoderlab.train.recipe import Budget
+from encoderlab.train.recipe import Budget, Execution
 
 
 @pytest.fixture(autouse=True)
 def rate(monkeypatch):
-    monkeypatch.setattr(estimate, "matmul_rate", lambda device: 1e9)
+    monkeypatch.setattr(estimate, "matmul_rate", lambda device, size, *, dtype: 1e9)
 
 
 def test_a_budget_in_steps_counts_the_tokens_of_every_phase():
@@ -24,6 +25,17 @@ def test_a_budget_in_steps_counts_the_tokens_of_every_phase():
     assert found.flops == pytest.approx(1e6 * 256 * (0.9 * 128 * short + 0.1 * 512 * long))
     assert found.seconds == pytest.approx(found.flops / 0.5e9)
     assert 100e6 < found.parameters["model"] < 120e6
+
+
+def test_the_rate_is_that_of_the_device_and_precision_of_the_run(monkeypatch):
+    asked = []
+    monkeypatch.setattr(estimate, "matmul_rate", lambda device, size, *, dtype: asked.append((device, dtype)) or 1e9)
+    recipe = replace(recipes.recipe("bert-tiny"), precision="bf16")
+    monkeypatch.setattr(estimate, "emulated", lambda name, device: device.type == "cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    estimate.estimate(recipe)
+    estimate.estimate(replace(recipe, execution=Execution(device="cpu")))
+    assert asked == [("cuda", torch.bfloat16), ("cpu", torch.float32)]
 
 
 def test_a_budget_in_flops_is_its_own_cost():

@@ -12,7 +12,7 @@ import torch
 
 from encoderlab.errors import ConfigError, EncoderlabError, Stopped
 from encoderlab.train import loop
-from encoderlab.train.distributed import World
+from encoderlab.train.distributed import World, join
 from encoderlab.train.recipe import Budget, Execution, Phase
 from tests.train.toy import RECIPE, metrics, run, start, tensors
 
@@ -31,6 +31,22 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("alone")
     run(out, WIDE)
     return out
+
+
+def test_a_process_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    assert join("cpu").device == torch.device("cpu") and not taken
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert [join().device] == taken == [torch.device("cuda", 1)]
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ConfigError, match="process 2 of this machine has no GPU of its own, for it has 2; start as many"):
+        join()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="no CUDA device is available; set execution.device=cpu or auto"):
+        join("cuda")
 
 
 def assert_close(one: Path, other: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from encoderlab.errors import ConfigError, DataError, Diverged, OutOfMemory, Stopped
 from encoderlab.objectives.base import Term
 from encoderlab.train import checkpoint, loop
+from encoderlab.train.engine import is_out_of_memory
 from encoderlab.train.loop import train
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase, Ramp, Training
 from encoderlab.train.schedule import Bert, Constant
@@ -252,6 +253,11 @@ def test_out_of_memory_with_one_row(tmp_path: Path) -> None:
 
     with pytest.raises(OutOfMemory, match="not even one row fits: use shorter rows or a smaller model"):
         train(Tight(), RECIPE, toy_data(), tmp_path)
+
+
+def test_a_library_of_the_gpu_without_memory_says_so_in_its_own_way() -> None:
+    error = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    assert is_out_of_memory(error) and is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(tmp_path: Path) -> None:

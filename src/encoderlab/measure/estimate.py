@@ -9,6 +9,7 @@ import torch
 
 from encoderlab.model import count_parameters
 from encoderlab.models import flops
+from encoderlab.train.precision import emulated
 from encoderlab.train.pretraining import Recipe, operations
 
 SHARE = 0.5  # of the measured matrix-multiply rate that a run reaches on average; the rest is bandwidth
@@ -28,8 +29,8 @@ class Estimate:
     seconds: float | None
 
 
-def estimate(recipe: Recipe, *, device: str = "cpu") -> Estimate:
-    """Parameters, FLOPs, memory and time of ``recipe``; takes a second, as the machine's rate is measured.
+def estimate(recipe: Recipe) -> Estimate:
+    """Parameters, FLOPs, memory and time of ``recipe`` here; takes a second, as the machine's rate is measured.
 
     Rows are taken to be full. Memory is that of the largest phase with all of a batch's rows at once, in single
     precision. A distillation's teacher is not counted.
@@ -53,7 +54,7 @@ def estimate(recipe: Recipe, *, device: str = "cpu") -> Estimate:
         )
         for phase in recipe.phases
     )
-    rate = matmul_rate(device)
+    rate = peak(recipe)
     total = None if tokens is None else tokens * mean
     seconds = recipe.budget.amount * 3600 if total is None else total / (SHARE * rate)
     return Estimate(
@@ -72,8 +73,11 @@ def peak(recipe: Recipe) -> float:
     as it is measured.
     """
     cuda = recipe.execution.device != "cpu" and torch.cuda.is_available()
+    device = torch.device("cuda" if cuda else "cpu")
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.precision]
-    return matmul_rate("cuda" if cuda else "cpu", 8192 if cuda else 1024, dtype=dtype)
+    if emulated(recipe.precision, device):
+        dtype = torch.float32  # in which its products are computed
+    return matmul_rate(device.type, 8192 if cuda else 1024, dtype=dtype)
 
 
 def matmul_rate(

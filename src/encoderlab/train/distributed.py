@@ -99,8 +99,8 @@ def join(device: Literal["auto", "cpu", "cuda"] = "auto") -> World:
     if cuda:
         if own >= torch.cuda.device_count():
             raise ConfigError(
-                f"process {own} of this machine has no GPU of its own, for it has {torch.cuda.device_count()}; start as "
-                "many processes as there are GPUs, or set execution.device=cpu"
+                f"process {own} of this machine has no GPU of its own, for it has {torch.cuda.device_count()}; "
+                "start as many processes as there are GPUs, or set execution.device=cpu"
             )
         torch.cuda.set_device(place)
     if size > 1 and not dist.is_initialized():
