@@ -182,7 +182,8 @@ def test_on_a_gpu_every_turn_begins_warm(monkeypatch: pytest.MonkeyPatch) -> Non
     both = [("ours", 1, 8), ("transformers", 1, 8)] + [("ours", 20, 4), ("transformers", 20, 4)] * 2
     assert called == [*both, ("ours", 20, 0), ("transformers", 20, 0)]  # the last compare losses
     assert result["ratio"]["fp32"] == 2.5 and result["device"] == "a GPU"
-    assert result["busy"] == {"ours": 0.5, "transformers": 0.2} and result["parts"]["ours"] == {"head": 0.5, "loss": 0.5}
+    assert result["busy"] == {"ours": 0.5, "transformers": 0.2}
+    assert result["parts"]["ours"] == {"head": 0.5, "loss": 0.5}
 
 
 def test_sizes_of_published_models_and_unknown_names() -> None:

@@ -6,6 +6,7 @@ Those are sdpa where it has it, fused AdamW, and labels at the masked places onl
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,14 @@ class Theirs:
                 network.compile()
 
     def arranged(self, batch: Batch) -> Batch:
-        return apart(batch, self.pad)
+        """The batch as their collators make it: ``labels`` also holds what their models are given."""
+        batch = apart(batch, self.pad)
+        given = {"attention_mask": (batch.doc >= 0).long()}
+        if isinstance(self.case.objective, PermutationSettings):
+            given |= permuted(batch)
+        else:
+            given["labels"] = labels_of(batch)
+        return replace(batch, labels=batch.labels | given)
 
     def loss(self, batch: Batch, step: int) -> Tensor:
         """Of a batch that is :meth:`arranged`."""
@@ -108,7 +116,7 @@ class Theirs:
             return self._distillation(batch, settings)
         if isinstance(settings, PermutationSettings):
             return self._permutation(batch)
-        inputs = self._inputs(batch) | {"labels": labels_of(batch)}
+        inputs = self._inputs(batch) | {"labels": batch.labels["labels"]}
         if self.case.model.pair and "next_sentence" in batch.labels:
             inputs["next_sentence_label"] = batch.labels["next_sentence"]
         return self.networks["model"](**inputs).loss
@@ -158,13 +166,13 @@ class Theirs:
 
     def _inputs(self, batch: Batch, reader: ModelConfig | None = None) -> dict[str, Tensor]:
         """What the library's form of ``reader`` (by default the case's model) is given."""
-        inputs = {"input_ids": batch.ids, "attention_mask": (batch.doc >= 0).long()}
+        inputs = {"input_ids": batch.ids, "attention_mask": batch.labels["attention_mask"]}
         if (reader or self.case.model).encoder.types and batch.segments is not None:
             inputs["token_type_ids"] = batch.segments
         return inputs
 
     def _detection(self, batch: Batch, step: int, settings: RTDSettings) -> Tensor:
-        labels = labels_of(batch)
+        labels = batch.labels["labels"]
         generated = self.networks["generator"](**self._inputs(batch), labels=labels)
         masked = labels >= 0
         with torch.no_grad():
@@ -189,7 +197,7 @@ class Theirs:
         return settings.generator_weight * generated.loss + settings.discriminator_weight * detected
 
     def _distillation(self, batch: Batch, settings: DistillSettings) -> Tensor:
-        inputs, labels = self._inputs(batch), labels_of(batch)
+        inputs, labels = self._inputs(batch), batch.labels["labels"]
         masked = labels >= 0
         student = self.networks["model"](**inputs, labels=labels, output_hidden_states=True)
         with torch.no_grad():
@@ -203,16 +211,22 @@ class Theirs:
         return weighted + settings.cosine_weight * (1 - close).mean()
 
     def _permutation(self, batch: Batch) -> Tensor:
-        labels = batch.labels
-        positions = labels["positions"]
-        itself = torch.eye(batch.ids.shape[1], device=batch.ids.device)
-        hidden = (labels["query_rank"][:, :, None] <= labels["key_rank"][:, None, :]).float()
-        mapping = itself[positions.clamp(min=0)] * (positions >= 0)[..., None]
-        out = self.networks["model"](
-            input_ids=batch.ids, token_type_ids=batch.segments, perm_mask=hidden, target_mapping=mapping, use_mems=False
-        )
-        chosen = positions >= 0
-        return F.cross_entropy(out.logits[chosen].float(), labels["targets"][chosen])
+        given = {name: batch.labels[name] for name in ("perm_mask", "target_mapping", "labels")}
+        out = self.networks["model"](input_ids=batch.ids, token_type_ids=batch.segments, use_mems=False, **given)
+        return out.loss
+
+
+def permuted(batch: Batch) -> dict[str, Tensor]:
+    """A batch of permutation modelling as XLNet of ``transformers`` reads it: what a token does not see (B, L, L), one
+    row of the unit matrix per target (B, T, L), and the targets (B, T), IGNORE in slots that stay empty.
+    """
+    labels, itself = batch.labels, torch.eye(batch.ids.shape[1])
+    taken = labels["positions"] >= 0
+    return {
+        "perm_mask": (labels["query_rank"][:, :, None] <= labels["key_rank"][:, None, :]).float(),
+        "target_mapping": itself[labels["positions"].clamp(min=0)] * taken[..., None],
+        "labels": labels["targets"].masked_fill(~taken, IGNORE),
+    }
 
 
 def labels_of(batch: Batch) -> Tensor:
