@@ -186,6 +186,30 @@ def test_on_a_gpu_every_turn_begins_warm(monkeypatch: pytest.MonkeyPatch) -> Non
     assert result["parts"]["ours"] == {"head": 0.5, "loss": 0.5}
 
 
+def test_a_contender_that_fails_leaves_the_machine_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    class Player:
+        def __init__(self, work: Work) -> None:
+            self.name = work.contender
+
+        def call(self, verb: str, *arguments: int) -> Any:
+            if self.name not in closed and self.name == "transformers":
+                raise EncoderlabError("transformers failed: OutOfMemoryError")
+            assert self.name == "ours"
+            found = {"steps": (2.0, 64.0, [1.0]), "peak": (2e9, 1e9), "memory": 100, "device": ""}
+            return found.get(verb, {"head": 1.0})
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    monkeypatch.setattr(train, "Worker", Player)
+    monkeypatch.setattr(train, "real_rows", lambda *_: (VOCABULARY, rows()))
+    result = train.run(tiny("bert"), Path(), train.Setting(turns=2), "transformers")
+    assert result["failed"] == {"transformers": "transformers failed: OutOfMemoryError"} and "ratio" not in result
+    assert closed[0] == "transformers" and result["tokens_per_second"] == {"ours": 32.0}
+
+
 def test_sizes_of_published_models_and_unknown_names() -> None:
     assert case("electra-small").model.encoder.layers == 12
     assert case("deberta-v3-base").model.encoder.width == 768

@@ -249,5 +249,5 @@ def _show(result: dict[str, Any], against: str | None) -> None:
     parts = list(dict.fromkeys(part for name in names for part in result["parts"][name]))
     table = [(part, *(f"{result['parts'][name].get(part, 0):.1%}" for name in names)) for part in parts]
     busy = ", ".join(f"{name} {share:.0%}" for name, share in result.get("busy", {}).items())
-    caption = f"of the time of kernels; one runs during this share of a step: {busy}" if busy else None
-    terminal.table("Share of a step's time", ["part", *names], table, caption=caption)
+    note = f"of the time of kernels; one runs during this share of a step: {busy}" if busy else None
+    terminal.table("Share of a step's time", ["part", *names], table, caption=note)

@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -65,7 +65,7 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        if self.process.is_alive():
+        with suppress(OSError):  # it has ended
             self.pipe.send(("stop", ()))
         self.process.join(10)
 
