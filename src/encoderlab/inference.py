@@ -21,6 +21,7 @@ from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.nn import kernels
+from encoderlab.nn.encoder import Chosen
 from encoderlab.nn.heads import LMHead
 
 log = logging.getLogger(__name__)
@@ -251,4 +252,5 @@ def _token_probabilities(model: Model, rows: Rows, places: Tensor) -> Tensor:
         assert isinstance(model.lm, LMHead)
         return model.lm(last[0], model.words).float().softmax(-1)
     states = model.encoder(rows.ids, doc=rows.doc, segments=rows.segments)
-    return model.token_logits(states, torch.zeros_like(places), places).float().softmax(-1)
+    chosen = Chosen(places[None], torch.zeros_like(places), torch.arange(len(places), device=places.device))
+    return model.token_logits(states, chosen).float().softmax(-1)

@@ -14,7 +14,7 @@ from encoderlab import models
 from encoderlab.config import override
 from encoderlab.errors import ConfigError
 from encoderlab.models.base import ModelConfig
-from encoderlab.nn.encoder import Encoder, States, slots_of
+from encoderlab.nn.encoder import Chosen, Encoder, States
 from encoderlab.nn.heads import (
     AdaptiveLMHead,
     Classification,
@@ -95,16 +95,16 @@ class Model(nn.Module):
             raise ConfigError("a model with adaptive embeddings has no single word table; use its adaptive head")
         return self.encoder.embeddings.words
 
-    def token_logits(self, states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
-        """LM logits (S, V) at chosen places of chosen rows, through the enhanced mask decoder if the model has one."""
+    def token_logits(self, states: States, chosen: Chosen, noise: Noise | None = None) -> Tensor:
+        """LM logits (S, V) at chosen places, through the enhanced mask decoder if the model has one."""
         assert isinstance(self.lm, LMHead)
-        return self.lm(self.token_states(states, rows, places, noise), self.words)
+        return self.lm(self.token_states(states, chosen, noise), self.words)
 
-    def token_states(self, states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
+    def token_states(self, states: States, chosen: Chosen, noise: Noise | None = None) -> Tensor:
         """What the LM head reads at chosen places: (S, D), from all layers or the first :attr:`lm_depth`."""
         if self.mask_positions is not None:
-            return self.decode_masks(states, rows, places, noise)
-        return self.encoder.last_at(states, rows, places, noise)
+            return self.decode_masks(states, chosen, noise)
+        return self.encoder.last_at(states, chosen, noise)
 
     @property
     def lm_depth(self) -> int:
@@ -112,7 +112,7 @@ class Model(nn.Module):
         splits = self.mask_positions is not None or self.encoder.splits_last_layer
         return self.encoder.depth - 1 if splits else self.encoder.depth
 
-    def decode_masks(self, states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
+    def decode_masks(self, states: States, chosen: Chosen, noise: Noise | None = None) -> Tensor:
         """DeBERTa's enhanced mask decoder (He et al., 2021, section 3.2) at chosen places: (S, D).
 
         The last layer runs twice with keys and values from its own input X and queries X + absolute position. Only
@@ -123,7 +123,7 @@ class Model(nn.Module):
         last = encoder.depth - 1
         source = states.layers[last]
         batch = source.shape[0]
-        at, slots = slots_of(rows, places, batch)
+        at, rows, slots = chosen
         position = within_documents(states.scope.doc, source.shape[1], source.device).expand(batch, -1).gather(1, at)
         queries = source.gather(1, at[..., None].expand(-1, -1, source.shape[-1])) + self.mask_positions[position]
         return encoder.query_stream(states, queries, at, layers=(last, last), noise=noise)[rows, slots]

@@ -54,3 +54,17 @@ def test_slices_are_views_of_everything(rows: list[Row]) -> None:
 def test_device_keeps_what_is_missing_missing() -> None:
     batch = Batch(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.int32)).to("cpu")
     assert batch.segments is None and batch.rows is None and batch.labels == {}
+
+
+def test_what_is_asked_of_a_moved_batch_is_asked_on_the_host(rows: list[Row]) -> None:
+    """Indices of marks, without a value of the device that the batch lies on, also after it was cut."""
+    batch = collate(rows, pad=PAD)
+    batch.labels["targets"] = stack([np.array([1]), np.array([2, 3]), np.array([4])], IGNORE)
+    want = [(batch.slice(*part).labels["targets"] >= 0).nonzero(as_tuple=True) for part in ((0, 3), (1, 3))]
+    moved = batch.to("meta")
+    for part, indices in zip((moved, moved.slice(1, 3)), want, strict=True):
+        found = part.find(lambda known: known.labels["targets"] >= 0)
+        assert [index.shape for index in found] == [index.shape for index in indices]
+        assert all(index.is_meta and index.is_contiguous() for index in found)
+        assert all(map(torch.equal, part.on_host.find(lambda known: known.labels["targets"] >= 0), indices))
+    assert batch.on_host is batch and moved.on_host is batch and moved.to("meta").on_host is batch

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
-from encoderlab.nn.encoder import Encoder, EncoderConfig, Sharing, StemConvolution
+from encoderlab.nn.encoder import Chosen, Encoder, EncoderConfig, Sharing, StemConvolution
 from encoderlab.nn.init import initialize
 from encoderlab.nn.kernels import plain
 from encoderlab.nn.noise import Noise
@@ -182,13 +182,14 @@ def test_the_last_layer_at_chosen_places_is_the_last_layer() -> None:
     ids, segments = torch.randint(0, 50, (3, 17)), torch.randint(0, 2, (3, 17))
     doc = torch.zeros(3, 17, dtype=torch.int32)
     doc[0, 11:], doc[1, 6:14], doc[1, 14:] = -1, 1, -1
-    rows, places = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0, 10, 3, 7, 13])  # none of row 2
+    at, rows, slots = torch.tensor([[0, 10, 0], [3, 7, 13], [0, 0, 0]]), [0, 0, 1, 1, 1], [0, 1, 0, 1, 2]
+    chosen = Chosen(at, torch.tensor(rows), torch.tensor(slots))  # none of row 2
     tried = [config for config in PRODUCT if config.conv is None]
     for config in tried:
         encoder = make(config).eval()
-        whole = encoder(ids, doc=doc, segments=segments).last[rows, places]
+        whole = encoder(ids, doc=doc, segments=segments).last[chosen.rows, chosen.places]
         states = encoder(ids, doc=doc, segments=segments, depth=encoder.depth - 1)
-        torch.testing.assert_close(encoder.last_layer_at(states, rows, places), whole, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(encoder.last_layer_at(states, chosen), whole, atol=1e-4, rtol=1e-4)
     assert {type(config.position) for config in tried} == set(get_args(Position))
 
 

@@ -12,6 +12,7 @@ from encoderlab.interchange.folder import weights
 from encoderlab.model import Model
 from encoderlab.nn.heads import LM
 from encoderlab.nn.noise import Noise
+from encoderlab.objectives.mlm import predicted
 from encoderlab.objectives.rtd import RTD, RTDSettings
 from tests.objectives.conftest import make_rows
 from tests.objectives.small import build, small
@@ -97,23 +98,21 @@ def test_samples_follow_the_distribution(temperature: float, vocabulary) -> None
     generator = objective.generator
     generator.lm.dense.weight.data.zero_()  # every place has the same logits
     batch = objective.make_batch(make_rows(200, 12), seed=1)
-    row, slot = (batch.labels["positions"] >= 0).nonzero(as_tuple=True)
-    place, target = batch.labels["positions"][row, slot], batch.labels["targets"][row, slot]
+    chosen, target = predicted(batch)
     logits = generator.lm(torch.zeros(1, 16), generator.words)[0].detach()
     expected = (logits / temperature).softmax(0)
     counts: Counter[int] = Counter()
     total = 0
     for step in range(20):
-        samples = objective._generate(batch, row, place, target, Noise(1, step, batch.rows))[1]
+        samples = objective._generate(batch, chosen, target, Noise(1, step, batch.rows))[1]
         counts.update(samples.tolist())
         total += len(samples)
     chi = sum((counts[i] - total * p) ** 2 / (total * p) for i, p in enumerate(expected.tolist()))
     assert chi < 39 + 5 * (2 * 39) ** 0.5
-    again = objective._generate(batch, row, place, target, Noise(1, 3, batch.rows))[1]
-    part = row >= 100  # a second half of the batch alone has the same samples
-    half = batch.slice(100, 200)
-    alone = objective._generate(half, row[part] - 100, place[part], target[part], Noise(1, 3, half.rows))[1]
-    assert torch.equal(again[part], alone)
+    again = objective._generate(batch, chosen, target, Noise(1, 3, batch.rows))[1]
+    half = batch.slice(100, 200)  # a second half of the batch alone has the same samples
+    alone = objective._generate(half, *predicted(half), Noise(1, 3, half.rows))[1]
+    assert torch.equal(again[chosen.rows >= 100], alone)
 
 
 @pytest.mark.parametrize("predict", ["replaced_masked", "original_masked", "original_all"])

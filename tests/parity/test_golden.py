@@ -14,7 +14,7 @@ from torch import Tensor
 
 from encoderlab.interchange import configs, fairseq, names, originals, tables
 from encoderlab.model import Model
-from encoderlab.nn.encoder import States, update_memory
+from encoderlab.nn.encoder import Chosen, States, update_memory
 from encoderlab.nn.heads import AdaptiveLMHead
 from encoderlab.nn.kernels import plain
 from encoderlab.objectives.rtd import share_embeddings
@@ -203,9 +203,10 @@ def test_deberta(golden: Golden, released: bool) -> None:
     for i, layer in enumerate(states.layers[1:]):
         golden.close(layer, f"hidden_states.{i}", real)
     rows, places = (golden["input/labels"] > 0).nonzero(as_tuple=True)
-    decoded = model.decode_masks(states, rows, places)
+    chosen = Chosen.among_all(rows, places, *real.shape)
+    decoded = model.decode_masks(states, chosen)
     torch.testing.assert_close(decoded, golden["output/emd.layer.1"][rows, places], atol=2e-5, rtol=1e-5)
-    logits = model.token_logits(states, rows, places)
+    logits = model.token_logits(states, chosen)
     golden.close(logits, "mlm_logits", atol=5e-5)
     loss = F.cross_entropy(logits, golden["input/labels"][rows, places])
     golden.close(loss, "loss", atol=1e-5)
@@ -232,7 +233,7 @@ def test_deberta_step_with_disentangled_embeddings(golden: Golden) -> None:
     for i, layer in enumerate(states.layers[1:]):
         golden.close(layer, f"generator.hidden_states.{i}", real)
     rows, places = (labels > 0).nonzero(as_tuple=True)
-    logits = generator.token_logits(states, rows, places)
+    logits = generator.token_logits(states, Chosen.among_all(rows, places, *real.shape))
     golden.close(logits, "generator.mlm_logits", atol=5e-5)
     mlm = F.cross_entropy(logits, labels[rows, places])
     golden.close(mlm, "mlm_loss", atol=1e-5)

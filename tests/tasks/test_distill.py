@@ -14,6 +14,7 @@ from encoderlab.errors import ConfigError, Stopped
 from encoderlab.interchange import huggingface
 from encoderlab.interchange.load import load
 from encoderlab.models import FAMILIES
+from encoderlab.nn.encoder import Chosen
 from encoderlab.nn.noise import Noise
 from encoderlab.tasks.base import Text
 from encoderlab.tasks.distill import TaughtObjective, Teaching, check_teacher, read_teacher
@@ -100,8 +101,9 @@ def by_hand(objective, batch, temperature):
         logits = []
         for network, states in found:
             with torch.no_grad():
+                places = torch.arange(begin, begin + length)
                 x = network.encoder.last_at(
-                    states, torch.full((length,), row), torch.arange(begin, begin + length), None
+                    states, Chosen.among_all(torch.full((length,), row), places, *batch.ids.shape)
                 )
                 logits.append((network, x))
         pairs = []

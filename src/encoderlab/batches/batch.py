@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ class Batch:
     segments: Tensor | None = None  # (B, L) int64
     labels: dict[str, Tensor] = field(default_factory=dict)
     rows: Tensor | None = None  # (B,) int64: number of each row within the run, which keys dropout
+    host: Self | None = None  # of a copy on an accelerator: the batch in the host's memory
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -36,27 +37,53 @@ class Batch:
         """Tokens that are not padding."""
         return int((self.doc >= 0).sum())
 
-    def to(self, device: torch.device | str) -> Batch:
-        """The batch on ``device``; a copy from pinned memory does not wait."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+    @property
+    def on_host(self) -> Self:
+        """The batch where its values can be read without waiting for an accelerator."""
+        return self if self.host is None else self.host
 
-    def pin(self) -> Batch:
+    def to(self, device: torch.device | str) -> Self:
+        """The batch on ``device``, without waiting for it."""
+        moved = self._map(lambda tensor: send(tensor, device))
+        return replace(moved, host=self if self.ids.device.type == "cpu" else self.host)
+
+    def pin(self) -> Self:
         """The batch in page-locked memory, from which a GPU copies while it computes."""
         return self._map(lambda tensor: tensor.pin_memory())
 
-    def slice(self, start: int, stop: int) -> Batch:
+    def slice(self, start: int, stop: int) -> Self:
         """Rows ``start:stop``, as views."""
-        return self._map(lambda tensor: tensor[start:stop])
+        rows = self._map(lambda tensor: tensor[start:stop])
+        return rows if self.host is None else replace(rows, host=self.host.slice(start, stop))
 
-    def _map(self, function: Any) -> Batch:
-        changed: dict[str, Any] = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, dict):
-                changed[item.name] = {name: function(tensor) for name, tensor in value.items()}
-            elif value is not None:
-                changed[item.name] = function(value)
-        return Batch(**changed)
+    def find(self, mark: Callable[[Self], Tensor]) -> tuple[Tensor, ...]:
+        """The indices of what ``mark`` marks in the batch, as ``nonzero(as_tuple=True)`` has them.
+
+        The batch on the host is asked: how many they are is a shape, for which a device would have to be waited for.
+        """
+        return self.bring(mark(self.on_host).nonzero().T.contiguous()).unbind()
+
+    def bring(self, tensor: Tensor) -> Tensor:
+        """``tensor``, made of :attr:`on_host`, where this batch lies."""
+        return send(tensor, self.ids.device)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        return replace(
+            self,
+            ids=function(self.ids),
+            doc=function(self.doc),
+            segments=None if self.segments is None else function(self.segments),
+            labels={name: function(tensor) for name, tensor in self.labels.items()},
+            rows=None if self.rows is None else function(self.rows),
+            host=None,
+        )
+
+
+def send(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """``tensor`` on ``device``, without waiting for it: for a GPU from page-locked memory, any other copy waits."""
+    if torch.device(device).type == "cuda" and not tensor.is_cuda and not tensor.is_pinned():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def collate(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -167,6 +167,24 @@ class States:
     @property
     def last(self) -> Tensor:
         return self.layers[-1]
+
+
+class Chosen(NamedTuple):
+    """Chosen places of the rows of a batch, S in all: a table ``at`` (B, T) of places, and which of its entries count,
+    ``rows`` (S,) and ``slots`` (S,), in any order. The other entries hold any place."""
+
+    at: Tensor
+    rows: Tensor
+    slots: Tensor
+
+    @classmethod
+    def among_all(cls, rows: Tensor, places: Tensor, batch: int, length: int) -> Chosen:
+        """``places`` (S,) of ``rows`` (S,), in a table of all ``length`` places: for many of them."""
+        return cls(torch.arange(length, device=rows.device).expand(batch, -1), rows, places)
+
+    @property
+    def places(self) -> Tensor:
+        return self.at[self.rows, self.slots]
 
 
 class Block(nn.Module):
@@ -399,22 +417,22 @@ class Encoder(nn.Module):
             x, keyed[i] = self.block(i)(x, source, self._with_keys(scope, noise, self.depth + 1 + turn))
         return self._finish(x, noise, stream=1)
 
-    def last_at(self, states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
-        """The last layer's states at chosen places, (S,), (S,) -> (S, D): computed there alone where ``states`` lack
-        that layer, as in a forward pass of ``depth`` - 1.
+    def last_at(self, states: States, chosen: Chosen, noise: Noise | None = None) -> Tensor:
+        """The last layer's states at chosen places, (S, D): computed there alone where ``states`` lack that layer, as
+        in a forward pass of ``depth`` - 1.
         """
         if len(states.layers) == self.depth:  # the embeddings and all layers but one
-            return self.last_layer_at(states, rows, places, noise)
-        return states.last[rows, places]
+            return self.last_layer_at(states, chosen, noise)
+        return states.last[chosen.rows, chosen.places]
 
-    def last_layer_at(self, states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
-        """The last layer's output at chosen places only: (S,), (S,) -> (S, D).
+    def last_layer_at(self, states: States, chosen: Chosen, noise: Noise | None = None) -> Tensor:
+        """The last layer's output at chosen places only, (S, D).
 
         ``states`` hold the layers before it. Everything but keys and values is computed for the chosen places alone,
-        which is all that a loss on few places needs. Dropout masks are those of the place's number among the chosen
-        ones of its row. Not where a convolution reads neighbours.
+        which is all that a loss on few places needs. Dropout masks are those of the place's slot. Not where a
+        convolution reads neighbours.
         """
-        at, slots = slots_of(rows, places, len(states.last))
+        at, rows, slots = chosen
         scope = replace(self._at(states, at), keep_keyed=False)
         x = states.last.gather(1, at[..., None].expand(-1, -1, states.last.shape[-1]))
         x, _ = self.block(self.depth - 1)(x, states.last, self._with_keys(scope, noise, self.depth - 1))
@@ -544,18 +562,6 @@ class Encoder(nn.Module):
         if noise is None:
             return scope
         return replace(scope, keys=noise.layer(layer), shared_keys=noise.layer_shared(layer))
-
-
-def slots_of(rows: Tensor, places: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-    """Chosen places (S,) of rows (S,), in order of the rows, as places (B, T) and the slot (S,) that each has there.
-
-    T is the largest number of places of a row; slots that stay empty hold place 0.
-    """
-    counts = torch.bincount(rows, minlength=batch)
-    slots = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
-    at = torch.zeros(batch, int(counts.max()) if len(rows) else 0, dtype=torch.long, device=rows.device)
-    at[rows, slots] = places
-    return at, slots
 
 
 def update_memory(

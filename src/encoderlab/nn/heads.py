@@ -6,6 +6,7 @@ Dropout keys here are one per chosen vector (:meth:`Noise.at`), so masks do not 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -143,16 +144,25 @@ class AdaptiveLMHead(nn.Module):
         owned = [i for i in owned if mapped and (adaptive.divisor > 1 or i == 0)]
         self.maps = nn.ParameterDict({str(i): torch.empty(width, widths[i]) for i in owned})
 
-    def losses(self, x: Tensor, targets: Tensor, embeddings: Embeddings) -> Tensor:
-        """Negative log-likelihoods (S,) in nats of ``targets`` (S,) from x (S, D)."""
+    def members(self, targets: Tensor) -> list[Tensor]:
+        """Of each cluster but the first, which ``targets`` (S,) lie in it; on an accelerator this waits."""
+        return [((targets >= start) & (targets < stop)).nonzero().squeeze(1) for start, stop in self.clusters[1:]]
+
+    def losses(
+        self, x: Tensor, targets: Tensor, embeddings: Embeddings, members: Sequence[Tensor] | None = None
+    ) -> Tensor:
+        """Negative log-likelihoods (S,) in nats of ``targets`` (S,) from x (S, D), with their :meth:`members` where
+        these are known."""
+        members = self.members(targets) if members is None else members
         head = self._head(x, embeddings)
         first = self.clusters[0][1]
         inside = targets < first
         loss = -head.gather(1, torch.where(inside, targets, 0)[:, None]).squeeze(1)
-        for i, (start, stop) in enumerate(self.clusters[1:], start=1):
-            chosen = ((targets >= start) & (targets < stop)).nonzero().squeeze(1)
+        for i, chosen in enumerate(members, start=1):
             tail = self._tail(x[chosen], i, embeddings)
-            nll = -head[chosen, first + i - 1] - tail.gather(1, (targets[chosen] - start)[:, None]).squeeze(1)
+            nll = -head[chosen, first + i - 1] - tail.gather(
+                1, (targets[chosen] - self.clusters[i][0])[:, None]
+            ).squeeze(1)
             loss = loss.index_copy(0, chosen, nll)
         return loss
 

@@ -90,5 +90,5 @@ def carried(memory: Memory, batch: Batch) -> Memory:
 
     The packers of streams say so in the label ``continues`` (B,); other rows have no such label and no memory.
     """
-    continues = batch.labels.get("continues")
+    continues = batch.on_host.labels.get("continues")
     return memory if continues is not None and bool(continues.all()) else None

@@ -78,13 +78,15 @@ class Causal(Objective):
             length = settings.memory if settings.evaluation_memory is None else settings.evaluation_memory
             window = length if settings.same_length and length else None
         memory = carried(memory, batch) if length else None
-        rows, places = (batch.labels["targets"] != IGNORE).nonzero(as_tuple=True)
+        rows, places = batch.find(lambda known: known.labels["targets"] != IGNORE)
         states = model.encoder(
             batch.ids, doc=batch.doc, segments=batch.segments, memory=memory, window=window, noise=noise
         )
         targets = batch.labels["targets"][rows, places]
         if isinstance(model.lm, AdaptiveLMHead):
-            losses = model.lm.losses(states.last[rows, places], targets, model.encoder.embeddings)
+            known = batch.on_host.labels["targets"]
+            members = [batch.bring(rows) for rows in model.lm.members(known[known != IGNORE])]
+            losses = model.lm.losses(states.last[rows, places], targets, model.encoder.embeddings, members)
             term = Term(losses.float().sum(), len(targets))
         else:
             term = lm_term(model, states.last[rows, places], targets)

@@ -21,7 +21,7 @@ from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
-from encoderlab.objectives.mlm import Masker, check_weights, chosen, lm_term, require_weight
+from encoderlab.objectives.mlm import Masker, check_weights, lm_term, predicted, require_weight, tokens
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.seeds import derive
 
@@ -133,20 +133,21 @@ class Distill(Objective):
         self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
     ) -> tuple[dict[str, Term], Memory]:
         settings, student, teacher = self.settings, self.student, self.teacher
-        real = (batch.doc >= 0).nonzero(as_tuple=True)
-        rows, places, targets = chosen(batch)
+        every = tokens(batch)
+        real = every.rows, every.places
+        chosen, targets = predicted(batch)
         states = student.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise)
         with torch.no_grad():
             theirs = teacher.encoder(batch.ids, doc=batch.doc, segments=batch.segments)
         terms: dict[str, Term] = {}
         if settings.logits_weight:
-            at_rows, at_places = real if settings.at == "real" else (rows, places)
+            compared = every if settings.at == "real" else chosen
             with torch.no_grad():
-                wanted = teacher.token_logits(theirs, at_rows, at_places)
-            logits = student.token_logits(states, at_rows, at_places)
+                wanted = teacher.token_logits(theirs, compared)
+            logits = student.token_logits(states, compared)
             terms["logits"] = soft_term(logits, wanted, settings.temperature, settings.logits_weight)
         if settings.mlm_weight:
-            term = lm_term(student, student.token_states(states, rows, places), targets)
+            term = lm_term(student, student.token_states(states, chosen), targets)
             terms["mlm"] = replace(term, weight=settings.mlm_weight)
         if settings.cosine_weight:
             close = F.cosine_similarity(states.last[real].float(), theirs.last[real].float(), dim=-1)

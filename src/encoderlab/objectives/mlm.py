@@ -15,6 +15,7 @@ from encoderlab.batches.corrupt import Corruptor, Masking
 from encoderlab.batches.pack import Row
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
+from encoderlab.nn.encoder import Chosen
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
@@ -85,14 +86,17 @@ class Masker:
         return batch
 
 
-def chosen(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Row, place and target of every predicted token: three (S,) tensors.
+def predicted(batch: Batch) -> tuple[Chosen, Tensor]:
+    """The places of the predicted tokens, and their targets (S,)."""
+    rows, slots = batch.find(lambda known: known.labels["positions"] >= 0)
+    chosen = Chosen(batch.labels["positions"].clamp(min=0), rows, slots)
+    return chosen, batch.labels["targets"][rows, slots]
 
-    Their number is known when the device has come so far, so objectives ask before they give it the layers to do.
-    """
-    positions = batch.labels["positions"]
-    rows, slots = (positions >= 0).nonzero(as_tuple=True)
-    return rows, positions[rows, slots], batch.labels["targets"][rows, slots]
+
+def tokens(batch: Batch) -> Chosen:
+    """The places of all tokens that are not padding."""
+    rows, places = batch.find(lambda known: known.doc >= 0)
+    return Chosen.among_all(rows, places, *batch.doc.shape)
 
 
 def lm_term(model: Model, states: Tensor, targets: Tensor) -> Term:
@@ -143,18 +147,19 @@ class MLM(Objective):
         self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
     ) -> tuple[dict[str, Term], Memory]:
         model = self.model
-        rows, places, targets = chosen(batch)
+        chosen, targets = predicted(batch)
         states = model.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise, depth=model.lm_depth)
         label = None if model.pair is None or model.pooler is None else pair_label(batch)
         if label is None:
-            return {"mlm": lm_term(model, model.token_states(states, rows, places, noise), targets)}, None
-        places = F.pad(batch.labels["positions"], (1, 0))  # the first token of every row too
-        rows, slots = (places >= 0).nonzero(as_tuple=True)
-        x = model.token_states(states, rows, places[rows, slots], noise)
+            return {"mlm": lm_term(model, model.token_states(states, chosen, noise), targets)}, None
+        size = len(batch)
+        first = torch.arange(size, device=targets.device)  # the first token of every row too, in slot 0
+        rows, slots = torch.cat([first, chosen.rows]), torch.cat([torch.zeros_like(first), chosen.slots + 1])
+        x = model.token_states(states, Chosen(F.pad(chosen.at, (1, 0)), rows, slots), noise)
         assert model.pair is not None and model.pooler is not None
-        logits = model.pair(model.pooler(x[slots == 0]))
+        logits = model.pair(model.pooler(x[:size]))
         pair = token_term(logits, batch.labels[label], weight=self.settings.pair_weight)
-        return {"mlm": lm_term(model, x[slots > 0], targets), label: pair}, None
+        return {"mlm": lm_term(model, x[size:], targets), label: pair}, None
 
     def models(self) -> dict[str, Model]:
         return {"model": self.model}

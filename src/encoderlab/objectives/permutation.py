@@ -115,7 +115,7 @@ class Permutation(Objective):
             memory=memory,
             noise=noise,
         )
-        rows, slots = (positions >= 0).nonzero(as_tuple=True)
+        rows, slots = batch.find(lambda known: known.labels["positions"] >= 0)
         term = lm_term(model, predicted[rows, slots], labels["targets"][rows, slots])
         return {"plm": term}, update_memory(memory, states.layers, settings.memory, reuse=settings.reuse or None)
 

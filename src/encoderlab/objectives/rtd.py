@@ -17,12 +17,12 @@ from encoderlab.batches.corrupt import Masking
 from encoderlab.batches.pack import Row
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
-from encoderlab.nn.encoder import States
+from encoderlab.nn.encoder import Chosen, States
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.kernels.plain import draw
 from encoderlab.nn.noise import Noise, stream
 from encoderlab.objectives.base import Memory, Objective, Term
-from encoderlab.objectives.mlm import Masker, check_weights, chosen, no_loss, require_weight, token_term
+from encoderlab.objectives.mlm import Masker, check_weights, no_loss, predicted, require_weight, token_term, tokens
 from encoderlab.objectives.vocabulary import Vocabulary
 
 Sharing = Literal["block", "tables", "none", "disentangled"]
@@ -98,25 +98,23 @@ class RTD(Objective):
     def forward(
         self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
     ) -> tuple[dict[str, Term], Memory]:
-        rows, places, targets = chosen(batch)
+        chosen, targets = predicted(batch)
         alternating = self.stages > 1 and self.training
         if alternating and memory is not None:
-            return {"rtd": self._discriminate(batch, memory[0], rows, places, noise)}, None
-        generated, samples = self._generate(batch, rows, places, targets, noise)
+            return {"rtd": self._discriminate(batch, memory[0], chosen, noise)}, None
+        generated, samples = self._generate(batch, chosen, targets, noise)
         corrupted = batch.labels["original"].clone()
-        corrupted[rows, places] = samples
+        corrupted[chosen.rows, chosen.places] = samples
         replaced = Term(no_loss(samples), len(targets), 0.0, (samples != targets).sum())
         if alternating:
             return {"mlm": generated, "replaced": replaced}, (corrupted,)
-        found = self._discriminate(batch, corrupted, rows, places, noise)
+        found = self._discriminate(batch, corrupted, chosen, noise)
         return {"mlm": generated, "rtd": found, "replaced": replaced}, None
 
     def models(self) -> dict[str, Model]:
         return {"generator": self.generator, "discriminator": self.discriminator}
 
-    def _generate(
-        self, batch: Batch, rows: Tensor, places: Tensor, targets: Tensor, noise: Noise | None
-    ) -> tuple[Term, Tensor]:
+    def _generate(self, batch: Batch, chosen: Chosen, targets: Tensor, noise: Noise | None) -> tuple[Term, Tensor]:
         """The generator's loss, and one sample (S,) per masked place from softmax(logits / temperature).
 
         Samples have no gradient. A sample inverts the cumulative distribution at one uniform number, keyed by row and
@@ -125,9 +123,9 @@ class RTD(Objective):
         model, settings = self.generator, self.settings
         assert isinstance(model.lm, LMHead) and batch.rows is not None
         states = model.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise, depth=model.lm_depth)
-        x = model.token_states(states, rows, places, noise)
-        keys = (noise or Noise(0, 0, batch.rows)).layer(GENERATOR_SAMPLES)[rows]
-        points = uniform(keys, places)
+        x = model.token_states(states, chosen, noise)
+        keys = (noise or Noise(0, 0, batch.rows)).layer(GENERATOR_SAMPLES)[chosen.rows]
+        points = uniform(keys, chosen.places)
         if settings.temperature == 1.0:
             loss, hits, samples = model.lm.losses(x, model.words, targets, uniforms=points)
             assert samples is not None
@@ -136,20 +134,21 @@ class RTD(Objective):
         samples = draw(logits.float() / settings.temperature, points)
         return token_term(logits, targets, weight=settings.generator_weight), samples
 
-    def _discriminate(self, batch: Batch, corrupted: Tensor, rows: Tensor, places: Tensor, noise: Noise | None) -> Term:
+    def _discriminate(self, batch: Batch, corrupted: Tensor, chosen: Chosen, noise: Noise | None) -> Term:
         settings, model = self.settings, self.discriminator
         weight = settings.discriminator_weight
         noise = None if noise is None else noise.branch(1)
         if settings.predict in ("replaced", "original_all"):
-            rows, places = (batch.doc >= 0).nonzero(as_tuple=True)
+            chosen = tokens(batch)
+        rows, places = chosen.rows, chosen.places
         states = model.encoder(corrupted, doc=batch.doc, segments=batch.segments, noise=noise)
         original = batch.labels["original"][rows, places]
         shown = corrupted[rows, places]
         if settings.predict == "original_masked":
-            return token_term(model.token_logits(states, rows, places, noise), original, weight=weight)
+            return token_term(model.token_logits(states, chosen, noise), original, weight=weight)
         detect = self._detect(batch, states, rows, places)
         if settings.predict == "original_all":
-            return _copy_term(model.token_logits(states, rows, places, noise), detect, shown, original, weight)
+            return _copy_term(model.token_logits(states, chosen, noise), detect, shown, original, weight)
         replaced = shown != original
         loss = F.binary_cross_entropy_with_logits(detect.float(), replaced.float(), reduction="sum")
         return Term(loss, len(rows), weight, ((detect > 0) == replaced).sum())

@@ -112,43 +112,43 @@ class MultipleChoice(Form):
         return found
 
     def counts(self, batch: TaskBatch) -> dict[str, int]:
-        return {"choice": len(torch.unique(batch.labels["item"][batch.sequences()]))}
+        return {"choice": _groups(batch)[1]}
 
     def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
         """-log of the probability of the right options together, summed over the examples."""
-        scores, items, rows, slots = self._scores(model, states, batch, noise)
-        groups, group = torch.unique(items, return_inverse=True)
+        scores, rows, slots = self._scores(model, states, batch, noise)
+        group, groups = _groups(batch)
         right = batch.labels["right"][rows, slots] == 1
-        everything = _logsumexp(scores, group, len(groups), torch.ones_like(right))
-        answers = _logsumexp(scores, group, len(groups), right)
-        best = scores.new_full((len(groups),), -torch.inf).scatter_reduce(0, group, scores.detach(), "amax")
-        best_right = scores.new_full((len(groups),), -torch.inf).scatter_reduce(
+        everything = _logsumexp(scores, group, groups, torch.ones_like(right))
+        answers = _logsumexp(scores, group, groups, right)
+        best = scores.new_full((groups,), -torch.inf).scatter_reduce(0, group, scores.detach(), "amax")
+        best_right = scores.new_full((groups,), -torch.inf).scatter_reduce(
             0, group, torch.where(right, scores.detach(), -torch.inf), "amax"
         )
-        return {"choice": Term((everything - answers).sum(), len(groups), hits=(best_right >= best).sum())}
+        return {"choice": Term((everything - answers).sum(), groups, hits=(best_right >= best).sum())}
 
     def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
         """(examples, most options), filled up with the least number where an example has fewer."""
-        scores, items, rows, slots = self._scores(model, states, batch, noise)
-        groups, group = torch.unique(items, return_inverse=True)
-        option = batch.labels["option"][rows, slots]
-        table = scores.new_full((len(groups), int(option.max()) + 1), torch.finfo(scores.dtype).min / 2)
-        return table.index_put((group, option), scores)
+        scores, rows, slots = self._scores(model, states, batch, noise)
+        group, groups = _groups(batch)
+        most = int(batch.on_host.labels["option"].max()) + 1
+        table = scores.new_full((groups, most), torch.finfo(scores.dtype).min / 2)
+        return table.index_put((group, batch.labels["option"][rows, slots]), scores)
 
     def _scores(
         self, model: Model, states: States, batch: TaskBatch, noise: Noise | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Score and item of every sequence, in the order of rows, and its row and slot; (n,) each."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Score of every sequence, in the order of rows, and its row and slot; (n,) each."""
         assert isinstance(model.task, ClassificationHead)
-        rows, slots, places = summary_places(batch, model, self.tokenizer)
-        x, keys = summaries(model, states, rows, places, noise)
-        return model.task(x, keys)[:, 0].float(), batch.labels["item"][rows, slots], rows, slots
+        chosen = summary_places(batch, model, self.tokenizer)
+        x, keys = summaries(model, states, chosen, noise)
+        return model.task(x, keys)[:, 0].float(), chosen.rows, chosen.slots
 
     def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
-        scores, items, rows, slots = self._scores(model, states, batch, None)
-        options = batch.labels["option"][rows, slots].cpu().numpy()
+        scores, rows, slots = self._scores(model, states, batch, None)
+        items, options = (batch.labels[name][rows, slots].tolist() for name in ("item", "option"))
         by_item: list[Any] = [[] for _ in range(len(batch))]
-        for item, _, score in sorted(zip(items.tolist(), options.tolist(), to_numpy(scores).tolist(), strict=True)):
+        for item, _, score in sorted(zip(items, options, to_numpy(scores).tolist(), strict=True)):
             by_item[item].append(score)
         return [np.array(found) for found in by_item]
 
@@ -160,6 +160,13 @@ class MultipleChoice(Form):
             for value, probability in zip(values, probabilities, strict=True)
         ]
         return Predictions(values=values, details=details)
+
+
+def _groups(batch: TaskBatch) -> tuple[Tensor, int]:
+    """The number of its example within the batch for every sequence, (n,) in the order of rows, and of how many."""
+    known = batch.on_host
+    found, group = torch.unique(known.labels["item"][known.sequences()], return_inverse=True)
+    return batch.bring(group), len(found)
 
 
 def _logsumexp(scores: Tensor, group: Tensor, groups: int, chosen: Tensor) -> Tensor:

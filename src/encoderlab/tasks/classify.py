@@ -91,13 +91,16 @@ class Classify(Form):
         self.offset, self.factor = float(np.mean(numbers)), float(np.std(numbers)) or 1.0
 
     def counts(self, batch: TaskBatch) -> dict[str, int]:
-        target = batch.labels["target"]
-        known = target.isfinite() & (batch.labels["length"] > 0) if self.numbers else target != IGNORE
-        return {self.task.form: int(known.sum())}
+        return {self.task.form: int(self._known(batch).sum())}
+
+    def _known(self, batch: TaskBatch) -> torch.Tensor:
+        """Which sequences have a target, (n,) bool in the order of rows."""
+        target = batch.labels["target"][batch.sequences()]
+        return target.isfinite() if self.numbers else target != IGNORE
 
     def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
         scores, target = self._scores(model, states, batch, noise)
-        known = target.isfinite() if self.numbers else target != IGNORE
+        (known,) = batch.find(self._known)
         scores, target = scores[known], target[known]
         if self.numbers:
             loss = ((scores[:, 0].float() - target) ** 2).sum()
@@ -110,13 +113,13 @@ class Classify(Form):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores (n, labels) and targets (n,) of the sequences in the order of rows."""
         assert isinstance(model.task, ClassificationHead)
-        rows, slots, places = summary_places(batch, model, self.tokenizer)
-        x, keys = summaries(model, states, rows, places, noise)
-        return model.task(x, keys), batch.labels["target"][rows, slots]
+        chosen = summary_places(batch, model, self.tokenizer)
+        x, keys = summaries(model, states, chosen, noise)
+        return model.task(x, keys), batch.labels["target"][chosen.rows, chosen.slots]
 
     def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> torch.Tensor:
-        scores, target = self._scores(model, states, batch, noise)
-        return scores[target.isfinite() if self.numbers else target != IGNORE]
+        (known,) = batch.find(self._known)
+        return self._scores(model, states, batch, noise)[0][known]
 
     def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
         found = self._scores(model, states, batch, None)[0]

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models.base import Family
-from encoderlab.nn.encoder import States
+from encoderlab.nn.encoder import Chosen, States
 from encoderlab.nn.heads import Classification, ClassificationHead, Tagging, TaggingHead, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
@@ -163,9 +163,9 @@ class FrozenEncoder(nn.Module):
         return States((x,), None)  # type: ignore[arg-type]
 
     @staticmethod
-    def last_at(states: States, rows: Tensor, places: Tensor, noise: Noise | None = None) -> Tensor:
+    def last_at(states: States, chosen: Chosen, noise: Noise | None = None) -> Tensor:
         """As of an :class:`encoderlab.nn.encoder.Encoder`."""
-        return states.last[rows, places]
+        return states.last[chosen.rows, chosen.places]
 
 
 class FrozenModel(nn.Module):

@@ -16,7 +16,7 @@ from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models.base import Family
-from encoderlab.nn.encoder import States
+from encoderlab.nn.encoder import Chosen, States
 from encoderlab.nn.heads import Classification, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
@@ -136,23 +136,19 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
     return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
 
 
-def summary_places(batch: TaskBatch, model: Model, tokenizer: Tokenizer) -> tuple[Tensor, Tensor, Tensor]:
-    """Row and slot of every sequence, and the place of its summary token: the first, for XLNet and left-to-right models
-    the last; (n,) each.
-    """
+def summary_places(batch: TaskBatch, model: Model, tokenizer: Tokenizer) -> Chosen:
+    """The place of every sequence's summary token: the first, for XLNet and left-to-right models the last."""
     rows, slots = batch.sequences()
-    begin = batch.labels["begin"][rows, slots]
+    at = batch.labels["begin"]
     if tokenizer.framing == "xlnet" or model.config.encoder.causal:
-        begin = begin + batch.labels["length"][rows, slots] - 1
-    return rows, slots, begin
+        at = (at + batch.labels["length"] - 1).clamp(min=0)
+    return Chosen(at, rows, slots)
 
 
-def summaries(
-    model: Model, states: States, rows: Tensor, places: Tensor, noise: Noise | None
-) -> tuple[Tensor, Tensor | None]:
+def summaries(model: Model, states: States, chosen: Chosen, noise: Noise | None) -> tuple[Tensor, Tensor | None]:
     """The vector (n, D) that a classification head takes for each sequence, and the keys of its dropout."""
-    keys = None if noise is None else noise.at(rows, places)
-    x = model.encoder.last_at(states, rows, places, noise)
+    keys = None if noise is None else noise.at(chosen.rows, chosen.places)
+    x = model.encoder.last_at(states, chosen, noise)
     task = model.config.task
     if isinstance(task, Classification) and task.summary == "pooler":
         assert model.pooler is not None

@@ -8,9 +8,9 @@ none to speak of.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -64,24 +64,17 @@ class TaskBatch(Batch):
     def __len__(self) -> int:
         return len(self.parts) - 1
 
-    def slice(self, start: int, stop: int) -> TaskBatch:
+    def slice(self, start: int, stop: int) -> Self:
         first, last = self.parts[start], self.parts[stop]
-        rows = self._map(lambda tensor: tensor[first:last])
-        return dataclasses.replace(rows, parts=tuple(row - first for row in self.parts[start : stop + 1]))
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> TaskBatch:
-        return TaskBatch(
-            ids=function(self.ids),
-            doc=function(self.doc),
-            segments=None if self.segments is None else function(self.segments),
-            labels={name: function(tensor) for name, tensor in self.labels.items()},
-            rows=None if self.rows is None else function(self.rows),
-            parts=self.parts,
+        return dataclasses.replace(
+            self._map(lambda tensor: tensor[first:last]),
+            parts=tuple(row - first for row in self.parts[start : stop + 1]),
+            host=None if self.host is None else self.host.slice(start, stop),
         )
 
     def sequences(self) -> tuple[Tensor, Tensor]:
         """Row and place of every sequence, (n,) each, in the order of rows."""
-        rows, slots = (self.labels["length"] > 0).nonzero(as_tuple=True)
+        rows, slots = self.find(lambda batch: batch.labels["length"] > 0)
         return rows, slots
 
 

@@ -221,7 +221,7 @@ class SpanQA(Form):
         assert isinstance(model.task, SpanHead)
         rows, slots = batch.sequences()
         begin, length = (batch.labels[name][rows, slots] for name in ("begin", "length"))
-        places = torch.arange(int(length.max()), device=rows.device)
+        places = torch.arange(int(batch.on_host.labels["length"].max()), device=rows.device)
         real = places < length[:, None]
         at = torch.where(real, begin[:, None] + places, 0)
         return _Windows(

@@ -110,14 +110,14 @@ class Tagging(Form):
         return {"tagging": int((batch.labels["target"] >= 0).sum())}
 
     def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
-        rows, places = (batch.labels["target"] >= 0).nonzero(as_tuple=True)
+        rows, places = batch.find(lambda known: known.labels["target"] >= 0)
         scores = self._scores(model, states, rows, places, noise)
         target = batch.labels["target"][rows, places].long()
         loss = F.cross_entropy(scores.float(), target, reduction="sum")
         return {"tagging": Term(loss, len(target), hits=(scores.argmax(-1) == target).sum())}
 
     def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
-        rows, places = (batch.labels["target"] >= 0).nonzero(as_tuple=True)
+        rows, places = batch.find(lambda known: known.labels["target"] >= 0)
         return self._scores(model, states, rows, places, noise)
 
     @staticmethod
@@ -126,7 +126,7 @@ class Tagging(Form):
         return model.task(states.last[rows, places], None if noise is None else noise.at(rows, places))
 
     def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
-        rows, places = (batch.labels["word"] >= 0).nonzero(as_tuple=True)
+        rows, places = batch.find(lambda known: known.labels["word"] >= 0)
         scores = to_numpy(self._scores(model, states, rows, places, None))
         # One sequence per row in prediction: the item of a row is that of its only slot.
         items = batch.labels["item"][:, 0][rows].cpu().numpy()
