@@ -52,14 +52,14 @@ class AdaptiveTable(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         if len(self.clusters) == 1:
             return self._mapped(0, F.embedding(ids, self.tables[0]))
-        flat = ids.reshape(-1)
-        width = self.maps[0].shape[0] if self.maps is not None else self.tables[0].shape[1]
-        out = self.tables[0].new_zeros(len(flat), width)
+        # Every token is looked up in every table: the later ones are narrow, and picking out the tokens of each would
+        # wait for an accelerator.
+        parts = []
         for i, (start, stop) in enumerate(self.clusters):
-            chosen = ((flat >= start) & (flat < stop)).nonzero().squeeze(1)
-            rows = self._mapped(i, F.embedding(flat[chosen] - start, self.tables[i]))
-            out = out.index_copy(0, chosen, rows.to(out.dtype))
-        return out.view(*ids.shape, width)
+            inside = (ids >= start) & (ids < stop)
+            rows = self._mapped(i, F.embedding(torch.where(inside, ids - start, 0), self.tables[i]))
+            parts.append(torch.where(inside[..., None], rows, 0.0).to(self.tables[0].dtype))
+        return sum(parts[1:], parts[0])
 
     def _mapped(self, cluster: int, rows: Tensor) -> Tensor:
         return rows if self.maps is None else F.linear(rows, self.maps[cluster])

@@ -98,7 +98,8 @@ class Noise:
     """
 
     def __init__(self, seed: int, step: int, rows: Tensor) -> None:
-        self.step = torch.tensor([signed(derive(seed, "dropout, all rows", step), 64)], device=rows.device)
+        step_key = signed(derive(seed, "dropout, all rows", step), 64)
+        self.step = torch.full((1,), step_key, device=rows.device)  # filled there: a copy from the host would wait
         self.keys = mix64(rows.long() * signed(GOLDEN, 64) + signed(derive(seed, "dropout", step), 64))
 
     @classmethod

@@ -73,7 +73,7 @@ class SiFTObjective(TaskObjective):
             states = self.states(batch, noise)
             assert self._clean is not None
             clean = self.form.scores(self.model, states, batch, noise)
-            kept, count = self._clean.detach(), self.counts(batch)["sift"]
+            kept, count = self._clean.detach(), self.counts(batch.on_host)["sift"]
             terms = self.form.terms(self.model, states, batch, noise)
             self._shift = self._start(kept, noise)
             found = self._divergence(self._scores(kept, batch, _other(noise, 1)), clean.detach())
@@ -109,9 +109,8 @@ class SiFTObjective(TaskObjective):
         return normal.clamp(-2 * self.settings.start, 2 * self.settings.start).requires_grad_()
 
     def _ascend(self, shift: Tensor, gradient: Tensor) -> Tensor:
-        if not bool(gradient.isfinite().all()):
-            return shift
-        return shift + self.settings.step * gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
+        ascended = shift + self.settings.step * gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
+        return torch.where(gradient.isfinite().all(), ascended, shift)
 
     def _divergence(self, first: Tensor, second: Tensor) -> Tensor:
         """Symmetric, summed over rows; squared distance for numbers."""

@@ -289,13 +289,17 @@ class Optimizer:
         grad_scale: Tensor | None,
         skip: Tensor | None,
     ) -> None:
-        if skip is not None and bool(skip):  # waits for the device; LAMB's batches are so large that this does not show
-            return
         (beta1, beta2), eps = self.optim.betas, self.optim.eps
+        left_out = torch.zeros((), dtype=torch.bool, device=weights[0].device) if skip is None else skip.bool()
+        gained, kept, taken = (
+            torch.where(left_out, nothing, usual) for nothing, usual in ((0.0, 1 - beta1), (1.0, beta2), (0.0, 1.0))
+        )  # factors that change nothing where the step is left out, which the host does not know
         if grad_scale is not None:
             torch._foreach_div_(grads, grad_scale)
-        torch._foreach_lerp_(means, grads, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
+        for grad in grads:
+            grad.masked_fill_(left_out, 0.0)
+        torch._foreach_lerp_(means, grads, [gained] * len(grads))
+        torch._foreach_mul_(squares, kept)
         torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
         update = torch._foreach_sqrt(squares)
         torch._foreach_add_(update, eps)
@@ -310,6 +314,7 @@ class Optimizer:
             of_update = torch.stack(torch._foreach_norm(update_parts))
             ratios = torch.where((of_weights > 0) & (of_update > 0), of_weights / of_update, 1.0)
             torch._foreach_mul_(update_parts, list(ratios.unbind()))
+        torch._foreach_mul_(update, taken)
         torch._foreach_add_(weights, update, alpha=-lr * group.rate)
 
 
