@@ -1,4 +1,8 @@
-"""One optimiser step: micro-batches forward and backward, clipping, update; nothing in it waits for the device."""
+"""One optimiser step: micro-batches forward and backward, clipping, update.
+
+Nothing in it waits for the device, which so has work ahead of it (tests/train/test_no_waiting.py), but for fp16: the
+scale of its loss is kept on the host and takes one look at the norm per update.
+"""
 
 from __future__ import annotations
 
