@@ -1,0 +1,178 @@
+"""The gradients that are the same on every device: a Function of the raw functions that compute it there.
+
+:mod:`.cpu` and :mod:`.gpu` each write raw functions with these shapes, and make their Functions here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+
+def dropout_function(dropout: Callable[..., Tensor]) -> type[Function]:
+    """Of ``dropout(x, keys, site, p)``; its gradient is the same function again."""
+
+    class Dropout(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, keys: Tensor, site: int, p: float) -> Tensor:
+            ctx.save_for_backward(keys)
+            ctx.site, ctx.p = site, p
+            return dropout(x, keys, site, p)
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            return dropout(grad.contiguous(), *ctx.saved_tensors, ctx.site, ctx.p), None, None, None
+
+    return Dropout
+
+
+# ------------------------------------------------------------------------------------------- dropout + add + LayerNorm
+
+
+def add_norm_shapes(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """The normalised sum, and mean and 1 / deviation of every position (positions, 2)."""
+    return torch.empty_like(x), x.new_empty(x.numel() // x.shape[-1], 2, dtype=torch.float32)
+
+
+def add_norm_backward_shapes(
+    grad: Tensor, x: Tensor, x_bias: Tensor | None, residual: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x and residual, and (3, D) those of weight, bias and x_bias; of what is not there they say
+    nothing."""
+    dresidual = x.new_empty(0) if residual is None else torch.empty_like(x)
+    return torch.empty_like(x), dresidual, x.new_empty(3, x.shape[-1], dtype=torch.float32)
+
+
+def add_norm_function(
+    add_norm: Callable[..., tuple[Tensor, Tensor]], add_norm_backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+) -> type[Function]:
+    """LayerNorm(residual + dropout(x + x_bias)). Keeps its arguments and the statistics of :func:`add_norm_shapes`."""
+
+    class AddNorm(Function):
+        @staticmethod
+        def forward(
+            ctx: Any,
+            x: Tensor,
+            x_bias: Tensor | None,
+            residual: Tensor | None,
+            weight: Tensor,
+            bias: Tensor,
+            keys: Tensor | None,
+            site: int,
+            p: float,
+            eps: float,
+        ) -> Tensor:
+            out, statistics = add_norm(x, x_bias, residual, weight, bias, keys, site, p, eps)
+            ctx.save_for_backward(x, x_bias, residual, weight, statistics, keys)
+            ctx.site, ctx.p, ctx.bias_dtype = site, p, bias.dtype
+            return out
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            x, x_bias, residual, weight, statistics, keys = ctx.saved_tensors
+            dx, dresidual, sums = add_norm_backward(
+                grad.contiguous(), x, x_bias, residual, weight, statistics, keys, ctx.site, ctx.p
+            )
+            dweight, dbias, dx_bias = sums.unbind()
+            return (
+                dx,
+                None if x_bias is None else dx_bias.to(x_bias.dtype),
+                None if residual is None else dresidual,
+                dweight.to(weight.dtype),
+                dbias.to(ctx.bias_dtype),
+                *[None] * 4,
+            )
+
+    return AddNorm
+
+
+# -------------------------------------------------------------------------------------------------------- feed-forward
+
+
+def gelu_backward_shapes(grad: Tensor, x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """The activations again and the gradient of the bias; the gradient of x replaces ``grad``."""
+    return torch.empty_like(x), x.new_empty(x.shape[-1], dtype=torch.float32)
+
+
+def feed_forward_function(
+    gelu: Callable[..., Tensor], gelu_backward_: Callable[..., tuple[Tensor, Tensor]]
+) -> type[Function]:
+    """dropout(gelu(x up^T + up_bias)) down^T; x (B, ..., D). Keeps x up^T only: the rest is computed again."""
+
+    class FeedForward(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, *how: Any) -> Tensor:
+            """``how`` is tanh, keys, site, p of ``gelu``."""
+            inner = x @ up.T
+            tanh, keys, site, p = how
+            ctx.save_for_backward(x, up, up_bias, down, inner, keys)
+            ctx.tanh, ctx.site, ctx.p = tanh, site, p
+            return gelu(inner, up_bias, *how) @ down.T
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            x, up, up_bias, down, inner, keys = ctx.saved_tensors
+            dinner = grad @ down
+            activated, dbias = gelu_backward_(dinner, inner, up_bias, ctx.tanh, keys, ctx.site, ctx.p)
+            need_x, need_up, _, need_down = ctx.needs_input_grad[:4]
+            return (
+                dinner @ up if need_x else None,
+                dinner.flatten(0, -2).T @ x.flatten(0, -2) if need_up else None,
+                dbias.to(up_bias.dtype),
+                grad.flatten(0, -2).T @ activated.flatten(0, -2) if need_down else None,
+                *[None] * 4,
+            )
+
+    return FeedForward
+
+
+# ------------------------------------------------------------------------------------------- cross entropy of products
+
+
+def linear_cross_entropy_shapes(
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, uniforms: Tensor | None, gradients: bool
+) -> tuple[Tensor, ...]:
+    """Sum of the losses, number of hits, samples, and the gradients of the sum for x, weight and bias."""
+    return (
+        x.new_empty((), dtype=torch.float32),
+        labels.new_empty(()),
+        labels.new_empty(0 if uniforms is None else len(x)),
+        torch.empty_like(x) if gradients else x.new_empty(0),
+        torch.empty_like(weight) if gradients else x.new_empty(0),
+        x.new_empty(len(weight) if gradients and bias is not None else 0, dtype=torch.float32),
+    )
+
+
+def linear_cross_entropy_function(linear_cross_entropy: Callable[..., tuple[Tensor, ...]]) -> type[Function]:
+    """Gradients are computed in the forward pass, chunk by chunk, so the logits of all rows never exist at once."""
+
+    class LinearCrossEntropy(Function):
+        @staticmethod
+        def forward(
+            ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, uniforms: Tensor | None
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            gradients = any(ctx.needs_input_grad[:3])
+            loss, hits, sampled, *grads = linear_cross_entropy(x, weight, bias, labels, uniforms, gradients)
+            ctx.save_for_backward(*grads)
+            ctx.bias_dtype = None if bias is None else bias.dtype
+            ctx.mark_non_differentiable(hits, sampled)
+            return loss, hits, sampled
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+            dx, dweight, dbias = ctx.saved_tensors
+            scaled = None if ctx.bias_dtype is None else (dbias * grad).to(ctx.bias_dtype)
+            if torch._C._autograd._get_current_graph_task_keep_graph():  # they may be asked for again
+                return dx * grad.to(dx.dtype), dweight * grad.to(dx.dtype), scaled, None, None
+            return dx.mul_(grad), dweight.mul_(grad), scaled, None, None
+
+    return LinearCrossEntropy
