@@ -1,0 +1,303 @@
+"""What works on one position at a time: dropout, the normalised residual sum, GELU and the feed-forward block.
+
+A program takes one position, or a part of its columns, see :class:`Tile`. Gradients of vectors are sums over all
+positions: a fixed number of programs add up those of the positions that are theirs, and torch adds up the programs.
+Nothing is added atomically, so a step gives the same bits every time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from encoderlab.nn.kernels import functions
+from encoderlab.nn.kernels.gpu.noise import read_key, stream, words
+from encoderlab.nn.kernels.operation import operation, scaling
+
+PART = 512  # words of a tile where a position may be taken in parts
+WARPS = 1536  # that make partial sums: 12 for each multiprocessor of an H100, as many as the registers allow
+
+
+class Rows(NamedTuple):
+    """What programs a tensor x (B, ..., D) needs."""
+
+    number: int  # of positions
+    length: int  # positions of a row of the batch
+    width: int
+    parts: int  # of a position
+    tile: dict[str, int]  # their size
+
+
+def layout(x: Tensor, most: int | None = None) -> Rows:
+    """For programs of whole positions, or of at most ``most`` words of them."""
+    batch, width = x.shape[0], x.shape[-1]
+    words = 16 * triton.next_power_of_2(triton.cdiv(width, 32))
+    words = words if most is None else min(words, most)
+    number = x.numel() // width
+    warps = min(16, max(1, words // 256))  # 16 elements for each thread
+    return Rows(number, number // batch, width, triton.cdiv(width, 2 * words), {"WORDS": words, "num_warps": warps})
+
+
+class Columns(NamedTuple):
+    """2 WORDS columns, as tensors (2, WORDS).
+
+    The two of the first axis, 16 apart, share a word of the dropout masks. They stay within one thread, so each word is
+    computed once.
+    """
+
+    at: Any
+    inside: Any  # whether x has them
+    word: Any  # (1, WORDS) number of the word
+
+
+class Tile(NamedTuple):
+    """The same of one position."""
+
+    at: Any  # where the elements lie in x
+    inside: Any
+    word: Any  # (1, WORDS) the words of the masks; without dropout of no use
+
+
+@triton.jit
+def columns_of(part, width, WORDS: tl.constexpr):
+    word = part * WORDS + tl.arange(0, WORDS)[None, :]
+    at = word // 16 * 32 + word % 16 + tl.arange(0, 2)[:, None] * 16
+    return Columns(at, at < width, word)
+
+
+@triton.jit
+def tile_of(row, columns, length, width, keys, site):
+    """Position ``row`` of all; keys None: without dropout."""
+    word = columns.word
+    if keys is not None:
+        first = row % length * (tl.cdiv(width, 32) * 16)
+        word = words(stream(read_key(keys, row // length), site), first + columns.word)
+    return Tile(tl.cast(row, tl.int64) * width + columns.at, columns.inside, word)
+
+
+@triton.jit
+def load(x, tile):
+    """What x has of a tile, or a vector of columns; zero outside."""
+    return tl.load(x + tile.at, mask=tile.inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def dropped(x, tile, keys, threshold, scale):
+    if keys is not None:
+        halves = tl.where(tl.arange(0, 2)[:, None] == 0, tile.word << 16, tile.word)
+        x = tl.where(halves.to(tl.int32, bitcast=True) >= threshold, x * scale, 0.0)
+    return x
+
+
+@triton.jit
+def total_of(x):
+    return tl.sum(tl.sum(x, 0), 0)
+
+
+# ------------------------------------------------------------------------------------------------------------- dropout
+
+
+@triton.jit(do_not_specialize=["length", "site"])
+def dropout_kernel(x, out, keys, length, width, site, threshold, scale, WORDS: tl.constexpr):
+    parts = tl.cdiv(width, 2 * WORDS)
+    columns = columns_of(tl.program_id(0) % parts, width, WORDS)
+    tile = tile_of(tl.program_id(0) // parts, columns, length, width, keys, site)
+    tl.store(out + tile.at, dropped(load(x, tile), tile, keys, threshold, scale), mask=tile.inside)
+
+
+@operation(lambda x, keys, site, p: torch.empty_like(x), space="encoderlab_gpu")
+def dropout(x: Tensor, keys: Tensor, site: int, p: float) -> Tensor:
+    out, rows = torch.empty_like(x), layout(x, PART)
+    grid = (rows.number * rows.parts,)
+    dropout_kernel[grid](x, out, keys, rows.length, rows.width, site, *scaling(keys, p), **rows.tile)
+    return out
+
+
+# ------------------------------------------------------------------------------------------- dropout + add + LayerNorm
+
+
+@triton.jit
+def summed(x, x_bias, residual, tile, columns, keys, threshold, scale):
+    """residual + dropout(x + x_bias); zero outside."""
+    total = load(x, tile)
+    if x_bias is not None:
+        total += load(x_bias, columns)
+    total = dropped(total, tile, keys, threshold, scale)
+    if residual is not None:
+        total += load(residual, tile)
+    return total
+
+
+@triton.jit(do_not_specialize=["length", "site"])
+def add_norm_kernel(
+    x, x_bias, residual, weight, bias, out, statistics, keys, length, width, site, threshold, scale, eps,
+    WORDS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    columns = columns_of(0, width, WORDS)
+    tile = tile_of(row, columns, length, width, keys, site)
+    total = summed(x, x_bias, residual, tile, columns, keys, threshold, scale)
+    mean = total_of(total) / width
+    centred = tl.where(tile.inside, total - mean, 0.0)
+    rstd = 1.0 / tl.sqrt(total_of(centred * centred) / width + eps)
+    tl.store(out + tile.at, centred * rstd * load(weight, columns) + load(bias, columns), mask=tile.inside)
+    tl.store(statistics + 2 * row, mean)
+    tl.store(statistics + 2 * row + 1, rstd)
+
+
+@triton.jit(do_not_specialize=["length", "site", "number"])
+def add_norm_backward_kernel(
+    grad, x, x_bias, residual, weight, statistics, dx, dresidual, partial, keys, length, width, site, threshold,
+    scale, number, WORDS: tl.constexpr,
+):  # fmt: skip
+    """``partial`` (programs, 3, width): sums for weight, bias and x_bias."""
+    columns = columns_of(0, width, WORDS)
+    dweight = tl.zeros((2, WORDS), tl.float32)
+    dbias = tl.zeros((2, WORDS), tl.float32)
+    dx_bias = tl.zeros((2, WORDS), tl.float32)
+    for row in range(tl.program_id(0), number, tl.num_programs(0)):
+        tile = tile_of(row, columns, length, width, keys, site)
+        mean, rstd = tl.load(statistics + 2 * row), tl.load(statistics + 2 * row + 1)
+        normal = (summed(x, x_bias, residual, tile, columns, keys, threshold, scale) - mean) * rstd
+        slope = load(grad, tile)
+        dweight += slope * normal
+        dbias += slope
+        slope *= load(weight, columns)
+        slope = (slope - total_of(slope) / width - normal * (total_of(slope * normal) / width)) * rstd
+        if residual is not None:
+            tl.store(dresidual + tile.at, slope, mask=tile.inside)
+        slope = dropped(slope, tile, keys, threshold, scale)
+        tl.store(dx + tile.at, slope, mask=tile.inside)
+        if x_bias is not None:
+            dx_bias += slope
+    partial += tl.program_id(0) * 3 * width
+    tl.store(partial + columns.at, dweight, mask=columns.inside)
+    tl.store(partial + width + columns.at, dbias, mask=columns.inside)
+    tl.store(partial + 2 * width + columns.at, dx_bias, mask=columns.inside)
+
+
+@operation(functions.add_norm_shapes, space="encoderlab_gpu")
+def add_norm(
+    x: Tensor,
+    x_bias: Tensor | None,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    keys: Tensor | None,
+    site: int,
+    p: float,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    out, statistics = functions.add_norm_shapes(x)
+    rows = layout(x)
+    add_norm_kernel[(rows.number,)](
+        x, x_bias, residual, weight, bias, out, statistics, keys, rows.length, rows.width, site,
+        *scaling(keys, p), eps, **rows.tile,
+    )  # fmt: skip
+    return out, statistics
+
+
+@operation(functions.add_norm_backward_shapes, space="encoderlab_gpu")
+def add_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    x_bias: Tensor | None,
+    residual: Tensor | None,
+    weight: Tensor,
+    statistics: Tensor,
+    keys: Tensor | None,
+    site: int,
+    p: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dx, dresidual, _ = functions.add_norm_backward_shapes(grad, x, x_bias, residual)
+    rows = layout(x)
+    programs = min(rows.number, WARPS // rows.tile["num_warps"])
+    partial = x.new_empty(programs, 3, rows.width, dtype=torch.float32)
+    add_norm_backward_kernel[(programs,)](
+        grad, x, x_bias, residual, weight, statistics, dx, dresidual, partial, keys, rows.length, rows.width, site,
+        *scaling(keys, p), rows.number, **rows.tile,
+    )  # fmt: skip
+    return dx, dresidual, partial.sum(0)
+
+
+# -------------------------------------------------------------------------------------------------------- feed-forward
+
+
+@triton.jit
+def gelu_of(x, TANH: tl.constexpr):
+    """gelu(x) and its derivative. The tanh form is x / (1 + exp(-2 u)), which needs no tanh."""
+    if TANH:
+        # past 12 the exponential is 0 or infinity in any case, and the square of x stays finite
+        near = tl.clamp(x, -12.0, 12.0, propagate_nan=tl.PropagateNan.ALL)
+        square = near * near
+        share = 1.0 / (1.0 + tl.exp(-1.5957691216057308 * near * (1.0 + 0.044715 * square)))
+        slope = share + near * share * (1.0 - share) * 1.5957691216057308 * (1.0 + 0.134145 * square)
+    else:
+        share = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
+        slope = share + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+    return x * share, slope
+
+
+@triton.jit(do_not_specialize=["length", "site"])
+def gelu_kernel(
+    x, bias, out, keys, length, width, site, threshold, scale, TANH: tl.constexpr, WORDS: tl.constexpr
+):  # fmt: skip
+    parts = tl.cdiv(width, 2 * WORDS)
+    columns = columns_of(tl.program_id(0) % parts, width, WORDS)
+    tile = tile_of(tl.program_id(0) // parts, columns, length, width, keys, site)
+    value, _ = gelu_of(load(x, tile) + load(bias, columns), TANH)
+    tl.store(out + tile.at, dropped(value, tile, keys, threshold, scale), mask=tile.inside)
+
+
+@triton.jit(do_not_specialize=["length", "site", "number"])
+def gelu_backward_kernel(
+    grad, x, bias, out, partial, keys, length, width, site, threshold, scale, number,
+    TANH: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """``partial`` (programs, width): sums for the bias."""
+    parts = tl.cdiv(width, 2 * WORDS)
+    columns = columns_of(tl.program_id(0) % parts, width, WORDS)
+    program = tl.program_id(0) // parts
+    shift = load(bias, columns)
+    dbias = tl.zeros((2, WORDS), tl.float32)
+    for row in range(program, number, tl.num_programs(0) // parts):
+        tile = tile_of(row, columns, length, width, keys, site)
+        value, slope = gelu_of(load(x, tile) + shift, TANH)
+        slope = dropped(slope * load(grad, tile), tile, keys, threshold, scale)
+        tl.store(grad + tile.at, slope, mask=tile.inside)
+        tl.store(out + tile.at, dropped(value, tile, keys, threshold, scale), mask=tile.inside)
+        dbias += slope
+    tl.store(partial + program * width + columns.at, dbias, mask=columns.inside)
+
+
+@operation(lambda x, *_: torch.empty_like(x), space="encoderlab_gpu")
+def gelu(x: Tensor, bias: Tensor, tanh: bool, keys: Tensor | None, site: int, p: float) -> Tensor:
+    """dropout(gelu(x + bias))."""
+    out, rows = torch.empty_like(x), layout(x, PART)
+    gelu_kernel[(rows.number * rows.parts,)](
+        x, bias, out, keys, rows.length, rows.width, site, *scaling(keys, p), TANH=tanh, **rows.tile
+    )
+    return out
+
+
+@operation(functions.gelu_backward_shapes, mutates=("grad",), space="encoderlab_gpu")
+def gelu_backward_(
+    grad: Tensor, x: Tensor, bias: Tensor, tanh: bool, keys: Tensor | None, site: int, p: float
+) -> tuple[Tensor, Tensor]:
+    out, rows = torch.empty_like(x), layout(x, PART)
+    programs = min(rows.number, max(1, WARPS // (rows.parts * rows.tile["num_warps"])))
+    partial = x.new_empty(programs, rows.width, dtype=torch.float32)
+    gelu_backward_kernel[(programs * rows.parts,)](
+        grad, x, bias, out, partial, keys, rows.length, rows.width, site, *scaling(keys, p), rows.number,
+        TANH=tanh, **rows.tile,
+    )  # fmt: skip
+    return out, partial.sum(0)
+
+
+Dropout = functions.dropout_function(dropout)
+AddNorm = functions.add_norm_function(add_norm, add_norm_backward)
+FeedForward = functions.feed_forward_function(gelu, gelu_backward_)

@@ -1,0 +1,123 @@
+"""The products with the vocabulary, their loss and samples, without the logits of all rows at once."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from encoderlab.nn.kernels import functions
+from encoderlab.nn.kernels.operation import operation
+
+LOGITS = 1 << 28  # elements of a chunk of logits: half a GiB in bfloat16
+BLOCK = 4096  # logits of a row at a time
+
+
+@triton.jit
+def read(logits, bias, column, stride, classes):
+    """Logits plus bias; minus infinity past the last class. Whole vectors are read, up to ``stride``."""
+    x = tl.load(logits + column, mask=column < stride, other=0.0).to(tl.float32)
+    x = tl.where(column < classes, x, float("-inf"))
+    if bias is not None:
+        x += tl.load(bias + column, mask=column < stride, other=0.0)
+    return x
+
+
+@triton.jit
+def invert(logits, bias, stride, classes, peak, point, BLOCK: tl.constexpr):
+    """The class at which the running sum of exp(logits - peak) passes ``point``: one that adds to it."""
+    before = tl.full((), 0.0, tl.float64)
+    passed, last = 0, 0
+    for start in range(0, classes, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        mass = tl.exp(read(logits, bias, column, stride, classes) - peak)
+        running = before + tl.cumsum(mass, 0)
+        passed += tl.sum(((running <= point) & (column < classes)).to(tl.int32), 0)
+        last = tl.maximum(last, tl.max(tl.where(mass > 0.0, column, 0), 0))
+        before += tl.sum(mass, 0)
+    return tl.minimum(passed, last)  # rounding can leave the whole sum short of the point
+
+
+@triton.jit(do_not_specialize=["classes"])
+def cross_entropy_kernel(
+    logits, bias, labels, losses, hits, uniforms, sampled, stride, classes,
+    GRADIENTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row; logits and bias have room for ``stride`` classes, a multiple of 16. With GRADIENTS softmax - onehot
+    replaces the logits."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    label = tl.load(labels + row)
+    valid = (label >= 0) & (label < classes)
+    chosen = tl.load(logits + label, mask=valid, other=float("nan")).to(tl.float32)
+    if bias is not None:
+        chosen += tl.load(bias + label, mask=valid, other=0.0)
+
+    # Each lane has its own peak, its first place, and its sum of exp(x - peak), which begin anew where x is larger: of
+    # exp(x - peak) and exp(peak - x) one is 1 and one exponential gives the other.
+    peak = tl.full((BLOCK,), -3.4e38, tl.float32)
+    first = tl.zeros((BLOCK,), tl.int32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, classes, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        x = read(logits, bias, column, stride, classes)
+        above = x > peak
+        less = tl.exp(-tl.abs(x - peak))
+        total = tl.where(above, total * less + 1.0, total + less)
+        first = tl.where(above, column, first)
+        peak = tl.where(above, x, peak)
+    largest = tl.max(peak, 0)
+    total = tl.sum(total * tl.exp(peak - largest), 0)
+    tl.store(losses + row, tl.log(total) + (largest - chosen))
+    tl.store(hits + row, tl.min(tl.where(peak == largest, first, classes), 0) == label)
+    if uniforms is not None:
+        point = tl.load(uniforms + row) * total
+        tl.store(sampled + row, invert(logits, bias, stride, classes, largest, point, BLOCK))
+    if GRADIENTS:
+        scale = tl.where(valid, 1.0 / total, float("nan"))
+        tl.debug_barrier()  # every thread has read the label's logit
+        for start in range(0, classes, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            share = tl.exp(read(logits, bias, column, stride, classes) - largest) * scale
+            tl.store(logits + column, tl.where(column == label, share - 1.0, share), mask=column < stride)
+
+
+@operation(functions.linear_cross_entropy_shapes, space="encoderlab_gpu")
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, uniforms: Tensor | None, gradients: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """A label outside the vocabulary makes the loss NaN, and the gradients: an error would wait for the device."""
+    rows, classes = len(x), len(weight)
+    losses = x.new_empty(rows, dtype=torch.float32)
+    hits = x.new_empty(rows, dtype=torch.bool)
+    _, _, sampled, dx, dweight, dbias = functions.linear_cross_entropy_shapes(
+        x, weight, bias, labels, uniforms, gradients
+    )
+    stride = -classes % 64 + classes  # products and kernels are faster where rows begin at multiples of 128 bytes
+    padded = None if bias is None else F.pad(bias.float(), (0, stride - classes))
+    size = max(64, LOGITS // stride // 64 * 64)
+    memory = x.new_empty(min(size, rows), stride)
+    block = min(BLOCK, triton.next_power_of_2(stride))
+    for start in range(0, rows, size):
+        part = slice(start, min(start + size, rows))
+        logits = memory[: part.stop - part.start, :classes]
+        torch.mm(x[part], weight.T, out=logits)
+        cross_entropy_kernel[(len(logits),)](
+            logits, padded, labels[part], losses[part], hits[part], None if uniforms is None else uniforms[part],
+            sampled[part], stride, classes, GRADIENTS=gradients, BLOCK=block, num_warps=max(1, block // 512),
+        )  # fmt: skip
+        if gradients:
+            torch.mm(logits, weight, out=dx[part])
+            if start == 0:
+                torch.mm(logits.T, x[part], out=dweight)
+            else:
+                dweight.addmm_(logits.T, x[part])
+            if bias is not None:
+                dbias_chunk = logits.sum(0, dtype=torch.float32)
+                dbias = dbias_chunk if start == 0 else dbias + dbias_chunk
+    return losses.sum(), hits.sum(), sampled, dx, dweight, dbias
+
+
+LinearCrossEntropy = functions.linear_cross_entropy_function(linear_cross_entropy)
