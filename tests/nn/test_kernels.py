@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from encoderlab.nn import kernels, noise
 from encoderlab.nn.kernels import build, cpu, plain
-from tests.nn.twins import KEYS, agree, normal
+from tests.nn.twins import KEYS, TERMS, agree, masks, normal, relative
 
 compiled = pytest.mark.skipif(not build.available(), reason="no C++ compiler")
 FLOAT = (torch.float32, torch.bfloat16)
@@ -154,23 +153,6 @@ def test_feed_forward(shape, inner, p, tanh, dtype):
 SHAPES = [(16, 16, 8, 8), (128, 128, 64, 64), (7, 9, 5, 6), (50, 70, 33, 20), (1, 300, 64, 64), (300, 257, 16, 24)]
 
 
-def masks(L: int, M: int) -> dict[str, Tensor | None]:
-    pairs = normal(4, 1, L, M, seed=5) > -0.8
-    pairs[0, 0, 0] = False  # a query that sees nothing
-    pairs[1, :, :, : M // 2] = False  # keys that no query sees
-    pairs[2] = False  # a row that sees nothing
-    documents = torch.arange(M)[None, :] // max(M // 3, 1)
-    packed = (documents[:, :, None] == documents[:, None, :])[:, :L].expand(4, -1, -1)[:, None] if L <= M else pairs
-    return {
-        "none": None,
-        "pairs": pairs,
-        "keys": pairs[:, :, -1:],
-        "packed": packed,
-        "per head": (normal(4, 2, L, M, seed=6) > 0),
-        "queries": pairs[:, :, :, :1],
-    }
-
-
 @compiled
 @pytest.mark.parametrize("mask", ["none", "pairs", "keys", "packed", "per head", "queries"])
 @pytest.mark.parametrize("p", [0.0, 0.2])
@@ -208,29 +190,6 @@ def test_attend_reads_a_skewed_bias_without_a_copy():
     q, k, v = (normal(4, 2, 6, 8, seed=s) for s in range(3))
     want = plain.attend(q, k, v, bias=skewed.clone(), scale=0.3)
     torch.testing.assert_close(kernels.attend(q, k, v, bias=skewed, scale=0.3), want)
-
-
-TERMS = ["query rows", "key rows", "both rows", "transformer-xl", "xlnet", "two tables", "segments"]
-
-
-def relative(
-    terms: str, L: int, M: int, K: int, batch: int = 4
-) -> tuple[list[Tensor | None], Callable[..., kernels.Relative]]:
-    """Leaves (query rows, key rows, position query, segment) and what makes the term of them."""
-    rows, P = {"two tables": (2,)}.get(terms, ()), L + M - 1
-    leaves = [
-        None if terms in ("key rows", "segments") else normal(*rows, P, 2, K, seed=11),
-        normal(P, 2, K, seed=12) if terms in ("key rows", "both rows") else None,
-        normal(batch, 2, L, K, seed=13) if terms in ("transformer-xl", "xlnet", "two tables") else None,
-        normal(batch, 2, L, 2, seed=14) if terms in ("xlnet", "two tables", "segments") else None,
-    ]
-    different = normal(batch, 1, L, M, seed=15) > 0
-    table = torch.tensor([0, 1, 1, 0])[:batch] if terms == "two tables" else None
-
-    def make(a: Tensor | None, b: Tensor | None, c: Tensor | None, d: Tensor | None) -> kernels.Relative:
-        return kernels.Relative(a, b, c, d, None if d is None else different, table)
-
-    return leaves, make
 
 
 @compiled

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from encoderlab.nn.kernels import Relative
 from encoderlab.nn.noise import Noise
 
 KEYS = Noise(0, 1, torch.arange(4)).keys
@@ -33,3 +34,41 @@ def agree(
         assert got.dtype == dtype
         error = (got.double() - want).abs().max() / want.abs().max().clamp_min(1e-3)
         assert error < TOLERANCE[dtype], (index, float(error))
+
+
+def masks(L: int, M: int) -> dict[str, Tensor | None]:
+    pairs = normal(4, 1, L, M, seed=5) > -0.8
+    pairs[0, 0, 0] = False  # a query that sees nothing
+    pairs[1, :, :, : M // 2] = False  # keys that no query sees
+    pairs[2] = False  # a row that sees nothing
+    documents = torch.arange(M)[None, :] // max(M // 3, 1)
+    packed = (documents[:, :, None] == documents[:, None, :])[:, :L].expand(4, -1, -1)[:, None] if L <= M else pairs
+    return {
+        "none": None,
+        "pairs": pairs,
+        "keys": pairs[:, :, -1:],
+        "packed": packed,
+        "per head": (normal(4, 2, L, M, seed=6) > 0),
+        "queries": pairs[:, :, :, :1],
+    }
+
+
+TERMS = ["query rows", "key rows", "both rows", "transformer-xl", "xlnet", "two tables", "segments"]
+
+
+def relative(terms: str, L: int, M: int, K: int, batch: int = 4) -> tuple[list[Tensor | None], Callable[..., Relative]]:
+    """Leaves (query rows, key rows, position query, segment) and what makes the term of them."""
+    rows, P = {"two tables": (2,)}.get(terms, ()), L + M - 1
+    leaves = [
+        None if terms in ("key rows", "segments") else normal(*rows, P, 2, K, seed=11),
+        normal(P, 2, K, seed=12) if terms in ("key rows", "both rows") else None,
+        normal(batch, 2, L, K, seed=13) if terms in ("transformer-xl", "xlnet", "two tables") else None,
+        normal(batch, 2, L, 2, seed=14) if terms in ("xlnet", "two tables", "segments") else None,
+    ]
+    different = normal(batch, 1, L, M, seed=15) > 0
+    table = torch.tensor([0, 1, 1, 0])[:batch] if terms == "two tables" else None
+
+    def make(a: Tensor | None, b: Tensor | None, c: Tensor | None, d: Tensor | None) -> Relative:
+        return Relative(a, b, c, d, None if d is None else different, table)
+
+    return leaves, make

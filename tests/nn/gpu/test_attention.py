@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from encoderlab.nn import noise
 from encoderlab.nn.kernels import plain
 from encoderlab.nn.kernels.gpu import attention
-from tests.nn.test_kernels import KEYS, TERMS, agree, masks, normal, relative
+from tests.nn.twins import KEYS, TERMS, agree, masks, normal, relative
 
 ROWS = 2  # the interpreter is slow
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from encoderlab.nn.kernels import functions
 from encoderlab.nn.kernels.gpu.noise import read_key, stream, words
-from encoderlab.nn.kernels.operation import operation, scaling
+from encoderlab.nn.kernels.operation import GPU, operation, scaling
 
 PART = 512  # words of a tile where a position may be taken in parts
 WARPS = 1536  # that make partial sums: 12 for each multiprocessor of an H100, as many as the registers allow
@@ -109,7 +109,7 @@ def dropout_kernel(x, out, keys, length, width, site, threshold, scale, WORDS: t
     tl.store(out + tile.at, dropped(load(x, tile), tile, keys, threshold, scale), mask=tile.inside)
 
 
-@operation(lambda x, keys, site, p: torch.empty_like(x), space="encoderlab_gpu")
+@operation(lambda x, keys, site, p: torch.empty_like(x), space=GPU)
 def dropout(x: Tensor, keys: Tensor, site: int, p: float) -> Tensor:
     out, rows = torch.empty_like(x), layout(x, PART)
     grid = (rows.number * rows.parts,)
@@ -180,7 +180,7 @@ def add_norm_backward_kernel(
     tl.store(partial + 2 * width + columns.at, dx_bias, mask=columns.inside)
 
 
-@operation(functions.add_norm_shapes, space="encoderlab_gpu")
+@operation(functions.add_norm_shapes, space=GPU)
 def add_norm(
     x: Tensor,
     x_bias: Tensor | None,
@@ -201,7 +201,7 @@ def add_norm(
     return out, statistics
 
 
-@operation(functions.add_norm_backward_shapes, space="encoderlab_gpu")
+@operation(functions.add_norm_backward_shapes, space=GPU)
 def add_norm_backward(
     grad: Tensor,
     x: Tensor,
@@ -274,7 +274,7 @@ def gelu_backward_kernel(
     tl.store(partial + program * width + columns.at, dbias, mask=columns.inside)
 
 
-@operation(lambda x, *_: torch.empty_like(x), space="encoderlab_gpu")
+@operation(lambda x, *_: torch.empty_like(x), space=GPU)
 def gelu(x: Tensor, bias: Tensor, tanh: bool, keys: Tensor | None, site: int, p: float) -> Tensor:
     """dropout(gelu(x + bias))."""
     out, rows = torch.empty_like(x), layout(x, PART)
@@ -284,7 +284,7 @@ def gelu(x: Tensor, bias: Tensor, tanh: bool, keys: Tensor | None, site: int, p:
     return out
 
 
-@operation(functions.gelu_backward_shapes, mutates=("grad",), space="encoderlab_gpu")
+@operation(functions.gelu_backward_shapes, mutates=("grad",), space=GPU)
 def gelu_backward_(
     grad: Tensor, x: Tensor, bias: Tensor, tanh: bool, keys: Tensor | None, site: int, p: float
 ) -> tuple[Tensor, Tensor]:

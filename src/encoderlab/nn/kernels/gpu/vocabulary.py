@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from encoderlab.nn.kernels import functions
-from encoderlab.nn.kernels.operation import operation
+from encoderlab.nn.kernels.operation import GPU, operation
 
 LOGITS = 1 << 28  # elements of a chunk of logits: half a GiB in bfloat16
 BLOCK = 4096  # logits of a row at a time
@@ -84,7 +84,7 @@ def cross_entropy_kernel(
             tl.store(logits + column, tl.where(column == label, share - 1.0, share), mask=column < stride)
 
 
-@operation(functions.linear_cross_entropy_shapes, space="encoderlab_gpu")
+@operation(functions.linear_cross_entropy_shapes, space=GPU)
 def linear_cross_entropy(
     x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, uniforms: Tensor | None, gradients: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
