@@ -26,11 +26,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from encoderlab.nn.kernels import Relative
-from encoderlab.nn.kernels.gpu import attention, convolution
+from encoderlab.nn.kernels.gpu import attention, convolution, rows, vocabulary
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 CAPABILITIES = 80, 90  # A100, H100
-EVERYTHING = (torch.float32, torch.bfloat16), (32, 64, 128)
+EVERYTHING = (torch.float32, torch.bfloat16), (32, 64, 128), (256, 768, 1024)  # widths of heads and of models
+FEW = (torch.bfloat16,), (64,), (768,)
 
 
 class Driver:
@@ -122,19 +123,45 @@ def convolve(dtype: torch.dtype, width: int, taps: int) -> Callable[[], None]:
     return work
 
 
-def cases(dtypes: Iterable[torch.dtype], widths: Iterable[int]) -> dict[str, Callable[[], None]]:
+def position_wise(dtype: torch.dtype, width: int) -> Callable[[], None]:
+    """Forward and backward of what works on one position at a time, and of the vocabulary's loss."""
+
+    def work() -> None:
+        B, L, classes = 2, 128, 1000
+        keys = torch.zeros(B, dtype=torch.long)
+        x = torch.zeros(B, L, width, dtype=dtype, requires_grad=True)
+        vector = torch.zeros(width, requires_grad=True)
+        inner = torch.zeros(4 * width, requires_grad=True)
+        weight = torch.zeros(4 * width, width, dtype=dtype, requires_grad=True)
+        rows.Dropout.apply(x, keys, 0, 0.1).sum().backward()
+        rows.AddNorm.apply(x, vector, x, vector, vector, keys, 0, 0.1, 1e-5).sum().backward()
+        for tanh in (False, True):
+            rows.FeedForward.apply(x, weight, inner, weight.T, tanh, keys, 0, 0.1).sum().backward()
+        words = torch.zeros(classes, width, dtype=dtype, requires_grad=True)
+        labels, uniforms = torch.zeros(L, dtype=torch.long), torch.zeros(L, dtype=torch.float64)
+        bias = torch.zeros(classes, requires_grad=True)
+        vocabulary.LinearCrossEntropy.apply(x[0], words, bias, labels, uniforms)[0].backward()
+
+    return work
+
+
+def cases(
+    dtypes: Iterable[torch.dtype], head_widths: Iterable[int], widths: Iterable[int]
+) -> dict[str, Callable[[], None]]:
     made = {}
     for dtype in dtypes:
-        for width in widths:
+        for width in head_widths:
             for terms in ("plain", "dropout", "bias", "deberta", "xlnet"):
                 made[f"attend {terms} {dtype} {width}"] = attend(dtype, width, terms)
             made[f"convolve {dtype} {width}"] = convolve(dtype, width, 9)
+        for width in widths:
+            made[f"position-wise {dtype} {width}"] = position_wise(dtype, width)
     return made
 
 
 if __name__ == "__main__":
     few = "few" in sys.argv
     for capability in [90] if few else CAPABILITIES:
-        for name, work in cases([torch.bfloat16], [64]).items() if few else cases(*EVERYTHING).items():
+        for name, work in cases(*(FEW if few else EVERYTHING)).items():
             for kernel in recorded(work, capability):
                 print(json.dumps({"case": name} | resources(kernel)), flush=True)

@@ -20,6 +20,12 @@ KERNELS = {
     "depthwise_backward_kernel",
     "dynamic_kernel",
     "dynamic_backward_kernel",
+    "dropout_kernel",
+    "add_norm_kernel",
+    "add_norm_backward_kernel",
+    "gelu_kernel",
+    "gelu_backward_kernel",
+    "cross_entropy_kernel",
 }
 ROOT = Path(__file__).resolve().parents[3]
 
