@@ -15,6 +15,7 @@ word of the dropout masks side by side: every word is computed once, in the thre
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -393,31 +394,27 @@ def attend_backward(
     added = bias, query_table, key_table, segment
     dq, dk, dv, *dadded = _attend_backward_shapes(dout, q, k, v, *added)
     terms = Terms(*map(matrix, (*added, different, visible)))
-    differentiate(dout, q, k, v, terms, keys, out, log_sum, scale, p, site, dq, dk, dv, dadded)
+    dropout = Dropout(keys, site, *scaling(keys, p))
+    differentiate(dout, (q, k, v), terms, dropout, out, log_sum, scale, (dq, dk, dv), dadded)
     return dq, dk, dv, *dadded  # type: ignore[return-value]
 
 
 def differentiate(
     dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    qkv: Sequence[Tensor],
     terms: Terms,
-    keys: Tensor | None,
+    dropout: Dropout,
     out: Tensor,
     log_sum: Tensor,
     scale: float,
-    p: float,
-    site: int,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    dadded: list[Tensor],
+    dqkv: Sequence[Tensor],
+    dadded: Sequence[Tensor],
 ) -> None:
-    """Fills the gradients."""
+    """Fills ``dqkv``, and ``dadded`` where it is not empty."""
+    (q, k, v), (dq, dk, dv) = qkv, dqkv
     batch, heads, queries, _ = q.shape
     delta, tiles = torch.empty_like(log_sum), tiling(q, v, terms.query_table.data, terms.key_table.data)
-    given = (matrix(q), matrix(k), matrix(v), terms, Dropout(keys, site, *scaling(keys, p)))
+    given = (matrix(q), matrix(k), matrix(v), terms, dropout)
     attend_query_gradients_kernel[(triton.cdiv(queries, tiles["QUERIES"]) * batch * heads,)](
         *given, matrix(out), log_sum, matrix(dout), delta, matrix(dq),
         *(matrix(x if x.numel() else None) for x in dadded), heads, scale, **tiles,
@@ -459,8 +456,8 @@ def attend_packed_backward(
     """The gradient of qkv (3, B, H, L, K), in its own layout."""
     dqkv = torch.empty_like(qkv)
     terms = Terms(*map(matrix, (None, None, None, None, None, visible)))
-    none = [qkv.new_empty(0)] * 4
-    differentiate(dout, *qkv.unbind(), terms, keys, out, log_sum, scale, p, site, *dqkv.unbind(), none)
+    dropout, none = Dropout(keys, site, *scaling(keys, p)), [qkv.new_empty(0)] * 4
+    differentiate(dout, qkv.unbind(), terms, dropout, out, log_sum, scale, dqkv.unbind(), none)
     return dqkv
 
 
