@@ -104,7 +104,7 @@ def attend(dtype: torch.dtype, width: int, terms: str) -> Callable[[], None]:
         }
         bias = leaf(1, H, L, L) if terms == "bias" else None
         dropped = keys if terms != "plain" else None
-        attention.attend(q, k, v, bias, visible, dropped, 0.1, 0.1, 0, relative.get(terms)).sum().backward()
+        attention.attend(q, k, v, bias, visible, dropped, 0.1, 0.1, 1, relative.get(terms)).sum().backward()
 
     return work
 

@@ -307,12 +307,11 @@ def tiling(q: Tensor, v: Tensor, *tables: Tensor | None) -> dict[str, Any]:
     Products of float32 take three products in TF32 each, which is right to 2^-21; or one, where torch's own may.
     """
     width, value = (max(16, triton.next_power_of_2(x.shape[-1])) for x in (q, v))
-    half = q.element_size() == 2
-    size = 64 if half and max(width, value) <= 128 else 32
+    size = 64 if q.element_size() == 2 and max(width, value) <= 64 else 32
     exact = torch.get_float32_matmul_precision() == "highest"
     return {
         "WIDTH": width, "VALUE": value, "QUERIES": size, "KEYS": size, "PRECISION": "tf32x3" if exact else "tf32",
-        "num_warps": 4 if half and all(table is None for table in tables) else 8, "num_stages": 2,
+        "num_warps": 4 if size == 64 and all(table is None for table in tables) else 8, "num_stages": 2,
     }  # fmt: skip
 
 

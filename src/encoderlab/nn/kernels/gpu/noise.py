@@ -17,7 +17,7 @@ def mix64(x):
 @triton.jit
 def stream(key, site):
     """The stream of ``site`` (int) of a key (uint64, see :func:`read_key`)."""
-    return mix64(key + (site + 1).to(tl.uint64) * 0x9E3779B97F4A7C15)
+    return mix64(key + tl.cast(site + 1, tl.uint64) * 0x9E3779B97F4A7C15)  # Triton makes a site of 1 a constant
 
 
 @triton.jit
@@ -33,12 +33,3 @@ def words(streams, counters):
     x = (x ^ (x >> 16)) * 0x21F0AAAD + (streams >> 32).to(tl.uint32)
     x = (x ^ (x >> 15)) * 0xD35A2D97
     return x ^ (x >> 15)
-
-
-@triton.jit
-def kept(streams, place, first, threshold):
-    """Whether elements are kept. ``place`` (int32) is the element's index within its vector, whose words begin at
-    counter ``first``; ``threshold`` as in :func:`encoderlab.nn.noise.threshold`. Of 32 neighbours, 16 take the low
-    halves of the words and 16 the high halves, so every word is computed twice here; see :func:`both_halves`."""
-    x = words(streams, first + (place >> 5) * 16 + (place & 15))
-    return tl.where((place & 16) != 0, x, x << 16).to(tl.int32, bitcast=True) >= threshold
