@@ -18,7 +18,18 @@ from pathlib import Path
 
 from encoderlab.files import write_text
 
-FAMILIES = ("bert", "roberta", "albert", "distilbert", "electra", "convbert", "deberta-v1", "deberta-v3", "xlnet")
+FAMILIES = (
+    "bert",
+    "roberta",
+    "albert",
+    "distilbert",
+    "electra",
+    "convbert",
+    "deberta-v1",
+    "deberta-v2",
+    "deberta-v3",
+    "xlnet",
+)
 CORPUS = ("corpus", "build", "python:stdlib", "--vocab-size", "8192")
 RESULTS = Path(__file__).parent / "results"
 
@@ -27,11 +38,10 @@ def tables(corpus: str) -> dict[str, list[list[str]]]:
     """The commands of every table."""
     on = ["--corpus", corpus]
     return {
-        "training-fp32": [["train", name, *on, "--against", "transformers"] for name in FAMILIES],
+        "training-fp32": [["train", name, *on, "--against", "transformers", "--compile"] for name in FAMILIES],
         "training-bf16": [
             ["train", name, *on, "--against", "transformers", "--precision", "bf16"] for name in FAMILIES
         ],
-        "training-compiled": [["train", name, *on, "--against", "transformers", "--compile"] for name in FAMILIES],
         "training-768": [
             ["train", name, *on, "--against", "transformers", "--layers", "4", "--width", "768", "--rows", "16"]
             for name in ("bert", "deberta-v1", "convbert")

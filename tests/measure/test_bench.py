@@ -186,6 +186,26 @@ def test_on_a_gpu_every_turn_begins_warm(monkeypatch: pytest.MonkeyPatch) -> Non
     assert result["parts"]["ours"] == {"head": 0.5, "loss": 0.5}
 
 
+def test_torch_compile_is_a_second_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {("ours", False): 2.0, ("transformers", False): 5.0, ("transformers", True): 4.0}
+
+    class Player:
+        def __init__(self, work: Work) -> None:
+            self.seconds = seconds[work.contender, work.compile]
+
+        def call(self, verb: str, *arguments: int) -> Any:
+            found = {"steps": (self.seconds, 64.0, [1.0]), "peak": (2e9, 1e9), "memory": 100, "device": ""}
+            return found.get(verb, {"head": 1.0})
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(train, "Worker", Player)
+    monkeypatch.setattr(train, "real_rows", lambda *_: (VOCABULARY, rows()))
+    result = train.run(tiny("bert"), Path(), train.Setting(turns=2, compile=True), "transformers")
+    assert result["ratio"]["fp32"] == 2.5 and result["ratio_compiled"]["fp32"] == 2.0
+    assert list(result["tokens_per_second"]) == ["ours", "transformers", "transformers compiled"]
+
+
 def test_a_contender_that_fails_leaves_the_machine_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
 

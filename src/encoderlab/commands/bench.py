@@ -51,7 +51,7 @@ def train(
         dropout: Rate everywhere.
         documents: Whole documents of mixed lengths: several in a row for ours, each padded in a row of its own for the
             other contender.
-        compile: Give the other contender torch.compile; on a GPU ours too.
+        compile: Also measure the other contender under torch.compile; on a GPU ours runs under it.
     """
     import torch
 
@@ -243,6 +243,10 @@ def _show(result: dict[str, Any], against: str | None) -> None:
             f"ratio {ratio[result['precision']]:.2f} (from {ratio['min']:.2f} to {ratio['max']:.2f} over turns), "
             f"memory {result['memory_ratio']:.2f}, losses after 20 steps differ by {result['loss_difference']:.1e}"
         )
+    if "ratio_compiled" in result:
+        ratio = result["ratio_compiled"]
+        said = f"from {ratio['min']:.2f} to {ratio['max']:.2f}"
+        terminal.say(f"under torch.compile: ratio {ratio[result['precision']]:.2f} ({said})")
     for name, reason in result.get("failed", {}).items():
         terminal.say(f"{name}: {reason}")
     names = list(result["parts"])

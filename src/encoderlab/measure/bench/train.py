@@ -34,6 +34,7 @@ from encoderlab.train.recipe import Precision
 class Setting:
     """How a benchmark runs: ``turns`` of ``steps`` steps for each contender, after a turn that is not counted.
 
+    ``compile``: the other contender takes part a second time, under ``torch.compile``, which ours has on a GPU.
     ``documents``: rows hold whole documents side by side, which the other contender pads in rows of their own.
     """
 
@@ -45,6 +46,9 @@ class Setting:
     precision: Precision = "fp32"
     compile: bool = False
     documents: bool = False
+
+
+COMPILED = "compiled"  # stands behind the name of a contender that has torch.compile
 
 
 def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict[str, Any]:
@@ -60,7 +64,8 @@ def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict
     if isinstance(case.objective, PermutationSettings):  # a sixth of a row is predicted, as published
         targets = replace(case.objective.targets, count=max(1, setting.length // 6))
         case = replace(case, objective=replace(case.objective, targets=targets))
-    names = ["ours"] + ([against] if against else [])
+    others = [] if against is None else [against, f"{against} {COMPILED}"] if setting.compile else [against]
+    names = ["ours", *others]
     vocabulary, rows = real_rows(case, corpus, setting)
     position = case.model.encoder.position
     if isinstance(position, Absolute) and position.offset:  # RoBERTa's positions, from the padding id on
@@ -116,12 +121,14 @@ def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict
     result["sustained_share"] = statistics.median(
         tokens * work / rate for tokens, rate in zip(speed["ours"], rates, strict=True)
     )
+    for name, key in zip(others, ("ratio", "ratio_compiled"), strict=False):
+        if name not in failed:
+            ratios = [ours / theirs for ours, theirs in zip(speed["ours"], speed[name], strict=True)]
+            result[key] = {setting.precision: statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
     if against and against not in failed:
-        ratios = [ours / theirs for ours, theirs in zip(speed["ours"], speed[against], strict=True)]
-        result["ratio"] = {setting.precision: statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
         result["memory_ratio"] = result["memory"]["ours"] / max(result["memory"][against], 1)
         result["loss_difference"] = loss_difference(case, vocabulary, rows, setting, against)
-    elif against:
+    if failed:
         result["failed"] = failed
     return result
 
@@ -194,15 +201,16 @@ def padded_share(rows: list[list[Row]]) -> float:
 def _start(
     stack: ExitStack, name: str, case: Case, vocabulary: Vocabulary, rows: list[list[Row]], setting: Setting
 ) -> Worker:
+    library = name.removesuffix(f" {COMPILED}")
+    on_gpu = torch.cuda.is_available()  # on a CPU our kernels are ahead of torch.compile
     work = Work(
-        contender=name,
+        contender=library,
         case=case,
         vocabulary=vocabulary,
         rows=rows,
         threads=setting.threads,
         precision=setting.precision,
-        compile=setting.compile
-        and (name != "ours" or torch.cuda.is_available()),  # on a CPU our kernels are ahead of it
+        compile=setting.compile and (on_gpu if name == "ours" else library != name),
     )
     worker = Worker(work)
     stack.callback(worker.close)
