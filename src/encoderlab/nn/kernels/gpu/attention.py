@@ -91,24 +91,22 @@ def store_rows(matrix, batch, head, row, values, WIDTH: tl.constexpr):
 
 @triton.jit
 def pairs_at(matrix, batch, head, query, key):
-    """Pointers (N, N') to the numbers of pairs of query and key."""
-    return of_head(matrix, batch, head) + query[:, None].to(tl.int64) * matrix.row + key[None, :] * matrix.column
+    """Pointers (N, N') to the numbers of pairs of query and key; 32 bits reach over the pairs of 32,767 tokens."""
+    return of_head(matrix, batch, head) + query[:, None] * matrix.row + key[None, :] * matrix.column
 
 
 @triton.jit
 def by_query(table, batch, head, query, key, queries):
     """Pointers (N, N') into the queries' table, at the distance of each pair, and which of them it has."""
     column = queries - 1 - query[:, None] + key[None, :]
-    at = of_head(table, batch, head) + query[:, None].to(tl.int64) * table.row + column
-    return at, (column >= 0) & (column < table.columns)
+    return of_head(table, batch, head) + query[:, None] * table.row + column, (column >= 0) & (column < table.columns)
 
 
 @triton.jit
 def by_key(table, batch, head, query, key, keys):
     """The same of the keys' table, whose columns run the other way."""
     column = keys - 1 - key[None, :] + query[:, None]
-    at = of_head(table, batch, head) + key[None, :].to(tl.int64) * table.row + column
-    return at, (column >= 0) & (column < table.columns)
+    return of_head(table, batch, head) + key[None, :] * table.row + column, (column >= 0) & (column < table.columns)
 
 
 @triton.jit
@@ -499,9 +497,9 @@ def attend(
     if relative is not None:
         if relative.query_rows is not None:
             query = q if relative.position_query is None else relative.position_query
-            query_table = chosen_per_head(query, relative.query_rows, relative.table)
+            query_table = dense(chosen_per_head(query, relative.query_rows, relative.table))
         if relative.key_rows is not None:
-            key_table = chosen_per_head(k, relative.key_rows.flip(-3), relative.table)
+            key_table = dense(chosen_per_head(k, relative.key_rows.flip(-3), relative.table))
         if relative.segment is not None:
             assert relative.different is not None
             segment = relative.segment.float().contiguous()
