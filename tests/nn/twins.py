@@ -10,12 +10,13 @@ from torch import Tensor
 from encoderlab.nn.kernels import Relative
 from encoderlab.nn.noise import Noise
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # of the kernels of GPUs; on a CPU their interpreter runs
 KEYS = Noise(0, 1, torch.arange(4)).keys
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # of the largest value
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+def normal(*shape: int, seed: int = 0, device: str = "cpu") -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
 def agree(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,9 +13,18 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from encoderlab.nn import noise
 from encoderlab.nn.kernels import plain
 from encoderlab.nn.kernels.gpu import attention
-from tests.nn.twins import KEYS, TERMS, agree, masks, normal, relative
+from tests.nn import twins
+from tests.nn.twins import DEVICE, TERMS, agree
+
+normal = functools.partial(twins.normal, device=DEVICE)
+KEYS = twins.KEYS.to(DEVICE)
 
 ROWS = 2  # the interpreter is slow
+
+
+def visibility(L, M, kind):
+    mask = twins.masks(L, M)[kind]
+    return None if mask is None else mask[:ROWS].to(DEVICE)
 
 
 def fast(q, k, v, bias, visible, scale, p, relative=None):
@@ -36,8 +48,7 @@ def slow(q, k, v, bias, visible, scale, p, relative=None):
 )
 def test_attend(shape, mask, bias, p):
     L, M, K, V = shape
-    visible = masks(L, M)[mask]
-    visible = None if visible is None else visible[:ROWS]
+    visible = visibility(L, M, mask)
     q, k, v = normal(ROWS, 2, L, K), normal(ROWS, 2, M, K, seed=1), normal(ROWS, 2, M, V, seed=2)
     inputs = [q, k, v, None if bias is None else normal(*bias, seed=3)]
     agree(lambda *x: fast(*x, visible, K**-0.5, p), lambda *x: slow(*x, visible, K**-0.5, p), inputs)
@@ -46,12 +57,17 @@ def test_attend(shape, mask, bias, p):
 @pytest.mark.parametrize("terms", TERMS)
 def test_attend_relative(terms):
     L, M, K = 40, 50, 9
-    visible = masks(L, M)["pairs"][:ROWS]
-    leaves, make = relative(terms, L, M, K, ROWS)
+    visible = visibility(L, M, "pairs")
+    leaves, make = twins.relative(terms, L, M, K, ROWS)
+    leaves = [None if x is None else x.to(DEVICE) for x in leaves]
     q, k, v = normal(ROWS, 2, L, K), normal(ROWS, 2, M, K, seed=1), normal(ROWS, 2, M, K, seed=2)
 
+    def there(term):
+        parts = {name: part.to(DEVICE) for name, part in vars(term).items() if part is not None}
+        return replace(term, **parts)
+
     def call(attend):
-        return lambda q, k, v, *parts: attend(q, k, v, None, visible, 0.2, 0.2, make(*parts))
+        return lambda q, k, v, *parts: attend(q, k, v, None, visible, 0.2, 0.2, there(make(*parts)))
 
     agree(call(fast), call(slow), [q, k, v, *leaves])
 
@@ -59,7 +75,7 @@ def test_attend_relative(terms):
 def test_one_sided_table():
     """Transformer-XL's distances >= 0: P = M rows, what lies past the diagonal is invisible."""
     L, M, K = 20, 50, 8
-    visible = (torch.arange(L)[:, None] + M - L >= torch.arange(M))[None, None]
+    visible = (torch.arange(L)[:, None] + M - L >= torch.arange(M))[None, None].to(DEVICE)
 
     def call(attend):
         return lambda q, k, v, rows: attend(q, k, v, None, visible, 0.3, 0.0, plain.Relative(query_rows=rows))
@@ -76,7 +92,7 @@ def test_one_sided_table():
 def test_half_precision():
     """Products in half precision, everything between them in single; the interpreter has no products of bfloat16."""
     L, M, K = 40, 70, 32
-    visible = masks(L, M)["pairs"][:ROWS]
+    visible = visibility(L, M, "pairs")
     q, k, v = (normal(ROWS, 2, n, K, seed=n).half() for n in (L, M, M))
     rows = normal(L + M - 1, 2, K, seed=3).half()
     got = fast(q, k, v, None, visible, 0.2, 0.2, plain.Relative(query_rows=rows))
@@ -87,8 +103,7 @@ def test_half_precision():
 
 @pytest.mark.parametrize("mask", ["none", "packed"])
 def test_attend_packed(mask):
-    visible, keys = masks(40, 40)[mask], KEYS[:ROWS]
-    visible = None if visible is None else visible[:ROWS]
+    visible, keys = visibility(40, 40, mask), KEYS[:ROWS]
     agree(
         lambda qkv: attention.attend_packed(qkv, 3, visible, keys, 0.25, 0.2, 1),
         lambda qkv: plain.attend_packed(qkv, 3, visible=visible, scale=0.25, p=0.2, keys=keys, site=1),
@@ -99,10 +114,10 @@ def test_attend_packed(mask):
 def test_extremes():
     """Rows that see nothing give zeros and no gradient; huge scores and biases of minus infinity give no NaN; a NaN
     is not hidden."""
-    visible = torch.ones(2, 1, 8, 8, dtype=torch.bool)
+    visible = torch.ones(2, 1, 8, 8, dtype=torch.bool, device=DEVICE)
     visible[0] = False
     q, k, v = ((200 * normal(2, 2, 8, 16, seed=s)).requires_grad_() for s in range(3))
-    bias = torch.zeros(2, 2, 8, 8)
+    bias = torch.zeros(2, 2, 8, 8, device=DEVICE)
     bias[1, :, :, 3] = float("-inf")
     bias[1, :, :, 4] = torch.finfo(torch.float32).min
     out = attention.attend(q, k, v, bias, visible, KEYS[:2], 1.0, 0.1, 0, None)
@@ -110,14 +125,14 @@ def test_extremes():
     out.sum().backward()
     for x in (q, k, v):
         assert x.grad.isfinite().all() and (x.grad[0] == 0).all()
-    nan = torch.full((1, 1, 8, 16), float("nan"))
+    nan = torch.full((1, 1, 8, 16), float("nan"), device=DEVICE)
     assert attention.attend(nan, nan, nan, None, None, None, 1.0, 0.0, 0, None).isnan().all()
 
 
 def test_the_mask_of_a_pair_does_not_depend_on_its_tile():
     """Values of one: what is attended is the share of kept probabilities, which shows the masks themselves."""
     for L, M in ((5, 33), (65, 130)):
-        q, k = torch.zeros(1, 3, L, 16), torch.zeros(1, 3, M, 16)
-        eye = torch.eye(M).expand(1, 3, M, M)
+        q, k = torch.zeros(1, 3, L, 16, device=DEVICE), torch.zeros(1, 3, M, 16, device=DEVICE)
+        eye = torch.eye(M, device=DEVICE).expand(1, 3, M, M)
         got = attention.attend(q, k, eye, None, None, KEYS[:1], 1.0, 0.4, 2, None)
         assert torch.equal(got > 0, noise.kept_pairs(KEYS[:1], 2, 3, L, M, 0.4))

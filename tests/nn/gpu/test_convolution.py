@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -12,14 +13,12 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from encoderlab.nn.kernels import plain
 from encoderlab.nn.kernels.gpu import convolution
+from tests.nn import twins
+from tests.nn.twins import DEVICE
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+normal = functools.partial(twins.normal, device=DEVICE)
 FLOAT = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # tolerances, of the largest value
 DOCUMENTS = torch.tensor([0] * 4 + [1] * 2 + [2] * 70 + [3] * 6 + [0] * 3 + [-1] * 65, device=DEVICE)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def agree(fast: Callable[..., Tensor], slow: Callable[..., Tensor], inputs: list[Tensor]) -> None:

@@ -15,6 +15,7 @@ from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import Disentangled, RelativeShift, Shaw
 from encoderlab.nn.spanconv import SpanDynamic
 from tests.nn.test_product import BASE, make
+from tests.nn.twins import DEVICE
 
 SMALL = replace(BASE, layers=1, heads=2, dropout=0.3, attention_dropout=0.2, ff_dropout=0.1)
 ENCODERS = {
@@ -29,13 +30,13 @@ ENCODERS = {
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_a_training_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = make(ENCODERS[name]).train()
+    encoder = make(ENCODERS[name]).train().to(DEVICE)
     generator = torch.Generator().manual_seed(0)
-    ids, segments = (torch.randint(0, top, (2, 17), generator=generator) for top in (50, 2))
-    doc = torch.zeros(2, 17, dtype=torch.int32)
+    ids, segments = (torch.randint(0, top, (2, 17), generator=generator).to(DEVICE) for top in (50, 2))
+    doc = torch.zeros(2, 17, dtype=torch.int32, device=DEVICE)
     doc[1, 5:] = 1
     doc[1, 13:] = -1
-    noise = Noise(3, 7, torch.tensor([4, 9]))
+    noise = Noise(3, 7, torch.tensor([4, 9], device=DEVICE))
 
     def step() -> list[torch.Tensor]:
         encoder.zero_grad()

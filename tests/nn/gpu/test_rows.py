@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -13,9 +14,10 @@ from encoderlab.nn import noise
 from encoderlab.nn.kernels import plain
 from encoderlab.nn.kernels.gpu import rows
 from tests.nn import twins
-from tests.nn.twins import TOLERANCE, agree
+from tests.nn.twins import DEVICE, TOLERANCE, agree
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+normal = functools.partial(twins.normal, device=DEVICE)
+
 KEYS = twins.KEYS.to(DEVICE)
 
 
@@ -24,10 +26,6 @@ def small(monkeypatch):
     """Positions are taken in parts of 64 columns where they may be, and a program sums several positions."""
     monkeypatch.setattr(rows, "PART", 32)
     monkeypatch.setattr(rows, "WARPS", 6)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return twins.normal(*shape, seed=seed).to(DEVICE)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

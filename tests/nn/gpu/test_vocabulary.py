@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,9 +13,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from encoderlab.nn.kernels import plain
 from encoderlab.nn.kernels.gpu import vocabulary
 from tests.nn import twins
-from tests.nn.twins import TOLERANCE, agree
+from tests.nn.twins import DEVICE, TOLERANCE, agree
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+normal = functools.partial(twins.normal, device=DEVICE)
 
 
 @pytest.fixture(autouse=True)
@@ -21,10 +23,6 @@ def small(monkeypatch):
     """Chunks of 64 rows, and blocks of 256 logits."""
     monkeypatch.setattr(vocabulary, "LOGITS", 1)
     monkeypatch.setattr(vocabulary, "BLOCK", 256)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return twins.normal(*shape, seed=seed).to(DEVICE)
 
 
 def labels_of(rows: int, classes: int) -> Tensor:
