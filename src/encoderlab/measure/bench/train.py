@@ -77,13 +77,10 @@ def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict
         took: dict[str, list[float]] = {name: [] for name in names}  # seconds per step
         failed: dict[str, str] = {}
         peaks = []
-        # What chooses, compiles or fetches memory by the shape of a batch has then seen all of them, and again after a
-        # turn of the other contender on a GPU, which gives its memory back.
-        first = 2 * len(rows) if gpu or setting.compile else 0
         for turn in range(setting.turns + 1):
-            before = len(rows) * gpu if turn else first
             for name in [n for n in names if n not in failed]:
                 try:
+                    before = warming(len(rows), first=turn == 0, gpu=gpu, compiled=name.endswith(COMPILED))
                     seconds, tokens, _ = workers[name].call("steps", setting.steps if turn else 1, before)
                 except EncoderlabError as error:
                     if name == "ours":
@@ -131,6 +128,15 @@ def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict
     if failed:
         result["failed"] = failed
     return result
+
+
+def warming(batches: int, *, first: bool, gpu: bool, compiled: bool) -> int:
+    """Steps of a turn that are not counted.
+
+    What chooses, compiles or fetches memory by the shape of a batch has then seen all of them, and again after a turn
+    of the other contender on a GPU, which gives its memory back.
+    """
+    return 2 * batches * (gpu or compiled) if first else batches * gpu
 
 
 def loss_difference(case: Case, vocabulary: Vocabulary, rows: list[list[Row]], setting: Setting, against: str) -> float:
