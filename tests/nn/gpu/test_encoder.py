@@ -1,7 +1,9 @@
-"""An encoder's training step on the Triton kernels and on the plain twins: states, gradients and masks are the same."""
+"""An encoder's training step on the Triton kernels and on the plain twins: states, gradients and masks are the same,
+up to rounding."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from encoderlab.nn import kernels
+from encoderlab.nn.encoder import Encoder
 from encoderlab.nn.kernels import gpu, plain
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import Disentangled, RelativeShift, Shaw
@@ -30,6 +33,7 @@ ENCODERS = {
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_a_training_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
     encoder = make(ENCODERS[name]).train().to(DEVICE)
     generator = torch.Generator().manual_seed(0)
     ids, segments = (torch.randint(0, top, (2, 17), generator=generator).to(DEVICE) for top in (50, 2))
@@ -38,17 +42,15 @@ def test_a_training_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     doc[1, 13:] = -1
     noise = Noise(3, 7, torch.tensor([4, 9], device=DEVICE))
 
-    def step() -> list[torch.Tensor]:
-        encoder.zero_grad()
+    def step(encoder: Encoder) -> list[torch.Tensor]:
         last = encoder(ids, doc=doc, segments=segments, noise=noise).last
         last[doc >= 0].square().sum().backward()
         return [last[doc >= 0].detach(), *(p.grad for p in encoder.parameters() if p.grad is not None)]
 
-    with monkeypatch.context() as patch:
-        patch.setattr(kernels, "_kernels", lambda *x: None)
-        want = step()
+    want = step(deepcopy(encoder).double())  # which the plain twins compute
     monkeypatch.setattr(kernels, "_kernels", lambda *x: gpu)
     for twin in ("attend", "attend_packed", "dropout", "dropout_add_norm", "feed_forward", "dynamic_convolution"):
         monkeypatch.setattr(plain, twin, lambda *x, name=twin, **y: pytest.fail(f"the plain {name} ran"))
-    for got, expected in zip(step(), want, strict=True):
-        torch.testing.assert_close(got, expected, atol=2e-5 * float(expected.abs().max()), rtol=0)
+    for got, expected in zip(step(encoder), want, strict=True):
+        scale = max(1.0, float(expected.abs().max()))  # 1: of what is summed where it cancels, as for a softmax's bias
+        torch.testing.assert_close(got.double(), expected, atol=2e-5 * scale, rtol=0)
