@@ -113,7 +113,8 @@ def attend(
 
     q (B, H, L, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, L, V); bias and bool visible broadcast to (B, H, L, M). The
     result lies in memory as (B, L, H, V), so ``transpose(1, 2).flatten(2)`` copies nothing. By a kernel: scores stay in
-    the cache and are computed again in the backward pass; keys that no query of a block sees cost nothing.
+    the cache and are computed again in the backward pass; on a CPU keys that no query of
+    a block sees cost nothing.
     """
     keys = keys if p > 0.0 else None
     _check_keys(keys, len(q))
@@ -180,7 +181,7 @@ def linear_cross_entropy(
 
     x (S, D), weight (V, D), bias (V,), labels (S,) int64. ``uniforms`` (S,) float64 in [0, 1) draws one class per row
     from the softmax by inversion of its cumulative distribution, without gradient: (S,) int64; otherwise None.
-    By a kernel: logits exist for 128 MiB at a time, and the gradients are computed with them, once.
+    By a kernel: logits exist for a bounded number of bytes at a time, and the gradients are computed with them, once.
     """
     x, weight = _as_products(x, weight)
     fast = _kernels(x, weight)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import importlib.util
+import importlib
 import logging
 import os
 import platform
@@ -97,13 +97,18 @@ def available() -> bool:
 
 @functools.cache
 def find_triton() -> bool:
-    """Whether Triton is installed, which torch's builds for CUDA bring along, and kernels are not switched off."""
+    """Whether the current GPU can have the kernels: of compute capability 8.0 or later, with Triton, which torch's
+    builds for CUDA bring along, and what Triton asks of the system (a C compiler)."""
     if os.environ.get(KERNELS) == "off":
         return False
-    found = importlib.util.find_spec("triton") is not None
-    if not found:
-        logger.warning("Triton is not installed: the plain kernels run, which are slower; install triton")
-    return found
+    try:
+        if torch.cuda.get_device_capability() < (8, 0):
+            raise RuntimeError("the GPU's compute capability is below 8.0")
+        return importlib.import_module("triton").runtime.driver.active.utils is not None
+    except Exception as error:  # of many kinds
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        logger.warning("no kernels for this GPU, the plain ones run, which are slower: %s", reason)
+        return False
 
 
 @torch.compiler.assume_constant_result
