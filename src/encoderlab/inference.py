@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from encoderlab.batches.batch import stack
+from encoderlab.batches.batch import Batch, stack
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
@@ -35,6 +35,16 @@ BATCH_TOKENS = 4096  # of one forward pass; large enough to keep a processor bus
 GPU_BATCH_TOKENS = 16384  # fewer take a GPU less time than launching their kernels takes the processor
 
 
+def usual_device() -> torch.device:
+    """The GPU where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def device_name(device: torch.device) -> str:
+    """What a measurement says of where it ran."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+
+
 @dataclass(frozen=True)
 class Guess:
     """One candidate for a masked place: its probability, token id, the token, and the text with it filled in."""
@@ -43,20 +53,6 @@ class Guess:
     token: int
     token_str: str
     sequence: str
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A batch of framed texts: ids (B, L), doc (B, L), segments (B, L), and which text each row is."""
-
-    ids: Tensor
-    doc: Tensor
-    segments: Tensor
-    index: list[int]
-
-    def to(self, device: torch.device) -> Rows:
-        """The batch on ``device``."""
-        return Rows(self.ids.to(device), self.doc.to(device), self.segments.to(device), self.index)
 
 
 def tokenizer_of(model: Model) -> Tokenizer:
@@ -79,8 +75,9 @@ def batch_tokens(device: torch.device) -> int:
 
 def batches(
     tokenizer: Tokenizer, framed: Sequence[tuple[np.ndarray, np.ndarray]], budget: int = BATCH_TOKENS
-) -> Iterator[Rows]:
-    """Framed texts (ids, segments) in batches of at most ``budget`` tokens, longest first."""
+) -> Iterator[Batch]:
+    """Framed texts (ids, segments) in batches of at most ``budget`` tokens, longest first; ``rows`` are their places
+    among the texts."""
     order = sorted(range(len(framed)), key=lambda i: -len(framed[i][0]))
     start = 0
     while start < len(order):
@@ -89,11 +86,11 @@ def batches(
         start += len(index)
         ids = [framed[i][0] for i in index]
         side = tokenizer.padding_side
-        yield Rows(
+        yield Batch(
             ids=stack(ids, tokenizer.special.pad, side=side),
             doc=stack([np.zeros(len(x), np.int32) for x in ids], -1, side=side, dtype=np.int32),
             segments=stack([framed[i][1] for i in index], 0, side=side),
-            index=index,
+            rows=torch.tensor(index),
         )
 
 
@@ -149,17 +146,18 @@ def _encode(model: Model, framed: Sequence[tuple[np.ndarray, np.ndarray]], pooli
     """The vectors of framed texts, (n, D) float32."""
     out = np.empty((len(framed), model.config.encoder.width), np.float32)
     device = next(model.parameters()).device
-    for rows in batches(tokenizer_of(model), framed, batch_tokens(device)):
-        rows = rows.to(device)
-        last = model.encoder(rows.ids, doc=rows.doc, segments=rows.segments).last.float()
-        real = rows.doc >= 0
+    for batch in batches(tokenizer_of(model), framed, batch_tokens(device)):
+        batch = batch.to(device)
+        last = model.encoder(batch.ids, doc=batch.documents, segments=batch.segments).last.float()
+        real = batch.doc >= 0
         if pooling == "mean":
             vectors = (last * real[..., None]).sum(1) / real.sum(1, keepdim=True)
         else:
             places = torch.arange(real.shape[1], device=real.device)
             place = torch.where(real, places, -1).amax(1) if pooling == "last" else real.long().argmax(1)
             vectors = last[torch.arange(len(last), device=device), place]
-        out[rows.index] = vectors.cpu().numpy()
+        assert batch.on_host.rows is not None
+        out[batch.on_host.rows.numpy()] = vectors.cpu().numpy()
     return out
 
 
@@ -194,9 +192,9 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
     own = slice(inside.a_start, inside.a_start + inside.a)
     places = np.flatnonzero(ids == mask)
     model.eval()
-    rows = next(batches(tokenizer, [(ids, segments)])).to(next(model.parameters()).device)
-    at = torch.as_tensor(places, device=rows.ids.device)
-    probabilities = _token_probabilities(model, rows, at)
+    batch = next(batches(tokenizer, [(ids, segments)])).to(next(model.parameters()).device)
+    at = torch.as_tensor(places, device=batch.ids.device)
+    probabilities = _token_probabilities(model, batch, at)
     scores, tokens = probabilities.topk(min(top, probabilities.shape[1]))
     guesses = []
     for place, row_scores, row_tokens in zip(places, scores.tolist(), tokens.tolist(), strict=True):
@@ -230,16 +228,16 @@ def _readable(tokenizer: Tokenizer, ids: np.ndarray) -> str:
     return _CHINESE_GAP.sub("", tokenizer.decode(ids, skip_special=False)).strip()
 
 
-def _token_probabilities(model: Model, rows: Rows, places: Tensor) -> Tensor:
-    """Probabilities (S, V) at ``places`` of a batch of one row."""
+def _token_probabilities(model: Model, batch: Batch, places: Tensor) -> Tensor:
+    """Probabilities (S, V) at ``places`` of the one row of ``batch``."""
     depth = model.encoder.depth
     if model.mask_vector is not None:
         # A permutation model predicts from its query stream, each mask hidden from the content stream.
-        hidden = torch.zeros_like(rows.ids, dtype=torch.bool)
+        hidden = torch.zeros_like(batch.ids, dtype=torch.bool)
         hidden[0, places] = True
-        visible = ~hidden[:, None, :] | torch.eye(rows.ids.shape[1], dtype=torch.bool, device=rows.ids.device)
+        visible = ~hidden[:, None, :] | torch.eye(batch.ids.shape[1], dtype=torch.bool, device=batch.ids.device)
         states = model.encoder(
-            rows.ids, doc=rows.doc, segments=rows.segments, visible=visible, depth=depth - 1, keep_keyed=True
+            batch.ids, doc=batch.documents, segments=batch.segments, visible=visible, depth=depth - 1, keep_keyed=True
         )
         queries = model.mask_vector.expand(1, len(places), -1)
         last = model.encoder.query_stream(
@@ -251,6 +249,6 @@ def _token_probabilities(model: Model, rows: Rows, places: Tensor) -> Tensor:
         )
         assert isinstance(model.lm, LMHead)
         return model.lm(last[0], model.words).float().softmax(-1)
-    states = model.encoder(rows.ids, doc=rows.doc, segments=rows.segments)
+    states = model.encoder(batch.ids, doc=batch.documents, segments=batch.segments)
     chosen = Chosen(places[None], torch.zeros_like(places), torch.arange(len(places), device=places.device))
     return model.token_logits(states, chosen).float().softmax(-1)

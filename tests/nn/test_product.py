@@ -164,17 +164,19 @@ def test_autocast_trains_every_part(native: bool, monkeypatch: pytest.MonkeyPatc
         assert not (native and plain_calls), (config, plain_calls)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_with_extreme_logits_and_hidden_rows(dtype: torch.dtype) -> None:
+def test_half_precision_with_extreme_logits_and_hidden_rows(dtype: torch.dtype, autocast: bool) -> None:
     ids = torch.randint(0, 50, (2, 9))
     doc = torch.zeros(2, 9, dtype=torch.int32)
     doc[1] = -1  # a row that is nothing but padding
     for position in POSITIONS:
         encoder = make(replace(BASE, position=position)).eval()
         for block in encoder.blocks:
-            block.attention.qkv.data *= 100
-        encoder = encoder.to(dtype)
-        assert encoder(ids, doc=doc).last.isfinite().all(), position
+            block.attention.qkv.data *= 1000 if autocast else 100
+        encoder = encoder if autocast else encoder.to(dtype)
+        with torch.autocast("cpu", dtype, enabled=autocast):
+            assert encoder(ids, doc=doc).last.isfinite().all(), position
 
 
 def test_the_last_layer_at_chosen_places_is_the_last_layer() -> None:

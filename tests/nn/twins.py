@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch import library as custom_operations
 
 from encoderlab.nn.kernels import Relative
 from encoderlab.nn.noise import Noise
@@ -20,21 +22,34 @@ def normal(*shape: int, seed: int = 0, device: str = "cpu") -> Tensor:
 
 
 def agree(
-    fast: Callable[..., Tensor], slow: Callable[..., Tensor], inputs: list[Tensor | None], dtype=torch.float32
+    fast: Callable[..., Tensor],
+    slow: Callable[..., Tensor],
+    inputs: list[Tensor | None],
+    dtype: torch.dtype | None = torch.float32,
+    tolerance: dict[torch.dtype, float] = TOLERANCE,
 ) -> None:
-    """Values and gradients of ``fast`` in ``dtype`` are those of ``slow`` in double precision on the same numbers."""
+    """Values and gradients of ``fast`` in ``dtype`` (None: each input's own) are those of ``slow`` in double precision,
+    of the same numbers."""
+    given = [x if x is None or dtype is None else x.to(dtype) for x in inputs]
+    kinds = [x.dtype for x in given if x is not None]
 
-    def run(function: Callable[..., Tensor], kind: torch.dtype) -> list[Tensor]:
-        leaves = [None if x is None else x.detach().to(dtype).to(kind).requires_grad_() for x in inputs]
+    def run(function: Callable[..., Tensor], double: bool) -> list[Tensor]:
+        leaves = [None if x is None else (x.double() if double else x).detach().requires_grad_() for x in given]
         out = function(*leaves)
         generator = torch.Generator().manual_seed(7)
-        out.backward(torch.randn(out.shape, generator=generator).to(out.device, dtype).to(kind))
+        out.backward(torch.randn(out.shape, generator=generator).to(out.device, kinds[0]).to(out.dtype))
         return [out.detach(), *(x.grad for x in leaves if x is not None)]
 
-    for index, (got, want) in enumerate(zip(run(fast, dtype), run(slow, torch.float64), strict=True)):
-        assert got.dtype == dtype
+    results = zip(run(fast, False), run(slow, True), [kinds[0], *kinds], strict=True)
+    for index, (got, want, kind) in enumerate(results):
+        assert got.dtype == kind
         error = (got.double() - want).abs().max() / want.abs().max().clamp_min(1e-3)
-        assert error < TOLERANCE[dtype], (index, float(error))
+        assert error < tolerance[kind], (index, float(error))
+
+
+def traces(operation: Any, *args: Any) -> None:
+    """A custom operation has the schema and the shapes that ``torch.compile`` is told."""
+    custom_operations.opcheck(operation, args, test_utils=("test_schema", "test_faketensor"))
 
 
 def masks(L: int, M: int) -> dict[str, Tensor | None]:

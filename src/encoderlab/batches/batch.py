@@ -38,6 +38,11 @@ class Batch:
         return int((self.doc >= 0).sum())
 
     @property
+    def documents(self) -> Tensor | None:
+        """``doc`` for an encoder: None where every row is one document without padding, so that nothing is hidden."""
+        return self.doc if bool(self.on_host.doc.any()) else None
+
+    @property
     def on_host(self) -> Self:
         """The batch where its values can be read without waiting for an accelerator."""
         return self if self.host is None else self.host

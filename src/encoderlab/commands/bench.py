@@ -53,13 +53,12 @@ def train(
             other contender.
         compile: Also measure the other contender under torch.compile; on a GPU ours runs under it.
     """
-    import torch
-
+    from encoderlab.inference import usual_device
     from encoderlab.measure.bench import families
     from encoderlab.measure.bench.train import Setting, run
     from encoderlab.train.precision import emulated
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = usual_device()
     steps = steps if steps is not None else 20 if device.type == "cuda" else 2
     if turns < 1 or steps < 1 or rows < 1:
         raise ConfigError("turns, steps and rows count things; give at least 1")

@@ -43,10 +43,10 @@ def perplexity(
         positions: Tokens of the text that it is measured at; each costs up to 1,000 tokens.
     """
     import numpy as np
-    import torch
 
     from encoderlab.corpus.shards import Corpus
     from encoderlab.corpus.tokenizer import Tokenizer
+    from encoderlab.inference import usual_device
     from encoderlab.interchange.load import load
     from encoderlab.measure.evaluate_lm import Protocol, context_losses, evaluate_lm, relative_effective_context
     from encoderlab.train.continuing import same_ids
@@ -56,7 +56,7 @@ def perplexity(
     if min(window, streams, positions) < 1 or min(memory, clamp) < 0:
         raise ConfigError("window, streams and positions are at least 1, memory and clamp at least 0")
     text = Corpus(corpus, split)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = usual_device()
     loaded = {str(path): load(path).to(device) for path in models}
     tokenizer = Tokenizer.load(text.tokenizer_path)
     for name, model in loaded.items():

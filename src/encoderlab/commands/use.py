@@ -335,11 +335,10 @@ def _lines(path: Path) -> Iterator[str]:
 
 def _load(folder: Path) -> Model:
     """A model, on the GPU where there is one."""
-    import torch
-
+    from encoderlab.inference import usual_device
     from encoderlab.interchange.load import load
 
-    return load(folder).to("cuda" if torch.cuda.is_available() else "cpu")
+    return load(folder).to(usual_device())
 
 
 def predictor_of(folder: Path) -> Predictor:

@@ -370,8 +370,6 @@ class Encoder(nn.Module):
         Raises:
             ConfigError: rows longer than the positions allow, or memory without relative positions.
         """
-        if doc is not None and doc.device.type == "cpu" and not torch.compiler.is_compiling() and not doc.any():
-            doc = None  # one document without padding; an accelerator would have to be waited for
         noise = noise if noise is not None or not self.training else Noise.fresh(len(ids), ids.device)
         self._check_length(ids, memory)
         asking = self._with_padding(doc)
@@ -380,8 +378,8 @@ class Encoder(nn.Module):
         scope = replace(scope, keep_keyed=keep_keyed)
         layers, kept = [x], []
         depth = self.depth if depth is None else depth
-        for i in range(depth):
-            output, keyed = self.block(i)(x, self._source(x, memory, i), self._with_keys(scope, noise, i))
+        for i, scope_of_layer in enumerate(self._with_keys(scope, noise, range(depth))):
+            output, keyed = self.block(i)(x, self._source(x, memory, i), scope_of_layer)
             if i == 0 and self.stem is not None:
                 output = self.stem(layers[0], output, doc, None if noise is None else noise.layer(0))
             x = output
@@ -412,9 +410,10 @@ class Encoder(nn.Module):
         scope = self._at(states, at, visible, memory)
         x = queries
         keyed: dict[int, Keyed | None] = dict(enumerate(states.keyed))
-        for turn, i in enumerate(layers):
+        scopes = self._with_keys(scope, noise, range(self.depth + 1, self.depth + 1 + len(layers)))
+        for i, scope_of_layer in zip(layers, scopes, strict=True):
             source = keyed.get(i) or self._source(states.layers[i], memory, i)
-            x, keyed[i] = self.block(i)(x, source, self._with_keys(scope, noise, self.depth + 1 + turn))
+            x, keyed[i] = self.block(i)(x, source, scope_of_layer)
         return self._finish(x, noise, stream=1)
 
     def last_at(self, states: States, chosen: Chosen, noise: Noise | None = None) -> Tensor:
@@ -435,7 +434,8 @@ class Encoder(nn.Module):
         at, rows, slots = chosen
         scope = replace(self._at(states, at), keep_keyed=False)
         x = states.last.gather(1, at[..., None].expand(-1, -1, states.last.shape[-1]))
-        x, _ = self.block(self.depth - 1)(x, states.last, self._with_keys(scope, noise, self.depth - 1))
+        (scope,) = self._with_keys(scope, noise, range(self.depth - 1, self.depth))
+        x, _ = self.block(self.depth - 1)(x, states.last, scope)
         return self._finish(x, noise)[rows, slots]
 
     @property
@@ -558,10 +558,15 @@ class Encoder(nn.Module):
         return replace(scope, visible=mask, different=at_queries(scope.different), at=at, keep_keyed=True)
 
     @staticmethod
-    def _with_keys(scope: Scope, noise: Noise | None, layer: int) -> Scope:
+    def _with_keys(scope: Scope, noise: Noise | None, layers: range) -> list[Scope]:
+        """The scope of each layer, with its keys of dropout, made for all at once: on a GPU every small operation costs
+        a launch."""
         if noise is None:
-            return scope
-        return replace(scope, keys=noise.layer(layer), shared_keys=noise.layer_shared(layer))
+            return [scope] * len(layers)
+        shared = noise.layers_shared(layers) if scope.distances is not None else [None] * len(layers)
+        return [
+            replace(scope, keys=keys, shared_keys=one) for keys, one in zip(noise.layers(layers), shared, strict=True)
+        ]
 
 
 def update_memory(

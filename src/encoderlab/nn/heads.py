@@ -118,7 +118,7 @@ class LMHead(nn.Module):
         """Summed cross-entropy in nats, right first choices, and one sample (S,) per row for ``uniforms``, if given.
 
         x (S, D), words (V, E), targets (S,), ``uniforms`` (S,) in [0, 1). The logits of all S places never exist at
-        once where the compiled kernel runs.
+        once where a kernel runs.
         """
         return kernels.linear_cross_entropy(self.transform(x), words, self.bias, targets, uniforms=uniforms)
 

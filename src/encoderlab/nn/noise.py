@@ -11,8 +11,8 @@ addition) through a 32-bit permutation of two multiplications (constants from We
 0.1076), with the second half of the stream added between the rounds so that two streams are not windows of one
 sequence. That is eleven 32-bit operations for two decisions and no 64-bit product, which is what vector units and GPUs
 like. Without the Weyl step, masks at distances of large powers of two were correlated (17 standard deviations in 3e7
-elements); with it no lag of 131072 stands out. The torch operations here and ``kernels/cpp`` give the same bits;
-tests/nn/test_noise.py holds that equality and the statistics.
+elements); with it no lag of 131072 stands out. The torch operations here, ``kernels/cpp`` and ``kernels/gpu``
+give the same bits; tests/nn/test_noise.py and tests/nn/gpu hold that equality, the first the statistics too.
 """
 
 from __future__ import annotations
@@ -114,9 +114,16 @@ class Noise:
         """The keys (B,) of layer ``index``; they differ from those of every other layer and from ``keys``."""
         return stream(self.keys, (1 << 32) + index)
 
-    def layer_shared(self, index: int) -> Tensor:
-        """One key (1,) of layer ``index`` for what has no row axis, such as a table of relative positions."""
-        return stream(self.step, (1 << 32) + index)
+    def layers(self, indices: range) -> Tensor:
+        """The keys (N, B) of several layers, for the cost of one."""
+        return stream(self.keys, self._sites(indices))
+
+    def layers_shared(self, indices: range) -> Tensor:
+        """One key each (N, 1) of several layers for what has no row axis, such as a table of relative positions."""
+        return stream(self.step, self._sites(indices))
+
+    def _sites(self, layers: range) -> Tensor:
+        return (1 << 32) + torch.arange(layers.start, layers.stop, device=self.keys.device)[:, None]
 
     def at(self, rows: Tensor, places: Tensor) -> Tensor:
         """One key per chosen token, (S,): ``rows`` (S,) index the batch, ``places`` (S,) the row."""

@@ -5,7 +5,7 @@ window of ``kernel`` neighbours. Taps that fall outside the row read zero. With 
 or on another document of the row, which makes a padded or packed row equal to its documents run alone; the published
 ConvBERT has it off.
 
-A window is never unfolded: the taps are shifted multiply-adds, in one pass where the compiled kernels run.
+A window is never unfolded: the taps are shifted multiply-adds, in one pass where a kernel runs.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Causal(Objective):
         memory = carried(memory, batch) if length else None
         rows, places = batch.find(lambda known: known.labels["targets"] != IGNORE)
         states = model.encoder(
-            batch.ids, doc=batch.doc, segments=batch.segments, memory=memory, window=window, noise=noise
+            batch.ids, doc=batch.documents, segments=batch.segments, memory=memory, window=window, noise=noise
         )
         targets = batch.labels["targets"][rows, places]
         if isinstance(model.lm, AdaptiveLMHead):

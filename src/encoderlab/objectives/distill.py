@@ -136,9 +136,9 @@ class Distill(Objective):
         every = tokens(batch)
         real = every.rows, every.places
         chosen, targets = predicted(batch)
-        states = student.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise)
+        states = student.encoder(batch.ids, doc=batch.documents, segments=batch.segments, noise=noise)
         with torch.no_grad():
-            theirs = teacher.encoder(batch.ids, doc=batch.doc, segments=batch.segments)
+            theirs = teacher.encoder(batch.ids, doc=batch.documents, segments=batch.segments)
         terms: dict[str, Term] = {}
         if settings.logits_weight:
             compared = every if settings.at == "real" else chosen

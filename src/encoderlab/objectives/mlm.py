@@ -148,7 +148,9 @@ class MLM(Objective):
     ) -> tuple[dict[str, Term], Memory]:
         model = self.model
         chosen, targets = predicted(batch)
-        states = model.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise, depth=model.lm_depth)
+        states = model.encoder(
+            batch.ids, doc=batch.documents, segments=batch.segments, noise=noise, depth=model.lm_depth
+        )
         label = None if model.pair is None or model.pooler is None else pair_label(batch)
         if label is None:
             return {"mlm": lm_term(model, model.token_states(states, chosen, noise), targets)}, None

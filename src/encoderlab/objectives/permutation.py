@@ -91,7 +91,7 @@ class Permutation(Objective):
         itself = torch.eye(query_rank.shape[1], dtype=torch.bool, device=query_rank.device)
         states = model.encoder(
             batch.ids,
-            doc=batch.doc,
+            doc=batch.documents,
             segments=batch.segments,
             visible=(query_rank[:, :, None] > key_rank[:, None, :]) | itself,
             memory=memory,

@@ -122,7 +122,9 @@ class RTD(Objective):
         """
         model, settings = self.generator, self.settings
         assert isinstance(model.lm, LMHead) and batch.rows is not None
-        states = model.encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise, depth=model.lm_depth)
+        states = model.encoder(
+            batch.ids, doc=batch.documents, segments=batch.segments, noise=noise, depth=model.lm_depth
+        )
         x = model.token_states(states, chosen, noise)
         keys = (noise or Noise(0, 0, batch.rows)).layer(GENERATOR_SAMPLES)[chosen.rows]
         points = uniform(keys, chosen.places)
@@ -141,7 +143,7 @@ class RTD(Objective):
         if settings.predict in ("replaced", "original_all"):
             chosen = tokens(batch)
         rows, places = chosen.rows, chosen.places
-        states = model.encoder(corrupted, doc=batch.doc, segments=batch.segments, noise=noise)
+        states = model.encoder(corrupted, doc=batch.documents, segments=batch.segments, noise=noise)
         original = batch.labels["original"][rows, places]
         shown = corrupted[rows, places]
         if settings.predict == "original_masked":

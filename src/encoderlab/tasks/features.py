@@ -105,7 +105,7 @@ class Store:
         assert model.tokenizer is not None
         for numbers, batch in sorted_batches(items, pad=model.tokenizer.special.pad):
             moved = batch.to(device)
-            states = model.encoder(moved.ids, doc=moved.doc, segments=moved.segments)
+            states = model.encoder(moved.ids, doc=moved.documents, segments=moved.segments)
             layers = torch.stack([states.layers[i] for i in self.numbers], dim=2)  # (B, L, n, D)
             for row, number in enumerate(numbers):
                 if words:

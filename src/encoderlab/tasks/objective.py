@@ -54,7 +54,7 @@ class TaskObjective(Objective):
         """What :attr:`form` reads: of the last layer, if it can do without, only what :func:`summaries` asks for."""
         encoder = self.model.encoder
         less = {"depth": encoder.depth - 1} if self.form.summary and encoder.splits_last_layer else {}
-        return encoder(batch.ids, doc=batch.doc, segments=batch.segments, noise=noise, **less)
+        return encoder(batch.ids, doc=batch.documents, segments=batch.segments, noise=noise, **less)
 
     def models(self) -> dict[str, Any]:
         return {"model": self.model}

@@ -14,7 +14,7 @@ from encoderlab.nn import noise
 from encoderlab.nn.kernels import plain
 from encoderlab.nn.kernels.gpu import attention
 from tests.nn import twins
-from tests.nn.twins import DEVICE, TERMS, agree
+from tests.nn.twins import DEVICE, TERMS, agree, traces
 
 normal = functools.partial(twins.normal, device=DEVICE)
 KEYS = twins.KEYS.to(DEVICE)
@@ -109,6 +109,38 @@ def test_attend_packed(mask):
         lambda qkv: plain.attend_packed(qkv, 3, visible=visible, scale=0.25, p=0.2, keys=keys, site=1),
         [normal(ROWS, 40, 3 * 3 * 16)],
     )
+
+
+def test_heads_too_wide_for_a_tile_are_left_to_torch(monkeypatch):
+    """300 numbers of four bytes; in tiles they would need more shared memory than an A100 has."""
+    monkeypatch.setattr(attention, "attend_kernel", None)
+    monkeypatch.setattr(attention, "attend_query_gradients_kernel", None)
+    visible = visibility(7, 9, "pairs")
+    inputs = [normal(ROWS, 2, 7, 300), normal(ROWS, 2, 9, 300, seed=1), normal(ROWS, 2, 9, 8, seed=2), None]
+    agree(lambda *x: fast(*x, visible, 0.1, 0.2), lambda *x: slow(*x, visible, 0.1, 0.2), inputs)
+    agree(
+        lambda qkv: attention.attend_packed(qkv, 1, None, KEYS[:ROWS], 0.1, 0.2, 1),
+        lambda qkv: plain.attend_packed(qkv, 1, scale=0.1, p=0.2, keys=KEYS[:ROWS], site=1),
+        [normal(ROWS, 7, 3 * 140)],
+    )
+
+
+def test_operations_for_tracing_are_the_functions():
+    """Schemas and shapes of the custom operations that ``torch.compile`` sees; heads lie behind positions, as made."""
+    L, M, operations = 5, 7, torch.ops.encoderlab_gpu
+    q, k, v = (normal(ROWS, n, 2, 8, seed=n).transpose(1, 2) for n in (L, M, M))
+    bias, tables = normal(ROWS, 2, L, M), (normal(ROWS, 2, L, L + M - 1), normal(ROWS, 2, M, L + M - 1))
+    pairs = (normal(ROWS, 2, L, M) > 0).view(torch.uint8)
+    for added in [(None,) * 6, (bias, *tables, normal(ROWS, 2, L, 2), pairs, pairs)]:
+        given = (q, k, v, *added, KEYS[:ROWS])
+        rest = (0.3, 0.1, 1)
+        traces(operations.attend_forward, *given, *rest)
+        out, log_sum = attention.attend_forward(*given, *rest)
+        traces(operations.attend_backward, normal(ROWS, 2, L, 8), *given, out, log_sum, *rest)
+    qkv = normal(ROWS, L, 3 * 2 * 8).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+    out, log_sum = attention.attend_forward(*qkv.unbind(), *[None] * 6, KEYS[:ROWS], *rest)
+    visible = pairs[..., :L]
+    traces(operations.attend_packed_backward, out, qkv, visible, KEYS[:ROWS], out, log_sum, *rest)
 
 
 def test_extremes():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,26 +13,12 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from encoderlab.nn.kernels import plain
 from encoderlab.nn.kernels.gpu import convolution
 from tests.nn import twins
-from tests.nn.twins import DEVICE
+from tests.nn.twins import DEVICE, traces
 
 normal = functools.partial(twins.normal, device=DEVICE)
-FLOAT = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # tolerances, of the largest value
+SINGLE_ROUNDINGS = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+agree = functools.partial(twins.agree, dtype=None, tolerance=SINGLE_ROUNDINGS)
 DOCUMENTS = torch.tensor([0] * 4 + [1] * 2 + [2] * 70 + [3] * 6 + [0] * 3 + [-1] * 65, device=DEVICE)
-
-
-def agree(fast: Callable[..., Tensor], slow: Callable[..., Tensor], inputs: list[Tensor]) -> None:
-    """Values and gradients of ``fast`` are those of ``slow`` in double precision on the same numbers."""
-
-    def run(function: Callable[..., Tensor], double: bool) -> list[Tensor]:
-        leaves = [(x.double() if double else x).detach().requires_grad_() for x in inputs]
-        out = function(*leaves)
-        out.backward(normal(*out.shape, seed=7).to(inputs[0].dtype).to(out.dtype))
-        return [out.detach(), *(x.grad for x in leaves)]
-
-    for index, (got, want) in enumerate(zip(run(fast, False), run(slow, True), strict=True)):
-        assert got.dtype == [inputs[0], *inputs][index].dtype
-        error = (got.double() - want).abs().max() / want.abs().max().clamp_min(1e-3)
-        assert error < FLOAT[got.dtype], (index, float(error))
 
 
 def packed(batch: int, length: int) -> Tensor:
@@ -105,7 +90,7 @@ def test_operations_have_the_shapes_they_are_traced_with(dtype):
         operations.dynamic: (x, logits, doc, 3),
         operations.dynamic_backward: (x, x, logits, norms, doc, 3),
     }.items():
-        torch.library.opcheck(operation, args, test_utils=("test_schema", "test_faketensor"))
+        traces(operation, *args)
 
 
 def test_documents_of_other_rows_are_refused():

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from encoderlab.nn.kernels import plain
 from encoderlab.nn.kernels.gpu import vocabulary
 from tests.nn import twins
-from tests.nn.twins import DEVICE, TOLERANCE, agree
+from tests.nn.twins import DEVICE, TOLERANCE, agree, traces
 
 normal = functools.partial(twins.normal, device=DEVICE)
 
@@ -133,6 +133,4 @@ def test_operation_for_tracing_is_the_function():
     x, weight, bias, labels = normal(5, 4), normal(20, 4, seed=1), normal(20, seed=2), labels_of(5, 20)
     uniforms = torch.rand(5, dtype=torch.float64, device=DEVICE)
     for arguments in [(x, weight, bias, labels, uniforms, True), (x, weight, None, labels, None, False)]:
-        torch.library.opcheck(
-            torch.ops.encoderlab_gpu.linear_cross_entropy, arguments, test_utils=("test_schema", "test_faketensor")
-        )
+        traces(torch.ops.encoderlab_gpu.linear_cross_entropy, *arguments)

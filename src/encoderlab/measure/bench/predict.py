@@ -18,7 +18,7 @@ from torch import nn
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import EncoderlabError, MissingDependency
-from encoderlab.inference import batch_tokens, batches
+from encoderlab.inference import batch_tokens, batches, device_name, usual_device
 from encoderlab.interchange import huggingface
 from encoderlab.measure.bench.families import Case
 from encoderlab.model import Model
@@ -47,7 +47,7 @@ def run(
     padded to the longest, as their pipelines do. On a GPU where there is one, on which the states stay.
     """
     torch.set_num_threads(threads)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = usual_device()
     model = Model(case.model).initialize(0).eval()
     source = Corpus(corpus)
     tokenizer = Tokenizer.load(source.tokenizer_path)
@@ -89,7 +89,7 @@ def run(
     }
     return {
         "case": case.name,
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else f"{threads} threads",
+        "device": device_name(device),
         "precision": precision,
         "texts": texts,
         "tokens": tokens,
@@ -127,9 +127,9 @@ def _seconds(play: Callable[[], None], mode: Precision, device: torch.device) ->
 
 
 def _ours(model: Model, tokenizer: Tokenizer, framed: Texts, device: torch.device) -> None:
-    for rows in batches(tokenizer, framed, batch_tokens(device)):
-        rows = rows.to(device)
-        model.encoder(rows.ids, doc=rows.doc, segments=rows.segments)
+    for batch in batches(tokenizer, framed, batch_tokens(device)):
+        batch = batch.to(device)
+        model.encoder(batch.ids, doc=batch.documents, segments=batch.segments)
 
 
 def _padded(

@@ -74,13 +74,14 @@ def _serve(pipe: Connection, work: Work) -> None:
     import torch
     from torch import Tensor
 
+    from encoderlab.inference import device_name, usual_device
     from encoderlab.measure.bench.contenders import CONTENDERS, LR, Ours
     from encoderlab.nn import kernels
     from encoderlab.train.precision import precision, products
 
     torch.set_num_threads(work.threads)
     case, rows = work.case, work.rows
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = usual_device()
     torch.backends.cudnn.allow_tf32 = False  # as for products by default: fp32 is single precision, whoever computes
     ours = nullcontext if work.contender != "ours" else lambda: products(work.precision, device)  # as in our loop
     if work.contender == "ours":
@@ -174,7 +175,7 @@ def _serve(pipe: Connection, work: Work) -> None:
         "peak": peak,
         "profile": profile,
         "memory": lambda: state["memory"] if device.type == "cuda" else _peak_memory() - before,
-        "device": lambda: torch.cuda.get_device_name() if device.type == "cuda" else f"{work.threads} threads",
+        "device": lambda: device_name(device),
     }
     while (message := pipe.recv())[0] != "stop":
         verb, arguments = message

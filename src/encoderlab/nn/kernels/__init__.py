@@ -112,9 +112,8 @@ def attend(
     """softmax(scale q k^T + bias, over what is visible) v; dropout on the probabilities (Vaswani et al. 2017, 3.2.1).
 
     q (B, H, L, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, L, V); bias and bool visible broadcast to (B, H, L, M). The
-    result lies in memory as (B, L, H, V), so ``transpose(1, 2).flatten(2)`` copies nothing. By a kernel: scores stay in
-    the cache and are computed again in the backward pass; on a CPU keys that no query of
-    a block sees cost nothing.
+    result lies in memory as (B, L, H, V), so ``transpose(1, 2).flatten(2)`` copies nothing. By a kernel: scores stay
+    on the chip and are computed again in the backward pass; on a CPU keys that no query of a block sees cost nothing.
     """
     keys = keys if p > 0.0 else None
     _check_keys(keys, len(q))

@@ -1,8 +1,9 @@
-"""Compiles ``cpp/ops.cpp`` once per machine with the system compiler and loads it through ctypes.
+"""Which kernels this machine can have, and the library of those for its processor.
 
-Takes about five seconds the first time; later processes load the file from the cache folder. Without a compiler (or
-with ``ENCODERLAB_KERNELS=off``) there is no library and the plain twins run. The library links against no part of
-torch; it uses the OpenMP runtime that torch has loaded, hence torch's pool of threads.
+CPU: ``cpp/ops.cpp`` is compiled once per machine with the system compiler and loaded through ctypes. That takes about
+five seconds; later processes load the file from the cache folder. The library links against no part of torch; it uses
+the OpenMP runtime that torch has loaded, hence torch's pool of threads. GPU: Triton compiles each kernel when it first
+runs. Where either cannot be had (or with ``ENCODERLAB_KERNELS=off``) the plain twins run.
 """
 
 from __future__ import annotations

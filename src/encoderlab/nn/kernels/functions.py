@@ -1,4 +1,4 @@
-"""The gradients that are the same on every device: a Function of the raw functions that compute it there.
+"""What is the same on every device: shapes, layouts, and gradients as a Function of the raw functions of the device.
 
 :mod:`.cpu` and :mod:`.gpu` each write raw functions with these shapes, and make their Functions here.
 """
@@ -30,6 +30,30 @@ def dropout_function(dropout: Callable[..., Tensor]) -> type[Function]:
             return dropout(grad.contiguous(), *ctx.saved_tensors, ctx.site, ctx.p), None, None, None
 
     return Dropout
+
+
+# ----------------------------------------------------------------------------------------------------------- attention
+
+
+def heads_last(x: Tensor, width: int) -> Tensor:
+    """An empty (B, H, L, width) whose memory is (B, L, H, width), so that merging the heads copies nothing."""
+    batch, heads, length, _ = x.shape
+    return x.new_empty(batch, length, heads, width).transpose(1, 2)
+
+
+def attend_shapes(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """The attended values (B, H, L, V), and the log of every row's softmax denominator (B, H, L)."""
+    return heads_last(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def dense(x: Tensor) -> Tensor:
+    """x with neighbours in memory along its last axis, as kernels read rows."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def packed_heads(qkv: Tensor, heads: int) -> Tensor:
+    """Queries, keys and values by head, (3, B, H, L, K), a view of what one product made, (B, L, 3 H K)."""
+    return qkv.contiguous().unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
 
 
 # ------------------------------------------------------------------------------------------- dropout + add + LayerNorm

@@ -1,11 +1,12 @@
 """The plain twins: what every fast kernel computes, in torch operations; they run on any device and in any precision.
 
-They are also the fallback where no C++ compiler is present, for double precision, and on accelerators. ``keys`` (B,)
+They also run where a device has no kernels (no compiler, another accelerator) and in double precision. ``keys`` (B,)
 int64 are the row keys of :mod:`encoderlab.nn.noise`; None switches dropout off.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -114,8 +115,16 @@ def per_head(states: Tensor, rows: Tensor) -> Tensor:
     B, H, L, K = states.shape
     flat = states.transpose(0, 1).reshape(H, B * L, K)
     if flat.dtype == torch.float16:  # these products leave its range before the softmax can subtract the largest
-        flat, rows = flat.float(), rows.float()
-    return torch.bmm(flat, rows.permute(1, 2, 0)).view(H, B, L, rows.shape[0]).transpose(0, 1)
+        with as_they_are(flat.device):
+            products = torch.bmm(flat.float(), rows.float().permute(1, 2, 0))
+    else:
+        products = torch.bmm(flat, rows.permute(1, 2, 0))
+    return products.view(H, B, L, rows.shape[0]).transpose(0, 1)
+
+
+def as_they_are(device: torch.device) -> AbstractContextManager:
+    """Where products have the precision of their operands, also under autocast."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def chosen_per_head(states: Tensor, rows: Tensor, table: Tensor | None) -> Tensor:
@@ -169,8 +178,10 @@ def attend(
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible | ~visible.any(-1, keepdim=True), scale=scale)
         return out.masked_fill(~visible.any(-1, keepdim=True), 0.0)
     if q.dtype == torch.float16 and not q.is_cuda:  # a CPU adds half-precision products in half precision: inf - inf
-        q, k = q.float(), k.float()
-    scores = torch.matmul(q * scale, k.transpose(-1, -2))
+        with as_they_are(q.device):
+            scores = torch.matmul(q.float() * scale, k.float().transpose(-1, -2))
+    else:
+        scores = torch.matmul(q * scale, k.transpose(-1, -2))
     if scores.dtype == torch.float16:  # an overflowed product would turn the whole row into NaN
         scores = scores.clamp(-65504.0, 65504.0).float()
     if bias is not None:

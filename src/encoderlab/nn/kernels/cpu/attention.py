@@ -11,6 +11,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from encoderlab.nn.kernels.cpu.native import SMALL, call, half
+from encoderlab.nn.kernels.functions import attend_shapes, dense, heads_last, packed_heads
 from encoderlab.nn.kernels.operation import apply, operation, scaling
 from encoderlab.nn.kernels.plain import Relative
 
@@ -55,17 +56,7 @@ def attention_arguments(
     )  # fmt: skip
 
 
-def _heads_last(x: Tensor, width: int) -> Tensor:
-    """An empty (B, H, L, width) whose memory is (B, L, H, width), so that merging the heads copies nothing."""
-    batch, heads, length, _ = x.shape
-    return x.new_empty(batch, length, heads, width).transpose(1, 2)
-
-
-def _attend_shapes(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _heads_last(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-@operation(_attend_shapes)
+@operation(attend_shapes)
 def attend_forward(
     q: Tensor,
     k: Tensor,
@@ -78,7 +69,7 @@ def attend_forward(
     site: int,
 ) -> tuple[Tensor, Tensor]:
     """The attended values (B, H, L, V) and the log of every row's softmax denominator (B, H, L)."""
-    out, normalisers = _attend_shapes(q, k, v)
+    out, normalisers = attend_shapes(q, k, v)
     at = attention_arguments(q, k, v, out, bias, visible, keys, scale, p, site)
     call("attend", half(q), at, q, k, v, bias, visible, keys, None, out, normalisers)
     return out, normalisers
@@ -88,7 +79,7 @@ def _attend_backward_shapes(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dbias = q.new_empty(0 if bias is None else (*q.shape[:3], k.shape[2]))
-    return _heads_last(q, q.shape[-1]), _heads_last(k, k.shape[-1]), _heads_last(v, v.shape[-1]), dbias
+    return heads_last(q, q.shape[-1]), heads_last(k, k.shape[-1]), heads_last(v, v.shape[-1]), dbias
 
 
 @operation(_attend_backward_shapes)
@@ -199,7 +190,7 @@ def relative_arguments(q: Tensor, k: Tensor, relative: Relative, scale: float) -
     )
 
 
-@operation(_attend_shapes)
+@operation(attend_shapes)
 def attend_relative_forward(
     q: Tensor,
     k: Tensor,
@@ -217,7 +208,7 @@ def attend_relative_forward(
     site: int,
 ) -> tuple[Tensor, Tensor]:
     """As :func:`attend_forward`; rows (S, P, H, K) contiguous, segment (B, H, L, 2) float32 contiguous."""
-    out, normalisers = _attend_shapes(q, k, v)
+    out, normalisers = attend_shapes(q, k, v)
     at = attention_arguments(
         q, k, v, out, None, visible, keys, scale, p, site, query_rows, key_rows, position_query, different
     )
@@ -240,8 +231,8 @@ def _attend_relative_backward_shapes(
     def like(x: Tensor | None) -> Tensor:
         return q.new_empty(() if x is None else x.shape, dtype=torch.float32)
 
-    dq, dk, dv = (_heads_last(x, x.shape[-1]) for x in (q, k, v))
-    dposition_query = q.new_empty(()) if position_query is None else _heads_last(q, q.shape[-1])
+    dq, dk, dv = (heads_last(x, x.shape[-1]) for x in (q, k, v))
+    dposition_query = q.new_empty(()) if position_query is None else heads_last(q, q.shape[-1])
     return dq, dk, dv, like(query_rows), like(key_rows), dposition_query, like(segment)
 
 
@@ -297,11 +288,6 @@ class AttendRelative(Function):
         return *given, *[None] * 7
 
 
-def dense(x: Tensor) -> Tensor:
-    """x with its last dimension dense, as the attention kernels need it."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def full_rows(x: Tensor, columns: int) -> Tensor:
     """x (..., M or 1) of four dimensions with dense rows of all ``columns``."""
     if x.dim() < 4:
@@ -342,5 +328,4 @@ def attend_packed(
     """Of the arguments of :func:`encoderlab.nn.kernels.attend_packed`."""
     if visible is not None:
         visible = full_rows(visible, qkv.shape[1])
-    parts = qkv.contiguous().unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
-    return apply(AttendPacked, parts, visible, keys, scale, p, site).transpose(1, 2).flatten(2)
+    return apply(AttendPacked, packed_heads(qkv, heads), visible, keys, scale, p, site).transpose(1, 2).flatten(2)

@@ -13,7 +13,6 @@ from encoderlab.nn.kernels import build
 CHUNKS = 32  # as in vectors.h: rows of partial sums
 SMALL = 1 << 15  # elements below which one thread does the work
 
-
 functions: dict[str, Any] = {}
 
 

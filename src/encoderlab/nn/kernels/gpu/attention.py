@@ -25,6 +25,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from encoderlab.nn.kernels import plain
+from encoderlab.nn.kernels.functions import attend_shapes, dense, heads_last, packed_heads
 from encoderlab.nn.kernels.gpu.noise import read_key, stream, words
 from encoderlab.nn.kernels.operation import GPU, apply, operation, scaling
 from encoderlab.nn.kernels.plain import Relative, chosen_per_head
@@ -313,17 +315,7 @@ def tiling(q: Tensor, v: Tensor, *tables: Tensor | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _heads_last(x: Tensor, width: int) -> Tensor:
-    """An empty (B, H, L, width) whose memory is (B, L, H, width), so that merging the heads copies nothing."""
-    batch, heads, length, _ = x.shape
-    return x.new_empty(batch, length, heads, width).transpose(1, 2)
-
-
-def _attend_shapes(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _heads_last(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-@operation(_attend_shapes, space=GPU)
+@operation(attend_shapes, space=GPU)
 def attend_forward(
     q: Tensor,
     k: Tensor,
@@ -340,7 +332,7 @@ def attend_forward(
     site: int,
 ) -> tuple[Tensor, Tensor]:
     """The attended values (B, H, L, V) and the log of every row's softmax denominator (B, H, L)."""
-    out, log_sum = _attend_shapes(q, k, v)
+    out, log_sum = attend_shapes(q, k, v)
     batch, heads, queries, _ = q.shape
     terms = Terms(*map(matrix, (bias, query_table, key_table, segment, different, visible)))
     tiles = tiling(q, v, query_table, key_table)
@@ -352,19 +344,20 @@ def attend_forward(
 
 
 def _added_shapes(
-    q: Tensor, k: Tensor, bias: Tensor | None, *others: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, bias: Tensor | None, query_table: Tensor | None, key_table: Tensor | None,
+    segment: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Of the gradients of bias, tables and segment, empty where there is none. Entries of a table that belong to no
     pair stay zero."""
     dbias = q.new_empty(0) if bias is None else bias.new_empty(*q.shape[:3], k.shape[2])
-    query_table, key_table, segment = (q.new_empty(0) if x is None else torch.zeros_like(x) for x in others)
-    return dbias, query_table, key_table, segment
+    dquery_table, dkey_table = (q.new_empty(0) if x is None else torch.zeros_like(x) for x in (query_table, key_table))
+    return dbias, dquery_table, dkey_table, q.new_empty(0) if segment is None else torch.empty_like(segment)
 
 
 def _attend_backward_shapes(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv = (_heads_last(x, x.shape[-1]) for x in (q, k, v))
+    dq, dk, dv = (heads_last(x, x.shape[-1]) for x in (q, k, v))
     return dq, dk, dv, *_added_shapes(q, k, *rest[:4])
 
 
@@ -478,6 +471,15 @@ class AttendPacked(Function):
 
 # ------------------------------------------------------------------------------------------------ with their gradients
 
+WIDEST = 512  # bytes of a head's row; tiles of wider ones do not fit the shared memory of an A100
+
+
+def left_to_torch(q: Tensor, v: Tensor, *added: Any) -> bool:
+    """Whether torch's operations take it: heads that are too wide for tiles, and on a GPU plain attention with nothing
+    added, hidden or dropped, of which torch has the makers' own kernels."""
+    width = triton.next_power_of_2(max(q.shape[-1], v.shape[-1]))
+    return width * q.element_size() > WIDEST or q.is_cuda and all(x is None for x in added)
+
 
 def attend(
     q: Tensor,
@@ -492,6 +494,10 @@ def attend(
     relative: Relative | None,
 ) -> Tensor:
     """Of the arguments of :func:`encoderlab.nn.kernels.attend`."""
+    if left_to_torch(q, v, bias, visible, keys, relative):
+        return plain.attend(
+            q, k, v, bias=bias, visible=visible, scale=scale, p=p, keys=keys, site=site, relative=relative
+        )
     pairs = *q.shape[:3], k.shape[2]
     query_table = key_table = segment = different = None
     if relative is not None:
@@ -515,12 +521,9 @@ def attend_packed(
 ) -> Tensor:
     """Of the arguments of :func:`encoderlab.nn.kernels.attend_packed`."""
     batch, length, _ = qkv.shape
+    parts = packed_heads(qkv, heads)
+    if left_to_torch(parts, parts, visible, keys):
+        return plain.attend_packed(qkv, heads, visible=visible, scale=scale, p=p, keys=keys, site=site)
     if visible is not None:
         visible = visible.expand(batch, heads, length, length).view(torch.uint8)
-    parts = qkv.contiguous().unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
     return apply(AttendPacked, parts, visible, keys, scale, p, site).transpose(1, 2).flatten(2)
-
-
-def dense(x: Tensor) -> Tensor:
-    """With neighbours in memory along the last axis, as the kernels read rows."""
-    return x if x.stride(-1) == 1 else x.contiguous()
