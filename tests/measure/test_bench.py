@@ -18,7 +18,7 @@ from encoderlab.batches.rows import Row
 from encoderlab.errors import ConfigError, EncoderlabError
 from encoderlab.measure.bench import train
 from encoderlab.measure.bench.families import FAMILIES, Case, case
-from encoderlab.measure.bench.parts import kernels_by_part
+from encoderlab.measure.bench.parts import kernels_by_part, time_by_part
 from encoderlab.measure.bench.workers import Work, Worker
 from encoderlab.models.base import resized
 from encoderlab.objectives.permutation import PermutationSettings
@@ -154,6 +154,15 @@ def test_kernels_belong_to_the_operators_that_launched_them() -> None:
             "norm": 5.0,
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "part"), [(128, 128, "projections"), (512, 128, "feed-forward"), (32, 128, "feed-forward")]
+)
+def test_products_of_a_model_beside_a_narrower_one(inner: int, outer: int, part: str) -> None:
+    """The generator's feed-forward width is the discriminator's width."""
+    x, weight = torch.ones(64, inner), torch.ones(inner, outer)
+    assert part in time_by_part(lambda: x @ weight, tiny("electra"), torch.device("cpu"))
 
 
 def test_on_a_gpu_every_turn_begins_warm(monkeypatch: pytest.MonkeyPatch) -> None:

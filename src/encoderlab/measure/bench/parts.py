@@ -78,7 +78,7 @@ def _part(operator: str, shapes: Any, case: Case, kernel: str = "") -> str:
                 continue
             if config.encoder.vocab in sizes:
                 return "head"
-            if config.encoder.ff_width in sizes:
+            if {config.encoder.width, config.encoder.ff_width} <= sizes:
                 return "feed-forward"
         return "projections"
     names = [operator] + ([kernel.lower()] if kernel.isidentifier() else [])  # not a C++ template of many names
