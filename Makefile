@@ -16,7 +16,7 @@ help:
 	@echo "make checks       ruff and mypy"
 	@echo "make wheel-test   build the wheel and use it in a clean environment, away from the sources"
 	@echo "make benchmarks   reproduce the tables of docs/performance.md, on CORPUS=DIR where given (hours)"
-	@echo "make clean        remove what the targets above made"
+	@echo "make clean        remove the environment, builds and caches"
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -40,7 +40,8 @@ test: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 checks: $(VENV)/installed-dev
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check --quiet src tests benchmarks
 	$(BIN)/mypy src
 
 wheel-test: $(VENV)/installed-dev

@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source")
     parser.add_argument(
-        "--tokenizer", help="a given one; by default a WordPiece of 30,522 tokens is trained on the text"
+        "--tokenizer", help="a given one; by default a WordPiece of 30,522 tokens is trained, and no stages are timed"
     )
     parser.add_argument("--megabytes", type=float, default=60.0)
     parser.add_argument("--workers", type=int, default=2)
@@ -80,7 +80,8 @@ def main() -> None:
     ratio = result["ratio"]
     print(f"{'ratio':28} {ratio['median']:8.2f} (from {ratio['min']:.2f} to {ratio['max']:.2f})")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    stages(asked.source, Tokenizer.load(asked.tokenizer), size)
+    if asked.tokenizer is not None:
+        stages(asked.source, Tokenizer.load(asked.tokenizer), size)
 
 
 if __name__ == "__main__":

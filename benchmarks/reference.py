@@ -124,8 +124,9 @@ predicted tokens. For replaced token detection the loss is the generator's, and 
 
 Machine: {machine["cpu"]}, {machine["threads"]} thread of {machine["cores"]} cores, shared with other work: tokens per
 second are a lower bound. *weights* begins the SHA-256 of `model.safetensors`: the same command on the same text, thread
-count, processor family and torch gives the same file, but for transformer-xl-mini and xlnet-mini: they were recorded
-before the dropout of relative positions was drawn by distance. Versions: {versions}.
+count, processor and torch gives the same file with the same version of this project. These were recorded on 2026-11-21;
+kernels that changed since round differently, and from some step on losses part, by 1e-3 at the end. transformer-xl-mini
+and xlnet-mini were recorded before the dropout of relative positions was drawn by distance. Versions: {versions}.
 
 ## Commands
 

@@ -74,8 +74,8 @@ def test_a_phase_of_any_length_masks_its_share(name: str, length: int) -> None:
     assert [len(made.positions) for made in hidden] == [round(rate * len(row)) for row in rows]
 
 
-def test_what_the_specifications_say() -> None:
-    """bert_family 3.3 and 3.6, relative_family 1.3."""
+def test_what_the_released_code_says() -> None:
+    """Of google-research/albert, huggingface's distillation scripts and kimiyoung/transformer-xl."""
     steps = {name: recipe(f"albert-{name}").budget.amount for name in ("base", "base-v2", "large-v2", "xxlarge-v2")}
     assert steps == {"base": 125_000, "base-v2": 10_000_000, "large-v2": 3_000_000, "xxlarge-v2": 3_000_000}
     assert recipe("albert-base").objective.masking.most == 20  # type: ignore[union-attr]

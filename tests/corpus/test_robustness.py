@@ -197,7 +197,7 @@ def test_a_very_long_line(run, tmp_path, monkeypatch):
     assert corpus.num_bytes >= 0.999 * len(line)
     bad(tmp_path, "a.jsonl", json.dumps({"text": line}))
     code, message = run("a.jsonl", out="other")
-    assert code == 3 and "expected a record per line" in message or "no JSON" in message
+    assert code == 3 and ("expected a record per line" in message or "no JSON" in message)
 
 
 def test_tokenizers(run, tmp_path):

@@ -8,7 +8,6 @@ import torch
 
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.measure.evaluate_lm import (
-    PUBLISHED,
     Protocol,
     clamped,
     context_losses,
@@ -17,7 +16,6 @@ from encoderlab.measure.evaluate_lm import (
 )
 from encoderlab.model import Model
 from encoderlab.nn.heads import AdaptiveLMHead
-from encoderlab.recipes import RECIPES
 from tests.batches.memory_corpus import MemoryCorpus, random_corpus
 from tests.tasks import tiny
 
@@ -57,7 +55,7 @@ def at_once(model: Model, ids: torch.Tensor, window: int | None = None) -> float
 
 
 def plain(**changes: int | bool) -> Protocol:
-    return Protocol(**{"streams": 1, "separator": False, "same_length": False} | changes)  # type: ignore[arg-type]
+    return Protocol(**{"streams": 1, "separator": False} | changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("window", [7, 50, 64])
@@ -117,7 +115,6 @@ def test_what_makes_no_sense_is_refused(model: Model, text: Text) -> None:
         evaluate_lm(bert, text, plain(clamp=4))
     with pytest.raises(DataError, match="streams"):
         evaluate_lm(model, text, plain(streams=text.num_tokens))
-    assert PUBLISHED.keys() <= RECIPES.keys()
 
 
 def test_losses_given_some_context(model: Model, text: Text) -> None:

@@ -14,7 +14,7 @@ from encoderlab.model import Model
 from encoderlab.models import flops
 from encoderlab.models.base import resized
 
-PUBLISHED = [  # bert_family.md, 3.7: name, length, rows, steps, operations
+PUBLISHED = [  # by ELECTRA's flops_computation.py; papers round: name, length, rows, steps, operations
     ("convbert-small", 128, 128, 1_000_000, 1.26e18),
     ("convbert-medium-small", 128, 128, 1_000_000, 1.57e18),
     ("convbert-base", 128, 256, 1_000_000, 1.89e19),

@@ -1,8 +1,7 @@
 """Words in text without spaces, for whole-word masking of Chinese.
 
 The text is segmented once, while a corpus is built, and the words are laid over the tokens by their characters
-(BERT-wwm, Erlangshen; relative_family 4.2 segments the joined tokens instead, and loses the words around unknown
-characters).
+(BERT-wwm; Erlangshen's script segments the joined tokens instead, and loses the words around unknown characters).
 """
 
 from __future__ import annotations

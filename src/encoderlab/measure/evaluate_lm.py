@@ -50,22 +50,10 @@ class Protocol:
 
     window: int = 64
     memory: int = 640
-    same_length: bool = True
+    same_length: bool = False
     clamp: int = 0
     streams: int = 8
     separator: bool = True
-
-
-PUBLISHED = {
-    "transformer-xl-wt103-base": Protocol(window=64, memory=640, clamp=400),
-    "transformer-xl-wt103-large": Protocol(window=128, memory=1600, clamp=1000),
-    "transformer-xl-enwik8-base": Protocol(window=80, memory=2100, clamp=820, separator=False),
-    "transformer-xl-enwik8-large": Protocol(window=128, memory=3800, clamp=1000, separator=False),
-    "transformer-xl-text8-large": Protocol(window=128, memory=3800, clamp=1000, separator=False),
-    "transformer-xl-lm1b-base": Protocol(window=32, memory=128),
-    "transformer-xl-lm1b-large": Protocol(window=32, memory=128),
-}
-"""The settings of the published numbers, by recipe."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -209,7 +209,7 @@ PROTOCOLS: dict[str, Protocol] = {
     for protocol in (
         Protocol(
             name="plain",
-            source="this project: three epochs, five seeds, the best epoch of each on the development set",
+            source="this project: three epochs (spans two, numbers six), five seeds, the best epoch by dev score",
             recipe=Recipe(name="plain", optim=_ADAM),
             tasks={"form:span": _LONG, "form:choice": {"form.max_length": 256}, "form:regression": {"epochs": 6.0}},
             seeds=5,
