@@ -81,6 +81,28 @@ def test_one_line_is_enough(tmp_path):
     assert "bert-mini read 1 k tokens" in page.verdict and ("Loss", "9.00", "nats per guess") in page.tiles
 
 
+def test_only_runs_that_predict_the_same_are_ranked(tmp_path):
+    """With more hidden, or sampled from a generator, the same model needs other bits."""
+
+    def verdict(*objectives: dict, corpora: int = 1) -> str:
+        place = tmp_path / str(len(list(tmp_path.iterdir())))
+        places = []
+        for i, objective in enumerate(objectives):
+            places.append(folder(place / f"run{i}", line(1, 9.0 - i), line(1, 9.0 - i, "valid")))
+            recipe = json.loads((places[-1] / "recipe.json").read_text()) | {"objective": objective}
+            (places[-1] / "recipe.json").write_text(json.dumps(recipe))
+            sessions = {"sessions": [{"data": {"corpus": str(i % corpora)}, "started": "", "command": ["encoderlab"]}]}
+            (places[-1] / "provenance.json").write_text(json.dumps(sessions))
+        return runs.report(places).verdict
+
+    mlm, more = ({"kind": "mlm", "masking": {"rate": rate}, "pair_weight": 1.0} for rate in (0.15, 0.5))
+    ranked = "run1 needs the fewest bits per byte of held-out text: 2.667."
+    assert verdict(mlm, mlm | {"pair_weight": 0.0}) == ranked
+    assert verdict(mlm, mlm, corpora=2).startswith(f"{ranked} Their corpora differ")
+    for other in (more, mlm | {"kind": "rtd"}):
+        assert verdict(mlm, other) == "2 runs, which have no bits per byte of one objective to be ranked by."
+
+
 def test_runs_are_told_apart_by_their_folders(tmp_path):
     places = [
         folder(tmp_path / name / "run", line(1, loss), line(1, loss, "valid"))

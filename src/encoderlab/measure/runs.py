@@ -207,16 +207,24 @@ def names(folders: Sequence[Path]) -> list[str]:
 
 
 def comparison(records: Mapping[str, RunRecord]) -> str:
-    """Which run of one objective stands best on held-out text, by the bits per byte, as these do not depend on the
-    tokenizer. Runs that diverged are named.
+    """Which run stands best on held-out text, by the bits per byte, as these do not depend on the tokenizer, where all
+    had the same to predict. Runs that diverged are named.
     """
     words = f"{len(records)} runs, which have no bits per byte of one objective to be ranked by."
     ends = {name: held[-1] for name, record in records.items() if (held := _bits(record))}
-    if len(ends) > 1 and len({records[name].term for name in ends}) == 1:
+    if len(ends) > 1 and len({_asked(records[name]) for name in ends}) == 1:
         best = min(ends, key=lambda name: ends[name])
         words = f"{best} needs the fewest bits per byte of held-out text: {ends[best]:.3f}."
+        if len({records[name].data.get("corpus") for name in ends}) > 1:
+            words += " Their corpora differ: this counts only if the texts are the same."
     failed = [name for name, record in records.items() if record.diverged is not None]
     return words + (f" Diverged: {', '.join(failed)}." if failed else "")
+
+
+def _asked(record: RunRecord) -> str:
+    """What the run predicts of a text: with more of it hidden, the same model needs more bits."""
+    objective = record.recipe.get("objective", {})
+    return json.dumps([record.term, *(objective.get(name) for name in ("kind", "masking", "targets"))], sort_keys=True)
 
 
 def outcome(record: RunRecord) -> str:

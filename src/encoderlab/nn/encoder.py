@@ -370,7 +370,7 @@ class Encoder(nn.Module):
         Raises:
             ConfigError: rows longer than the positions allow, or memory without relative positions.
         """
-        noise = noise if noise is not None or not self.training else Noise.fresh(len(ids), ids.device)
+        noise = noise if noise is not None or not self.training else Noise.fresh(ids.shape[0], ids.device)
         self._check_length(ids, memory)
         asking = self._with_padding(doc)
         x = self.embeddings(ids, asking, segments, None if noise is None else noise.keys)
@@ -496,7 +496,7 @@ class Encoder(nn.Module):
             mask = visible if mask is None else mask & visible
         if remembered and mask is not None:
             real = mask.new_ones(1, length, 1) if doc is None else (doc >= 0)[:, :, None]
-            mask = torch.cat([real.expand(len(mask), length, remembered), mask], dim=2)
+            mask = torch.cat([real.expand(mask.shape[0], length, remembered), mask], dim=2)
         causal = self.config.causal
         if causal or window is not None:
             ages = torch.arange(length, device=x.device)[:, None] + remembered - torch.arange(keys, device=x.device)
@@ -550,7 +550,7 @@ class Encoder(nn.Module):
             if mask is None:
                 return None
             index = at[:, None, :, None].expand(-1, -1, -1, mask.shape[-1])
-            return mask.expand(len(at), -1, -1, -1).gather(2, index)
+            return mask.expand(at.shape[0], -1, -1, -1).gather(2, index)
 
         scope = states.scope
         given = None if visible is None else F.pad(visible, (remembered, 0), value=True)[:, None]

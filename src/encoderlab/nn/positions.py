@@ -210,7 +210,7 @@ class DistanceTable(nn.Module):
         limited = distance.clamp(-position.clamp, position.clamp) if position.clamp else distance
         rows = sinusoid(limited, self.width).to(dtype)
         shared = (self.u, self.v) if position.shared_biases else (None, None)
-        return Distances(rows, torch.arange(len(distance), device=device), distance, None, length, keys, *shared)
+        return Distances(rows, torch.arange(distance.shape[0], device=device), distance, None, length, keys, *shared)
 
 
 class ShiftTerm(nn.Module):
@@ -327,6 +327,6 @@ class DisentangledTerm(nn.Module):
         Where distances are not bucketed only the rows in reach are multiplied.
         """
         if shared.first is not None:
-            used = rows.narrow(0, shared.first, len(shared.distance)).flip(0)
+            used = rows.narrow(0, shared.first, shared.distance.shape[0]).flip(0)
             return F.linear(used, weight, bias).view(-1, self.heads, self.head_width)
         return F.linear(rows, weight, bias).view(-1, self.heads, self.head_width)[shared.slots]

@@ -28,7 +28,7 @@ def recipe(name: str) -> Recipe:
         objective=PermutationSettings(),
         rows=XLNetStreams(),
         optim=BertAdam(lr=4e-4),
-        schedule=Polynomial(warmup=40_000),
+        schedule=Polynomial(warmup=40_000, end=1e-3),
         budget=Budget(amount=500_000),
         phases=(Phase(length=512, rows=8192),),
     )

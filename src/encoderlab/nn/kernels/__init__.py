@@ -56,15 +56,15 @@ def _as_products(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _check_keys(keys: Tensor | None, rows: int) -> None:
-    if keys is not None and len(keys) != rows:
-        raise ValueError(f"dropout got {len(keys)} keys for {rows} rows; give one key per row of the batch")
+    if keys is not None and keys.shape[0] != rows:
+        raise ValueError(f"dropout got {keys.shape[0]} keys for {rows} rows; give one key per row of the batch")
 
 
 def dropout(x: Tensor, p: float, keys: Tensor | None, site: int) -> Tensor:
     """x (B, ..., D) with every element zeroed at rate p, the others times 1 / (1 - p)."""
     if keys is None or p == 0.0:
         return x
-    _check_keys(keys, len(x))
+    _check_keys(keys, x.shape[0])
     fast = _kernels(x)
     if fast is None:
         return plain.dropout(x, p, keys, site)
@@ -88,7 +88,7 @@ def dropout_add_norm(
     By a kernel: the result has the precision of x, also where the residual's is wider (under autocast the embeddings').
     """
     keys = keys if p > 0.0 else None
-    _check_keys(keys, len(x))
+    _check_keys(keys, x.shape[0])
     fast = _kernels(x)
     if fast is None:
         return plain.dropout_add_norm(x, residual, weight, bias, eps, p, keys, site, x_bias=x_bias)
@@ -116,7 +116,7 @@ def attend(
     on the chip and are computed again in the backward pass; on a CPU keys that no query of a block sees cost nothing.
     """
     keys = keys if p > 0.0 else None
-    _check_keys(keys, len(q))
+    _check_keys(keys, q.shape[0])
     fast = _kernels(q, k, v)
     if fast is None or (relative is not None and bias is not None):
         return plain.attend(
@@ -140,7 +140,7 @@ def attend_packed(
     By a kernel: as :func:`attend`, and the gradient of qkv is written in place instead of concatenated.
     """
     keys = keys if p > 0.0 else None
-    _check_keys(keys, len(qkv))
+    _check_keys(keys, qkv.shape[0])
     fast = _kernels(qkv)
     if fast is None:
         return plain.attend_packed(qkv, heads, visible=visible, scale=scale, p=p, keys=keys, site=site)
@@ -165,7 +165,7 @@ def feed_forward(
     instead of two or three; activations and masks are computed again in the pass that makes their gradient.
     """
     keys = keys if p > 0.0 else None
-    _check_keys(keys, len(x))
+    _check_keys(keys, x.shape[0])
     x, up, down = _as_products(x, up, down)
     fast = _kernels(x, up, down)
     if fast is None:

@@ -15,11 +15,12 @@ import importlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -49,7 +50,8 @@ def locked(path: Path) -> Iterator[None]:
     import fcntl
 
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(OSError):  # on a file system without locks each compiles, and one result stays
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
@@ -67,7 +69,7 @@ def compile_library(compiler: str) -> Path:
             logger.info("compiling the kernels with %s, once on this machine", compiler)
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 made = Path(scratch) / library.name
-                command = [compiler, *FLAGS, *MATH, str(FOLDER / "ops.cpp"), "-o", str(made)]
+                command = [*shlex.split(compiler), *FLAGS, *MATH, str(FOLDER / "ops.cpp"), "-o", str(made)]
                 subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
                 os.replace(made, library)
     return library
