@@ -431,13 +431,14 @@ def test_kernels_can_be_switched_off(monkeypatch):
 
 
 def test_library_is_compiled_once_for_many_processes(tmp_path, monkeypatch):
+    """By a compiler command with arguments, as ``ccache g++`` in CXX."""
     calls = tmp_path / "calls"
     compiler = tmp_path / "g++"
     compiler.write_text(f"#!/bin/sh\necho call >> {calls}\nsleep 0.3\nfor last; do :; done\ntouch $last\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path))
     with ThreadPoolExecutor(4) as pool:
-        made = {future.result() for future in [pool.submit(build.compile_library, str(compiler)) for _ in range(4)]}
+        made = {future.result() for future in [pool.submit(build.compile_library, f"env {compiler}") for _ in range(4)]}
     assert len(made) == 1 and made.pop().exists()
     assert calls.read_text() == "call\n"
 
