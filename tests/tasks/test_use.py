@@ -206,6 +206,44 @@ def test_texts_are_tagged_word_by_word_and_chinese_by_characters(tmp_path, capsy
     assert "text 1 holds no words" in refusal(capsys, 3, "predict", folder, " ")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "sizes"),
+    [
+        ("a.txt", "the ann runs\n\nsue sleeps\n", {"1": 3, "3": 2}),
+        ("a.txt", "ann runs\nbob sleeps\n", {"1": 2, "2": 2}),
+        ("a.txt", "小明在北京\n他 ann 喜\n", {"1": 5, "2": 3}),
+        ("a.txt", "the\nann\nruns\n\nthe\ncat\n", {"0": 3, "1": 2}),
+        ("a.txt", "小\n明\n\n他\n", {"0": 2, "1": 1}),
+        ("a.txt", "the DT\nann NNP\nruns VBZ\n\nthe DT\ncat NN\n", {"0": 3, "1": 2}),
+        ("a.txt", "ann B-PERSON\nruns O\n", {"0": 2}),
+        ("a.txt", "-DOCSTART- O\n\nann X-PER\n", {"0": 1}),
+        ("a.conll", "小明\n北京\n\n他\n", {"0": 2, "1": 1}),
+        ("a.jsonl", '{"tokens": ["the", "ann"]}\n', {"0": 2}),
+        ("a.jsonl", '{"tokens": ["the", "ann"], "tags": ["DT", "NNP"]}\n', {"0": 2}),
+        ("a.ndjson", '{"tokens": ["the", "ann"]}\n', {"0": 2}),
+    ],
+)
+def test_a_tagger_takes_texts_and_words_with_and_without_tags(name, text, sizes, tmp_path, capsys):
+    folder, path = saved(ready("tagged")[0], tmp_path / "model"), tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    found, _ = run(capsys, "predict", folder, path)
+    assert {one["id"]: len(one["prediction"]) for one in found["predictions"]} == sizes
+
+
+@pytest.mark.parametrize("text", ["小明在北京\n他喜\n\n李雷\n", "ann runs\n\nbob sleeps\n", "the\tDT\nann\tNNP\n"])
+def test_a_text_that_could_be_words_is_refused(text, tmp_path, capsys):
+    folder, path = saved(ready("tagged")[0], tmp_path / "model"), tmp_path / "a.txt"
+    path.write_text(text, encoding="utf-8")
+    said = refusal(capsys, 3, "predict", folder, path)
+    assert "a.txt: a text or a word per line? for texts leave out blank lines and tabs, for words" in said
+
+
+def test_words_without_tags_are_not_evaluated(tmp_path, capsys):
+    folder, path = saved(ready("tagged")[0], tmp_path / "model"), tmp_path / "a.jsonl"
+    path.write_text('{"tokens": ["the", "ann"]}\n')
+    assert "a.jsonl:1: no label; dev data needs one in every row" in refusal(capsys, 3, "evaluate", folder, path)
+
+
 @pytest.mark.parametrize(("kind", "words"), [("question", "question and context"), ("choice", "context, question and")])
 def test_forms_that_need_more_than_a_text_say_which_file(kind, words, tmp_path, capsys):
     folder = saved(ready(kind)[0], tmp_path / "model")

@@ -162,8 +162,9 @@ def predict(
     """Label texts with a fine-tuned model.
 
     The input is a file (CSV, TSV, JSON lines, Parquet with named columns; `.txt` with one
-    text per line), of any size: it is read in parts, and the same command with --out goes
-    on where it was interrupted. Or it is texts; two texts of a pair stand on both sides of [SEP].
+    text per line, for a tagger also one word per line with blank lines between sentences),
+    of any size: it is read in parts, and the same command with --out goes on where it was
+    interrupted. Or it is texts; two texts of a pair stand on both sides of [SEP].
     Columns are those that the model learned from, where the file has them.
 
     Example:
@@ -428,7 +429,7 @@ def _fits(layout: Any, path: Path, names: tuple[str, ...]) -> bool:
 
     kind = suffix(path)
     if isinstance(layout, Conll):
-        return kind not in (".csv", ".json", ".jsonl", ".parquet")
+        return kind not in (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
     if getattr(layout, "positional", False) and {name.lower() for name in names} & set(TEXTS):
         return False
     if not isinstance(layout, (Columns, Options, Squad, WordLists)) and kind in (".csv", ".tsv"):
@@ -443,19 +444,31 @@ def _predict_file(
     import tempfile
 
     from encoderlab.tasks.base import Remarks
-    from encoderlab.tasks.infer import Given
+    from encoderlab.tasks.infer import Given, is_word_per_line
     from encoderlab.tasks.predict import predict_file
-    from encoderlab.tasks.readers import Columns, Options
+    from encoderlab.tasks.readers import Columns, Conll, Options, WordLists
     from encoderlab.tasks.tables import columns, suffix
 
     own = predictor.form.task
-    plain = suffix(path) == ".txt" and own.form in ("classification", "regression") and text is None
-    if plain and not any(_fits(layout, path, columns(path, Remarks(path))) for layout in own.layouts):
-        task = replace(own, layouts=(_OneTextPerLine(),))
+    tagged = own.form == "tagging"
+    plain = suffix(path) == ".txt" and (tagged or own.form in ("classification", "regression")) and text is None
+    named = [layout for layout in own.layouts if not isinstance(layout, Conll)]
+    if (
+        plain
+        and not any(_fits(layout, path, columns(path, Remarks(path))) for layout in named)
+        and not (tagged and is_word_per_line(path, own.labels or ()))
+    ):
+        task = replace(own, layouts=(_OneTextPerLine(tagged=tagged),))
+        note(f"{path.name}: {own.form}, one text per line")
     else:
         task = _task_of_file(path, own, Given(form=own.form, text=text, pair=pair))
     # Every row is predicted, whatever its label is.
-    unread: dict[Any, dict[str, None]] = {Columns: {"label": None}, Options: {"answer": None}}
+    unread: dict[Any, dict[str, None]] = {
+        Columns: {"label": None},
+        Conll: {"tag": None},
+        Options: {"answer": None},
+        WordLists: {"tags": None},
+    }
     layouts: tuple[Any, ...] = task.layouts
     layouts = tuple(replace(one, **unread.get(type(one), {})) for one in layouts)
     task = replace(task, layouts=layouts, labels=None, dropped=())
@@ -481,16 +494,26 @@ def _predict_file(
 
 @dataclass(frozen=True)
 class _OneTextPerLine:
-    """The layout of a plain text file to predict: every line is a text, a tab separates the two texts of a pair."""
+    """The layout of a plain text file to predict: every line is a text, to be ``tagged`` word by word, or one or two
+    texts with a tab between.
+    """
+
+    tagged: bool = False
 
     def matches(self, columns: Any) -> bool:
         return True
 
     def read(self, path: Path, remarks: Any) -> Iterator[Example]:
+        from encoderlab.tasks.base import Words
         from encoderlab.tasks.tables import lines
 
         for row, line in lines(path):
-            yield _text(str(row), line.replace("\t", " [SEP] ", 1))
+            if not self.tagged:
+                yield _text(str(row), line.replace("\t", " [SEP] ", 1))
+            elif words := _words(line):
+                yield Words(id=str(row), words=words, document=row, row=row)
+            else:
+                remarks.add("no words; left out", row)
 
 
 def _example(task: Task, number: int, line: str) -> Example:
@@ -500,7 +523,6 @@ def _example(task: Task, number: int, line: str) -> Example:
         ConfigError: the form needs more than a text.
         DataError: a sentence to be tagged has no words.
     """
-    from encoderlab.corpus.words import is_cjk
     from encoderlab.tasks.base import FORMS, Words
 
     needs = {
@@ -514,12 +536,20 @@ def _example(task: Task, number: int, line: str) -> Example:
         )
     if task.form != "tagging":
         return _text(str(number), line)
-    words: list[str] = []
-    for part in line.split():
-        words += part if any(map(is_cjk, part)) else [part]  # Chinese is tagged character by character
+    words = _words(line)
     if not words:
         raise DataError(f"text {number + 1} holds no words; give at least one")
-    return Words(id=str(number), words=tuple(words))
+    return Words(id=str(number), words=words)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """The words of a text to be tagged; Chinese is tagged character by character."""
+    from encoderlab.corpus.words import is_cjk
+
+    words: list[str] = []
+    for part in text.split():
+        words += part if any(map(is_cjk, part)) else [part]
+    return tuple(words)
 
 
 def _cut(predictor: Predictor) -> str:

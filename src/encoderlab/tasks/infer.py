@@ -8,9 +8,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 
+from encoderlab.corpus.words import is_cjk
 from encoderlab.errors import ConfigError, DataError, nearest
 from encoderlab.tasks import tables
 from encoderlab.tasks.base import (
@@ -169,8 +170,9 @@ def _layout(path: Path, columns: Sequence[str], given: Given) -> tuple[Layout, F
     if given.form in (None, "tagging") and given.text is None:
         words = _first(WORDS, lower)
         tags = given.label or _first(TAGS, lower)
-        if words and tags:
-            return WordLists(words=words, tags=tags), "tagging", f"words = {words!r}, tags = {tags!r}"
+        if words and (tags or given.form == "tagging"):  # without tags there is something to predict
+            said = f"words = {words!r}" + (f", tags = {tags!r}" if tags else "")
+            return WordLists(words=words, tags=tags), "tagging", said
         if kind in (".bio", ".iob", ".iob2", ".conll", ".bmes", ".bioes") or (
             (other or kind in (".txt", ".tsv")) and (given.form == "tagging" or _word_per_line(path))
         ):
@@ -286,7 +288,7 @@ def _is_regression(layout: Layout, sample: Sequence[Example]) -> bool:
 def _has_prefixes(sample: Sequence[Example]) -> bool:
     """Whether most tags have; one that has none is then a mistake, which reading them names."""
     tags = [tag for example in sample if isinstance(example, Words) for tag in example.tags or () if tag != "O"]
-    return 2 * sum(tag[:1] in "BIMELSWU" and tag[1:2] in ("-", "") for tag in tags) > len(tags)
+    return not tags or 2 * sum(tag[:1] in "BIMELSWU" and tag[1:2] in ("-", "") for tag in tags) > len(tags)
 
 
 def _completed(tags: tuple[str, ...]) -> tuple[str, ...]:
@@ -303,6 +305,37 @@ def _word_per_line(path: Path) -> bool:
     blanks = widths.pop(0, 0)
     width, usual = max(widths.items(), key=lambda item: item[1], default=(0, 0))
     return blanks > 0 and 2 <= width <= 10 and usual > 0.9 * widths.total()
+
+
+def is_word_per_line(path: Path, tags: Sequence[str]) -> bool:
+    """Whether a plain text to be tagged holds a word per line, rather than a text: its lines end with ``tags``, or have
+    one number of columns and blank lines between them. Judged on the first lines.
+
+    Raises:
+        DataError: it could be either.
+    """
+    lines = [line for _, line in islice(tables.lines(path), 300)]
+    rows = [cells_of(line) for line in lines]
+    sentences = [list(rows) for filled, rows in groupby(rows, bool) if filled]
+    filled = [cells for cells in rows if cells]
+    if any(cells[0] == "-DOCSTART-" for cells in filled):
+        return True
+    widths = Counter(map(len, filled))
+    width = max(widths, key=lambda width: widths[width], default=0)
+    if widths[width] <= 0.9 * len(filled):
+        return False
+    usual = [cells for cells in filled if len(cells) == width]
+    if width > 1 and all(cells[-1] in tags for cells in usual):
+        return True
+    if len(sentences) == 1 and (width == 1 or not all("\t" in line for line in lines if line.strip())):
+        return False
+    chinese = width == 1 and any(sum(map(is_cjk, cells[0])) > 1 for cells in usual)  # a word, or a text without spaces
+    if len(sentences) > 1 and max(map(len, sentences)) > 1 and not chinese:
+        return True
+    raise DataError(
+        f"{path}: a text or a word per line? for texts leave out blank lines and tabs, for words let its name end in "
+        f".conll"
+    )
 
 
 def _nested_spans(path: Path) -> bool:

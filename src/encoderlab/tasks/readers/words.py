@@ -20,11 +20,11 @@ class Conll:
     """A word per line with its tag in another column, a blank line between sentences, ``-DOCSTART-`` between documents.
 
     Tags of every scheme are converted to ``scheme`` (None: left as they are, for tags without prefixes such as parts
-    of speech).
+    of speech). Without the column ``tag`` none are read.
     """
 
     word: int = 0
-    tag: int = -1
+    tag: int | None = -1
     scheme: Literal["BIO", "BIOES"] | None = "BIO"
 
     def matches(self, columns: Sequence[str]) -> bool:
@@ -61,15 +61,17 @@ class Conll:
                 raise DataError(f"{path}:{row}: {width} columns, the word is expected in column {self.word + 1}")
             start = start if words else row
             words.append(cells[self.word])
-            tags.append(cells[self.tag] if width > 1 else None)
+            tags.append(cells[self.tag] if width > 1 and self.tag is not None else None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordLists:
-    """Words and tags as two lists per record, or as two texts with spaces between (MSRA's ``text_a`` and ``label``)."""
+    """Words and tags as two lists per record, or as two texts with spaces between (MSRA's ``text_a`` and ``label``).
+    Without the column ``tags`` none are read.
+    """
 
     words: str = "tokens"
-    tags: str = "ner_tags"
+    tags: str | None = "ner_tags"
     scheme: Literal["BIO", "BIOES"] | None = "BIO"
 
     @property
@@ -85,7 +87,8 @@ class WordLists:
     def _sentences(self, path: Path, remarks: Remarks) -> Iterator[Words]:
         for record in records(path, remarks, self.needs, self.tags, quoted=False):
             try:
-                words, tags = (_items(record.fields.get(name)) for name in (self.words, self.tags))
+                words = _items(record.fields.get(self.words))
+                tags = None if self.tags is None else _items(record.fields.get(self.tags))
             except TypeError as error:
                 raise DataError(
                     f"{path}:{record.row}: {self.words!r} or {self.tags!r} is no list ({error}); correct the record"
