@@ -54,3 +54,16 @@ def test_standard_input_that_is_no_utf8(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\nK\xe4se\n"), encoding="utf-8"))
     with pytest.raises(DataError, match="standard input: line 2 is not UTF-8"):
         list(_lines(Path("-")))
+
+
+@pytest.mark.parametrize("words", [["predict", "run"], ["encode", "run", "--file"]])
+@pytest.mark.parametrize("link", [None, Path.symlink_to, Path.hardlink_to])
+def test_the_input_is_not_written_over(words, link, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = out = tmp_path / "a.txt"
+    path.write_text("the cat")
+    if link is not None:
+        out = tmp_path / "b.txt"
+        link(out, path)
+    assert cli.main([*words, str(path), "--out", str(out)]) == 2
+    assert f"{out.name}: is the input; name another file with --out" in capsys.readouterr().err
+    assert path.read_text() == "the cat"

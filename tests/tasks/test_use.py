@@ -166,6 +166,14 @@ def test_a_test_file_is_submitted_and_needs_no_labels(tmp_path, capsys):
     assert len(lines) == 500 and json.loads(lines[7])["idx"] == 7 and set(json.loads(lines[7])) == {"idx", "label"}
 
 
+def test_a_submission_is_not_written_over_the_data(tmp_path, capsys):
+    folder, path = saved(suites.task("conll2003"), tmp_path / "model"), tmp_path / "test.txt"
+    path.write_text("ann B-PER\nruns O\n")
+    words = ("evaluate", folder, "conll2003", "--data", tmp_path, "--split", "test", "--submission", tmp_path)
+    assert "test.txt: is the input; give another folder with --submission" in refusal(capsys, 2, *words)
+    assert path.read_text() == "ann B-PER\nruns O\n"
+
+
 def test_an_answer_that_is_no_option_does_not_keep_a_row_from_its_prediction(tmp_path, capsys):
     folder = saved(suites.task("swag"), tmp_path / "model")
     names = ["sent1", "sent2", *(f"ending{i}" for i in range(4)), "label"]

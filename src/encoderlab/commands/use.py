@@ -93,7 +93,9 @@ def evaluate(
     _warn(part)
     unlabelled = sum(map(is_unlabelled, part.examples))
     if submission is not None:
-        check_submission(task, split, len(part))
+        written = submission / check_submission(task, split, len(part)).files[split]
+        for file in part.files:
+            _check_out(written, Path(file), "give another folder with --submission")
     elif unlabelled:
         raise DataError(
             f"{task.name}: {unlabelled:,} of {len(part):,} {split} examples have no label to score against; give "
@@ -191,6 +193,7 @@ def predict(
         raise DataError(f"{file}: is a folder; give a file, or texts")
     if out is not None and out.is_dir():
         raise ConfigError(f"--out {out}: is a folder; name a file to write, such as {out / 'predictions.jsonl'}")
+    _check_out(out, file)
     predictor = predictor_of(model)
     if len(inputs) > 1 or not os.path.isfile(file):
         if len(inputs) == 1 and is_file_name(inputs[0]):
@@ -280,6 +283,8 @@ def encode(
         raise ConfigError("encode takes either texts or --file FILE (one text per line)")
     if texts and len(texts) == 1 and os.path.isfile(texts[0]):
         raise ConfigError(f"{texts[0]}: is a file; give it with --file")
+    if file is not None:
+        _check_out(out, file)
     network = _load(model)
     lines = iter(texts or ()) if file is None else _lines(file)
     if (first := next(lines, None)) is None:
@@ -294,6 +299,12 @@ def encode(
     for vector in vectors:
         say(" ".join(f"{number:.6g}" for number in vector))
     return {"model": model, "texts": len(vectors), "width": width, "vectors": vectors}
+
+
+def _check_out(out: Path | None, given: Path, remedy: str = "name another file with --out") -> None:
+    """Refuse to write over the file that is read, by whatever name."""
+    if out is not None and os.path.exists(given) and out.exists() and out.samefile(given):
+        raise ConfigError(f"{out}: is the input; {remedy}")
 
 
 def _write_vectors(out: Path, parts: Iterator[np.ndarray], width: int) -> int:
