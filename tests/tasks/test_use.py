@@ -166,6 +166,53 @@ def test_a_test_file_is_submitted_and_needs_no_labels(tmp_path, capsys):
     assert len(lines) == 500 and json.loads(lines[7])["idx"] == 7 and set(json.loads(lines[7])) == {"idx", "label"}
 
 
+@pytest.mark.parametrize(
+    ("labels", "same"),
+    [
+        (("entailment", "not_entailment"), True),
+        (("Entailment", "NOT_ENTAILMENT"), True),
+        (("NOT_ENTAILMENT", "ENTAILMENT"), False),
+        (("not_entailment", "entailment"), False),
+        (("LABEL_0", "LABEL_1"), True),
+        (("0", "1"), True),
+    ],
+)
+@pytest.mark.parametrize("written", [("entailment", "not_entailment"), ("0", "1")])
+def test_labels_of_a_model_are_a_benchmark_s_by_name_or_by_number(labels, same, written, tmp_path, capsys):
+    task = suites.task("rte")
+    path = tmp_path / "dev.tsv"
+    rows = "".join(f"{i}\tthe red cat {i}\tthe cat\t{written[i % 3 > 0]}\n" for i in range(12))
+    path.write_text(f"index\tsentence1\tsentence2\tlabel\n{rows}")
+    usual = saved(task, tmp_path / "usual")
+    guesses = [found == "entailment" for found in predictor_of(usual).predict(task.read([path], "dev").examples).values]
+    wanted = sum(guess == ((i % 3 == 0) == same) for i, guess in enumerate(guesses)) / 12
+    folder = saved(replace(task, name="mine", labels=labels), tmp_path / "model")
+    found, said = run(capsys, "evaluate", folder, "rte", "--data", tmp_path)
+    assert found["scores"][str(folder)]["accuracy"] == pytest.approx(wanted)
+    by_place = f"labels {', '.join(labels)} are taken for entailment, not_entailment of rte, in this order"
+    assert (by_place in said) == (labels[0] in ("LABEL_0", "0"))
+
+
+@pytest.mark.parametrize("labels", [("yes", "no"), ("entailment", "neutral"), ("1", "2"), ("yes", "no", "none")])
+def test_a_model_with_other_labels_is_not_evaluated_on_a_benchmark(labels, tmp_path, capsys):
+    folder = saved(replace(suites.task("rte"), name="mine", labels=labels), tmp_path / "model")
+    said = refusal(capsys, 2, "evaluate", folder, "rte", "--data", tmp_path)
+    assert f"labels are {', '.join(labels)}, those of rte entailment, not_entailment; give a model tuned" in said
+
+
+def test_tags_and_submissions_have_the_names_of_the_benchmark(tmp_path, capsys):
+    task = suites.task("conll2003")
+    mine = replace(task, name="mine", labels=tuple(f"LABEL_{i}" for i in range(9)))
+    usual, folder = saved(task, tmp_path / "usual"), saved(mine, tmp_path / "model")
+    (tmp_path / "valid.txt").write_text("ann B-PER\nruns O\nin O\noslo B-LOC\n")
+    found = [
+        run(capsys, "evaluate", one, "conll2003", "--data", tmp_path, "--submission", tmp_path / f"out-{i}")[0]
+        for i, one in enumerate((usual, folder))
+    ]
+    assert list(found[0]["scores"].values()) == list(found[1]["scores"].values())
+    assert (tmp_path / "out-0/dev.txt").read_text() == (tmp_path / "out-1/dev.txt").read_text()
+
+
 def test_a_submission_is_not_written_over_the_data(tmp_path, capsys):
     folder, path = saved(suites.task("conll2003"), tmp_path / "model"), tmp_path / "test.txt"
     path.write_text("ann B-PER\nruns O\n")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from encoderlab.model import Model
     from encoderlab.tasks.base import Example, Split, Task
+    from encoderlab.tasks.form import Predictions
     from encoderlab.tasks.infer import Given
     from encoderlab.tasks.predict import Predictor
 
@@ -77,16 +78,17 @@ def evaluate(
     from encoderlab.tasks.submit import check_submission, write_submission
     from encoderlab.tasks.tables import is_file_name
 
-    names = [model, *(ensemble or ())]
-    members = [predictor_of(place) for place in names]
+    places = [model, *(ensemble or ())]
+    members = [predictor_of(place) for place in places]
     own = members[0].form.task
+    names: dict[str, str] = {}
     if Path(data).is_file():
         task = _task_of_file(Path(data), own, Given(form=own.form, text=text, pair=pair, label=label))
         part = task.read([Path(data)], split)
     elif is_file_name(data) or "/" in data:
         raise ConfigError(f"{data}: no such file; give labelled data, or the name of a benchmark")
     else:
-        task = _fitted(suites.task(data), own)
+        task, names = _fitted(suites.task(data), own)
         if folder is None:
             raise ConfigError(f"{data} is a benchmark; give the folder of its files with --data")
         part = task.load(folder, split)
@@ -108,7 +110,9 @@ def evaluate(
         if line:
             note(line)
     found = {}
-    labels = [str(name) for name in names]
+    if names:
+        together, each = _renamed(together, names), [_renamed(one, names) for one in each]
+    labels = [str(place) for place in places]
     if len(members) > 1:
         labels, each = ["ensemble", *labels], [together, *each]
     if unlabelled:
@@ -387,23 +391,42 @@ def predictor_of(folder: Path) -> Predictor:
     return predictor
 
 
-def _fitted(task: Task, own: Task) -> Task:
-    """A benchmark with the labels of a model that was made for the task ``own``.
+def _fitted(task: Task, own: Task) -> tuple[Task, dict[str, str]]:
+    """A benchmark for a model that was made for the task ``own``, and its label for each of the model's: that of the
+    same name in upper or lower case, or of the same place where one side has but numbers (``LABEL_0``).
 
     Raises:
-        ConfigError: the model's head is of another form, or has another number of labels.
+        ConfigError: the model's head is of another form, or has other labels.
     """
     if own.form != task.form:
         raise ConfigError(f"the model's head is for {own.form}, {task.name} is {task.form}; give a model tuned for it")
-    if task.labels is None or own.labels is None or set(task.labels) == set(own.labels):
-        return replace(task, labels=own.labels)
-    words = ", ".join(own.labels[:9]), ", ".join(task.labels[:9])
-    if len(task.labels) != len(own.labels):
-        raise ConfigError(
-            f"the model's labels are {words[0]}, those of {task.name} {words[1]}; give a model tuned for it"
-        )
-    note(f"the model's labels {words[0]} are taken for {words[1]} of {task.name}, in this order")
-    return replace(task, labels=own.labels)
+    if task.labels is None or own.labels is None:
+        return replace(task, labels=own.labels), {}
+    theirs = {label.lower(): label for label in task.labels}
+    ours = {label.lower() for label in own.labels}
+    if len(task.labels) == len(own.labels) == len(ours):
+        if ours == set(theirs):
+            return task, {label: theirs[label.lower()] for label in own.labels}
+        if not ours & set(theirs) and (_numbered(own.labels) or _numbered(task.labels)):
+            words = ", ".join(own.labels[:9]), ", ".join(task.labels[:9])
+            note(f"the model's labels {words[0]} are taken for {words[1]} of {task.name}, in this order")
+            return task, dict(zip(own.labels, task.labels, strict=True))
+    raise ConfigError(
+        f"the model's labels are {', '.join(own.labels[:9])}, those of {task.name} {', '.join(task.labels[:9])}; give "
+        f"a model tuned for it"
+    )
+
+
+def _numbered(labels: tuple[str, ...]) -> bool:
+    return [label.removeprefix("LABEL_") for label in labels] == list(map(str, range(len(labels))))
+
+
+def _renamed(found: Predictions, names: Mapping[str, str]) -> Predictions:
+    """Predictions with the labels of a benchmark instead of the model's."""
+    values = [
+        tuple(names[tag] for tag in value) if isinstance(value, tuple) else names[value] for value in found.values
+    ]
+    return replace(found, values=values)
 
 
 def _task_of_file(path: Path, own: Task, given: Given) -> Task:
