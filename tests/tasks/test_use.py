@@ -18,6 +18,7 @@ from encoderlab.tasks.folder import write_task
 from encoderlab.tasks.form import FormSettings
 from encoderlab.tasks.objective import form_of, with_head
 from encoderlab.tasks.predict import joint_windows, predict_ensemble
+from encoderlab.tasks.readers import Columns
 from encoderlab.tasks.span import SpanQA, average_answers
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
@@ -317,6 +318,14 @@ def test_texts_that_were_cut_are_counted(tmp_path, capsys):
     for verb in ("predict", "evaluate"):
         assert "1 text is longer than the model's 8 tokens and was cut" in run(capsys, verb, folder, path)[1]
     assert "longer" not in run(capsys, "predict", folder, "red")[1]
+
+
+def test_what_unicode_takes_for_the_end_of_a_line_ends_none(tmp_path, capsys):
+    task = replace(ready("single")[0], layouts=(Columns(text="text", id="id"),))
+    folder, path = saved(task, tmp_path / "model"), tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"id": f"a{end}b", "text": "red"}) + "\n" for end in "\u0085\u2028\u2029\r"))
+    found, _ = run(capsys, "predict", folder, path)
+    assert [one["id"] for one in found["predictions"]] == ["a\u0085b", "a\u2028b", "a\u2029b", "a\rb"]
 
 
 # Ensembles

@@ -520,7 +520,8 @@ def _predict_file(
         if out is not None:
             say(f"{done:,} predictions written to {out}")
             return {"predictions": done, "out": out}
-        found = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+        with open(target, encoding="utf-8", newline="\n") as file:
+            found = [json.loads(line) for line in file]
     for answer in found:
         say(f"{answer['id']}\t{_answer(answer)}")
     return {"predictions": found}
