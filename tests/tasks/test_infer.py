@@ -105,6 +105,13 @@ def test_hold_out_keeps_equal_texts_together(tmp_path):
     assert not {e.text for e in train.examples} & {e.text for e in dev.examples}
 
 
+def test_hold_out_takes_half_a_character(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text(jsonl(*({"text": f"text {i} \ud83d", "label": str(i % 2)} for i in range(99))))
+    task, _ = task_of(path)
+    assert sum(map(len, hold_out(task.read([path], "train")))) == 99
+
+
 def choices(tmp_path, name, text):
     path = tmp_path / name
     path.write_text(text)

@@ -328,6 +328,14 @@ def test_what_unicode_takes_for_the_end_of_a_line_ends_none(tmp_path, capsys):
     assert [one["id"] for one in found["predictions"]] == ["a\u0085b", "a\u2028b", "a\u2029b", "a\rb"]
 
 
+def test_half_a_character_in_an_id_is_kept(tmp_path, capsys):
+    task = replace(ready("single")[0], layouts=(Columns(text="text", id="id"),))
+    folder, path, out = saved(task, tmp_path / "model"), tmp_path / "a.jsonl", tmp_path / "out.jsonl"
+    path.write_text(json.dumps({"id": "a\ud83d", "text": "the red \ud83d cat"}) + "\n")
+    run(capsys, "predict", folder, path, "--out", out)
+    assert json.loads(out.read_text())["id"] == "a\ud83d"
+
+
 # Ensembles
 
 

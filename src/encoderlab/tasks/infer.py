@@ -135,7 +135,8 @@ def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
     held: list[Example] = []
     for example in split.examples:
         key = _source(example) or example.id
-        fraction = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
+        digest = hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest()
+        fraction = int.from_bytes(digest, "big") / 2**64
         (held if fraction < share else kept).append(example)
     if not held or not kept:
         raise DataError(

@@ -202,7 +202,7 @@ def predict_file(
     done = _whole_chunks(part, chunk)
     examples = task.stream(path, remarks)
     deque(islice(examples, done), maxlen=0)
-    with open(part, "a", encoding="utf-8", newline="\n") as file:
+    with open(part, "a", encoding="utf-8", errors="backslashreplace", newline="\n") as file:  # as write_text does
         while some := list(islice(examples, chunk)):
             found = predictor.predict(some)
             for example, value, detail in zip(some, found.values, found.details, strict=True):
