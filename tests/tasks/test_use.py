@@ -252,6 +252,33 @@ def test_a_task_after_another_with_the_same_labels_starts_a_head_of_its_own(tmp_
     assert "choose another --out" in refusal(capsys, 2, "finetune", "cola", "--out", tmp_path / "out", *words)
 
 
+def questions(path: Path, answers: list[str]) -> Path:
+    """Questions about a passage, "" for one without an answer."""
+    passage = "the red cat sat in oslo ."
+    rows = [
+        {"id": f"q{i}", "question": "where is it ?", "context": passage,
+         "answers": {"text": [text] * bool(text), "answer_start": [passage.index(text)] * bool(text)}}
+        for i, text in enumerate(answers)
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_only_a_folder_that_tells_no_task_is_let_give_no_answer(tmp_path, capsys):
+    folder, path = saved(ready("question")[0], tmp_path / "model"), questions(tmp_path / "qa.jsonl", ["oslo", "", ""])
+    found, said = run(capsys, "evaluate", folder, path)
+    assert "best_f1" not in found["scores"][str(folder)] and "no answer is given" not in said
+    (folder / "task.json").unlink()
+    predictor = predictor_of(folder)
+    predictor.form.nullable = True
+    values = predictor.predict(suites.task("squad2").read([path], "dev").examples).values
+    found, said = run(capsys, "evaluate", folder, path)
+    scores = found["scores"][str(folder)]
+    assert scores["no_answer_exact"] == values[1:].count("") / 2 and scores["best_f1"] >= 2 / 3
+    assert f"{folder.name}: no answer is given where the null score is above 0" in said
+    assert "no answer is given" not in run(capsys, "evaluate", folder, questions(tmp_path / "all.jsonl", ["oslo"]))[1]
+
+
 # Texts
 
 

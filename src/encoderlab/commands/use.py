@@ -105,6 +105,7 @@ def evaluate(
         )
     if isinstance(members[0].form, SpanQA) and not joint_windows(members):
         note("the models read passages in different windows, so the probabilities of their n-best texts are averaged")
+    _allow_no_answer(task, places, members, part.examples)
     together, each = predict_ensemble(members, part.examples)
     for line in dict.fromkeys(_cut(member) for member in members):
         if line:
@@ -133,6 +134,24 @@ def evaluate(
         )
         say(f"written: {', '.join(map(str, files))}")
     return {"task": task.name, "examples": len(part), "data": part.sha256, "scores": found, "submission": files}
+
+
+def _allow_no_answer(task: Task, places: list[Path], members: list[Predictor], examples: tuple[Example, ...]) -> None:
+    """Let models whose folders tell nothing of their task, as those of transformers, give no answer where the data has
+    questions without one.
+    """
+    from encoderlab.tasks.base import Question
+    from encoderlab.tasks.folder import read_task
+    from encoderlab.tasks.span import SpanQA
+    from encoderlab.tasks.trials import best_seed
+
+    if task.answers != "squad" or not any(isinstance(one, Question) and one.answers == () for one in examples):
+        return
+    for place, member in zip(places, members, strict=True):
+        form = member.form
+        if isinstance(form, SpanQA) and not form.nullable and read_task(best_seed(place, lambda text: None)) is None:
+            form.nullable = True
+            note(f"{place}: no answer is given where the null score is above 0; the folder tells no other threshold")
 
 
 def _show_scores(title: str, found: Mapping[str, Mapping[str, float]]) -> None:
