@@ -279,6 +279,18 @@ def test_only_a_folder_that_tells_no_task_is_let_give_no_answer(tmp_path, capsys
     assert "no answer is given" not in run(capsys, "evaluate", folder, questions(tmp_path / "all.jsonl", ["oslo"]))[1]
 
 
+def test_the_best_threshold_does_not_hang_on_the_one_that_is_used(tmp_path, capsys):
+    folder = saved(ready("question", impossible=True)[0], tmp_path / "model")
+    path = questions(tmp_path / "qa.jsonl", ["the red cat sat in oslo ."] * 2 + [""])
+    kept, best = json.loads((folder / "task.json").read_text()), []
+    for threshold in (-1e4, 1e4):
+        (folder / "task.json").write_text(json.dumps(kept | {"threshold": threshold}))
+        scores = run(capsys, "evaluate", folder, path)[0]["scores"][str(folder)]
+        assert scores["no_answer_exact"] == (threshold < 0)
+        best.append({name: value for name, value in scores.items() if name.startswith("best")})
+    assert best[0] == best[1] and best[0]["best_f1"] > 1 / 3
+
+
 # Texts
 
 
@@ -404,8 +416,19 @@ def test_models_with_other_windows_average_texts_and_say_so(tmp_path, capsys):
     examples = splits["dev"].examples
     together, own = predict_ensemble(members, examples)
     assert together.values == average_answers(own).values
+    members[1].form.threshold = 3.0
+    assert predict_ensemble(members, examples)[0].threshold == predict_ensemble(members[::-1], examples)[0].threshold
     path = tmp_path / "qa.jsonl"
     record = {"id": "1", "question": "where is it ?", "context": "the cat sat in oslo .",
               "answers": {"text": ["oslo"], "answer_start": [15]}}  # fmt: skip
     path.write_text(json.dumps(record) + "\n")
     assert "n-best texts are averaged" in run(capsys, "evaluate", names[0], path, "--ensemble", names[1])[1]
+
+
+def test_answers_of_models_with_and_without_no_answer_are_not_averaged(tmp_path, capsys):
+    names = [
+        saved(ready("question", impossible=impossible)[0], tmp_path / str(impossible)) for impossible in (True, False)
+    ]
+    path = questions(tmp_path / "qa.jsonl", ["oslo"])
+    for one, other in (names, names[::-1]):
+        assert "ensemble have different labels" in refusal(capsys, 2, "evaluate", one, path, "--ensemble", other)

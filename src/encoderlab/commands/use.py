@@ -74,7 +74,7 @@ def evaluate(
     from encoderlab.tasks.infer import Given
     from encoderlab.tasks.predict import joint_windows, predict_ensemble
     from encoderlab.tasks.scores import score
-    from encoderlab.tasks.span import SpanQA
+    from encoderlab.tasks.span import SpanQA, best_texts
     from encoderlab.tasks.submit import check_submission, write_submission
     from encoderlab.tasks.tables import is_file_name
 
@@ -120,8 +120,10 @@ def evaluate(
         labels = []
         note(f"{task.name}: the {split} examples have no labels; nothing to score")
     for name, predictions in zip(labels, each, strict=False):
+        withdrawn = task.answers == "squad" and predictions.null_odds is not None
+        values = best_texts(predictions) if withdrawn else predictions.values
         found[name], notes = score(
-            task, part.examples, predictions.values, null_odds=predictions.null_odds, threshold=predictions.threshold
+            task, part.examples, values, null_odds=predictions.null_odds, threshold=predictions.threshold
         )
         for remark in notes:
             note(f"{name}: {remark}")

@@ -42,7 +42,7 @@ from encoderlab.tasks.predict import Predictor
 from encoderlab.tasks.rows import Item, ItemSource, Packing, TaskBatch, sorted_batches
 from encoderlab.tasks.scores import score
 from encoderlab.tasks.sift import SiFT, SiFTObjective
-from encoderlab.tasks.span import SpanQA
+from encoderlab.tasks.span import SpanQA, best_texts
 from encoderlab.train import checkpoint
 from encoderlab.train.distributed import join
 from encoderlab.train.folder import hardware
@@ -414,8 +414,7 @@ def choose_threshold(task: Task, split: Split, found: Predictions) -> float:
     official one is 0, which would withdraw only some of the answers; then it is below all odds.
     """
     assert found.null_odds is not None
-    texts = [next((span["text"] for span in spans if span["text"]), "") for spans in (found.nbest or {}).values()]
-    scores, _ = score(task, split.examples, texts, null_odds=found.null_odds)
+    scores, _ = score(task, split.examples, best_texts(found), null_odds=found.null_odds)
     if scores["best_f1"] <= scores.get("no_answer_total", 0) / scores["total"]:
         return min(found.null_odds.values()) - 1
     threshold = scores["best_f1_threshold"]

@@ -88,11 +88,11 @@ def predict_ensemble(
         items.append(encoded)
         outputs.append(member.outputs(encoded))
         own.append(member.form.decode(encoded, outputs[-1], examples))
-    if isinstance(members[0].form, SpanQA):
-        return average_answers(own, members[0].form.threshold), own
     labels = {member.form.head_labels() for member in members}
     if len(labels) > 1:
         raise ConfigError(f"the models of the ensemble have different labels ({' / '.join(map(str, labels))[:200]})")
+    if isinstance(members[0].form, SpanQA):
+        return average_answers(own, _threshold(members)), own
     if len({tuple(len(item.sequences[0].marks.get("word", ())) for item in encoded) for encoded in items}) > 1:
         raise ConfigError(
             "the models of the ensemble cut sentences differently; give models with one tokenizer and max_length"
@@ -118,7 +118,7 @@ def _joint_answers(members: Sequence[Predictor], examples: Sequence[Example]) ->
     first = members[0]
     form = copy.copy(first.form)
     assert isinstance(form, SpanQA)
-    form.threshold = float(np.mean([member.form.threshold for member in members if isinstance(member.form, SpanQA)]))
+    form.threshold = _threshold(members)
     items = form.items(examples)
     models = [member.objective.model for member in members]
     training = [model.training for model in models]
@@ -134,6 +134,11 @@ def _joint_answers(members: Sequence[Predictor], examples: Sequence[Example]) ->
     for model, mode in zip(models, training, strict=True):
         model.train(mode)
     return form.decode(items, found, examples)
+
+
+def _threshold(members: Sequence[Predictor]) -> float:
+    """The mean of the members' thresholds of "no answer"."""
+    return float(np.mean([member.form.threshold for member in members if isinstance(member.form, SpanQA)]))
 
 
 def task_of_model(model: Model) -> Task:

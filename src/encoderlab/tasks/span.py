@@ -356,6 +356,11 @@ def average_answers(members: Sequence[Predictions], threshold: float = 0.0) -> P
     return Predictions(values=values, details=details, nbest=nbest, null_odds=null_odds, threshold=threshold)
 
 
+def best_texts(found: Predictions) -> list[str]:
+    """The best answer to every question, whether or not it is withdrawn: what a search for thresholds needs."""
+    return [next((span["text"] for span in spans if span["text"]), "") for spans in (found.nbest or {}).values()]
+
+
 def _tokens_of(answer: Answer, passage: Encoding) -> tuple[int, int] | None:
     """First and last token that hold characters of the answer: the smallest cover. None if it stands nowhere."""
     text = answer.text.strip()
