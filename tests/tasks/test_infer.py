@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.tasks.infer import Given, hold_out, task_of, with_labels
+from encoderlab.tasks.infer import Given, hold_out, task_of, with_labels, without_fillers
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,38 @@ def test_hold_out_takes_half_a_character(tmp_path):
     path.write_text(jsonl(*({"text": f"text {i} \ud83d", "label": str(i % 2)} for i in range(99))))
     task, _ = task_of(path)
     assert sum(map(len, hold_out(task.read([path], "train")))) == 99
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "kept"),
+    [((0.5, 4), (-1, -1), 0), ((0.5, 4), (-1, 2), 2), ((0.5, -4), (-1, -1), 2), ((0.5, 4), ("", -1), 1)],
+)
+def test_numbers_of_a_test_file_may_stand_for_none(tmp_path, train, test, kept):
+    for name, values in (("train", train), ("test", test)):
+        (tmp_path / f"{name}.csv").write_text("text,score\n" + "".join(f"a,{value}\n" for value in values))
+    task, _ = task_of(tmp_path / "train.csv")
+    splits = [task.read([tmp_path / f"{name}.csv"], name) for name in ("train", "test")]
+    found = without_fillers(splits[1], splits[0])
+    assert sum(example.label is not None for example in found.examples) == kept
+    assert found.remarks == (() if kept else ("test.csv: every label is -1; read as a test file without labels",))
+
+
+def test_questions_of_a_test_file_may_have_no_labels(tmp_path):
+    path = tmp_path / "qa.jsonl"
+    rows = [
+        {"id": str(i), "context": "a b", "question": "c", "answers": {"text": [], "answer_start": []}} for i in "12"
+    ]
+    path.write_text(jsonl(*rows))
+    task, _ = task_of(path)
+    nullable = replace(task, labels=("answer", "no_answer"))
+    assert [example.answers for example in task.read([path], "test").examples] == [None, None]
+    assert task.read([path], "test").remarks == (
+        "qa.jsonl: no question has an answer; read as a test file without labels",
+    )
+    assert [example.answers for example in nullable.read([path], "test").examples] == [(), ()]
+    assert [example.answers for example in task.read([path], "dev").examples] == [(), ()]
+    path.write_text(jsonl(rows[0], rows[1] | {"answers": {"text": ["b"], "answer_start": [2]}}))
+    assert [len(example.answers) for example in task.read([path], "test").examples] == [0, 1]
 
 
 def choices(tmp_path, name, text):

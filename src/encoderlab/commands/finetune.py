@@ -211,7 +211,7 @@ def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, giv
     """The tasks to train on, with their splits."""
     from encoderlab.tasks import suites
     from encoderlab.tasks.finetune import completed, remarks_of
-    from encoderlab.tasks.infer import Given, task_of
+    from encoderlab.tasks.infer import Given, task_of, without_fillers
     from encoderlab.tasks.tables import is_file_name
     from encoderlab.tasks.trials import held_out, usable_splits
 
@@ -228,7 +228,7 @@ def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, giv
         else:
             splits["dev"] = task.read([dev], "dev")
         if test is not None:
-            splits["test"] = task.read([test], "test")
+            splits["test"] = without_fillers(task.read([test], "test"), splits["train"])
         jobs = [(task, splits)]
     elif is_file_name(name) or "/" in name:
         raise ConfigError(f"{name}: no such file; give labelled texts, or the name of a benchmark")

@@ -240,7 +240,8 @@ class Task:
         return dataclasses.replace(found, remarks=found.remarks + unread)
 
     def read(self, paths: Sequence[Path], split: str) -> Split:
-        """Read ``paths`` as one split and check every label.
+        """Read ``paths`` as one split and check every label. A test file without any answer has no labels, unless the
+        task knows questions that have none.
 
         Raises:
             DataError: a file or row that cannot be used, a label that is none, duplicate ids, no label in ``train``
@@ -268,6 +269,10 @@ class Task:
         if not examples:
             why = f" ({'; '.join(remarks)})" if remarks else ""
             raise DataError(f"{', '.join(map(str, paths))}: 0 examples{why}; give a file with at least one row")
+        questions = [example for example in examples if isinstance(example, Question) and example.answers == ()]
+        if split.startswith("test") and self.labels is None and len(questions) == len(examples):
+            examples = [dataclasses.replace(question, answers=None) for question in questions]
+            remarks.append(f"{paths[0].name}: no question has an answer; read as a test file without labels")
         return Split(
             name=split,
             examples=tuple(examples),
