@@ -12,7 +12,7 @@ from encoderlab.tasks.classify import Classify
 from encoderlab.tasks.finetune import Recipe, remarks_of
 from encoderlab.tasks.form import FormSettings, Predictions
 from encoderlab.tasks.protocol import Protocol
-from encoderlab.tasks.trials import baseline_rows, rows, run, summary, table, usable_splits
+from encoderlab.tasks.trials import baseline_rows, best_seed, rows, run, summary, table, usable_splits
 from encoderlab.train.optim import AdamW
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
@@ -95,3 +95,18 @@ def test_summaries_and_tables():
     found, splits = data("single", train=64, dev=32)
     text = table(baseline_rows(found, baselines(found, splits["train"], splits["dev"])))
     assert "| single | accuracy | majority |" in text and text.count("\n") >= 3
+
+
+@pytest.mark.parametrize(
+    ("scores", "wanted"),
+    [({"7": 0.5}, "seed 7, the only one with scores"), ({"7": 0.5, "8": 0.75, "9": None}, "seed 8, the best of 2 on")],
+)
+def test_the_best_seed_is_named_among_those_with_scores(scores, wanted, tmp_path):
+    seeds = {
+        seed: {"failed": "diverged"} if value is None else {"scores": {"dev": {"f1": value}}}
+        for seed, value in scores.items()
+    }
+    (tmp_path / "score.json").write_text(json.dumps({"metric": "f1", "chosen": {}, "seeds": seeds}))
+    said: list[str] = []
+    assert best_seed(tmp_path, said.append) == tmp_path / "runs" / f"seed-{max(scores, key=lambda s: scores[s] or 0)}"
+    assert said[0].startswith(wanted)

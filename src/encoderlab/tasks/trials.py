@@ -132,7 +132,8 @@ def best_seed(folder: Path, say: Callable[[str], None]) -> Path:
         seed: entry["scores"]["dev"][found["metric"]] for seed, entry in found["seeds"].items() if "scores" in entry
     }
     best = max(scores, key=lambda seed: scores[seed])
-    say(f"seed {best} of {len(found['seeds'])}, the best on the development set")
+    which = f"the best of {len(scores)} on the development set" if len(scores) > 1 else "the only one with scores"
+    say(f"seed {best}, {which}")
     return folder / folder_name(found["chosen"]) / f"seed-{best}"
 
 
