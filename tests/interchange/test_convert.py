@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from encoderlab.cli import main
 from encoderlab.errors import DataError
 from encoderlab.interchange import folder, huggingface
 from encoderlab.interchange.load import load_pair, read_pair
+from encoderlab.tasks import suites
+from encoderlab.tasks.folder import read_task, write_task
+from encoderlab.tasks.form import FormSettings, Predictions
 from tests.interchange.tiny_models import CONFIGS, make, same_weights
 
 
@@ -113,3 +117,20 @@ def test_the_tokenizer_comes_along(shared: Path, tmp_path: Path) -> None:
     assert ids[1:-1] == list(back.tokenizer.encode(text).ids)
     huggingface.save(back, tmp_path / "again")
     assert json.loads((tmp_path / "again/config.json").read_text())["pad_token_id"] == 0
+
+
+@pytest.mark.parametrize("answerable", [True, False])
+def test_what_a_model_was_trained_for_comes_along(
+    answerable: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(CONFIGS["bert"]).save(tmp_path / "run/model")
+    task = suites.task("rte") if answerable else replace(suites.task("squad2"), labels=("answer", "no_answer"))
+    found = Predictions(values=[], details=[], threshold=-1.5)
+    write_task(task, FormSettings(max_length=64), tmp_path / "run/model", {"dev": found})
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "ours")]) == 0
+    assert read_task(tmp_path / "ours") == read_task(tmp_path / "run")
+    assert "no place" not in capsys.readouterr().err
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "theirs"), "--to", "hf", "--json"]) == 0
+    (note,) = (note for note in json.loads(capsys.readouterr().out)["notes"] if "no place" in note)
+    assert f"no place for its task {task.name!r}, the columns of its files, max_length 64" in note
+    assert ("the threshold -1.5 of null odds" in note) != answerable

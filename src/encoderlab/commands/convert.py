@@ -52,8 +52,10 @@ def convert(
     allow_missing
         Start encoder weights that are missing from random values.
     """
+    from encoderlab.files import write_bytes
     from encoderlab.interchange import folder, huggingface
-    from encoderlab.interchange.load import find_tokenizer, read
+    from encoderlab.interchange.load import find_tokenizer, kind_of, read
+    from encoderlab.tasks.folder import find_task
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: exists and is not empty; choose another folder")
@@ -66,6 +68,9 @@ def convert(
             network.tokenizer = found
     notes: list[str] = []
     written = {}
+    task = find_task(model) if kind_of(model) == "encoderlab" else None
+    if task is not None and to == "hf":
+        notes.append(_lost(task))
     for part, network in models.items():
         place = out if len(models) == 1 else out / part
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -77,6 +82,8 @@ def convert(
                 raise DataError(f"{part}: {error}{alone}") from None
         else:
             folder.save(network, place)
+            if task is not None:
+                write_bytes(place / task.name, task.read_bytes())
         written[part] = str(place)
         terminal.say(f"{network.config.family} {part} written to {place}")
         if network.tokenizer is None:
@@ -84,3 +91,15 @@ def convert(
     for text in dict.fromkeys(notes):
         terminal.note(f"note: {text}")
     return {"to": to, "written": written, "notes": list(dict.fromkeys(notes))}
+
+
+def _lost(task: Path) -> str:
+    """What Hugging Face's format has no place for, of the task that a model was fine-tuned on."""
+    from encoderlab.tasks.folder import read_task
+
+    kept = read_task(task.parent)
+    assert kept is not None
+    lost = [f"its task {kept['name']!r}", "the columns of its files", f"max_length {kept['settings'].max_length}"]
+    if kept["labels"] == ["answer", "no_answer"]:
+        lost.append(f"the threshold {kept['threshold']:g} of null odds above which a question has no answer")
+    return f"transformers has no place for {', '.join(lost)}; they stay in {task}"

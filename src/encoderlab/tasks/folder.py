@@ -154,14 +154,19 @@ def is_benchmark(task: Task) -> bool:
     return known is not None and known.form == task.form and known.layouts == task.layouts
 
 
+def find_task(folder: Path) -> Path | None:
+    """The file that :func:`write_task` wrote for the model in a folder, or for that in its ``model/``."""
+    return next((place / TASK_FILE for place in (folder, folder / "model") if (place / TASK_FILE).exists()), None)
+
+
 def read_task(folder: Path) -> dict[str, Any] | None:
     """What :func:`write_task` kept, with ``settings`` as :class:`FormSettings`; None for a folder without it."""
-    for place in (folder, folder / "model"):
-        if (place / TASK_FILE).exists():
-            data = json.loads((place / TASK_FILE).read_text(encoding="utf-8"))
-            data["settings"] = from_dict(FormSettings, data["settings"], where=str(place / TASK_FILE))
-            return data
-    return None
+    path = find_task(folder)
+    if path is None:
+        return None
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["settings"] = from_dict(FormSettings, data["settings"], where=str(path))
+    return data
 
 
 def same_task(trained: Mapping[str, Any] | None, task: Task, settings: FormSettings) -> bool:
