@@ -9,6 +9,7 @@ import random
 import pytest
 
 from encoderlab.errors import DataError
+from encoderlab.tasks import tables
 from encoderlab.tasks.base import Answer, Remarks, Task, is_unlabelled
 from encoderlab.tasks.readers import Columns, Conll, Squad, WordLists
 from encoderlab.tasks.suites import TASKS, task
@@ -416,6 +417,31 @@ def test_encodings(tmp_path):
     broken.write_bytes(broken.read_bytes()[:-20])
     with pytest.raises(DataError, match="damaged behind line"):
         load(SENTENCES, broken)
+
+
+@pytest.mark.parametrize("whole", [b"", gzip.compress(b"text\tlabel\n" + b"a\tpos\n" * 9999)], ids=["start", "end"])
+@pytest.mark.parametrize("quoted", [True, False])
+def test_a_compressed_file_that_is_damaged(whole, quoted, tmp_path):
+    path = tmp_path / "train.tsv.gz"
+    damaged = bytearray(gzip.compress(b"a\tpos\n" * 99))
+    damaged[10] = 0xFF  # a kind of block that there is none of
+    path.write_bytes(whole + damaged)
+    with pytest.raises(DataError, match=r"train.tsv.gz: (cannot be read|damaged behind line \d+) \(Error -3"):
+        list(tables.rows(path, tables.Dialect(separator="\t", quoted=quoted)))
+
+
+@pytest.mark.parametrize("compression", ["snappy", "gzip"])
+def test_damaged_parquet(compression, tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, rows = tmp_path / "train.parquet", 2000
+    table = arrow.table({"text": [f"text {i % 97}" for i in range(rows)], "label": ["pos", "neg"] * (rows // 2)})
+    parquet.write_table(table, path, compression=compression, use_dictionary=False)
+    whole = bytearray(path.read_bytes())
+    for i in range(100, 500):
+        whole[i] ^= 0x55
+    path.write_bytes(whole)
+    with pytest.raises(DataError, match=r"train.parquet: cannot be read \("):
+        load(SENTENCES, path)
 
 
 @pytest.mark.parametrize(

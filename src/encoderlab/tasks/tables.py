@@ -14,6 +14,7 @@ import io
 import json
 import lzma
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,11 +23,13 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+from encoderlab.corpus.opening import errors_of
 from encoderlab.errors import DataError, MissingDependency
 from encoderlab.tasks.base import Remarks
 
 csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default of 128 KiB refuses long texts
 
+_DAMAGE = (EOFError, lzma.LZMAError, zlib.error, OSError)  # what reading a compressed file raises
 _OPEN: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 RECORDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 _OTHERWISE = {
@@ -77,9 +80,9 @@ def open_text(path: Path, newline: str | None = "\n") -> IO[str]:
     try:
         file = _OPEN.get(path.suffix.lower(), open)(path, "rb")
         start = file.peek(1000)[:1000]
-    except (EOFError, lzma.LZMAError, OSError) as error:
+    except _DAMAGE as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path}: cannot be read ({reason}); give an existing file") from None
+        raise DataError(f"{path}: cannot be read ({reason}); give an existing file that is whole") from None
     for mark, found in _OTHERWISE.items():
         if start.startswith(mark):
             raise DataError(f"{path}: {found}")
@@ -101,7 +104,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield row, line.rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise _not_utf8(path, error) from None
-        except (EOFError, lzma.LZMAError, OSError) as error:
+        except _DAMAGE as error:
             raise DataError(f"{path}: damaged behind line {row} ({error}); copy the file again") from None
 
 
@@ -124,11 +127,10 @@ def records(path: Path) -> Iterator[Record]:
     """Records of a JSON Lines, JSON list or Parquet file.
 
     Raises:
-        DataError: a line that is no JSON object.
+        DataError: a line that is no JSON object, or a damaged file.
     """
     if suffix(path) == ".parquet":
-        groups = _parquet(path).iter_batches(1024)
-        for row, fields in enumerate((fields for group in groups for fields in group.to_pylist()), start=1):
+        for row, fields in enumerate(_parquet_rows(path), start=1):
             try:
                 texts = {name: value.decode() if isinstance(value, bytes) else value for name, value in fields.items()}
             except UnicodeDecodeError as error:
@@ -238,7 +240,7 @@ def rows(path: Path, style: Dialect) -> Iterator[tuple[int, list[str]]]:
             raise DataError(f"{path}:{row}: {error}; close the quotation or double the quotation marks in it") from None
         except UnicodeDecodeError as error:
             raise _not_utf8(path, error) from None
-        except (EOFError, lzma.LZMAError, OSError) as error:
+        except _DAMAGE as error:
             raise DataError(f"{path}: damaged behind line {row} ({error}); copy the file again") from None
 
 
@@ -331,3 +333,10 @@ def _parquet(path: Path) -> Any:
         return parquet.ParquetFile(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: no Parquet file ({str(error).splitlines()[0]})") from None
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    file = _parquet(path)
+    with errors_of(str(path)):
+        for group in file.iter_batches(1024):
+            yield from group.to_pylist()
