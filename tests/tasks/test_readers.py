@@ -395,6 +395,8 @@ def test_csv_with_quotes_newlines_and_bom(tmp_path):
 def test_quoted_tab_separated_file_is_noticed(tmp_path):
     split = load(SENTENCES, write(tmp_path / "train.tsv", 'text\tlabel\n"two\nlines"\tpos\nplain\tneg\n'))
     assert [e.text for e in split.examples] == ["two\nlines", "plain"]
+    split = load(SENTENCES, write(tmp_path / "all.tsv", '"text"\t"label"\n"a cat"\t"pos"\n'))
+    assert [(e.text, e.label) for e in split.examples] == [("a cat", "pos")]
 
 
 def test_separator_that_the_name_does_not_say(tmp_path):

@@ -249,7 +249,7 @@ def dialect(path: Path, remarks: Remarks, quoted: bool | None = None) -> Dialect
 
     The separator is the one its suffix says, unless the rows do not agree on their number of columns with it and do
     with another. A tab-separated file is as ``quoted`` says; if that is None, it is quoted if more of its rows agree
-    then, or if a quoted cell holds doubled quotation marks.
+    then, if all of its first row is in quotes, or if a quoted cell holds doubled quotation marks.
     """
     usual = "," if suffix(path) == ".csv" else "\t"
     best = max(_SEPARATORS, key=lambda separator: (round(_agreement(path, separator), 1), separator == usual))
@@ -292,6 +292,8 @@ def _is_quoted(path: Path, modified: int) -> bool:
     strange = [found.total() - found[next(iter(found))] for found in sizes]  # rows unlike the first
     if strange[0] != strange[1]:
         return strange[1] < strange[0]
+    if all(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in next(rows(path, plain))[1]):
+        return True
     cells = (cell for _, row in rows(path, plain) for cell in row)
     return any(len(cell) > 3 and cell[0] == cell[-1] == '"' and '""' in cell[1:-1] for cell in cells)
 
