@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from encoderlab.tasks import suites
 from encoderlab.tasks.folder import read_task, write_task
 from encoderlab.tasks.form import FormSettings, Predictions
 from tests.interchange.tiny_models import CONFIGS, make, same_weights
+from tests.tasks.tiny import tokenizer
 
 
 @pytest.mark.parametrize("case", ["bert", "deberta-v3", "xlnet", "transformer-xl-adaptive"])
@@ -134,3 +136,15 @@ def test_what_a_model_was_trained_for_comes_along(
     (note,) = (note for note in json.loads(capsys.readouterr().out)["notes"] if "no place" in note)
     assert f"no place for its task {task.name!r}, the columns of its files, max_length 64" in note
     assert ("the threshold -1.5 of null odds" in note) != answerable
+
+
+def test_a_tokenizer_of_a_larger_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(CONFIGS["bert"]).save(tmp_path / "ours")
+    large = tokenizer()
+    large.save(tmp_path / "large")
+    command = ["convert", str(tmp_path / "ours"), str(tmp_path / "out")]
+    assert main([*command, "--tokenizer", str(tmp_path / "large")]) == 3
+    assert f"large: the tokenizer has {large.vocab_size} ids, the model 50" in " ".join(capsys.readouterr().err.split())
+    shutil.copytree(tmp_path / "large", tmp_path / "ours", dirs_exist_ok=True)
+    assert main(command) == 3
+    assert not (tmp_path / "out").exists()

@@ -65,7 +65,7 @@ def convert(
         if found is None:
             raise ConfigError(f"{tokenizer}: holds no tokenizer; give vocab.txt, a .model, or a tokenizer folder")
         for network in models.values():
-            network.tokenizer = found
+            folder.give_tokenizer(network, found, tokenizer)
     notes: list[str] = []
     written = {}
     task = find_task(model) if kind_of(model) == "encoderlab" else None

@@ -107,8 +107,22 @@ def load(folder: str | os.PathLike[str]) -> Model:
     with torch.device("meta"):
         model = Model(config)
     fill(model, state, folder)
-    model.tokenizer = tokenizer
+    give_tokenizer(model, tokenizer, folder)
     return model.eval()
+
+
+def give_tokenizer(model: Model, tokenizer: Tokenizer | None, source: Path) -> None:
+    """Give a model the tokenizer that was found in ``source``.
+
+    Raises:
+        DataError: it has ids that the model lacks.
+    """
+    if tokenizer is not None and tokenizer.vocab_size > model.config.encoder.vocab:
+        raise DataError(
+            f"{source}: the tokenizer has {tokenizer.vocab_size} ids, the model {model.config.encoder.vocab}; "
+            "they belong to different models"
+        )
+    model.tokenizer = tokenizer
 
 
 def fill(model: Model, state: dict[str, Tensor], source: Path) -> None:

@@ -63,12 +63,7 @@ def load(folder: str | os.PathLike[str], *, allow_missing: bool = False) -> Mode
     model = assemble(
         config, read_tensors(folder), layout_of(config, form.model_type), folder, allow_missing=allow_missing
     )
-    model.tokenizer = _tokenizer(folder)
-    if model.tokenizer is not None and model.tokenizer.vocab_size > model.config.encoder.vocab:
-        raise DataError(
-            f"{folder}: the tokenizer has {model.tokenizer.vocab_size} ids, the model {model.config.encoder.vocab}; "
-            "they belong to different models"
-        )
+    folders.give_tokenizer(model, _tokenizer(folder), folder)
     return model
 
 

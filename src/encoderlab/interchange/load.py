@@ -144,7 +144,7 @@ def read(path: Path, *, kind: Source | None = None, allow_missing: bool = False)
     family = next(iter(models.values())).config.family
     found = find_tokenizer(path if path.is_dir() else path.parent, family)
     for model in models.values():
-        model.tokenizer = found
+        ours.give_tokenizer(model, found, path)
     return models
 
 
