@@ -177,6 +177,29 @@ def test_deberta_files_that_are_not_complete(deberta: Path) -> None:
         read(deberta)
 
 
+def lacking(folder: Path, **read_as: Any) -> None:
+    """Refused for the weights that it lacks, unless they may be missing."""
+    with pytest.raises(DataError, match="weights are missing"):
+        read(folder, **read_as)
+    assert set(read(folder, **read_as, allow_missing=True)) == {"model"}
+
+
+def test_weights_that_may_be_missing(shared: Path, tmp_path: Path, deberta: Path) -> None:
+    golden = shared / "golden"
+    shutil.copytree(golden / "tf_checkpoints/bert_pretraining", tmp_path / "tf")
+    config = json.loads((tmp_path / "tf/bert_config.json").read_text())
+    (tmp_path / "tf/bert_config.json").write_text(json.dumps(config | {"num_hidden_layers": 9}))
+    lacking(tmp_path / "tf")
+    weights, settings = fairseq.read(golden / "fairseq_checkpoints/roberta_fairseq")
+    (tmp_path / "fairseq").mkdir()
+    longer = argparse.Namespace(**{**settings, "encoder_layers": 9})
+    torch.save({"model": weights, "args": longer}, tmp_path / "fairseq/model.pt")
+    lacking(tmp_path / "fairseq", kind="fairseq")
+    config = json.loads((deberta / "model_config.json").read_text())
+    (deberta / "model_config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    lacking(deberta)
+
+
 def test_transformer_xl_state(tmp_path: Path) -> None:
     model = make(CONFIGS["transformer-xl-adaptive"])
     adaptive = model.config.encoder.adaptive
@@ -189,6 +212,8 @@ def test_transformer_xl_state(tmp_path: Path) -> None:
     (tmp_path / "transformer_xl_config.json").write_text(json.dumps(config))
     assert kind_of(tmp_path) == "transformer-xl"
     assert same_weights(read(tmp_path)["model"], model)
+    (tmp_path / "transformer_xl_config.json").write_text(json.dumps(config | {"n_layer": 3}))
+    lacking(tmp_path)
     torch.save({"model": [1]}, tmp_path / "model_state.pt")
     with pytest.raises(DataError, match="no dictionary of weights"):
         read(tmp_path)

@@ -140,7 +140,7 @@ def read(path: Path, *, kind: Source | None = None, allow_missing: bool = False)
         "deberta": originals.read_deberta,
         "transformer-xl": originals.read_transformer_xl,
     }
-    models = readers[kind](path)
+    models = readers[kind](path, allow_missing=allow_missing)
     family = next(iter(models.values())).config.family
     found = find_tokenizer(path if path.is_dir() else path.parent, family)
     for model in models.values():

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ Models = dict[str, Model]  # {"model": ...}, or "generator" and "discriminator" 
 # -------------------------------------------------------------------------------------------------------------
 
 
-def read_tensorflow(path: Path) -> Models:
+def read_tensorflow(path: Path, *, allow_missing: bool = False) -> Models:
     """The networks of a TensorFlow checkpoint; its family is told from the names of its variables.
 
     The JSON configuration beside it (``bert_config.json``, ``albert_config.json``, ``xlnet_config.json``, ...) gives
@@ -51,22 +52,23 @@ def read_tensorflow(path: Path) -> Models:
     tensors = {name: torch.from_numpy(checkpoint.read(name)) for name in wanted}
     source = checkpoint.index_path
     if "electra/embeddings/word_embeddings" in tensors:
-        return _electra_tf(tensors, source)
+        return _electra_tf(tensors, source, allow_missing=allow_missing)
+    assemble = partial(huggingface.assemble, allow_missing=allow_missing)
     tensors = {name.removeprefix("module/"): tensor for name, tensor in tensors.items()}  # TF-Hub's scope
     if any(name.startswith("bert/encoder/transformer/group_") for name in tensors):
         config = _albert_tf(_config_beside(folder, "albert_config.json"))
-        return {"model": huggingface.assemble(config, tensors, tables.ALBERT_TF, source)}
+        return {"model": assemble(config, tensors, tables.ALBERT_TF, source)}
     if "bert/embeddings/word_embeddings" in tensors:
         config = _bert_tf(_config_beside(folder, "bert_config.json"))
-        return {"model": huggingface.assemble(config, tensors, tables.BERT_TF, source)}
+        return {"model": assemble(config, tensors, tables.BERT_TF, source)}
     if "model/transformer/word_embedding/lookup_table" in tensors:
         config = _xlnet_tf(_config_beside(folder, "xlnet_config.json"), tensors)
-        return {"model": huggingface.assemble(config, tensors, tables.XLNET_TF, source)}
+        return {"model": assemble(config, tensors, tables.XLNET_TF, source)}
     if any(name.startswith("transformer/adaptive_embed/") for name in tensors):
         config = transformer_xl_config(_config_beside(folder, "transformer_xl_config.json"), eps=1e-12)
         assert config.encoder.adaptive is not None
         layout = tables.transformer_xl_tf(config.encoder.adaptive, config.encoder.vocab)
-        return {"model": huggingface.assemble(config, tensors, layout, source)}
+        return {"model": assemble(config, tensors, layout, source)}
     raise DataError(
         f"{source}: its variables belong to no known family; BERT, ALBERT, ELECTRA, ConvBERT, XLNet and Transformer-XL "
         "are read"
@@ -116,7 +118,7 @@ def _xlnet_tf(fields: configs.Fields, tensors: Mapping[str, Tensor]) -> ModelCon
     return _finished(fields, configs.FORMATS["xlnet"].read(fields))
 
 
-def _electra_tf(tensors: Mapping[str, Tensor], source: Path) -> Models:
+def _electra_tf(tensors: Mapping[str, Tensor], source: Path, *, allow_missing: bool) -> Models:
     """Both networks of a joint checkpoint; one that holds the discriminator alone gives one. The number of heads,
     which shapes do not tell, may be given in ``generator_config.json`` and ``discriminator_config.json``.
     """
@@ -132,7 +134,7 @@ def _electra_tf(tensors: Mapping[str, Tensor], source: Path) -> Models:
             config = replace(config, encoder=replace(config.encoder, heads=heads, dropout=dropout))
         grouped = config.encoder.ff_groups > 1
         layout = (tables.electra_tf_grouped if grouped else tables.electra_tf)(generator=scope == "generator")
-        found[name] = huggingface.assemble(config, tensors, layout, source)
+        found[name] = huggingface.assemble(config, tensors, layout, source, allow_missing=allow_missing)
     return found if "generator" in found else {"model": found["discriminator"]}
 
 
@@ -192,24 +194,26 @@ def transformer_xl_config(fields: configs.Fields, *, eps: float) -> ModelConfig:
 # ----------------------------------------------------------------------------------------------------------------
 
 
-def read_transformer_xl(path: Path) -> Models:
+def read_transformer_xl(path: Path, *, allow_missing: bool = False) -> Models:
     """A state dictionary of Transformer-XL's PyTorch code (``model_state.pt``) with the script's arguments beside it as
     ``transformer_xl_config.json``. The original saves whole pickled modules (``model.pt``), which are refused.
     """
     path = _weights_file(path)
     tensors = huggingface.read_state(path)
     config = transformer_xl_config(_config_beside(path.parent, "transformer_xl_config.json"), eps=1e-5)
-    return {"model": transformer_xl(config, tensors, path)}
+    return {"model": transformer_xl(config, tensors, path, allow_missing=allow_missing)}
 
 
-def transformer_xl(config: ModelConfig, tensors: Mapping[str, Tensor], source: Path) -> Model:
+def transformer_xl(
+    config: ModelConfig, tensors: Mapping[str, Tensor], source: Path, *, allow_missing: bool = False
+) -> Model:
     """Transformer-XL out of the tensors of its PyTorch code."""
     assert config.encoder.adaptive is not None
     layout = tables.transformer_xl(config.encoder.adaptive, config.encoder.vocab, original=True)
-    return huggingface.assemble(config, tensors, layout, source)
+    return huggingface.assemble(config, tensors, layout, source, allow_missing=allow_missing)
 
 
-def read_fairseq(path: Path) -> Models:
+def read_fairseq(path: Path, *, allow_missing: bool = False) -> Models:
     """RoBERTa from fairseq's ``model.pt``, in the names of any release; classification heads in it are not used.
 
     Raises:
@@ -245,12 +249,11 @@ def read_fairseq(path: Path) -> Models:
         dropout=fields.number("dropout", 0.1),
         attention_dropout=fields.number("attention_dropout", 0.1),
     )
-    return {
-        "model": huggingface.assemble(ModelConfig(family="roberta", encoder=encoder, lm=LM()), weights, layout, source)
-    }
+    config = ModelConfig(family="roberta", encoder=encoder, lm=LM())
+    return {"model": huggingface.assemble(config, weights, layout, source, allow_missing=allow_missing)}
 
 
-def read_deberta(path: Path) -> Models:
+def read_deberta(path: Path, *, allow_missing: bool = False) -> Models:
     """DeBERTa from Microsoft's own files: ``pytorch_model.bin`` (or another ``.bin`` or ``.pt``) beside
     ``config.json`` or ``model_config.json``, in the released layout of version 1 or the code's. A joint file of
     replaced token detection (``generator.``, ``discriminator.``) gives both networks; the discriminator's word table
@@ -260,11 +263,13 @@ def read_deberta(path: Path) -> Models:
     tensors = huggingface.read_state(file)
     for name in ("config.json", "model_config.json"):
         if (file.parent / name).exists():
-            return deberta(huggingface.read_json(file.parent / name), tensors, file)
+            return deberta(huggingface.read_json(file.parent / name), tensors, file, allow_missing=allow_missing)
     raise DataError(f"{file.parent}: holds no config.json or model_config.json; the checkpoint's sizes are unknown")
 
 
-def deberta(data: dict[str, Any], tensors: Mapping[str, Tensor], source: Path) -> Models:
+def deberta(
+    data: dict[str, Any], tensors: Mapping[str, Tensor], source: Path, *, allow_missing: bool = False
+) -> Models:
     """DeBERTa out of the tensors and the configuration of its own code."""
     if any(name.startswith("discriminator.") for name in tensors):
         tensors = materialized(tensors)
@@ -272,7 +277,10 @@ def deberta(data: dict[str, Any], tensors: Mapping[str, Tensor], source: Path) -
             part: {name.removeprefix(f"{part}."): t for name, t in tensors.items() if name.startswith(f"{part}.")}
             for part in ("generator", "discriminator")
         }
-        return {part: deberta(data.get(part, data), found, source)["model"] for part, found in parts.items()}
+        return {
+            part: deberta(data.get(part, data), found, source, allow_missing=allow_missing)["model"]
+            for part, found in parts.items()
+        }
     released = any(name.endswith("attention.self.in_proj.weight") for name in tensors)
     data = {name: value for name, value in data.items() if name not in ("backbone", "embedding_sharing", "rtd_lambda")}
     fields = configs.Fields(data, str(source))
@@ -280,7 +288,7 @@ def deberta(data: dict[str, Any], tensors: Mapping[str, Tensor], source: Path) -
     fields.finish()
     layout = tables.DEBERTA_V1 if released else tables.DEBERTA_V2
     layout = replace(layout, ignored=(*layout.ignored, r"embeddings\.position_embeddings\.weight$"))
-    return {"model": huggingface.assemble(config, tensors, layout, source)}
+    return {"model": huggingface.assemble(config, tensors, layout, source, allow_missing=allow_missing)}
 
 
 def materialized(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
