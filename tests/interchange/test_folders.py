@@ -235,6 +235,15 @@ def test_a_truncated_file(bert: tuple[Model, Path], keep: int) -> None:
     refused(folder, WEIGHTS, "damaged")
 
 
+@pytest.mark.parametrize("file", [WEIGHTS, "pytorch_model.bin"])
+@pytest.mark.parametrize("text", ["<!DOCTYPE html>\n<html>404</html>", "version https://git-lfs.github.com/spec/v1\n"])
+def test_text_in_place_of_weights(bert: tuple[Model, Path], file: str, text: str) -> None:
+    _, folder = bert
+    (folder / WEIGHTS).unlink()
+    (folder / file).write_text(text)
+    refused(folder, f"{file}: holds text and no weights (begins with {text[:24]!r}); download it again")
+
+
 def test_a_weight_that_is_not_finite(bert: tuple[Model, Path]) -> None:
     _, folder = bert
     rewrite(folder, lambda t: t | {"bert.pooler.dense.bias": torch.full((128,), float("nan"))})

@@ -160,9 +160,22 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not path.exists():
         raise DataError(f"{path}: does not exist; a model folder holds config.json and model.safetensors")
     try:
+        refuse_text(path)
         return safetensors.torch.load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise DataError(f"{path}: is damaged ({str(error).splitlines()[0]}); copy it again from its source") from None
+
+
+def refuse_text(path: Path) -> None:
+    """Refuse what downloads leave in place of weights: an error page, or a pointer of git-lfs.
+
+    Raises:
+        DataError: the file begins with text, as no weights do.
+    """
+    with path.open("rb") as file:
+        start = file.read(24).decode("latin-1")
+    if start and start.isascii() and "".join(start.split()).isprintable():
+        raise DataError(f"{path}: holds text and no weights (begins with {start!r}); download it again")
 
 
 def _read_config(folder: Path) -> ModelConfig:

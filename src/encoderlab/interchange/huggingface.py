@@ -201,11 +201,14 @@ def read_pickled(path: Path) -> Any:
         DataError: missing or damaged, or it would have to run code to be read.
     """
     try:
+        folders.refuse_text(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about how old the file's pickle protocol is
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise DataError(f"{path}: does not exist") from None
+    except DataError:
+        raise
     except Exception as error:
         if "Unsupported" in str(error) or "unsafe" in str(error).lower():
             raise DataError(
