@@ -62,7 +62,7 @@ class Limits:
 def parts(task: Task, model: Model, data: Path, recipe: Recipe, limits: Limits) -> tuple[Task, dict[str, Split]]:
     """The task with its labels, training and development examples within the limits."""
     splits = trials.usable_splits(task, data)
-    task = completed(task, splits["train"].examples)
+    task = completed(task, splits["train"])
     train = splits["train"]
     settings = replace(recipe.form, pairs=has_pairs(train))
     sample = drawn(train, SAMPLE)

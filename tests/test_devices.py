@@ -52,7 +52,7 @@ def test_training_losses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["single", "tagged", "question", "choice"])
 def test_predictions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     task, splits = data(name, train=8, dev=8)
-    form = form_of(completed(task, splits["train"].examples), network := model(), FormSettings(max_length=48))
+    form = form_of(completed(task, splits["train"]), network := model(), FormSettings(max_length=48))
     network, _ = with_head(network, form, seed=0)
     predictor = Predictor(TaskObjective(network, form))
     examples = splits["dev"].examples

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,6 +61,10 @@ def test_baselines_by_form():
     ]
     found = baselines(task("mrpc"), split(pairs[:300]), split(pairs[300:]))
     assert found["word overlap"]["accuracy"] == 1 and found["majority"]["accuracy"] == 0.5
+    one = [replace(pair, label="1") for pair in pairs[:30]]
+    assert {name: values["accuracy"] for name, values in baselines(task("mrpc"), split(one), split(one)).items()} == {
+        "majority": 1, "TF-IDF + logistic regression": 1, "word overlap": 1
+    }  # fmt: skip
     for name in ("number", "tagged", "question", "choice"):
         form, splits = data(name, train=80, dev=40)
         assert len(baselines(form, splits["train"], splits["dev"])) >= 1

@@ -35,7 +35,7 @@ FORMS = ["single", "number", "tagged", "question", "choice"]
 def fresh(name: str, size: str = "bert-tiny", *, seed: int = 2, labels: tuple[str, ...] = (), **shape):
     """A model with random weights and the head of the synthetic task ``name``, without dropout and sure of itself."""
     task, splits = data(name)
-    task = completed(task, splits["train"].examples)
+    task = completed(task, splits["train"])
     task = replace(task, labels=labels) if labels else task
     start = model(size, **shape).initialize(seed)
     form = form_of(task, start, FormSettings(max_length=48))
@@ -50,9 +50,7 @@ def fresh(name: str, size: str = "bert-tiny", *, seed: int = 2, labels: tuple[st
 def short():
     """A teacher of the task ``single`` that reads 32 tokens at most."""
     start = model(positions=32)
-    form = form_of(
-        completed(data("single")[0], data("single")[1]["train"].examples), start, FormSettings(max_length=32)
-    )
+    form = form_of(completed(data("single")[0], data("single")[1]["train"]), start, FormSettings(max_length=32))
     return with_head(start, form, seed=1)[0]
 
 
@@ -202,7 +200,7 @@ def test_a_hugging_face_folder_of_another_family_teaches(tmp_path, name):
     teacher = fresh(name)
     huggingface.save(teacher, tmp_path / "hf")
     task, splits = data(name)
-    task = completed(task, splits["train"].examples)
+    task = completed(task, splits["train"])
     found, settings = read_teacher(Teaching(teacher=str(tmp_path / "hf")))
     student = fresh(name, "distilbert-tiny", seed=1)
     check_teacher(found, student, task, "hf")
@@ -299,7 +297,7 @@ def test_a_student_follows_its_teacher_where_the_labels_are_wrong(tmp_path):
 
 def check(teacher, name="single", student=None):
     task, splits = data(name)
-    check_teacher(teacher, student or model(), completed(task, splits["train"].examples), "T")
+    check_teacher(teacher, student or model(), completed(task, splits["train"]), "T")
 
 
 def test_teachers_that_cannot_teach_are_refused(tmp_path):

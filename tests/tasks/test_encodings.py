@@ -24,7 +24,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(kind: str, max_length: int = 32):
     task, splits = data(kind, train=20, dev=6)
     settings = FormSettings(max_length=max_length, stride=8, pairs=has_pairs(splits["train"]))
-    return form_of(completed(task, splits["train"].examples), model(), settings), splits["train"]
+    return form_of(completed(task, splits["train"]), model(), settings), splits["train"]
 
 
 def plain(value):

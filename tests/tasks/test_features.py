@@ -47,7 +47,7 @@ def test_features_are_enough_for_simple_rules(tmp_path, name, frozen, wanted):
 def store_of(folder, name="tagged", frozen=LSTM):
     task, splits = data(name, train=12)
     start = model()
-    form = form_of(completed(task, splits["train"].examples), start, FormSettings(max_length=32))
+    form = form_of(completed(task, splits["train"]), start, FormSettings(max_length=32))
     store = Store(folder, start, frozen, "hash")
     return FrozenForm(form, store), form, splits
 

@@ -13,7 +13,8 @@ from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError, Stopped
 from encoderlab.interchange.load import load
 from encoderlab.nn.noise import Noise
-from encoderlab.tasks.base import Remarks, Submission, Text
+from encoderlab.tasks import suites
+from encoderlab.tasks.base import Remarks, Split, Submission, Text
 from encoderlab.tasks.features import Frozen
 from encoderlab.tasks.finetune import (
     Recipe,
@@ -71,7 +72,7 @@ def test_a_tiny_model_learns_the_rule(tmp_path, name, epochs, wanted):
     # The saved model predicts what the run predicted.
     loaded = load(tmp_path / "run")
     kept = read_task(tmp_path / "run")
-    again = Predictor.of(loaded, replace(completed(task, splits["train"].examples)), kept["settings"])
+    again = Predictor.of(loaded, replace(completed(task, splits["train"])), kept["settings"])
     if name == "number":
         assert np.allclose(again.predict(splits["dev"].examples).values, result.predictions["dev"].values, atol=1e-4)
     else:
@@ -112,7 +113,7 @@ def test_where_no_answer_at_all_is_best_the_threshold_withdraws_every_answer():
 
 def objective_of(name, size="bert-tiny", dropout=0.0, **more):
     task, splits = data(name, **more)
-    task = completed(task, splits["train"].examples)
+    task = completed(task, splits["train"])
     start = model(size, dropout=dropout)
     form = form_of(task, start, FormSettings(max_length=48))
     start, _ = with_head(start, form, seed=1)
@@ -292,7 +293,7 @@ def test_a_saved_model_answers_in_the_numbers_of_a_task_with_a_range(tmp_path):
 
 def _task(name):
     task, splits = data(name)
-    return task, splits["train"].examples
+    return task, splits["train"]
 
 
 def test_training_needs_something_to_learn_from(tmp_path):
@@ -309,6 +310,14 @@ def test_training_needs_something_to_learn_from(tmp_path):
         finetune(model(), task, splits, replace(RECIPE, form=FormSettings(max_length=600)), tmp_path / "run3")
 
 
+@pytest.mark.parametrize("task", [suites.task("rte"), data("single")[0]], ids=["benchmark", "file"])
+def test_one_label_teaches_nothing(task):
+    examples = tuple(Text(id=str(i), text="a", pair="b", label="entailment") for i in range(9))
+    train = Split(name="train", examples=examples, files=("here/train.csv",), sha256="")
+    with pytest.raises(DataError, match=r"^here/train.csv: only one label \(entailment\); training needs at least two"):
+        completed(task, train)
+
+
 # Prediction
 
 
@@ -318,7 +327,7 @@ def test_ensemble_is_at_least_plausible(tmp_path):
         members = []
         for seed in (1, 2):
             result = finetune(model(), task, splits, replace(RECIPE, epochs=4, seed=seed), tmp_path / f"{name}{seed}")
-            members.append(Predictor.of(load(result.model), completed(task, splits["train"].examples), RECIPE.form))
+            members.append(Predictor.of(load(result.model), completed(task, splits["train"]), RECIPE.form))
         together, own = predict_ensemble(members, splits["dev"].examples)
         ensemble, *alone = (
             score(task, splits["dev"].examples, found.values)[0][task.metric] for found in (together, *own)
@@ -408,9 +417,7 @@ def test_labels_that_training_never_shows_are_refused(tmp_path):
 def test_a_model_for_pairs_takes_no_single_texts(tmp_path):
     task, splits = data("pair", train=20, dev=4)
     result = finetune(model(), task, splits, replace(RECIPE, epochs=1), tmp_path / "run")
-    predictor = Predictor.of(
-        load(result.model), completed(task, splits["train"].examples), read_task(result.model)["settings"]
-    )
+    predictor = Predictor.of(load(result.model), completed(task, splits["train"]), read_task(result.model)["settings"])
     with pytest.raises(DataError, match="the model learned from two texts per example, here is one"):
         predictor.predict([Text(id="0", text="red")])
 

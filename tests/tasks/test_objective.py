@@ -20,7 +20,7 @@ def test_the_last_layer_at_the_summaries_alone_is_the_last_layer(family: str, ki
     task, splits = data(kind, train=9)
     start = model(f"{family}-tiny")
     settings = FormSettings(max_length=32, pairs=has_pairs(splits["train"]))
-    form = form_of(completed(task, splits["train"].examples), start, settings)
+    form = form_of(completed(task, splits["train"]), start, settings)
     objective = TaskObjective(with_head(start, form, seed=1)[0], form)
     batch = pack(form.items(splits["train"].examples, train=True), pad=0, room=48)
 

@@ -50,7 +50,7 @@ def saved(task, folder: Path, *, seed: int = 1, size: str = "bert-tiny", **setti
 
 def ready(kind: str, **more):
     task, splits = data(kind, train=24, dev=12, **more)
-    return completed(task, splits["train"].examples), splits
+    return completed(task, splits["train"]), splits
 
 
 @pytest.fixture

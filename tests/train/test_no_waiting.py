@@ -200,7 +200,7 @@ def test_finetuning(kind: str, family: str, change: Callable[[TaskObjective], Ta
     task, splits = data(kind, train=24, **({"impossible": True} if kind == "question" else {}))
     start = model(f"{family}-tiny", dropout=0.1)
     form = form_of(
-        completed(task, splits["train"].examples), start, FormSettings(max_length=48, pairs=has_pairs(splits["train"]))
+        completed(task, splits["train"]), start, FormSettings(max_length=48, pairs=has_pairs(splits["train"]))
     )
     objective = change(TaskObjective(with_head(start, form, seed=1)[0], form))
     items = form.items(splits["train"].examples, train=True)

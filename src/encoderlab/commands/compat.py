@@ -237,7 +237,7 @@ def _splits(
     task, said = task_of(train, given)
     note(said)
     splits = {"train": task.read(files["train"], "train")}
-    task = completed(task, splits["train"].examples)  # other files have the labels of this one, or none
+    task = completed(task, splits["train"])  # other files have the labels of this one, or none
     splits |= {split: task.read(files[split], split) for split in ("dev", "test") if files[split]}
     for split, part in splits.items():
         note(f"{split}: {len(part):,} examples of {', '.join(Path(name).name for name in part.files)}")

@@ -222,7 +222,7 @@ def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, giv
         task, said = task_of(path, given)
         note(said)
         splits = {"train": task.read([path], "train")}
-        task = completed(task, splits["train"].examples)  # other files have the labels of this one, or none
+        task = completed(task, splits["train"])  # other files have the labels of this one, or none
         if dev is None:
             splits["train"], splits["dev"] = held_out(splits["train"])
         else:
@@ -307,7 +307,7 @@ def _lesson(teaching: Teaching, start: Model, task: Task, splits: dict[str, Spli
 
     folder = Path(teaching.teacher)
     folder = best_seed(folder / task.name if whole else folder, note)
-    check_teacher(load(folder), start, completed(task, splits["train"].examples), str(folder))
+    check_teacher(load(folder), start, completed(task, splits["train"]), str(folder))
     return replace(teaching, teacher=str(folder))
 
 
@@ -382,7 +382,7 @@ def _compare(
     from encoderlab.tasks.baselines import baselines
     from encoderlab.tasks.finetune import completed
 
-    task = completed(task, splits["train"].examples)
+    task = completed(task, splits["train"])
     simple = baselines(task, splits["train"], splits["dev"])
     systems = {}
     if scratch:

@@ -273,7 +273,7 @@ def task_of(folder: Path, examples: tuple[int, int, int]) -> tuple[Task, dict[st
     task = replace(task, name=folder.name)
     files = {"train": "train", "dev": "validation", "test": "test"}
     read = {split: task.read([folder / f"{file}.jsonl"], split) for split, file in files.items()}
-    task = completed(task, read["train"].examples)
+    task = completed(task, read["train"])
     splits = {}
     for (split, whole), most in zip(read.items(), examples, strict=True):
         order = generator("quickstart", folder.name, split).permutation(len(whole))[:most]

@@ -69,8 +69,8 @@ def _terms(example: Text) -> list[str]:
 
 
 def _threshold_on_overlap(train: Sequence[Any], dev: Sequence[Any]) -> list[str] | None:
-    """The share of common words, cut where it separates two labels best in training; for more labels, cut into
-    fifths.
+    """The share of common words, cut where it separates two labels best in training; for more labels, or one, cut
+    into fifths.
     """
     if train[0].pair is None:
         return None
@@ -78,7 +78,7 @@ def _threshold_on_overlap(train: Sequence[Any], dev: Sequence[Any]) -> list[str]
     labels = np.array([str(example.label) for example in train])
     names = sorted(set(labels.tolist()))
     edges = np.unique(np.quantile(shares, np.linspace(0, 1, 21)))
-    if len(names) > 2:
+    if len(names) != 2:
         return [_vote(shares, labels, edges[::4], _overlap(e.text, e.pair)) for e in dev]
     best = max(
         ((edge, low, high) for edge in edges for low, high in (names, names[::-1])),

@@ -18,7 +18,7 @@ from encoderlab.model import Model
 from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
 from encoderlab.nn.heads import TaskHead
-from encoderlab.tasks.base import Example, Question, Split, Task, Text, Words, is_unlabelled
+from encoderlab.tasks.base import Example, Question, Split, Task, Text, Words, is_unlabelled, labels_of
 from encoderlab.tasks.distill import TaughtObjective, Teaching, check_teacher, read_teacher
 from encoderlab.tasks.encodings import Encodings
 from encoderlab.tasks.features import Frozen, FrozenForm, FrozenModel, Store
@@ -126,7 +126,7 @@ def finetune(
     about = {"after": [], **(about or {})}
     if "model" not in about:
         about["model"] = model_hash(model)
-    task = completed(task, splits["train"].examples)
+    task = completed(task, splits["train"])
     identity = identity_of(task, about)
     check_splits(task, splits)
     if teacher is not None and named is not None:
@@ -297,13 +297,18 @@ def check_splits(task: Task, splits: Mapping[str, Split]) -> None:
                 )
 
 
-def completed(task: Task, examples: Sequence[Example]) -> Task:
-    """``task`` with what only its training data says: labels, and whether questions may have no answer."""
+def completed(task: Task, train: Split) -> Task:
+    """``task`` with what only its training data says: labels, and whether questions may have no answer.
+
+    Raises:
+        DataError: all of it has one label.
+    """
     if task.form == "span" and task.labels is None:
-        none = any(isinstance(example, Question) and example.answers == () for example in examples)
+        none = any(isinstance(example, Question) and example.answers == () for example in train.examples)
         return replace(task, labels=("answer", "no_answer")) if none and task.answers == "squad" else task
-    split = Split(name="train", examples=tuple(examples), files=(task.name,), sha256="")
-    return with_labels(task, split)
+    if task.form == "classification" and len(labels := labels_of(train.examples)) == 1:
+        raise DataError(f"{', '.join(train.files)}: only one label ({labels[0]}); training needs at least two")
+    return with_labels(task, train)
 
 
 def prepared(model: Model, recipe: Recipe) -> Model:
