@@ -344,6 +344,13 @@ def test_a_tensor_that_is_no_weight(change: Callable[[Tensor], Tensor], bert: tu
     refused(bert[1], name)
 
 
+@pytest.mark.parametrize("part", ["query", "value"])
+def test_a_part_of_a_joined_tensor_that_is_quantised(part: str, bert: tuple[Model, Path]) -> None:
+    name = f"bert.encoder.layer.0.attention.self.{part}.weight"
+    rewrite(bert[1], lambda tensors: tensors | {name: tensors[name].to(torch.int8)})
+    refused(bert[1], f"{name} holds int8; quantised weights are not read")
+
+
 def test_many_missing_weights_are_counted(bert: tuple[Model, Path]) -> None:
     configure(bert[1], num_hidden_layers=9)
     refused(bert[1], "bert.encoder.layer.2.", "and 80 more")

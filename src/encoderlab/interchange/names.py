@@ -163,7 +163,8 @@ def read(
     in errors.
 
     Raises:
-        DataError: a shape that disagrees with the configuration, or tensors that differ but are tied or have one name.
+        DataError: a shape that disagrees with the configuration, tensors that differ but are tied or have one name, or
+            a quantised one.
     """
     rules = list(layout.bound(expected, config))
     known = {name for rule in rules for name in (*rule.theirs, *rule.ties, *rule.dialect)}
@@ -177,6 +178,12 @@ def read(
             continue
         covered.add(rule.ours)
         used |= {*rule.theirs, *rule.ties, *rule.dialect}
+        for name in (name for names in given for name in names):
+            if found[name].dtype not in PRECISIONS:
+                raise DataError(
+                    f"{source}: {name} holds {str(found[name].dtype).removeprefix('torch.')}; "
+                    "quantised weights are not read, give the model before it was quantised"
+                )
         first, *others = ([found[name] for name in names] for names in given)
         value = _read_one(rule, first, expected[rule.ours], config)
         if value is None:
@@ -191,11 +198,6 @@ def read(
                 raise DataError(
                     f"{source}: {names[0]} differs from {given[0][0]}; the model is not tied, which is not supported"
                 )
-        if value.dtype not in PRECISIONS:
-            raise DataError(
-                f"{source}: {given[0][0]} holds {str(value.dtype).removeprefix('torch.')}; "
-                "quantised weights are not read, give the model before it was quantised"
-            )
         result.weights[rule.ours] = value.to(torch.float32).contiguous()
     result.missing = [name for name in expected if name not in covered]
     ignored = [re.compile(pattern) for pattern in (*IGNORED, *layout.ignored)]
