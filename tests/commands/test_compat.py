@@ -13,6 +13,7 @@ import torch
 from encoderlab.cli import main
 from encoderlab.commands import compat
 from encoderlab.errors import ConfigError, DataError
+from tests.tasks.test_use import ready, saved
 from tests.tasks.tiny import model
 
 ROWS = [{"sentence": "the red cat", "label": "0"}, {"sentence": "the blue dog", "label": "1"}] * 4
@@ -109,3 +110,17 @@ def test_a_gpu_that_is_not_there_is_one_line(tmp_path, tiny, capsys, monkeypatch
     run(capsys, 0, *words, "--save_ckpt_path", tmp_path / "ckpt", "--max_epochs", 1)
     said = run(capsys, 2, "text_classification", "predict", "--model", tmp_path / "ckpt", "--text", "a", "--device", 0)
     assert "--device 0: there are 0 GPUs here, numbered from 0; -1 is the CPU" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "verb", "remedy"),
+    [
+        ("question", "text_classification", "span, expected classification; run: encoderlab predict "),
+        ("single", "multiplechoice", "classification, expected choice; run: encoderlab text_classification predict "),
+        ("choice", "sequence_tagging", "choice, expected tagging; run: encoderlab multiplechoice predict "),
+    ],
+)
+def test_a_model_with_the_head_of_another_verb_is_refused(kind, verb, remedy, tmp_path, capsys):
+    saved(ready(kind)[0], tmp_path / "tuned")
+    said = run(capsys, 2, verb, "predict", "--model", tmp_path / "tuned", "--text", "a[SEP]b[SEP]c[SEP]d")
+    assert f"tuned: its head is for {remedy}" in said

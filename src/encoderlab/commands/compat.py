@@ -28,6 +28,12 @@ EPOCHS = 3
 SPLITS = {"train": ("train",), "dev": ("validation", "valid", "dev"), "test": ("test",)}
 KINDS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt")
 LENGTH = 512
+VERBS = {
+    "classification": "text_classification",
+    "regression": "text_classification",
+    "tagging": "sequence_tagging",
+    "choice": "multiplechoice",
+}
 SECOND, LABEL, TAGS = "sentence2", "label", "labels"  # columns unless others are named
 
 Text = Annotated[str | None, Parameter(name="--text", help="What to predict; [SEP] between the texts of a pair.")]
@@ -142,7 +148,7 @@ def _run(
             f"ignored: {names}" + (" (for several processes: torchrun -m encoderlab ...)" if action == "train" else "")
         )
     if action == "predict":
-        return _predict(flags)
+        return _predict(form, flags)
     _say_differences(flags, others)
     task, splits = _splits(flags.datasets, form, *columns)
     return _train(flags, task, splits)
@@ -290,7 +296,7 @@ def _train(flags: Flags, task: Task, splits: dict[str, Split]) -> dict[str, Any]
     return {"model": result.model, "scores": result.scores}
 
 
-def _predict(flags: Flags) -> dict[str, Any]:
+def _predict(wanted: Form, flags: Flags) -> dict[str, Any]:
     """Prints a list of answers, as the original does: label and score of a text."""
     from encoderlab.commands.use import predictor_of
     from encoderlab.tasks.base import Choice, Example, Text, Words
@@ -300,6 +306,12 @@ def _predict(flags: Flags) -> dict[str, Any]:
     if text is None:
         raise ConfigError("predict needs --text TEXT; for a file: encoderlab predict MODEL FILE")
     predictor = predictor_of(flags.model)
+    form = predictor.form.task.form
+    if VERBS.get(form) != VERBS[wanted]:
+        usage = f"{VERBS[form]} predict --model" if form in VERBS else "predict"
+        raise ConfigError(
+            f"{flags.model}: its head is for {form}, expected {wanted}; run: encoderlab {usage} {flags.model} ..."
+        )
     if flags.max_length is not None:
         limit = predictor.objective.model.config.encoder.max_length
         predictor.form.settings = replace(predictor.form.settings, max_length=_length(flags.max_length, limit))
@@ -313,7 +325,6 @@ def _predict(flags: Flags) -> dict[str, Any]:
         place = f"cuda:{flags.device}"
     predictor.objective.model.to(place)
     parts = [part.strip() for part in text.split("[SEP]")]
-    form = predictor.form.task.form
     example: Example
     if form == "tagging":
         words = text.split() if " " in text.strip() else list(text.strip())
