@@ -189,6 +189,12 @@ def test_a_task_head_on_the_same_encoder() -> None:
         build("electra-tiny", **TINY).with_task(Classification(labels=2), ["a", "b"], seed=1)
 
 
+def test_a_model_of_one_segment_gives_it_to_both_texts_of_a_pair() -> None:
+    encoder = build("bert-tiny", **TINY, **{"encoder.types": 1}).eval().encoder
+    ids, segments = torch.tensor([[2, 7, 3, 8, 3]]), torch.tensor([[0, 0, 0, 1, 1]])
+    assert torch.equal(encoder(ids, segments=segments).last, encoder(ids).last)
+
+
 def test_layers_that_share_one_part_have_no_inner_blocks() -> None:
     with pytest.raises(ConfigError, match="2 inner blocks cannot share"):
         Sharing(inner=2, parts=("attention",))

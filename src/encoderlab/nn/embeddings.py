@@ -69,7 +69,8 @@ class Embeddings(nn.Module):
     """Token + position + segment tables of width E, LayerNorm and dropout, and a map from E to D where they differ.
 
     ``norm``: at width E before the map (BERT, ALBERT, ELECTRA), at width D after it (DeBERTa, whose map has no bias),
-    or none (XLNet, Transformer-XL). ``types`` 0 leaves the segment table out.
+    or none (XLNet, Transformer-XL). ``types`` 0 leaves the segment table out; with 1, as RoBERTa has it,
+    both texts of a pair are segment 0.
     """
 
     def __init__(
@@ -119,7 +120,10 @@ class Embeddings(nn.Module):
             place = places(doc, ids.shape[1], ids.device)
             x = x + sinusoid(place.flatten(), self.width).view(*place.shape, -1).to(x.dtype)
         if self.types is not None:
-            x = x + (self.types[0] if segments is None else F.embedding(segments, self.types))
+            if segments is None or len(self.types) == 1:
+                x = x + self.types[0]
+            else:
+                x = x + F.embedding(segments, self.types)
         if self.norm_place == "width" and self.map is not None:
             x = self.map(x)
         if self.norm is not None:
