@@ -213,3 +213,31 @@ def test_another_kind_says_which_namesakes_it_resets(caplog: pytest.LogCaptureFi
     caplog.clear()
     override(training, {"schedule.kind": "cosine", "schedule.warmup": 0.2})
     assert not caplog.text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sketch:
+    kind: Literal["sketch"] = "sketch"
+    pen: Pen = Pen(kind="lead", width=0.1)
+    shape: Shape = Square()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    kind: Literal["plan"] = "plan"
+    pen: Pen = Pen(width=0.3)
+    shape: Shape = Circle()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    content: Sketch | Plan = Plan()
+
+
+def test_another_kind_has_its_own_defaults_also_deeper(caplog: pytest.LogCaptureFixture) -> None:
+    changed = override(Sheet(), {"content.kind": "sketch", "content.pen.width": 0.2})
+    assert changed.content == Sketch(pen=Pen(kind="lead", width=0.2))
+    assert [record.getMessage() for record in caplog.records] == [
+        "--set: content.kind changes content.pen.kind from ink to lead",
+        "--set: content.kind changes content.shape.kind from circle to square",
+    ]

@@ -48,6 +48,40 @@ def test_parses_and_survives_json(name: str) -> None:
     assert made.schedule.warmup < made.budget.amount or made.schedule.warmup < 1
 
 
+@pytest.mark.parametrize("base", ["bert-tiny", "electra-mini", "xlnet-mini", "deberta-v3-mini"])
+def test_a_whole_recipe_replaces_another(base: str, caplog: pytest.LogCaptureFixture) -> None:
+    for name in RECIPES:
+        made = recipe(name)
+        fields = settings.flatten(json.loads(json.dumps(config.to_dict(made))))
+        assert config.override(recipe(base), fields) == made
+    assert not caplog.records, "every field is given, so none is reset"
+
+
+@pytest.mark.parametrize("by", ["file", "set", "environment"])
+@pytest.mark.parametrize(
+    ("name", "field", "text", "paths"),
+    [
+        ("roberta-mini", "optim", "{kind: adamw, lr: 2e-4}", {"optim.lr": 2e-4}),
+        ("roberta-mini", "optim", "{lr: 2e-4}", {"optim.lr": 2e-4}),
+        ("roberta-mini", "optim", "{}", {}),
+        ("roberta-base", "ramp", "{}", {"ramp": {}}),
+        ("roberta-base", "ramp", "{rows: 4}", {"ramp.rows": 4}),
+        ("roberta-mini", "phases", "[{length: 64, rows: 8}]", {"phases": [{"length": 64, "rows": 8}]}),
+        ("roberta-mini", "objective", "{masking: {unit: {kind: spans}}}", {"objective.masking.unit.kind": "spans"}),
+        ("bert-wwm-mini", "objective", "{kind: mlm, masking: {rate: 0.3}}", {"objective.masking.rate": 0.3}),
+    ],
+)
+def test_a_mapping_sets_the_fields_that_it_names(
+    by: str, name: str, field: str, text: str, paths: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.yaml").write_text(f"{field}: {text}\n")
+    if by == "environment":
+        monkeypatch.setenv(f"{settings.PREFIX}{field.upper()}", text)
+    files, assignments = [tmp_path / "a.yaml"] * (by == "file"), [f"{field}={text}"] * (by == "set")
+    expected = config.override(recipe(name), paths)
+    assert settings.resolve(recipe(name), files=files, assignments=assignments) == expected
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_builds_its_networks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At its real size, without memory for the weights."""

@@ -52,8 +52,8 @@ def override(config: T, assignments: Mapping[str, Any], *, where: str = "--set")
 
     A value that is a string is read as YAML, so ``"3e-4"``, ``"true"``, ``"[1, 2]"`` and ``"{kind: absolute}"`` mean
     what they say; in a field that holds text it stays text. An entry of a list is named by its number:
-    ``{"phases.0.rows": 32}``. Another ``kind`` drops the fields of the option chosen before, and is set before the
-    fields of its own.
+    ``{"phases.0.rows": 32}``. Another ``kind`` drops the fields of the option chosen before, and is set, with the
+    defaults of the new one, before the fields of its own. An empty mapping changes nothing where there is one.
 
     Raises:
         ConfigError: a path that leads nowhere, or what :func:`from_dict` refuses.
@@ -70,22 +70,31 @@ def override(config: T, assignments: Mapping[str, Any], *, where: str = "--set")
         place = _place(node, last, path, where)
         new = _meant(_below(allowed, node, place), value) if isinstance(value, str) else value
         if last == "kind" and len(_options(allowed)) > 1 and node.get("kind") != new:
-            _tell_reset(node, _options(allowed).get(new), path, set(assignments), where)
+            fresh = _defaults(_options(allowed).get(new))
+            _tell_reset(node, fresh, path, set(assignments), where, path.removesuffix("kind"))
             node.clear()
-        node[place] = new
+            node.update(fresh)
+        before = node.get(place) if isinstance(node, dict) else None
+        node[place] = before if new == {} and isinstance(before, dict) else new
     return from_dict(type(config), data, where=where)
 
 
-def _tell_reset(old: Mapping[str, Any], option: Any, path: str, assigned: set[str], where: str) -> None:
-    """Say which fields of the option before have a namesake in the new ``option`` that starts from its own default."""
-    if option is None or "kind" not in old:
-        return
-    parent = path.removesuffix("kind")
-    for field in dataclasses.fields(option):
-        now = to_dict(field.default)
-        told = field.name == "kind" or f"{parent}{field.name}" in assigned or field.default is dataclasses.MISSING
-        if field.name in old and old[field.name] != now and not told:
-            log.warning("%s: %s changes %s%s from %s to %s", where, path, parent, field.name, old[field.name], now)
+def _defaults(option: Any) -> dict[str, Any]:
+    """What the fields of an option are where nothing is said; none of an option that there is not."""
+    fields = () if option is None else dataclasses.fields(option)
+    return {field.name: to_dict(field.default) for field in fields if field.default is not dataclasses.MISSING}
+
+
+def _tell_reset(
+    old: Mapping[str, Any], fresh: Mapping[str, Any], path: str, assigned: set[str], where: str, inside: str
+) -> None:
+    """Say which fields of ``old`` have a namesake in the ``fresh`` ones that take their place, with another value."""
+    for name, now in fresh.items():
+        place, before = f"{inside}{name}", old.get(name, now)
+        if isinstance(before, dict) and isinstance(now, dict):
+            _tell_reset(before, now, path, assigned, where, f"{place}.")
+        elif before != now and not any(f"{other}.".startswith(f"{place}.") for other in assigned):
+            log.warning("%s: %s changes %s from %s to %s", where, path, place, before, now)
 
 
 def parse_value(text: str) -> Any:

@@ -36,21 +36,28 @@ def resolve(recipe: T, *, files: Sequence[Path] = (), assignments: Sequence[str]
     for path in files:
         recipe = config.override(recipe, flatten(config.read_file(path)), where=str(path))
     if variables := environment(os.environ):
-        recipe = config.override(recipe, variables, where="environment")
+        recipe = config.override(recipe, flatten(_mappings(variables)), where="environment")
     if assignments:
-        recipe = config.override(recipe, parse(assignments), where="--set")
+        recipe = config.override(recipe, flatten(_mappings(parse(assignments))), where="--set")
     return recipe
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"optim": {"lr": 1}}`` as ``{"optim.lr": 1}``; a mapping that names its ``kind`` stays whole."""
+    """``{"optim": {"lr": 1}}`` as ``{"optim.lr": 1}``: a mapping sets the fields that it names, and no others."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
-        if isinstance(value, Mapping) and value and "kind" not in value:
+        if isinstance(value, Mapping) and value:
             flat.update(flatten(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _mappings(fields: Mapping[str, str]) -> dict[str, Any]:
+    """``fields`` with those that are written ``{...}`` read."""
+    from encoderlab.config import parse_value
+
+    return {path: parse_value(text) if text.lstrip().startswith("{") else text for path, text in fields.items()}
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
