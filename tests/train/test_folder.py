@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import resource
 import subprocess
@@ -119,7 +120,7 @@ def test_metrics_end_where_the_checkpoint_ends(tmp_path: Path) -> None:
     assert lines == [{"step": 1, "loss": None, "losses": {"a": None, "b": 0.1}}, {"step": 3}]
 
 
-def test_a_full_disk_is_named_and_the_folder_let_go(tmp_path: Path) -> None:
+def test_a_full_disk_is_named_and_the_folder_let_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = RunFolder(tmp_path, {}, {})
     folder.open_metrics(0)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -127,10 +128,12 @@ def test_a_full_disk_is_named_and_the_folder_let_go(tmp_path: Path) -> None:
     try:
         with pytest.raises(DataError, match=r"metrics.jsonl: could not be written \(File too large\); make room"):
             folder.write_metrics({"step": "1" * 200})
+        logging.getLogger("encoderlab").warning("2" * 200)
         folder.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     RunFolder(tmp_path, {}, {}).close()
+    assert "Logging error" not in capsys.readouterr().err
 
 
 def test_compare() -> None:

@@ -56,7 +56,7 @@ class RunFolder:
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written ({error.strerror}); choose another output folder") from None
         self._metrics: IO[bytes] | None = None
-        self._handler = logging.FileHandler(path / LOG, encoding="utf-8")
+        self._handler = _Log(path / LOG, encoding="utf-8")
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(self._handler)
         log.setLevel(min(log.level or logging.INFO, logging.INFO))
@@ -120,8 +120,16 @@ class RunFolder:
             with suppress(OSError):  # on a full disk, what :meth:`write_metrics` could not write fails again
                 self._metrics.close()
         log.removeHandler(self._handler)
-        self._handler.close()
+        with suppress(OSError):
+            self._handler.close()
         self._lock.close()
+
+
+class _Log(logging.FileHandler):
+    """What a full disk has no room for is not in the file; the run goes on."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
