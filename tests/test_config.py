@@ -144,6 +144,8 @@ def test_a_choice_is_made_by_its_kind() -> None:
         ({"radius": 1}, "--set: unknown key 'radius'; did you mean 'shape.radius'?"),
         ({"shape.side": 1}, "--set: unknown key 'shape.side'; choose from: kind, radius"),
         ({"shape.kind": "cirle"}, "--set: shape has unknown kind 'cirle'; did you mean 'circle'?"),
+        ({"shape.kind": "[circle]"}, "--set: shape has unknown kind ['circle']; did you mean 'circle'?"),
+        ({"shape": {"kind": {"a": 1}}, "shape.radius": 1}, "--set: shape has unknown kind {'a': 1}; choose from: "),
         ({"hole.radius": 1}, "--set: hole names no kind; choose from: circle, square"),
         ({"layers": [{"kind": "circle", "radios": 1}]}, "unknown key 'layers.0.radios'; did you mean 'radius'?"),
         ({"layers.0.radius": 1}, "--set: unknown key 'layers.0'; nothing lies below it"),

@@ -70,7 +70,7 @@ def override(config: T, assignments: Mapping[str, Any], *, where: str = "--set")
         place = _place(node, last, path, where)
         new = _meant(_below(allowed, node, place), value) if isinstance(value, str) else value
         if last == "kind" and len(_options(allowed)) > 1 and node.get("kind") != new:
-            fresh = _defaults(_options(allowed).get(new))
+            fresh = _defaults(_named(_options(allowed), new))
             _tell_reset(node, fresh, path, set(assignments), where, path.removesuffix("kind"))
             node.clear()
             node.update(fresh)
@@ -200,12 +200,17 @@ def _chosen(options: dict[str | None, Any], data: dict, where: str, path: str) -
     if len(options) == 1:
         return next(iter(options.values()))
     kind, known = data.get("kind"), [str(name) for name in options]
-    if kind in options:
-        return options[kind]
+    if (option := _named(options, kind)) is not None:
+        return option
     place = path.removeprefix(".") or "the configuration"
     if kind is None:
         raise ConfigError(f"{where}: {place} names no kind{nearest('', known)}")
     raise ConfigError(f"{where}: {place} has unknown kind {kind!r}{nearest(str(kind), known)}")
+
+
+def _named(options: Mapping[str | None, Any], kind: Any) -> Any:
+    """The option of that ``kind``, which may be anything; None where there is none."""
+    return options.get(kind) if isinstance(kind, str) else None
 
 
 def _options(kind: Any) -> dict[str | None, Any]:
@@ -219,7 +224,7 @@ def _below(kind: Any, data: Any, place: str | int) -> Any:
     if isinstance(place, int):
         return _entry(kind, place)
     options = _options(kind)
-    option = next(iter(options.values())) if len(options) == 1 else options.get(data.get("kind"))
+    option = next(iter(options.values())) if len(options) == 1 else _named(options, data.get("kind"))
     return Any if option is None else _hints(option).get(place, Any)
 
 
