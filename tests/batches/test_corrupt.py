@@ -274,8 +274,9 @@ def test_rules_are_configuration(unit: Unit) -> None:
 def test_bad_rules_are_refused() -> None:
     with pytest.raises(ConfigError, match="between 0 and 1"):
         Masking(rate=1.5)
-    with pytest.raises(ConfigError, match="add up to 1"):
-        Masking(mask=0.9, random=0.2)
+    for shares in ({"mask": 0.9, "random": 0.2}, {"mask": math.nan}, {"random": math.nan}, {"random": -0.1}):
+        with pytest.raises(ConfigError, match="add up to 1"):
+            Masking(**shares)
     for most in (0, -1):
         with pytest.raises(ConfigError, match=f"most {most} leaves nothing"):
             Masking(most=most)

@@ -143,7 +143,7 @@ class Masking:
             raise ConfigError(f"masking rate {self.rate} is no share; choose a number between 0 and 1, such as 0.15")
         if self.most is not None and self.most < 1:
             raise ConfigError(f"most {self.most} leaves nothing to predict; give at least 1, or null for no limit")
-        if self.mask < 0 or self.random < 0 or self.mask + self.random > 1 + 1e-9:
+        if not (self.mask >= 0 and self.random >= 0 and self.mask + self.random <= 1 + 1e-9):
             raise ConfigError(
                 f"mask {self.mask} and random {self.random} are no shares of one; they may add up to 1 at most"
             )
