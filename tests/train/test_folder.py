@@ -49,6 +49,14 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         run(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["{}", '{"sessions": 3}', '{"sessions": [{}]}', '{"sessions": [{"data": 3}]}'])
+def test_provenance_without_data_is_named(text: str, tmp_path: Path) -> None:
+    RunFolder(tmp_path, {"seed": 1}, {}).close()
+    (tmp_path / "provenance.json").write_text(text)
+    with pytest.raises(ConfigError, match="provenance.json: names no data of a session; restore the file"):
+        RunFolder(tmp_path, {"seed": 1}, {})
+
+
 @pytest.mark.parametrize("file", ["recipe.json", "provenance.json"])
 @pytest.mark.parametrize("text", ["", '{"seed"', "3"])
 def test_a_damaged_record_is_named(file: str, text: str, tmp_path: Path) -> None:

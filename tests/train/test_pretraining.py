@@ -224,6 +224,14 @@ def test_a_run_resumes_without_the_folder_that_it_continued(corpus: Path, tmp_pa
     assert pretrain(made, corpus, tmp_path / "second").step == 4
 
 
+@pytest.mark.parametrize("text", ["{}", '{"model": null, "seed": 7}'])
+def test_the_folder_of_another_kind_of_run_is_refused(text: str, corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
+    (tmp_path / "recipe.json").write_text(text)
+    with pytest.raises(ConfigError, match="holds a run of another recipe .*budget.amount was null, now 4"):
+        pretrain(short("bert-tiny", init_from="nowhere"), corpus, tmp_path)
+
+
 def test_another_teacher_on_resuming_is_refused(corpus: Path, tmp_path: Path) -> None:
     pretrain(short("bert-tiny"), corpus, tmp_path / "teacher")
     settings = DistillSettings(teacher=str(tmp_path / "teacher" / "model"))

@@ -70,8 +70,13 @@ class RunFolder:
         if known.exists():
             differences = compare(read(known), recipe)
             if provenance.exists():
-                sessions = read(provenance)["sessions"]
-                differences += compare(sessions[0]["data"], data, "data ") if sessions else []
+                try:
+                    sessions = list(read(provenance)["sessions"])
+                    differences += compare(sessions[0]["data"], data, "data ") if sessions else []
+                except (KeyError, TypeError, AttributeError):
+                    raise ConfigError(
+                        f"{provenance}: names no data of a session; restore the file, or choose another output folder"
+                    ) from None
             if differences:
                 raise ConfigError(
                     f"{self.path}: holds a run of another recipe ({'; '.join(differences[:5])}); "

@@ -215,7 +215,9 @@ def fit(recipe: Recipe, tokenizer: Tokenizer, *, resumed: Path | None = None) ->
         return recipe
     if resumed is not None:
         known = read_file(resumed / "recipe.json")
-        given, other = (known[key] and from_dict(ModelConfig, known[key]) for key in ("model", "generator"))
+        given, other = (known.get(key) and from_dict(ModelConfig, known[key]) for key in ("model", "generator"))
+        if given is None:
+            return recipe  # another kind of run, which its folder will say
     else:
         source, second = source_of(recipe, tokenizer)
         given, other = source.config, second and second.config
