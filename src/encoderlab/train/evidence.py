@@ -15,6 +15,7 @@ import numpy as np
 
 from encoderlab.corpus.shards import Corpus, unigram_entropy
 from encoderlab.errors import DataError
+from encoderlab.train import folder
 
 log = logging.getLogger("encoderlab")
 
@@ -103,7 +104,7 @@ def read(run: Path, corpus: Path | None = None) -> Evidence:
     if not path.exists():
         raise DataError(f"{run}: holds no metrics.jsonl; give a run folder")
     lines = read_lines(path)
-    recipe = json.loads((run / "recipe.json").read_text(encoding="utf-8")) if (run / "recipe.json").exists() else {}
+    recipe = folder.read(run / folder.RECIPE) if (run / folder.RECIPE).exists() else {}
     facts = None
     if corpus is not None:
         from encoderlab.corpus.tokenizer import Tokenizer
@@ -131,7 +132,7 @@ def read_lines(path: Path) -> list[Line]:
     """The lines of metrics; a last one that was cut while it was written is left out, as resuming does.
 
     Raises:
-        DataError: another line is broken.
+        DataError: another line is broken, or of no run.
     """
     whole, newline, cut = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
     lines: list[Line] = []
@@ -142,6 +143,8 @@ def read_lines(path: Path) -> list[Line]:
             line = None
         if not isinstance(line, dict):
             raise DataError(f"{path}:{number}: not a JSON object; restore the file or resume the run")
+        if "split" not in line or "step" not in line or line["split"] == "train" and "losses" not in line:
+            raise DataError(f"{path}:{number}: lacks split, step or losses; give the folder of a run of encoderlab")
         lines.append(line)
     if cut:
         log.warning("%s: its last line is cut and left out; resume the run to write it again", path)
