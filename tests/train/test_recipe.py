@@ -91,6 +91,11 @@ def test_refused_parts() -> None:
             make()
 
 
+def test_a_budget_is_refused_in_its_own_unit() -> None:
+    with pytest.raises(ConfigError, match="a budget of 0 hours is not positive and finite; give a number above 0$"):
+        Budget(amount=0, unit="hours")
+
+
 def test_phases_begin_where_their_share_does() -> None:
     recipe = Training(
         budget=Budget(amount=1000), phases=(Phase(rows=8, share=0.9), Phase(length=512, rows=2, share=0.1))

@@ -24,7 +24,7 @@ class Budget:
     def __post_init__(self) -> None:
         if not 0 < self.amount < math.inf:
             raise ConfigError(
-                f"a budget of {self.amount:g} {self.unit} is not positive and finite; give at least 1 step"
+                f"a budget of {self.amount:g} {self.unit} is not positive and finite; give a number above 0"
             )
 
 
