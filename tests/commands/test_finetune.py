@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from encoderlab.commands.finetune import _check_folder, _Finished
+from encoderlab.commands.finetune import _adjusted, _check_folder, _Finished
 from encoderlab.errors import ConfigError
+from encoderlab.tasks.finetune import Recipe
 
 
 def outcome(seeds: dict[str, dict[str, Any]]) -> Any:
@@ -33,6 +34,25 @@ def test_the_page_names_seeds_that_failed_and_pairs_no_others(monkeypatch: pytes
     assert found.about == (
         "9 examples. Failed: without pretraining (predicts one label for every example), seeds 1, 2."
     )
+
+
+@pytest.mark.parametrize(
+    ("option", "file", "assignments", "found"),
+    [
+        (None, "batch: 8", [], (3.0, 500)),
+        (2.0, "batch: 8", [], (2.0, None)),
+        (None, "batch: 8", ["epochs=3"], (3.0, None)),
+        (None, "epochs: 3", [], (3.0, None)),
+        (None, "{epochs: 3, steps: 70}", [], (3.0, 70)),
+        (None, "steps: 70", ["epochs=3"], (3.0, None)),
+    ],
+)
+def test_epochs_count_instead_of_the_steps_of_a_protocol(
+    option: float | None, file: str, assignments: list[str], found: tuple[float, int | None], tmp_path: Path
+) -> None:
+    (tmp_path / "a.yaml").write_text(file)
+    made = _adjusted(Recipe(steps=500), option, [tmp_path / "a.yaml"], assignments)
+    assert (made.epochs, made.steps) == found
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:

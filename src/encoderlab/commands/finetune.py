@@ -134,12 +134,9 @@ def finetune(
     _check_folder(out)
     jobs = _jobs(task, data, dev, test, given)
     fields = [protocols.spelled_out(word) for word in set_ or ()]
-    if any(word.startswith("epochs=") for word in fields):
-        fields = ["steps=null", *fields]  # epochs that are given count instead of the steps of a protocol
 
     def adjust(recipe: Recipe) -> Recipe:
-        recipe = settings.resolve(recipe, files=config or (), assignments=fields)
-        return recipe if epochs is None else replace(recipe, epochs=epochs, steps=None)
+        return _adjusted(recipe, epochs, config or (), fields)
 
     origin = best_seed(model, note)
     start, trained = load(origin), read_task(origin)
@@ -187,6 +184,18 @@ def finetune(
         "baselines": {found.task.name: found.baselines for found in finished},
         "averages": averages,
     }
+
+
+def _adjusted(recipe: Recipe, epochs: float | None, files: Sequence[Path], assignments: Sequence[str]) -> Recipe:
+    """``recipe`` with what is given. Epochs that are given count instead of the steps of a protocol."""
+    from encoderlab.config import read_file
+
+    if any("epochs" in read_file(path) for path in files):
+        recipe = replace(recipe, steps=None)
+    if any(word.startswith("epochs=") for word in assignments):
+        assignments = ["steps=null", *assignments]
+    recipe = settings.resolve(recipe, files=files, assignments=assignments)
+    return recipe if epochs is None else replace(recipe, epochs=epochs, steps=None)
 
 
 def _check_folder(out: Path) -> None:
