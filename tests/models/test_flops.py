@@ -50,6 +50,27 @@ def test_our_convention_is_what_torch_counts(family: str) -> None:
     assert math.isclose(counter.get_total_flops(), expected + extra, rel_tol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["transformer-xl-mini", "xlnet-mini"])
+def test_keys_and_values_of_the_memory_are_what_torch_counts(name: str) -> None:
+    config = resized(models.config(name), vocab=100)
+    model = Model(config).initialize(0).eval().double()
+    rows, length, remembered = 8, 64, 48
+    memory = [torch.randn(rows, remembered, 256, dtype=torch.double) for _ in range(config.encoder.layers)]
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.encoder(torch.randint(0, 100, (rows, length)), memory=memory)
+    parts = flops.forward(replace(config, lm=None, mask_vector=False), length, memory=remembered)
+    distances = length + remembered if config.encoder.causal else 2 * length + remembered - 1
+    table = config.encoder.layers * 2 * 256 * 256 * distances
+    assert counter.get_total_flops() == pytest.approx(sum(parts.values()) * rows * length + table)
+
+
+def test_a_query_stream_reads_the_keys_and_values_of_the_memory() -> None:
+    """With every token predicted, the query stream of the last layer costs what the layer did."""
+    config = models.config("xlnet-mini")
+    one = flops.forward(resized(config, layers=1), 64, predicted=1.0, memory=48)
+    assert one["query stream"] == pytest.approx(sum(flops.layer_forward(config.encoder, 64, 48).values()))
+
+
 def test_describe_counts_every_parameter_once(capsys) -> None:
     for name in ("albert-base", "deberta-v3-small", "transformer-xl-wt103-base", "xlnet-base"):
         found = describe.facts(name, models.config(name), length=128, rows=8)

@@ -37,7 +37,7 @@ def forward(config: ModelConfig, length: int, *, predicted: float = 0.15, memory
     if config.mask_decoder or config.mask_vector:
         # The ordinary last layer is not computed.
         parts = {name: count - layer.get(name, 0.0) for name, count in parts.items()}
-        parts["query stream"] = _query_stream(config, layer, predicted)
+        parts["query stream"] = _query_stream(config, layer, predicted) + _keys_and_values(encoder, length, memory)
     parts["head"] = _head(config, predicted)
     return {name: count for name, count in parts.items() if count}
 
@@ -50,7 +50,7 @@ def layer_forward(encoder: EncoderConfig, length: int, memory: int = 0) -> dict[
     keys = length + memory
     branches = 1 if conv is None or isinstance(conv, Bottleneck) else 2
     parts = {
-        "projections": 2.0 * width * (3 * inner + branches * inner),
+        "projections": 2.0 * width * (1 + branches) * inner + _keys_and_values(encoder, length, memory),
         "attention": 4.0 * inner * keys,
         "feed-forward": 4.0 * width * encoder.ff_width / encoder.ff_groups,
     }
@@ -71,6 +71,12 @@ def layer_forward(encoder: EncoderConfig, length: int, memory: int = 0) -> dict[
     return parts
 
 
+def _keys_and_values(encoder: EncoderConfig, length: int, memory: int = 0) -> float:
+    """Of one layer, per token of the row: those of the memory before it are computed again for every row."""
+    heads = encoder.heads if encoder.conv is None else kept_heads(encoder.heads, encoder.conv.head_ratio)
+    return 4.0 * encoder.width * heads * encoder.key_width * (1 + memory / length)
+
+
 def training(config: ModelConfig, length: int, *, predicted: float = 0.15, memory: int = 0) -> float:
     """Operations per token of a forward and a backward pass."""
     return (1 + BACKWARD) * sum(forward(config, length, predicted=predicted, memory=memory).values())
@@ -83,17 +89,16 @@ def spared(config: ModelConfig, length: int, *, predicted: float = 0.15) -> floa
     encoder = config.encoder
     if encoder.conv is not None or config.mask_decoder or config.mask_vector or config.lm is None:
         return 0.0
-    inner = encoder.heads * encoder.key_width
-    return (1 - predicted) * (sum(layer_forward(encoder, length).values()) - 4.0 * encoder.width * inner)
+    return (1 - predicted) * (sum(layer_forward(encoder, length).values()) - _keys_and_values(encoder, length))
 
 
 def _query_stream(config: ModelConfig, layer: dict[str, float], predicted: float) -> float:
-    """The layers' query side on the predicted tokens, and the keys and values of the last layer."""
+    """The layers' query side on the predicted tokens."""
     encoder = config.encoder
     inner = encoder.heads * encoder.key_width
     queries = 4.0 * encoder.width * inner + sum(count for name, count in layer.items() if name != "projections")
     turns = 2 if config.mask_decoder else encoder.layers
-    return turns * predicted * queries + 4.0 * encoder.width * inner
+    return turns * predicted * queries
 
 
 def _head(config: ModelConfig, predicted: float) -> float:
