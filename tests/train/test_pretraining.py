@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from encoderlab.batches.pack import FullSentences
 from encoderlab.batches.permutation import Targets
@@ -28,9 +29,11 @@ from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.objectives.permutation import PermutationSettings
+from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.recipes import recipe
-from encoderlab.train.pretraining import Recipe, build_objective, check, fit, pretrain
+from encoderlab.train.pretraining import Recipe, _objective, build_objective, check, fit, operations, pretrain
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase
+from tests.objectives.conftest import make_rows
 from tests.tasks import tiny
 from tests.train.test_doctor import build, language
 
@@ -279,3 +282,19 @@ def test_no_validation_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert not pretrain(long, made, tmp_path / "run").metrics
     said = [record.getMessage() for record in caplog.records if "no validation" in record.getMessage()]
     assert len(said) == 1 and "gives no rows of 512 tokens" in said[0]
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "albert-tiny", "electra-tiny"])
+def test_a_token_costs_what_torch_counts(name: str) -> None:
+    """Over a whole step, in double precision: torch sees the products of the plain twins."""
+    found = recipe(name)
+    generator = None if found.generator is None else resized(found.generator, vocab=500)
+    found = replace(found, model=resized(found.model, vocab=500), generator=generator)
+    vocabulary = Vocabulary(size=500, pad=0, mask=4, special=(0, 1, 2, 3, 4), counts=np.ones(500))
+    second = None if generator is None else Model(generator).initialize(1)
+    objective = _objective(found, Model(found.model).initialize(0), second, None, vocabulary).double().train()
+    batch = objective.make_batch([row for row in make_rows(24, 64) if len(row) == 64], seed=1)
+    with FlopCounterMode(display=False) as counter:
+        terms, _ = objective(batch)
+        torch.stack([term.sum for term in terms.values() if term.weight]).sum().backward()
+    assert counter.get_total_flops() / batch.num_tokens == pytest.approx(operations(found, 64), rel=0.01)

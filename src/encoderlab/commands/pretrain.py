@@ -61,7 +61,7 @@ def pretrain(
     tokens
         Train for so many tokens instead, such as 1e9.
     flops
-        Train for so many floating-point operations instead, such as 1e15.
+        Train for so many floating-point operations instead, such as 1e15: those of the products that steps compute.
     hours
         Train for so long instead.
     init_from

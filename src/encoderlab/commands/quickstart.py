@@ -346,10 +346,10 @@ def report(about: Facts, fills: Sequence[Fill], tasks: Sequence[TaskScores], out
 def costs(about: Facts, parameters: Mapping[str, int]) -> dict[str, str]:
     """Time, operations and memory."""
     from encoderlab.measure.runs import duration, quantity
-    from encoderlab.models import flops
+    from encoderlab.train.pretraining import operations
 
     outcome, encoder = about.outcome, about.recipe.model.encoder
-    cost = flops.training(about.recipe.model, 128) * outcome.tokens
+    cost = operations(about.recipe, 128) * outcome.tokens
     passes = outcome.tokens / about.corpus.num_tokens
     return {
         "Everything, from corpus to report": duration(about.seconds),

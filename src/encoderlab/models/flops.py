@@ -82,7 +82,7 @@ def training(config: ModelConfig, length: int, *, predicted: float = 0.15, memor
     return (1 + BACKWARD) * sum(forward(config, length, predicted=predicted, memory=memory).values())
 
 
-def spared(config: ModelConfig, length: int, *, predicted: float = 0.15) -> float:
+def spared(config: ModelConfig, length: int, *, predicted: float) -> float:
     """Operations per token that a forward pass for a loss on the ``predicted`` tokens alone need not do: the last
     layer's queries, output map and feed-forward at the other places. None where a convolution reads them, and where
     :func:`forward` counts a query stream instead."""

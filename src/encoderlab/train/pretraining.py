@@ -291,8 +291,9 @@ def _networks(recipe: Recipe, tokenizer: Tokenizer, *, resumed: bool) -> tuple[M
 
 def operations(recipe: Recipe, length: int, teacher: ModelConfig | None = None) -> float:
     """Floating-point operations of training per token of full rows of ``length``, by the convention of
-    :mod:`encoderlab.models.flops`: all networks, a vocabulary head where tokens are predicted, and the forward pass of
-    a distillation's ``teacher`` where it is given.
+    :mod:`encoderlab.models.flops`: all networks, a vocabulary head where tokens are predicted, of a last layer that
+    only the predicted tokens need what is computed, and the forward pass of a distillation's ``teacher`` where it is
+    given.
     """
     settings = recipe.objective
     if isinstance(settings, CausalSettings):
@@ -305,12 +306,20 @@ def operations(recipe: Recipe, length: int, teacher: ModelConfig | None = None) 
         assert recipe.generator is not None
         shares = {"replaced": 0.0, "replaced_masked": 0.0, "original_masked": rate, "original_all": 1.0}
         discriminator = flops.training(recipe.model, length, predicted=shares[settings.predict])
-        return discriminator + flops.training(recipe.generator, length, predicted=rate)
+        return discriminator + _masked(recipe.generator, length, rate)
+    if isinstance(settings, MLMSettings):
+        return _masked(recipe.model, length, rate)
     total = flops.training(recipe.model, length, predicted=rate)
-    if isinstance(settings, DistillSettings) and teacher is not None:
+    if teacher is not None:
         compared = 1.0 if settings.at == "real" else rate
         total += sum(flops.forward(teacher, length, predicted=compared).values())
     return total
+
+
+def _masked(config: ModelConfig, length: int, rate: float) -> float:
+    """Operations per token of training on the masked tokens alone."""
+    spared = flops.spared(config, length, predicted=rate)
+    return flops.training(config, length, predicted=rate) - (1 + flops.BACKWARD) * spared
 
 
 # Data ----------------------------------------------------------------------------------------------------------------

@@ -19,14 +19,11 @@ from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, EncoderlabError
 from encoderlab.measure.bench.families import Case
 from encoderlab.measure.bench.workers import Work, Worker
-from encoderlab.models import flops
 from encoderlab.models.base import resized
 from encoderlab.nn.positions import Absolute
-from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.objectives.permutation import PermutationSettings
-from encoderlab.objectives.rtd import RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
-from encoderlab.train.pretraining import row_framing
+from encoderlab.train.pretraining import Recipe, operations, row_framing
 from encoderlab.train.recipe import Precision
 
 
@@ -111,7 +108,9 @@ def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict
     if gpu:
         result["busy"] = {name: sum(found.values()) / statistics.median(took[name]) for name, found in parts.items()}
     share = padded_share(rows)
-    work = training_operations(case, setting.length)
+    work = operations(
+        Recipe(model=case.model, generator=case.second, objective=case.objective), setting.length, case.second
+    )
     result["padding"] = share
     result["peak_share"] = result["tokens_per_second"]["ours"] * work / result["peak"]
     rates = [rate for _, rate in peaks]  # each beside the steps of its turn
@@ -149,18 +148,6 @@ def loss_difference(case: Case, vocabulary: Vocabulary, rows: list[list[Row]], s
             for name in ("ours", against)
         )
     return max(abs(a - b) / abs(b) for a, b in zip(one, two, strict=True))
-
-
-def training_operations(case: Case, length: int) -> float:
-    """Operations per token that a step of the case needs, both networks; a teacher runs forward only."""
-    total = flops.training(case.model, length)
-    if isinstance(case.objective, MLMSettings):
-        total -= 3 * flops.spared(case.model, length)
-    if case.second is None:
-        return total
-    if isinstance(case.objective, RTDSettings):
-        return total + flops.training(case.second, length) - 3 * flops.spared(case.second, length)
-    return total + sum(flops.forward(case.second, length).values())
 
 
 def real_rows(case: Case, path: Path, setting: Setting) -> tuple[Vocabulary, list[list[Row]]]:
