@@ -36,3 +36,10 @@ def test_a_dry_run_refuses_what_a_run_refuses() -> None:
         resolved("model.lm=null", "model.mask_vector=false", name="xlnet-mini")
     with pytest.raises(ConfigError, match="micro_rows -1 is not positive"):
         resolved("execution.micro_rows=-1", name="bert-mini")
+
+
+def test_a_dry_run_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+    resolved(name="distilbert-tiny")
+    assert "FLOPs per token, without the teacher" in capsys.readouterr().out
+    resolved(name="bert-tiny")
+    assert "without the teacher" not in capsys.readouterr().out

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from encoderlab import recipes
+from encoderlab.interchange import folder as folders
 from encoderlab.measure import estimate
-from encoderlab.models.flops import spared, training
+from encoderlab.model import Model
+from encoderlab.models.base import resized
+from encoderlab.models.flops import forward, spared, training
 from encoderlab.train.pretraining import operations
 from encoderlab.train.recipe import Budget, Execution
 
@@ -72,7 +75,16 @@ def test_a_token_costs_what_its_objective_computes():
     both = training(electra.model, 128, predicted=0.0) + training(electra.generator, 128)
     assert operations(electra, 128) == pytest.approx(both - 3 * spared(electra.generator, 128, predicted=0.15))
     student = recipes.recipe("distilbert-tiny")
-    assert (
-        operations(student, 128, masked.model) - operations(student, 128)
-        < training(masked.model, 128, predicted=1.0) / 2
-    )
+    with_teacher = operations(student, 128, masked.model) - operations(student, 128)
+    assert with_teacher == pytest.approx(sum(forward(masked.model, 128, predicted=1.0).values()))
+
+
+def test_a_teacher_counts_where_the_recipe_names_it(tmp_path):
+    recipe = recipes.recipe("distilbert-tiny")
+    teacher = resized(recipes.recipe("bert-tiny").model, vocab=100)
+    folders.save(Model(teacher).initialize(0), tmp_path)
+    named = replace(recipe, objective=replace(recipe.objective, teacher=str(tmp_path)))
+    alone, both = estimate.estimate(recipe), estimate.estimate(named)
+    assert set(alone.parameters) == {"model"} and set(both.parameters) == {"model", "teacher"}
+    assert both.flops_per_token == pytest.approx(operations(recipe, 128, teacher))
+    assert both.memory - alone.memory == 4 * both.parameters["teacher"]

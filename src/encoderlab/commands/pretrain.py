@@ -169,7 +169,8 @@ def _show(recipe: Recipe, corpus: Path | None) -> dict[str, Any]:
     plain, found = to_dict(recipe), estimate(recipe)
     say(json.dumps(plain, indent=1, ensure_ascii=False))
     rows = [[f"parameters of the {network}", f"{count:,}"] for network, count in found.parameters.items()]
-    rows.append(["FLOPs per token", f"{found.flops_per_token:.3g}"])
+    alone = recipe.objective.kind == "distill" and "teacher" not in found.parameters
+    rows.append(["FLOPs per token" + ", without the teacher" * alone, f"{found.flops_per_token:.3g}"])
     if found.tokens is not None and found.flops is not None:
         rows += [["tokens, if rows are full", f"{found.tokens:.3g}"], ["FLOPs", f"{found.flops:.3g}"]]
     rows.append(["memory for a batch", f"{found.memory / 1e9:.1f} GB"])

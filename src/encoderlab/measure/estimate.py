@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from encoderlab.interchange.load import load
 from encoderlab.model import count_parameters
 from encoderlab.models import flops
+from encoderlab.objectives.distill import DistillSettings
 from encoderlab.train.precision import emulated
 from encoderlab.train.pretraining import Recipe, operations
 
@@ -33,11 +35,15 @@ def estimate(recipe: Recipe) -> Estimate:
     """Parameters, FLOPs, memory and time of ``recipe`` here; takes a second, as the machine's rate is measured.
 
     Rows are taken to be full. Memory is that of the largest phase with all of a batch's rows at once, in single
-    precision. A distillation's teacher is not counted.
+    precision. A distillation's teacher counts where the recipe names its folder.
     """
     networks = {"model": recipe.model} | ({} if recipe.generator is None else {"generator": recipe.generator})
     parameters = {name: count_parameters(config)["total"] for name, config in networks.items()}
-    per_phase = [operations(recipe, phase.length) for phase in recipe.phases]
+    teacher = None
+    if isinstance(recipe.objective, DistillSettings) and recipe.objective.teacher:
+        teacher = load(recipe.objective.teacher).config
+        parameters["teacher"] = count_parameters(teacher)["total"]
+    per_phase = [operations(recipe, phase.length, teacher) for phase in recipe.phases]
     steps = [phase.share * phase.rows * phase.length for phase in recipe.phases]
     mean = sum(cost * size for cost, size in zip(per_phase, steps, strict=True)) / sum(steps)
     tokens = {
@@ -54,6 +60,7 @@ def estimate(recipe: Recipe) -> Estimate:
         )
         for phase in recipe.phases
     )
+    memory += 4 * parameters.get("teacher", 0)  # it has no gradients
     rate = peak(recipe)
     total = None if tokens is None else tokens * mean
     seconds = recipe.budget.amount * 3600 if total is None else total / (SHARE * rate)

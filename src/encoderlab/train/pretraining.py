@@ -309,9 +309,10 @@ def operations(recipe: Recipe, length: int, teacher: ModelConfig | None = None) 
         return discriminator + _masked(recipe.generator, length, rate)
     if isinstance(settings, MLMSettings):
         return _masked(recipe.model, length, rate)
-    total = flops.training(recipe.model, length, predicted=rate)
+    compared = 0.0 if not settings.logits_weight else 1.0 if settings.at == "real" else rate
+    masked = rate if settings.mlm_weight else 0.0
+    total = flops.training(recipe.model, length, predicted=compared + masked)  # each has a vocabulary head of its own
     if teacher is not None:
-        compared = 1.0 if settings.at == "real" else rate
         total += sum(flops.forward(teacher, length, predicted=compared).values())
     return total
 
