@@ -79,3 +79,9 @@ def test_describe_counts_every_parameter_once(capsys) -> None:
     assert '"encoder": 108891648' in capsys.readouterr().out
     assert main(["describe", "no-such-model"]) == 2
     assert main(["describe", "--list"]) == 0
+
+
+@pytest.mark.parametrize(("name", "share"), [("bert-base", "15%"), ("bert-base-ltr", "100%")])
+def test_a_left_to_right_model_predicts_every_token(name: str, share: str, capsys) -> None:
+    assert main(["describe", name]) == 0
+    assert f"LM head on {share} of tokens" in " ".join(capsys.readouterr().out.split())

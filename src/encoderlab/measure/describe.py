@@ -35,13 +35,14 @@ def tree(config: ModelConfig) -> Node:
     return _node("model", model, set())
 
 
-def facts(name: str, config: ModelConfig, *, length: int, rows: int, predicted: float = 0.15) -> dict[str, Any]:
+def facts(name: str, config: ModelConfig, *, length: int, rows: int) -> dict[str, Any]:
     """What ``encoderlab describe NAME --json`` prints.
 
     ``parameters``: of the encoder, of its embeddings, of each head, and of pretraining (all of it); ``flops``: per
     token at ``length``, by part, forward and training, in our convention and the ELECTRA paper's; ``memory``: of
     training ``rows`` x ``length`` tokens, in bytes.
     """
+    predicted = 1.0 if config.encoder.causal else 0.15
     counts = count_parameters(config)
     parts = flops.forward(config, length, predicted=predicted)
     memory = flops.training_memory(config, counts["total"], rows, length, predicted=predicted)
