@@ -41,6 +41,18 @@ def test_the_rate_is_that_of_the_device_and_precision_of_the_run(monkeypatch):
     assert asked == [("cuda", torch.bfloat16), ("cpu", torch.float32)]
 
 
+def test_the_share_of_a_phase_is_one_of_the_budget():
+    recipe = recipes.recipe("bert-base")
+    short, long = operations(recipe, 128), operations(recipe, 512)
+    recipe = replace(recipe, schedule=replace(recipe.schedule, warmup=0.01))
+    of_tokens = estimate.estimate(replace(recipe, budget=Budget(amount=1e9, unit="tokens")))
+    assert of_tokens.tokens == pytest.approx(1e9)
+    assert of_tokens.flops == pytest.approx(1e9 * (0.9 * short + 0.1 * long))
+    of_flops = estimate.estimate(replace(recipe, budget=Budget(amount=1e15, unit="flops")))
+    assert of_flops.flops == pytest.approx(1e15)
+    assert of_flops.tokens == pytest.approx(1e15 * (0.9 / short + 0.1 / long))
+
+
 def test_a_budget_in_flops_is_its_own_cost():
     recipe = replace(recipes.recipe("bert-tiny"), budget=Budget(amount=1e15, unit="flops"))
     found = estimate.estimate(recipe)

@@ -44,14 +44,13 @@ def estimate(recipe: Recipe) -> Estimate:
         teacher = load(recipe.objective.teacher).config
         parameters["teacher"] = count_parameters(teacher)["total"]
     per_phase = [operations(recipe, phase.length, teacher) for phase in recipe.phases]
-    steps = [phase.share * phase.rows * phase.length for phase in recipe.phases]
-    mean = sum(cost * size for cost, size in zip(per_phase, steps, strict=True)) / sum(steps)
-    tokens = {
-        "tokens": recipe.budget.amount,
-        "steps": recipe.budget.amount * sum(steps),
-        "flops": recipe.budget.amount / mean,
-        "hours": None,
-    }[recipe.budget.unit]
+    budget = recipe.budget
+    sizes = []  # tokens of each phase in a unit of the budget; of an hour up to a factor, the machine's rate
+    for phase, cost in zip(recipe.phases, per_phase, strict=True):
+        size = {"steps": phase.rows * phase.length, "tokens": 1, "flops": 1 / cost, "hours": 1 / cost}[budget.unit]
+        sizes.append(phase.share * size)
+    mean = sum(cost * size for cost, size in zip(per_phase, sizes, strict=True)) / sum(sizes)
+    tokens = None if budget.unit == "hours" else budget.amount * sum(sizes)
     rows = recipe.execution.micro_rows
     memory = max(
         sum(
@@ -63,7 +62,7 @@ def estimate(recipe: Recipe) -> Estimate:
     memory += 4 * parameters.get("teacher", 0)  # it has no gradients
     rate = peak(recipe)
     total = None if tokens is None else tokens * mean
-    seconds = recipe.budget.amount * 3600 if total is None else total / (SHARE * rate)
+    seconds = budget.amount * 3600 if total is None else total / (SHARE * rate)
     return Estimate(
         parameters=parameters,
         flops_per_token=mean,
