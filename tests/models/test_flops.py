@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from encoderlab import models
@@ -13,6 +15,9 @@ from encoderlab.measure import describe
 from encoderlab.model import Model
 from encoderlab.models import flops
 from encoderlab.models.base import resized
+from encoderlab.nn.encoder import Sharing
+from encoderlab.nn.heads import LM
+from encoderlab.nn.kernels import build
 
 PUBLISHED = [  # by ELECTRA's flops_computation.py; papers round: name, length, rows, steps, operations
     ("convbert-small", 128, 128, 1_000_000, 1.26e18),
@@ -85,3 +90,37 @@ def test_describe_counts_every_parameter_once(capsys) -> None:
 def test_a_left_to_right_model_predicts_every_token(name: str, share: str, capsys) -> None:
     assert main(["describe", name]) == 0
     assert f"LM head on {share} of tokens" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.skipif(not build.available(), reason="no C++ compiler")
+@pytest.mark.parametrize(
+    ("name", "changes", "memory"),
+    [
+        ("bert-mini", {}, 0),
+        ("bert-mini", {"causal": True}, 0),
+        ("albert-mini", {"sharing": Sharing(inner=2)}, 0),
+        ("deberta-mini", {}, 0),
+        ("convbert-mini", {}, 0),
+        ("transformer-xl-mini", {"adaptive": None}, 96),
+    ],
+)
+def test_the_memory_of_training_is_what_is_kept(name: str, changes: dict[str, Any], memory: int) -> None:
+    """Storages saved for the backward pass, parameters aside: as much as estimated, or up to a quarter less."""
+    config = replace(resized(models.config(name), vocab=100, layers=2, **changes), rtd=None, mask_decoder=0, lm=LM())
+    model, rows, length = Model(config).initialize(0).train(), 2, 128
+    known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    saved: dict[int, Tensor] = {}  # alive, so that no address serves twice
+
+    def pack(x: Tensor) -> Tensor:
+        if x.untyped_storage().data_ptr() not in known:
+            saved[x.untyped_storage().data_ptr()] = x
+        return x
+
+    remembered = [torch.randn(rows, memory, 256) for _ in range(model.encoder.depth)] if memory else None
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        ids = torch.randint(0, 100, (rows, length))
+        states = model.encoder(ids, memory=remembered)
+        model.lm.losses(states.last.flatten(0, 1), model.words, ids.flatten())
+    kept = sum(x.untyped_storage().nbytes() for x in saved.values())
+    found = flops.training_memory(config, 0, rows, length, predicted=1.0, memory=memory).activations
+    assert kept <= found <= 1.25 * kept

@@ -89,7 +89,7 @@ def _show(found: dict[str, Any], root: Node) -> None:
     causes = ", ".join(f"{part} {memory[part] / 2**20:,.0f}" for part in parts)
     terminal.say(
         f"Memory of training {memory['rows']} rows of {memory['length']} tokens in single precision with Adam, "
-        f"estimated: {memory['total'] / 2**20:,.0f} MiB ({causes})"
+        f"estimated for our kernels: {memory['total'] / 2**20:,.0f} MiB ({causes})"
     )
     terminal.say()
     terminal.say(found["about"])

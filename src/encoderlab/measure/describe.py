@@ -42,7 +42,7 @@ def facts(name: str, config: ModelConfig, *, length: int, rows: int) -> dict[str
     token at ``length``, by part, forward and training, in our convention and the ELECTRA paper's; ``memory``: of
     training ``rows`` x ``length`` tokens, in bytes.
     """
-    predicted = 1.0 if config.encoder.causal else 0.15
+    predicted = flops.usual_share(config)
     counts = count_parameters(config)
     parts = flops.forward(config, length, predicted=predicted)
     memory = flops.training_memory(config, counts["total"], rows, length, predicted=predicted)

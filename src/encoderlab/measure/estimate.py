@@ -12,7 +12,7 @@ from encoderlab.model import count_parameters
 from encoderlab.models import flops
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.train.precision import emulated
-from encoderlab.train.pretraining import Recipe, operations
+from encoderlab.train.pretraining import Recipe, compared_share, operations
 
 SHARE = 0.5  # of the measured matrix-multiply rate that a run reaches on average; the rest is bandwidth
 
@@ -35,7 +35,7 @@ def estimate(recipe: Recipe) -> Estimate:
     """Parameters, FLOPs, memory and time of ``recipe`` here; takes a second, as the machine's rate is measured.
 
     Rows are taken to be full. Memory is that of the largest phase with all of a batch's rows at once, in single
-    precision. A distillation's teacher counts where the recipe names its folder.
+    precision with our kernels. A distillation's teacher counts where the recipe names its folder.
     """
     networks = {"model": recipe.model} | ({} if recipe.generator is None else {"generator": recipe.generator})
     parameters = {name: count_parameters(config)["total"] for name, config in networks.items()}
@@ -52,9 +52,18 @@ def estimate(recipe: Recipe) -> Estimate:
     mean = sum(cost * size for cost, size in zip(per_phase, sizes, strict=True)) / sum(sizes)
     tokens = None if budget.unit == "hours" else budget.amount * sum(sizes)
     rows = recipe.execution.micro_rows
+    remembered, compared = getattr(recipe.objective, "memory", 0), compared_share(recipe.objective)
     memory = max(
         sum(
-            flops.training_memory(config, parameters[name], rows or phase.rows, phase.length).total
+            flops.training_memory(
+                config,
+                parameters[name],
+                rows or phase.rows,
+                phase.length,
+                predicted=flops.usual_share(config),
+                memory=remembered,
+                compared=compared,
+            ).total
             for name, config in networks.items()
         )
         for phase in recipe.phases

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.encoder import EncoderConfig
-from encoderlab.nn.positions import Absolute, Disentangled
+from encoderlab.nn.positions import Absolute, Disentangled, RelativeShift, Shaw
 from encoderlab.nn.spanconv import Bottleneck, DepthwiseSeparable, Dynamic, Light, SpanDynamic, kept_heads
 
 BACKWARD = 2  # times the forward pass
@@ -28,8 +28,7 @@ def forward(config: ModelConfig, length: int, *, predicted: float = 0.15, memory
     """
     encoder = config.encoder
     layer = layer_forward(encoder, length, memory)
-    depth = encoder.layers * (encoder.sharing.inner if encoder.sharing else 1)
-    parts = {name: depth * count for name, count in layer.items()}
+    parts = {name: _depth(encoder) * count for name, count in layer.items()}
     width, words = encoder.width, encoder.word_width
     parts["embedding"] = 2.0 * words * width if words != width else 0.0
     if encoder.stem_conv is not None:
@@ -54,10 +53,8 @@ def layer_forward(encoder: EncoderConfig, length: int, memory: int = 0) -> dict[
         "attention": 4.0 * inner * keys,
         "feed-forward": 4.0 * width * encoder.ff_width / encoder.ff_groups,
     }
-    if not isinstance(encoder.position, Absolute):
-        terms = len(encoder.position.terms) if isinstance(encoder.position, Disentangled) else 1
-        distances = keys if encoder.causal else keys + length - 1
-        parts["positions"] = 2.0 * inner * distances * terms
+    if _terms(encoder):
+        parts["positions"] = 2.0 * inner * _distances(encoder, length, memory) * _terms(encoder)
     if conv is not None and not isinstance(conv, Bottleneck):
         taps = 2.0 * conv.kernel
         if isinstance(conv, DepthwiseSeparable):
@@ -71,10 +68,32 @@ def layer_forward(encoder: EncoderConfig, length: int, memory: int = 0) -> dict[
     return parts
 
 
+def _depth(encoder: EncoderConfig) -> int:
+    """Layers that a forward pass applies."""
+    return encoder.layers * (encoder.sharing.inner if encoder.sharing else 1)
+
+
+def _terms(encoder: EncoderConfig) -> int:
+    """Products of attention with rows for distances."""
+    if isinstance(encoder.position, Disentangled):
+        return len(encoder.position.terms)
+    return 0 if isinstance(encoder.position, Absolute) else 1
+
+
+def _distances(encoder: EncoderConfig, length: int, memory: int) -> int:
+    """Between the queries and the keys of a row."""
+    return length + memory if encoder.causal else 2 * length + memory - 1
+
+
 def _keys_and_values(encoder: EncoderConfig, length: int, memory: int = 0) -> float:
     """Of one layer, per token of the row: those of the memory before it are computed again for every row."""
     heads = encoder.heads if encoder.conv is None else kept_heads(encoder.heads, encoder.conv.head_ratio)
     return 4.0 * encoder.width * heads * encoder.key_width * (1 + memory / length)
+
+
+def usual_share(config: ModelConfig) -> float:
+    """Of the tokens that the LM head sees: all from left to right, 15% of masked ones."""
+    return 1.0 if config.encoder.causal else 0.15
 
 
 def training(config: ModelConfig, length: int, *, predicted: float = 0.15, memory: int = 0) -> float:
@@ -97,7 +116,7 @@ def _query_stream(config: ModelConfig, layer: dict[str, float], predicted: float
     encoder = config.encoder
     inner = encoder.heads * encoder.key_width
     queries = 4.0 * encoder.width * inner + sum(count for name, count in layer.items() if name != "projections")
-    turns = 2 if config.mask_decoder else encoder.layers
+    turns = 2 if config.mask_decoder else _depth(encoder)
     return turns * predicted * queries
 
 
@@ -138,7 +157,7 @@ def electra_forward(config: ModelConfig, length: int) -> float:
     scores = heads * length * (SOFTMAX + DROPOUT + 1)
     attention = 3 * inner + scores + width * (2 + DROPOUT) + NORM * width
     feed_forward = inner_ff * (GELU + 1) + width * (2 + DROPOUT + NORM)
-    layers = encoder.layers * (products + attention + feed_forward)
+    layers = _depth(encoder) * (products + attention + feed_forward)
     embedding = 2 * words * vocab + 2 * words * (length + 2) + words * (2 + NORM + DROPOUT)
     if words != width:
         embedding += 2 * words * width + width
@@ -177,21 +196,68 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.activations
 
 
-def training_memory(config: ModelConfig, parameters: int, rows: int, length: int, *, predicted: float = 0.15) -> Memory:
-    """Single precision with Adam: 16 bytes per parameter, and 4 per value that the backward pass keeps.
+def training_memory(
+    config: ModelConfig,
+    parameters: int,
+    rows: int,
+    length: int,
+    *,
+    predicted: float = 0.15,
+    memory: int = 0,
+    compared: float = 0.0,
+) -> Memory:
+    """Single precision with Adam and our kernels: 16 bytes per parameter, and 4 per value that the backward pass keeps.
 
-    Kept per token and layer: the input, queries, keys, values, the heads' output, the sum before each LayerNorm and its
-    output, the feed-forward width before and after the activation, and a row of attention probabilities per head.
+    ``predicted`` and ``memory`` as in :func:`forward`; ``compared`` is the share of tokens whose logits a distillation
+    compares. Every layer is counted at all tokens, also where a loss spares it some. The plain twins of the kernels
+    keep more, such as attention probabilities.
     """
     encoder = config.encoder
-    heads = encoder.heads if encoder.conv is None else kept_heads(encoder.heads, encoder.conv.head_ratio)
-    inner = heads * encoder.key_width
-    kept = 5 * encoder.width + 4 * inner + 2 * encoder.ff_width + heads * length
-    if encoder.conv is not None and not isinstance(encoder.conv, Bottleneck):
-        kept += encoder.width + 6 * inner
-    if not isinstance(encoder.position, Absolute):
-        kept += 2 * heads * length
-    per_token = encoder.layers * kept + 3 * encoder.width
+    width, words, tokens, keys = encoder.width, encoder.word_width, rows * length, length + memory
+    layer = _kept_by_layer(encoder, rows, length, memory)
+    kept = _depth(encoder) * layer + 3 * width + (2 * words if words != width else 0)
+    kept += keys / 4  # a byte that says whether a query sees a key
+    if encoder.stem_conv is not None:
+        kept += (encoder.stem_conv.kernel + 3) * width
+    if config.mask_decoder or config.mask_vector:  # the ordinary last layer is not computed, but its keys and values
+        keyed = encoder.heads * encoder.key_width + (width if memory else 0)
+        kept += _kept_by_queries(config, rows, length, memory, predicted) - layer + 2 * keyed * keys / length
     if config.lm is not None:
-        per_token += int(predicted * 2 * encoder.vocab)
-    return Memory(4 * parameters, 4 * parameters, 8 * parameters, 4 * per_token * rows * length)
+        kept += predicted * (width + 4 * words) + compared * (width + 3 * words + 2 * encoder.vocab)
+        kept += _vocabulary_width(encoder) / tokens  # the gradient of the tables, which comes with the loss
+        if encoder.adaptive is not None:
+            kept += predicted * _vocabulary_width(encoder) / words
+    if config.rtd is not None:
+        kept += 5 * width
+    return Memory(4 * parameters, 4 * parameters, 8 * parameters, int(4 * kept * tokens))
+
+
+def _kept_by_layer(encoder: EncoderConfig, rows: int, length: int, memory: int) -> float:
+    """Values per token that a layer keeps: queries, keys, values, the heads' output, what each LayerNorm reads and
+    writes, and the feed-forward width before the activation, and after it where no kernel computes it again."""
+    conv, width, position = encoder.conv, encoder.width, encoder.position
+    heads = encoder.heads if conv is None else kept_heads(encoder.heads, conv.head_ratio)
+    inner, share = heads * encoder.key_width, 1 + memory / length
+    fused = encoder.ff_groups == 1 and encoder.activation in ("gelu", "gelu_tanh")
+    kept = 4 * width + 2 * inner + 2 * inner * share + (1 if fused else 2) * encoder.ff_width + heads + 4
+    if memory:
+        kept += 2 * width * share  # the remembered states, and these before those of the row
+    if conv is not None and not isinstance(conv, Bottleneck):
+        kept += width + 6 * inner
+    if isinstance(position, (RelativeShift, Shaw)):
+        kept += 2 * inner  # queries with the biases of content and position
+    distances = _distances(encoder, length, memory)
+    if isinstance(position, Shaw):
+        return kept + heads * distances
+    return kept + _terms(encoder) * (width + inner) * distances / (rows * length)
+
+
+def _kept_by_queries(config: ModelConfig, rows: int, length: int, memory: int, predicted: float) -> float:
+    """Values per token that the query stream keeps, which holds the position terms of every query and key."""
+    encoder = config.encoder
+    heads, keys, distances = encoder.heads, length + memory, _distances(encoder, length, memory)
+    kept = predicted * (_kept_by_layer(encoder, rows, length, memory) + heads * (distances + keys) + 2 * keys)
+    kept += _terms(encoder) * (encoder.width + heads * encoder.key_width) * distances / (rows * length)
+    if isinstance(encoder.position, Disentangled) and "p2c" in encoder.position.terms:
+        kept += heads * (distances + encoder.key_width)
+    return (2 if config.mask_decoder else _depth(encoder)) * kept

@@ -309,12 +309,18 @@ def operations(recipe: Recipe, length: int, teacher: ModelConfig | None = None) 
         return discriminator + _masked(recipe.generator, length, rate)
     if isinstance(settings, MLMSettings):
         return _masked(recipe.model, length, rate)
-    compared = 0.0 if not settings.logits_weight else 1.0 if settings.at == "real" else rate
-    masked = rate if settings.mlm_weight else 0.0
+    compared, masked = compared_share(settings), rate if settings.mlm_weight else 0.0
     total = flops.training(recipe.model, length, predicted=compared + masked)  # each has a vocabulary head of its own
     if teacher is not None:
         total += sum(flops.forward(teacher, length, predicted=compared).values())
     return total
+
+
+def compared_share(settings: ObjectiveSettings) -> float:
+    """Of the tokens whose logits a distillation compares."""
+    if not isinstance(settings, DistillSettings) or not settings.logits_weight:
+        return 0.0
+    return 1.0 if settings.at == "real" else settings.masking.rate
 
 
 def _masked(config: ModelConfig, length: int, rate: float) -> float:
