@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 import reprlib
 import types
 import typing
@@ -95,6 +96,31 @@ def _tell_reset(
             _tell_reset(before, now, path, assigned, where, f"{place}.")
         elif before != now and not any(f"{other}.".startswith(f"{place}.") for other in assigned):
             log.warning("%s: %s changes %s from %s to %s", where, path, place, before, now)
+
+
+def check_least(config: object, least: int, *names: str) -> None:
+    """Refuse fields below ``least`` or not finite; one that is None is not set.
+
+    Raises:
+        ConfigError: with the name of the field.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not least <= value < math.inf:
+            wrong = f"below {least}" if value < least else "not finite"
+            raise ConfigError(f"{name} {value} is {wrong}; give at least {least}")
+
+
+def check_shares(config: object, *names: str) -> None:
+    """Refuse fields that are no share of what can be dropped: below 0, or 1 and above.
+
+    Raises:
+        ConfigError: with the name of the field.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value < 1:
+            raise ConfigError(f"{name} {value} is no share; give a number from 0 up to, but not including, 1")
 
 
 def parse_value(text: str) -> Any:

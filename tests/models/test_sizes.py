@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from encoderlab import models
-from encoderlab.config import from_dict, to_dict
+from encoderlab.config import from_dict, override, to_dict
 from encoderlab.errors import ConfigError
 from encoderlab.model import count_parameters
 from encoderlab.models.base import ModelConfig, resized
-from encoderlab.nn.heads import Pooler
+from encoderlab.nn.heads import Classification, Pooler, Span, Tagging
 from encoderlab.nn.spanconv import Bottleneck
 
 ENCODERS = {
@@ -109,3 +111,53 @@ def test_unknown_names_and_impossible_sizes() -> None:
         models.config("bert-bse")
     with pytest.raises(ConfigError, match="not a multiple of heads"):
         resized(models.config("bert-tiny"), heads=3)
+    with pytest.raises(ConfigError, match=r"width 7 is not a multiple of heads 5; choose heads from \[1, 7\]$"):
+        resized(models.config("bert-tiny"), width=7, heads=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "values"),
+    [
+        ("convbert-tiny", "encoder.conv.head_ratio", [0, -1]),
+        ("convbert-tiny", "encoder.conv.kernel", [-1]),
+        ("convbert-tiny", "encoder.ff_groups", [0, -2]),
+        ("deberta-v2-tiny", "encoder.stem_conv.groups", [0, -1]),
+        ("bert-tiny", "encoder.width", [0]),
+        ("bert-tiny", "encoder.head_width", [0, -4]),
+        ("bert-tiny", "encoder.embed_width", [0, -4]),
+        ("bert-tiny", "encoder.types", [-1]),
+        ("bert-tiny", "encoder.eps", [-1.0, float("nan")]),
+        ("bert-tiny", "encoder.init_std", [-0.1, float("nan"), float("inf")]),
+        ("bert-tiny", "encoder.position.length", [0, -5]),
+        ("bert-tiny", "encoder.position.offset", [-5]),
+        ("xlnet-tiny", "encoder.position.clamp", [-2]),
+        ("deberta-tiny", "encoder.position.span", [0, -3]),
+        ("deberta-tiny", "encoder.position.input_positions", [-3]),
+        ("deberta-tiny", "mask_decoder", [-3]),
+        ("transformer-xl-tiny", "encoder.adaptive.divisor", [0, -2]),
+    ],
+)
+def test_numbers_out_of_range_are_refused(name: str, path: str, values: list[float]) -> None:
+    for value in values:
+        with pytest.raises(ConfigError, match=rf"^{path.split('.')[-1]} {value} is (below [01]|not finite); give at "):
+            override(models.config(name), {path: value})
+
+
+@pytest.mark.parametrize("cutoffs", [[500, 100], [100, 100], [-5], [0]])
+def test_cut_offs_rise(cutoffs: list[int]) -> None:
+    with pytest.raises(ConfigError, match="do not rise; give ids above 0, each above the one before"):
+        override(models.config("transformer-xl-tiny"), {"encoder.adaptive.cutoffs": cutoffs})
+
+
+@pytest.mark.parametrize("head", [Pooler, partial(Classification, labels=2), partial(Tagging, labels=2), Span])
+@pytest.mark.parametrize("dropout", [1.0, 1.5, -0.5])
+def test_heads_drop_a_share(head: Callable[..., object], dropout: float) -> None:
+    with pytest.raises(ConfigError, match=f"^dropout {dropout} is no share; give a number from 0 up to"):
+        head(dropout=dropout)
+
+
+@pytest.mark.parametrize("labels", [0, -3])
+def test_heads_have_labels(labels: int) -> None:
+    for head in (Classification, Tagging):
+        with pytest.raises(ConfigError, match=f"^labels {labels} is below 1; give at least 1"):
+            head(labels=labels)

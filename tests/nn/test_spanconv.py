@@ -91,10 +91,10 @@ def test_gradients() -> None:
     assert torch.autograd.gradcheck(lambda x, k: plain.depthwise(x.flatten(2), k, doc), (x, kernel))
 
 
-@pytest.mark.parametrize("config", [DepthwiseSeparable(kernel=4), SpanDynamic(kernel=8)])
-def test_even_kernels_are_refused(config: object) -> None:
-    with pytest.raises(ConfigError, match="is even"):
-        ConvolutionHeads(config, D, H, K)
+@pytest.mark.parametrize(("kind", "kernel"), [(DepthwiseSeparable, 4), (SpanDynamic, 8)])
+def test_even_kernels_are_refused(kind: type[DepthwiseSeparable | SpanDynamic], kernel: int) -> None:
+    with pytest.raises(ConfigError, match=f"kernel {kernel} is even"):
+        kind(kernel=kernel)
 
 
 def test_one_head_stays() -> None:

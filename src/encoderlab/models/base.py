@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from encoderlab.config import check_least
 from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.nn.heads import LM, RTD, Classification, Pooler, Span, Tagging, TaskHead
 
@@ -29,6 +30,9 @@ class ModelConfig:
     mask_vector: bool = False
     task: TaskHead | None = None
     labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_least(self, 0, "mask_decoder")
 
 
 @dataclass(frozen=True, kw_only=True)

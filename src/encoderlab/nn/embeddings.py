@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from encoderlab.config import check_least
+from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
 from encoderlab.nn.positions import Absolute, Disentangled, Position, places, sinusoid
 
@@ -27,8 +30,25 @@ class Adaptive:
     divisor: int = 1
     tied_projections: Literal["all", "all_but_first", "none"] = "all_but_first"
 
+    def __post_init__(self) -> None:
+        check_least(self, 1, "divisor")
+        if any(stop <= start for start, stop in itertools.pairwise((0, *self.cutoffs))):
+            raise ConfigError(
+                f"adaptive cut-offs {list(self.cutoffs)} do not rise; give ids above 0, each above the one before"
+            )
+
     def sizes(self, vocab: int) -> list[tuple[int, int]]:
-        """First and last id + 1 of each cluster."""
+        """First and last id + 1 of each cluster.
+
+        Raises:
+            ConfigError: a cut-off beyond the vocabulary.
+        """
+        inside = [cut for cut in self.cutoffs if cut < vocab]
+        if len(inside) < len(self.cutoffs):
+            raise ConfigError(
+                f"adaptive cut-offs {list(self.cutoffs)} do not all lie below vocab {vocab}; "
+                f"set adaptive.cutoffs to {inside}"
+            )
         edges = [0, *self.cutoffs, vocab]
         return list(zip(edges[:-1], edges[1:], strict=True))
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from encoderlab.config import check_least, check_shares
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
 from encoderlab.nn.attention import Attention, Biases, Keyed, Scope
@@ -65,6 +66,7 @@ class StemConvolution:
             raise ConfigError(
                 f"convolution kernel {self.kernel} has no token in its middle; give an odd number, such as 3"
             )
+        check_least(self, 1, "groups")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,16 +107,11 @@ class EncoderConfig:
     glorot_map: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("vocab", "layers", "width", "heads", "ff_width"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} {getattr(self, name)} is not positive; give at least 1")
-        for name in ("dropout", "attention_dropout", "ff_dropout", "output_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name} {getattr(self, name)} is no share; give a number from 0 up to, but not including, 1"
-                )
+        check_least(self, 1, "vocab", "layers", "width", "heads", "head_width", "ff_width", "ff_groups", "embed_width")
+        check_least(self, 0, "types", "eps", "init_std")
+        check_shares(self, "dropout", "attention_dropout", "ff_dropout", "output_dropout")
         if self.head_width is None and self.width % self.heads:
-            choices = [n for n in range(1, self.width + 1) if self.width % n == 0 and self.width // n >= 8]
+            choices = [n for n in range(1, self.width + 1) if self.width % n == 0]
             raise ConfigError(
                 f"width {self.width} is not a multiple of heads {self.heads}; choose heads from {choices}"
             )

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from encoderlab.config import check_least, check_shares
 from encoderlab.nn import kernels
 from encoderlab.nn.embeddings import Adaptive, Embeddings
 from encoderlab.nn.feedforward import Activation, activation
@@ -36,6 +37,9 @@ class Pooler:
 
     activation: Activation = "tanh"
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_shares(self, "dropout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,10 @@ class Classification:
     dropout: float = 0.1
     glorot: bool = False
 
+    def __post_init__(self) -> None:
+        check_least(self, 1, "labels")
+        check_shares(self, "input_dropout", "dropout")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tagging:
@@ -74,6 +82,10 @@ class Tagging:
     dropout: float = 0.1
     dense: bool = False
     glorot: bool = False
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "labels")
+        check_shares(self, "dropout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +100,9 @@ class Span:
     kind: Literal["span"] = "span"
     form: Literal["independent", "conditional", "beam"] = "independent"
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_shares(self, "dropout")
 
 
 TaskHead = Classification | Tagging | Span

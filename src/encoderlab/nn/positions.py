@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from encoderlab.config import check_least
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels, noise
 from encoderlab.nn.kernels import Relative
@@ -38,6 +39,10 @@ class Absolute:
     offset: int = 0
     sinusoidal: bool = False
 
+    def __post_init__(self) -> None:
+        check_least(self, 1, "length")
+        check_least(self, 0, "offset")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RelativeShift:
@@ -52,6 +57,9 @@ class RelativeShift:
     shared_biases: bool = False
     clamp: int = 0
 
+    def __post_init__(self) -> None:
+        check_least(self, 0, "clamp")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shaw:
@@ -62,6 +70,9 @@ class Shaw:
 
     kind: Literal["shaw"] = "shaw"
     span: int = 128
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "span")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +97,8 @@ class Disentangled:
     input_positions: int = 0
 
     def __post_init__(self) -> None:
+        check_least(self, 1, "span")
+        check_least(self, 0, "input_positions")
         if not self.terms or len(set(self.terms)) != len(self.terms):
             raise ConfigError(f"disentangled terms {list(self.terms)} must name c2p, p2c or both, each once")
         if self.buckets is not None and not 1 <= self.buckets // 2 < self.span:

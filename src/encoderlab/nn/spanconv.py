@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from encoderlab.config import check_least
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
 
@@ -26,6 +27,9 @@ class Bottleneck:
 
     kind: Literal["bottleneck"] = "bottleneck"
     head_ratio: int = 2
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "head_ratio")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,9 @@ class SpanDynamic:
     share_value: bool = False
     mask_padding: bool = True
 
+    def __post_init__(self) -> None:
+        _check(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dynamic:
@@ -52,6 +59,9 @@ class Dynamic:
     head_ratio: int = 2
     kernel: int = 9
     mask_padding: bool = True
+
+    def __post_init__(self) -> None:
+        _check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +73,9 @@ class Light:
     kernel: int = 9
     mask_padding: bool = True
 
+    def __post_init__(self) -> None:
+        _check(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DepthwiseSeparable:
@@ -73,8 +86,17 @@ class DepthwiseSeparable:
     kernel: int = 9
     mask_padding: bool = True
 
+    def __post_init__(self) -> None:
+        _check(self)
+
 
 Convolution = Bottleneck | SpanDynamic | Dynamic | Light | DepthwiseSeparable
+
+
+def _check(config: SpanDynamic | Dynamic | Light | DepthwiseSeparable) -> None:
+    check_least(config, 1, "head_ratio", "kernel")
+    if config.kernel % 2 == 0:
+        raise ConfigError(f"convolution kernel {config.kernel} is even; a window centred on the token needs an odd one")
 
 
 def kept_heads(heads: int, head_ratio: int) -> int:
@@ -88,10 +110,6 @@ class ConvolutionHeads(nn.Module):
     def __init__(self, config: Convolution, width: int, heads: int, head_width: int) -> None:
         super().__init__()
         assert not isinstance(config, Bottleneck)
-        if config.kernel % 2 == 0:
-            raise ConfigError(
-                f"convolution kernel {config.kernel} is even; a window centred on the token needs an odd one"
-            )
         self.config, self.heads, self.head_width = config, heads, head_width
         inner, taps = heads * head_width, heads * config.kernel
         if isinstance(config, SpanDynamic):
