@@ -61,6 +61,18 @@ def test_the_vocabulary_is_the_tokenizers(tokenizer: Tokenizer) -> None:
     assert build("bert-tiny", tokenizer=tokenizer, **TINY).words.shape == (tokenizer.vocab_size, 16)
 
 
+@pytest.mark.parametrize(("cutoffs", "kept"), [((20000, 40000, 200000), ()), ((50, 110, 20000), (50, 110))])
+def test_cut_offs_beyond_the_tokenizers_vocabulary_go(
+    cutoffs: tuple[int, ...], kept: tuple[int, ...], tokenizer: Tokenizer
+) -> None:
+    settings = TINY | {"encoder.adaptive.cutoffs": cutoffs}
+    model = build("transformer-xl-wt103-base", tokenizer=tokenizer, **settings)
+    adaptive = model.config.encoder.adaptive
+    assert adaptive is not None and adaptive.cutoffs == kept
+    with pytest.raises(ConfigError, match=r"do not all lie below vocab 8000; set adaptive.cutoffs to \["):
+        build("transformer-xl-wt103-base", **TINY | {"encoder.vocab": 8000, "encoder.adaptive.cutoffs": cutoffs})
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_parameters_are_counted_as_they_are(name: str) -> None:
     model = build(name, **TINY)

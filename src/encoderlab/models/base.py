@@ -52,5 +52,9 @@ class Family:
 
 
 def resized(config: ModelConfig, **changes: Any) -> ModelConfig:
-    """The model with fields of its encoder changed."""
+    """The model with fields of its encoder changed; with ``vocab``, cut-offs of an adaptive softmax beyond it go."""
+    adaptive = changes.get("adaptive", config.encoder.adaptive)
+    if "vocab" in changes and adaptive is not None:
+        cutoffs = tuple(cut for cut in adaptive.cutoffs if cut < changes["vocab"])
+        changes["adaptive"] = replace(adaptive, cutoffs=cutoffs)
     return replace(config, encoder=replace(config.encoder, **changes))
