@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models.transformer_xl import transformer_xl
 from encoderlab.nn.heads import AdaptiveLMHead, Span, SpanHead
@@ -74,6 +75,16 @@ def test_adaptive_softmax_without_tails_is_plain() -> None:
     logits = x @ model.encoder.embeddings.clusters.tables[0].T + model.lm.biases[0]
     want = torch.nn.functional.cross_entropy(logits, torch.tensor([1, 2, 3]), reduction="none")
     torch.testing.assert_close(model.lm.losses(x, torch.tensor([1, 2, 3]), model.encoder.embeddings), want)
+
+
+def test_clusters_without_width_are_refused() -> None:
+    cutoffs = (5, 9, 12)
+    tables = adaptive_model(2, "all", cutoffs).encoder.embeddings.clusters.tables
+    assert [table.shape[1] for table in tables] == [8, 4, 2, 1]
+    with pytest.raises(
+        ConfigError, match=r"divisor 3 leaves .* of 4 clusters no width .*; set .*divisor to at most 2$"
+    ):
+        adaptive_model(3, "all", cutoffs)
 
 
 def test_adaptive_losses_have_gradients() -> None:

@@ -63,6 +63,13 @@ class AdaptiveTable(nn.Module):
         super().__init__()
         self.clusters = adaptive.sizes(vocab) if adaptive.divisor > 1 else [(0, vocab)]
         widths = [embed_width // adaptive.divisor**i for i in range(len(self.clusters))]
+        if widths[-1] < 1:
+            tails = len(adaptive.cutoffs)
+            largest = max(d for d in range(1, embed_width + 1) if embed_width // d**tails >= 1)
+            raise ConfigError(
+                f"divisor {adaptive.divisor} leaves the last of {tails + 1} clusters no width of embed_width "
+                f"{embed_width}; set adaptive.divisor to at most {largest}"
+            )
         self.tables = nn.ParameterList(
             torch.empty(stop - start, e) for (start, stop), e in zip(self.clusters, widths, strict=True)
         )
