@@ -143,6 +143,13 @@ def test_numbers_out_of_range_are_refused(name: str, path: str, values: list[flo
             override(models.config(name), {path: value})
 
 
+def test_a_pair_head_without_pooler_is_refused() -> None:
+    assert override(models.config("roberta-tiny"), {"pair": "true", "pooler": "{}"}).pooler == Pooler()
+    for name, change in {"roberta-tiny": {"pair": "true"}, "bert-tiny": {"pooler": "null"}}.items():
+        with pytest.raises(ConfigError, match="there is no pooler; set pooler to {}, or pair to false"):
+            override(models.config(name), change)
+
+
 @pytest.mark.parametrize("cutoffs", [[500, 100], [100, 100], [-5], [0]])
 def test_cut_offs_rise(cutoffs: list[int]) -> None:
     with pytest.raises(ConfigError, match="do not rise; give ids above 0, each above the one before"):
