@@ -7,11 +7,12 @@ import torch
 
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
+from encoderlab.models.base import resized
 from encoderlab.models.transformer_xl import transformer_xl
 from encoderlab.nn.heads import AdaptiveLMHead, Span, SpanHead
 
 
-def adaptive_model(divisor: int, tied: str, cutoffs: tuple[int, ...] = (5, 9)) -> Model:
+def adaptive_model(divisor: int, tied: str, cutoffs: tuple[int, ...] = (5, 9), embed_width: int | None = None) -> Model:
     config = transformer_xl(
         layers=1,
         width=8,
@@ -23,7 +24,7 @@ def adaptive_model(divisor: int, tied: str, cutoffs: tuple[int, ...] = (5, 9)) -
         divisor=divisor,
         tied_projections=tied,
     )
-    model = Model(config).double()
+    model = Model(resized(config, embed_width=embed_width)).double()
     torch.manual_seed(0)
     for parameter in model.parameters():
         parameter.data = torch.randn_like(parameter)
@@ -67,6 +68,24 @@ def test_adaptive_softmax_is_its_definition(divisor: int, tied: str) -> None:
     probabilities = head.log_probabilities(x, model.encoder.embeddings)
     torch.testing.assert_close(probabilities.exp().sum(1), torch.ones(6, dtype=torch.float64))
     torch.testing.assert_close(-probabilities[torch.arange(6), targets], losses)
+
+
+@pytest.mark.parametrize(("tied", "reads"), [("all", [1, 1, 1]), ("all_but_first", [0, 1, 1]), ("none", [0, 0, 0])])
+def test_clusters_of_one_table_read_the_map_they_are_tied_to(tied: str, reads: list[int]) -> None:
+    """With divisor 1 there is one map of the input; the output's own is the first cluster's, or all clusters'."""
+    model = adaptive_model(1, tied, embed_width=6)
+    head, embeddings = model.lm, model.encoder.embeddings
+    x = torch.randn(3, 8, dtype=torch.float64)
+    before = head.log_probabilities(x, embeddings)
+    embeddings.clusters.maps[0].data += 1
+    after = head.log_probabilities(x, embeddings)
+    shares = [
+        (log[:, a:b] - log[:, a:b].logsumexp(1, keepdim=True)) for log in (before, after) for a, b in head.clusters
+    ]
+    changed = [int((one - two).abs().max() > 1e-9) for one, two in zip(shares[:3], shares[3:], strict=True)]
+    assert changed == reads
+    losses = head.losses(x, torch.tensor([0, 5, 19]), embeddings)
+    torch.testing.assert_close(-after[torch.arange(3), torch.tensor([0, 5, 19])], losses)
 
 
 def test_adaptive_softmax_without_tails_is_plain() -> None:

@@ -209,7 +209,7 @@ class AdaptiveLMHead(nn.Module):
 
     def _mapped(self, x: Tensor, cluster: int, embeddings: Embeddings) -> Tensor:
         index = cluster if self.divisor > 1 else 0
-        if str(index) in self.maps:
+        if str(index) in self.maps and (index == cluster or self.tied == "none"):
             return x @ self.maps[str(index)]
         assert embeddings.clusters is not None
         return x if embeddings.clusters.maps is None else x @ embeddings.clusters.maps[index]
