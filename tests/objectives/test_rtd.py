@@ -10,6 +10,7 @@ from encoderlab.batches.corrupt import Masking
 from encoderlab.errors import ConfigError
 from encoderlab.interchange.folder import weights
 from encoderlab.model import Model
+from encoderlab.models.base import resized
 from encoderlab.nn.heads import LM
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.mlm import predicted
@@ -125,6 +126,17 @@ def test_ablations(predict: str, rows, vocabulary) -> None:
     assert {name: term.count for name, term in terms.items()} == objective.counts(batch)
     assert terms["rtd"].count == (batch.num_tokens if predict == "original_all" else terms["mlm"].count)
     assert terms["rtd"].sum.isfinite() and terms["rtd"].sum > 0
+
+
+def test_a_norm_of_two_widths_is_not_shared(rows, vocabulary) -> None:
+    narrow = resized(small("deberta-v3-tiny-generator"), width=8, ff_width=12)  # the tables stay 16 wide
+    networks = Model(narrow).initialize(0), build("deberta-v3-tiny")
+    with pytest.raises(
+        ConfigError, match="as wide as the layers, 8 and 16, and cannot be shared; set sharing to tables"
+    ):
+        RTD(*networks, RTDSettings(sharing="block"), vocabulary)
+    _, terms = losses(RTD(*networks, RTDSettings(sharing="tables"), vocabulary), rows)
+    assert all(term.sum.isfinite() for term in terms.values())
 
 
 @pytest.mark.parametrize("given", [{"generator_weight": -1}, {"discriminator_weight": -1}, {"temperature": 0}])

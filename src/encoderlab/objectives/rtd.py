@@ -236,3 +236,8 @@ def _check(generator: Model, discriminator: Model, settings: RTDSettings) -> Non
             f"embeddings (width, segments, positions, norm) {shapes[0]} and {shapes[1]} differ and cannot be shared; "
             "set sharing to none"
         )
+    if settings.sharing == "block" and one.embed_norm == "width" and one.width != two.width:
+        raise ConfigError(
+            f"the norm after the embeddings is as wide as the layers, {one.width} and {two.width}, "
+            "and cannot be shared; set sharing to tables, or give both networks one width"
+        )
