@@ -7,10 +7,14 @@ import torch
 
 from encoderlab.batches.corrupt import Masking
 from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.models.base import resized
 from encoderlab.nn.noise import Noise
+from encoderlab.objectives.base import Objective
 from encoderlab.objectives.mlm import MLM, MLMSettings
+from encoderlab.objectives.rtd import RTD, RTDSettings
 from tests.objectives.conftest import make_rows
-from tests.objectives.small import build
+from tests.objectives.small import build, small
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "albert-tiny", "roberta-tiny", "deberta-tiny", "deberta-v2-tiny"])
@@ -55,6 +59,21 @@ def test_masks_depend_on_the_row_alone(rows, vocabulary) -> None:
     n = len(rows[2])
     assert torch.equal(whole.ids[2, :n], single.ids[0, :n])
     assert not torch.equal(whole.ids, objective.make_batch(rows, seed=2).ids)
+
+
+@pytest.mark.parametrize("network", ["model", "generator"])
+def test_a_stem_that_the_mask_decoder_never_reads_is_refused(network: str, rows, vocabulary) -> None:
+    def make(layers: int) -> tuple[Model, Objective]:
+        model = Model(resized(small("deberta-v2-tiny"), layers=layers)).initialize(0)
+        if network == "model":
+            return model, MLM(model, MLMSettings(), vocabulary)
+        return model, RTD(model, build("deberta-v3-tiny"), RTDSettings(), vocabulary)
+
+    with pytest.raises(ConfigError, match="never reads the stem .*; set layers to at least 2"):
+        make(1)
+    model, objective = make(2)
+    objective(objective.make_batch(rows, seed=1))[0]["mlm"].sum.backward()
+    assert model.encoder.stem is not None and model.encoder.stem.conv.weight.grad is not None
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "deberta-tiny", "deberta-v2-tiny"])

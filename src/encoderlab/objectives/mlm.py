@@ -62,6 +62,20 @@ def require_weight(settings: object, *names: str) -> None:
         raise ConfigError(f"all of {', '.join(names)} are 0, which trains nothing; set one of them")
 
 
+def check_stem(model: Model) -> None:
+    """Refuse a stem that no loss reaches: the mask decoder reads the last layer's input, and so nothing of the first
+    layer's output where that is the last.
+
+    Raises:
+        ConfigError: with what to change.
+    """
+    if model.mask_positions is not None and model.encoder.stem is not None and model.encoder.depth == 1:
+        raise ConfigError(
+            "with 1 layer the mask decoder never reads the stem convolution, which would not train; "
+            "set layers to at least 2, stem_conv to null, or mask_decoder to 0"
+        )
+
+
 class Masker:
     """Rows to a batch with some tokens hidden.
 
@@ -131,6 +145,7 @@ class MLM(Objective):
             raise ConfigError(
                 "masked language modelling needs attention to both sides; choose the causal objective for this model"
             )
+        check_stem(model)
         self.model, self.settings = model, settings
         self.masker = Masker(settings.masking, vocabulary)
 

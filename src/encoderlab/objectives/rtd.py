@@ -22,7 +22,16 @@ from encoderlab.nn.heads import LMHead
 from encoderlab.nn.kernels.plain import draw
 from encoderlab.nn.noise import Noise, stream
 from encoderlab.objectives.base import Memory, Objective, Term
-from encoderlab.objectives.mlm import Masker, check_weights, no_loss, predicted, require_weight, token_term, tokens
+from encoderlab.objectives.mlm import (
+    Masker,
+    check_stem,
+    check_weights,
+    no_loss,
+    predicted,
+    require_weight,
+    token_term,
+    tokens,
+)
 from encoderlab.objectives.vocabulary import Vocabulary
 
 Sharing = Literal["block", "tables", "none", "disentangled"]
@@ -217,6 +226,7 @@ def _check(generator: Model, discriminator: Model, settings: RTDSettings) -> Non
         )
     if not isinstance(generator.lm, LMHead):
         raise ConfigError("the generator has no LM head; give a model with one, such as NAME-generator")
+    check_stem(generator)
     if settings.predict != "original_masked" and discriminator.rtd is None:
         raise ConfigError(
             "the discriminator has no detection head; give a model of family electra, convbert or deberta v3"
