@@ -202,15 +202,9 @@ def fit(recipe: Recipe, tokenizer: Tokenizer, *, resumed: Path | None = None) ->
     """
     check_segments(recipe, tokenizer, model=recipe.model, generator=recipe.generator)
 
-    def fitted(config: ModelConfig) -> ModelConfig:
-        adaptive = config.encoder.adaptive
-        if adaptive is not None:
-            cutoffs = tuple(cut for cut in adaptive.cutoffs if cut < tokenizer.vocab_size)
-            adaptive = replace(adaptive, cutoffs=cutoffs)
-        return resized(config, vocab=tokenizer.vocab_size, adaptive=adaptive)
-
-    generator = None if recipe.generator is None else fitted(recipe.generator)
-    recipe = replace(recipe, model=fitted(recipe.model), generator=generator)
+    vocab = tokenizer.vocab_size
+    generator = None if recipe.generator is None else resized(recipe.generator, vocab=vocab)
+    recipe = replace(recipe, model=resized(recipe.model, vocab=vocab), generator=generator)
     if recipe.init_from is None:
         return recipe
     if resumed is not None:
