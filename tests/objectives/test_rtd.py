@@ -69,6 +69,21 @@ def test_disentangled_table_is_the_generators_plus_a_difference(rows, vocabulary
     assert discriminator.words.grad is None and generator.words.grad is not None
 
 
+def test_disentangled_positions_are_the_generators_plus_a_difference(rows, vocabulary) -> None:
+    """As in the original code, where positions are added to the input."""
+    objective = make("electra-tiny", vocabulary, sharing="disentangled")
+    generator, discriminator = (model.encoder.embeddings for model in (objective.generator, objective.discriminator))
+    generator.types, generator.norm, generator.map = discriminator.types, discriminator.norm, discriminator.map
+    ids = torch.arange(12)[None]
+    torch.testing.assert_close(*(each(ids, None, None, None) for each in (generator, discriminator)))
+    discriminator.positions.data.normal_()
+    saved = weights(objective.discriminator)["encoder.embeddings.positions"]
+    torch.testing.assert_close(saved, discriminator.positions + generator.positions)
+    _, terms = losses(objective, rows)
+    terms["rtd"].sum.backward()
+    assert generator.positions.grad is None and discriminator.positions.grad.abs().sum() > 0
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_labels_say_what_differs(name: str, rows, vocabulary) -> None:
     """A guess that hits the original counts as original, and every change is at a masked place."""

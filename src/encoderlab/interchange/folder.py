@@ -24,8 +24,8 @@ FORMAT = {"format": "encoderlab", "version": 1}
 
 
 def weights(model: Model) -> dict[str, Tensor]:
-    """Every tensor of the model by name, shared ones once. A word table that is a difference to another network's is
-    given as the sum.
+    """Every tensor of the model by name, shared ones once. A table of words or positions that is a difference to
+    another network's is given as the sum.
     """
     state: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -34,8 +34,10 @@ def weights(model: Model) -> dict[str, Tensor]:
             seen.add(id(parameter))
             state[name] = parameter.detach()
     embeddings = model.encoder.embeddings
-    if embeddings.base_words is not None and embeddings.words is not None:
-        state["encoder.embeddings.words"] = (embeddings.words + embeddings.base_words).detach()
+    for name in ("words", "positions"):
+        own, base = getattr(embeddings, name), getattr(embeddings, f"base_{name}")
+        if own is not None and base is not None:
+            state[f"encoder.embeddings.{name}"] = (own + base).detach()
     return {name: tensor.cpu().contiguous() for name, tensor in state.items()}
 
 

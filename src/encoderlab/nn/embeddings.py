@@ -115,8 +115,8 @@ class Embeddings(nn.Module):
     ) -> None:
         super().__init__()
         self.dropout, self.norm_place, self.width = dropout, norm, width
-        # The embeddings whose word table is read without gradient, ``words`` being a difference to it; in a tuple, so
-        # that they are no submodule of these.
+        # The embeddings whose tables of words and positions are read without gradient, those here being differences to
+        # them; in a tuple, so that they are no submodule of these.
         self.base: tuple[Embeddings, ...] = ()
         self.words: nn.Parameter | None = None
         self.clusters: AdaptiveTable | None = None
@@ -141,8 +141,10 @@ class Embeddings(nn.Module):
         """ids (B, L), doc (B, L) or None, segments (B, L) or None for all 0 -> (B, L, D)."""
         x = self.look_up(ids)
         if self.positions is not None:
-            place = places(doc, ids.shape[1], ids.device)
-            x = x + F.embedding(place + self.offset, self.positions)
+            place = places(doc, ids.shape[1], ids.device) + self.offset
+            x = x + F.embedding(place, self.positions)
+            if self.base_positions is not None:
+                x = x + F.embedding(place, self.base_positions)
         elif self.sinusoidal:
             place = places(doc, ids.shape[1], ids.device)
             x = x + sinusoid(place.flatten(), self.width).view(*place.shape, -1).to(x.dtype)
@@ -173,3 +175,8 @@ class Embeddings(nn.Module):
         Asked anew each time, because a sharded module replaces its parameters.
         """
         return self.base[0].words.detach() if self.base and self.base[0].words is not None else None
+
+    @property
+    def base_positions(self) -> Tensor | None:
+        """The position table of ``base``, as :attr:`base_words`."""
+        return self.base[0].positions.detach() if self.base and self.base[0].positions is not None else None

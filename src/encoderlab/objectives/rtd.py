@@ -42,11 +42,11 @@ class RTDSettings:
     """Settings of :class:`RTD`; the defaults are ELECTRA's.
 
     ``sharing`` of the embeddings: ``block`` (ELECTRA: tables and LayerNorm), ``tables`` alone, ``none``, or
-    ``disentangled`` (DeBERTa v3, section 3.3: the discriminator's table is the generator's, without gradient, plus a
-    difference that only the discriminator trains). ``updates``: ``joint``, or ``alternating`` as in DeBERTa v3's code:
-    the generator's step, then the discriminator's on what was sampled before it, each clipped by itself. ``predict``:
-    ``replaced`` is the paper's objective; its ablations (section 3.4): ``replaced_masked``, the loss on masked places
-    only; ``original_masked``, replace-MLM; ``original_all``, all-tokens MLM with a copy gate.
+    ``disentangled`` (DeBERTa v3, section 3.3: the discriminator's tables of words and positions are the generator's,
+    without gradient, plus differences that only the discriminator trains). ``updates``: ``joint``, or ``alternating``
+    as in DeBERTa v3's code: the generator's step, then the discriminator's on what was sampled before it, each clipped
+    by itself. ``predict``: ``replaced`` is the paper's objective; its ablations (section 3.4): ``replaced_masked``, the
+    loss on masked places only; ``original_masked``, replace-MLM; ``original_all``, all-tokens MLM with a copy gate.
     """
 
     kind: Literal["rtd"] = "rtd"
@@ -192,7 +192,7 @@ def document_starts(doc: Tensor) -> Tensor:
 def share_embeddings(generator: Model, discriminator: Model, sharing: Sharing, *, continued: bool = False) -> None:
     """Let the two networks share embeddings in place; see :class:`RTDSettings`.
 
-    The disentangled difference starts at 0, or, where training is ``continued``, at what the two tables differ by.
+    The disentangled differences start at 0, or, where training is ``continued``, at what the two tables differ by.
     """
     if sharing == "none":
         return
@@ -201,7 +201,9 @@ def share_embeddings(generator: Model, discriminator: Model, sharing: Sharing, *
         assert source.words is not None and target.words is not None
         target.base = (source,)
         with torch.no_grad():
-            target.words.copy_(target.words - source.words if continued else torch.zeros_like(target.words))
+            for base, own in ((source.words, target.words), (source.positions, target.positions)):
+                if base is not None and own is not None:
+                    own.copy_(own - base if continued else torch.zeros_like(own))
         return
     source.words, source.positions, source.types = target.words, target.positions, target.types
     if sharing == "block":
