@@ -212,6 +212,7 @@ def test_zip_archives(tmp_path):
         ('{"title": "t", "content": "c"}', "title", "t"),
         ('{"label": "x", "review": "a long text", "n": 1}', None, "a long text"),
         ('{"paragraphs": ["a", "b"], "title": "long title here"}', None, "a|b"),
+        ('{"id": "abc", "text": null}\n{"id": "def", "text": "t"}', None, "t"),
         ('"plain"', None, "plain"),
         ('{"text": "half \\ud800 pair\\nline"}', None, "half \ufffd pair|line"),
         ('\ufeff{"text": "mark"}', None, "mark"),

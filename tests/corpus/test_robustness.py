@@ -85,6 +85,8 @@ def bad(tmp_path: Path, name: str, content: bytes | str) -> str:
         ("a.jsonl", '{"text": "a"}\n{"text": \n', 3, "a.jsonl: line 2: no JSON; .*--invalid-records skip"),
         ("a.jsonl", '{"text": "a"}\n\n{"txt": "b"}\n', 3, "line 3: no field 'text'; it has txt"),
         ("a.jsonl", '{"text": "a"}\n{"text": 7}\n', 3, "line 2: field 'text' holds no text"),
+        ("a.jsonl", '{"text": 5, "title": "T"}', 3, r"line 1: field 'text' holds no text \(--field names another\)"),
+        ("a.jsonl", '{"text": [], "title": "T"}', 3, "line 1: field 'text' holds no text"),
         ("a.csv", 'n,text\n1,a\n2,"b\n3,c\n', 3, "a.csv: row near 4: .*is a quote left open"),
         ("a.csv", "n,text\n1,a\n2\n", 3, "row 2 has 1 columns, the text is in column 1"),
         ("folder/a.py", "x", 3, r"folder: a folder without readable files \(1 files, none of .txt"),

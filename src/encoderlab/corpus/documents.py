@@ -127,7 +127,7 @@ def _records(text: str, block: Block, reading: Reading, counts: Counter[str]) ->
             value = record if whole or isinstance(record, str) else record[source.field]
             value = text_of("" if value is None else value)
             if value is None:
-                problem = f"field {source.field!r} holds no text"
+                problem = f"field {source.field!r} holds no text (--field names another)"
         except (ValueError, RecursionError):
             problem = "no JSON"
         except (KeyError, TypeError):

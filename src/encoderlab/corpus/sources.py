@@ -244,10 +244,10 @@ def _inspect_jsonl(source: Source, reading: Reading, head: bytes) -> Source:
         if reading.field not in record:
             raise DataError(f"{source.name}: no field {reading.field!r} in the first line; it has {listed(record)}")
         return dataclasses.replace(source, field=reading.field)
+    known = next((name for name in TEXT_FIELDS if name in record), None)  # even where this record has no text in it
     lengths = {name: len(text) for name, value in record.items() if (text := text_of(value)) is not None}
-    if not lengths:
+    if not known and not lengths:
         raise DataError(f"{source.name}: no field with text in the first line; it has {listed(record)}; give --field")
-    known = next((name for name in TEXT_FIELDS if name in lengths), None)
     field = known or max(lengths, key=lambda name: lengths[name])
     return dataclasses.replace(source, field=field, inferred=True)
 
