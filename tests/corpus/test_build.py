@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -251,6 +253,18 @@ def test_repeated_numbers_are_found_in_any_groups(tmp_path_factory, columns, buc
         expected.append(number in seen)
         seen.add(number)
     assert flags.tolist() == expected
+
+
+def test_a_full_disk_while_repeats_are_looked_for_has_its_number(tmp_path):
+    """The build says what to do about it by the number; numpy's own writing gives none."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
+    try:
+        with pytest.raises(OSError) as error:
+            find_repeated([], 100_000, tmp_path / "scratch")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (allowed, most))
+    assert error.value.errno == errno.EFBIG
 
 
 def test_duplicate_documents_and_lines(tmp_path, tokenizer):

@@ -264,7 +264,9 @@ def find_repeated(columns: Iterable[np.ndarray], total: int, scratch: Path) -> n
     scratch.mkdir()
     buckets = max(1, -(-total // BUCKET))
     marks = scratch / "repeated"
-    np.zeros(max(total, 1), bool).tofile(marks)  # not a sparse file, which a full disk would end in a signal
+    with open(marks, "wb") as file:  # not a sparse file, which a full disk would end in a signal
+        for start in range(0, max(total, 1), BUCKET):
+            file.write(bytes(min(BUCKET, max(total, 1) - start)))
     flags = np.memmap(marks, bool, "r+")
     held: list[np.ndarray] = []
     size = first = 0
