@@ -84,6 +84,8 @@ def test_vocabulary_larger_than_the_text_supports_names_the_largest(kind: str) -
     if kind == "unigram":
         pytest.importorskip("sentencepiece")
     texts = ["the cat sat on the mat and the dog sat on the log"] * 50
+    if kind == "wordpiece":  # rare characters, of which a smaller vocabulary has fewer
+        texts += ["".join(chr(0x4E00 + number) for number in range(300))]
     with pytest.raises(ConfigError, match=r"30000 is larger than the text supports; choose at most \d+") as error:
         Tokenizer.train(kind, texts, 30000)  # type: ignore[arg-type]
     largest = int(re.findall(r"at most (\d+)", str(error.value))[0])

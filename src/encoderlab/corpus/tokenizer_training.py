@@ -67,6 +67,24 @@ def train(
 def _wordpiece(
     sample: Sequence[str], vocab_size: int, family: Family, lowercase: bool, min_frequency: int
 ) -> Tokenizer:
+    supported = vocab_size
+    while len(learned := _wordpieces(sample, supported, family, lowercase, min_frequency)) < supported:
+        supported = len(learned)  # with which fewer letters are tokens (_alphabet): the text may support still fewer
+    if supported < vocab_size:
+        raise _too_large(vocab_size, supported)
+    edges = {*family.first, *family.last}
+    vocabulary = [*family.first, *(token for token in learned if token not in edges), *family.last]
+    return Tokenizer(
+        vocabularies.wordpiece(vocabulary, unk=family.layout.unk, lowercase=lowercase),
+        family.layout,
+        {"do_lower_case": lowercase, "strip_accents": None, "tokenize_chinese_chars": True},
+    )
+
+
+def _wordpieces(
+    sample: Sequence[str], vocab_size: int, family: Family, lowercase: bool, min_frequency: int
+) -> list[str]:
+    """The tokens in the order they were learned, ``vocab_size`` or as many as the text supports."""
     unk = family.layout.unk
     backend = vocabularies.wordpiece([unk], unk=unk, lowercase=lowercase)
     alphabet = _alphabet(sample, backend, vocab_size, len(family.first) + len(family.last))
@@ -84,16 +102,8 @@ def _wordpiece(
     trained = tokenizers.Tokenizer(models.WordPiece(unk_token=unk))
     trained.normalizer, trained.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
     trained.train_from_iterator(iter(sample), trainer)
-    by_id = sorted((index, token) for token, index in trained.get_vocab().items())
-    if len(by_id) < vocab_size:
-        raise _too_large(vocab_size, len(by_id))
-    edges = {*family.first, *family.last}
-    vocabulary = [*family.first, *(token for _, token in by_id if token not in edges), *family.last]
-    return Tokenizer(
-        vocabularies.wordpiece(vocabulary, unk=unk, lowercase=lowercase),
-        family.layout,
-        {"do_lower_case": lowercase, "strip_accents": None, "tokenize_chinese_chars": True},
-    )
+    vocabulary = trained.get_vocab()
+    return sorted(vocabulary, key=vocabulary.__getitem__)
 
 
 def _byte_bpe(sample: Sequence[str], vocab_size: int, family: Family, min_frequency: int) -> Tokenizer:
