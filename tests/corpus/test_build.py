@@ -358,6 +358,20 @@ def test_an_interruption_between_any_two_steps_continues(chosen, tmp_path, monke
         shutil.rmtree(out)
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_killed_while_the_plan_is_written_it_continues(chosen, tmp_path, number):
+    out = tmp_path / "out"
+    plan = out / (".work/plan.json" if number == 1 else "plan.json")
+    plan.parent.mkdir(parents=True)
+    plan.with_name(".plan.json.999.tmp").write_text("{")
+    build_corpus(chosen, out, num_shards=number)
+    assert not list(out.rglob("*.tmp"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ".plan.json").write_text("mine")
+    with pytest.raises(ConfigError, match="not empty"):
+        build_corpus(chosen, tmp_path / "other", num_shards=number)
+
+
 def test_a_complete_corpus_is_left_alone(chosen, tmp_path):
     build_corpus(chosen, tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}

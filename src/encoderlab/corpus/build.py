@@ -268,8 +268,10 @@ def _claim(
 
 def _begin(folder: Path, out: Path, name: str, value: Any) -> None:
     """Write the first file of ``folder``, which is ``out`` or below it; nothing else may be there."""
-    if folder != out and folder.exists() and all(item.name.startswith(f".{name}") for item in folder.iterdir()):
-        shutil.rmtree(folder)  # killed before the file was complete
+    for leftover in folder.glob(f".{name}.*.tmp"):  # killed before the file was complete
+        leftover.unlink()
+    if folder != out and folder.exists() and not any(folder.iterdir()):
+        folder.rmdir()
     if any(out.iterdir()):
         raise ConfigError(f"{out}: not empty, and holds no corpus; choose another folder, or delete it")
     folder.mkdir(exist_ok=True)
