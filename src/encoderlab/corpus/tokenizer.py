@@ -98,7 +98,7 @@ class Tokenizer:
         if missing:
             raise DataError(
                 f"the vocabulary lacks {', '.join(missing)}, which an encoder needs; "
-                "add them (add_special), or give another tokenizer"
+                "add them to the vocabulary (a line each in vocab.txt), or give another tokenizer"
             )
         known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
         backend.add_special_tokens([token for token in layout.added_tokens(self.kind) if token.content not in known])
