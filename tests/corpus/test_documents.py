@@ -254,8 +254,11 @@ def test_tables(tmp_path, name, content, field, expected):
 )
 def test_rows_that_the_header_does_not_fit_lose_no_text(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=f"{message}; correct it, or --invalid-records skip"):
         read(tmp_path / name)
+    (source,) = find_sources([str(tmp_path / name)], Reading())
+    found, counts = parse_block(next(read_blocks(source)), Reading(invalid_records="skip"))
+    assert found == [["fine"]] * ("fine" in content) and counts["skipped_records"] == 1
     (tmp_path / "ends.csv").write_text("text,n\na,1,\nb,2,\n")  # nothing after the last delimiter
     assert read(tmp_path / "ends.csv") == [["a"], ["b"]]
 

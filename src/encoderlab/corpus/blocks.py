@@ -42,7 +42,7 @@ START = Position()
 class Block:
     """A part of a source that ends where a document ends.
 
-    A block of records (CSV, TSV, Parquet) holds a JSON string per line.
+    A block of records (CSV, TSV, Parquet) holds a JSON string per line, and ``{"problem": ...}`` for a row without one.
     """
 
     source: Source
@@ -131,7 +131,7 @@ def _record_blocks(source: Source, start: Position) -> Iterator[Block]:
         yield Block(source=source, data=b"\n".join(lines), start=start, end=end)
 
 
-def _table_texts(source: Source) -> Iterator[str]:
+def _table_texts(source: Source) -> Iterator[str | dict[str, str]]:
     with source.open() as binary:
         rows = table_rows(source, io.TextIOWrapper(binary, "utf-8-sig", errors="surrogateescape", newline=""))
         try:
@@ -147,10 +147,7 @@ def _table_texts(source: Source) -> Iterator[str]:
                     yield row[column]
                 elif row:
                     expected = f"the header has {width}" if cut else f"the text is in column {column} (from 0)"
-                    raise DataError(
-                        f"{source.name}: row {number} has {len(row)} columns, {expected}; "
-                        "correct the row, or convert the file to JSON lines"
-                    )
+                    yield {"problem": f"row {number} has {len(row)} columns, {expected}"}
         except csv.Error as error:
             raise DataError(f"{source.name}: row near {rows.line_num}: {error}; is a quote left open?") from None
 

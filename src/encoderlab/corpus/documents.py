@@ -117,7 +117,7 @@ def _text_documents(text: str) -> Iterator[list[str]]:
 
 def _records(text: str, block: Block, reading: Reading, counts: Counter[str]) -> Iterator[str]:
     source = block.source
-    whole = source.format != "jsonl"  # a JSON string per line, written by _record_blocks
+    whole = source.format != "jsonl"  # as _record_blocks writes them
     for number, line in enumerate(text.split("\n"), block.start.line):
         if not line or line.isspace():
             continue
@@ -126,19 +126,21 @@ def _records(text: str, block: Block, reading: Reading, counts: Counter[str]) ->
             record = json.loads(line)
             value = record if whole or isinstance(record, str) else record[source.field]
             value = text_of("" if value is None else value)
-            if value is None:
-                problem = f"field {source.field!r} holds no text (--field names another)"
+            if whole and isinstance(record, dict):
+                problem = record["problem"]
+            elif value is None:
+                problem = f"line {number}: field {source.field!r} holds no text (--field names another)"
         except (ValueError, RecursionError):
-            problem = "no JSON"
+            problem = f"line {number}: no JSON"
         except (KeyError, TypeError):
             has = listed(record) if isinstance(record, dict) else f"a JSON {type(record).__name__}"
-            problem = f"no field {source.field!r}; it has {has}"
+            problem = f"line {number}: no field {source.field!r}; it has {has}"
         if problem is None:
             yield value
         elif reading.invalid_records == "skip":
             counts["skipped_records"] += 1
         else:
-            raise DataError(f"{source.name}: line {number}: {problem}; correct it, or --invalid-records skip")
+            raise DataError(f"{source.name}: {problem}; correct it, or --invalid-records skip")
 
 
 def _paragraphs(lines: list[str], min_chars: int, counts: Counter[str]) -> Iterator[str]:

@@ -64,7 +64,8 @@ class Reading:
         field: the JSON field or the CSV or Parquet column that holds the text; a number counts the columns of a CSV or
             TSV without a header from 0. None infers it.
         invalid_utf8: ``replace`` puts U+FFFD for bytes that are no UTF-8, and counts them; ``refuse`` stops.
-        invalid_records: what to do with a line that is no JSON or has no such field: ``refuse`` stops, ``skip`` counts.
+        invalid_records: what to do with a line that is no JSON or has no such field, and a row with too few or too
+            many columns: ``refuse`` stops, ``skip`` counts.
         min_line_chars: shorter lines are left out.
     """
 
