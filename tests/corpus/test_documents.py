@@ -157,6 +157,31 @@ def test_files_folders_and_globs_in_order(tmp_path):
     assert read(tmp_path / "program.py") == [["program"]]  # named
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("b.txt.gz", gzip.compress(b"")),
+        ("b.jsonl", b"\n \n\n"),
+        ("b.csv", b""),
+        ("b.csv.gz", gzip.compress(b"")),
+        ("b.csv", b"\n\n"),
+    ],
+)
+def test_empty_files_are_passed_over_in_folders_and_archives(tmp_path, name, content):
+    for folder in ("data", "alone"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes(content)
+    (tmp_path / "data" / "a.txt").write_text("a")
+    with zipfile.ZipFile(tmp_path / "c.zip", "w") as archive:
+        archive.writestr(name, content)
+        archive.writestr("c.txt", "c")
+    assert read(tmp_path / "data", tmp_path / "c.zip") == [["a"], ["c"]]
+    with pytest.raises(DataError, match="alone: (its files are empty|a folder without readable files)"):
+        read(tmp_path / "alone")
+    with pytest.raises(DataError, match=f"{name}: .*; give a file with text"):
+        read(tmp_path / "data" / name)
+
+
 def test_links_in_folders(tmp_path):
     for name in ("data/a.txt", "elsewhere/b.txt"):
         (tmp_path / name).parent.mkdir()
@@ -233,6 +258,7 @@ def test_json_lines(tmp_path, content, field, expected):
         ("a.tsv", 'label\tsentence\n0\tsaid "hi\n1\t"yes" and\n', None, ['said "hi', '"yes" and']),
         ("a.tsv", "a long first sentence that cannot be a header at all\t1\nshort\t0\n", None, None),
         ("a.csv", "text\nonly\n", None, ["only"]),
+        ("a.csv", "id,title\n", None, []),
         ("a.csv", '\ufefftext,n\n"mark",1\n', None, ["mark"]),
     ],
 )

@@ -101,6 +101,10 @@ class Source:
         return size * (3 if Path(name).suffix.lower() in COMPRESSED else 1)
 
 
+class _EmptyFile(DataError):
+    """Nothing to read; passed over where the file is not named itself."""
+
+
 def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
     """Files, folders (searched to any depth) and globs, in the order given, the files of a folder or glob by name.
 
@@ -115,10 +119,21 @@ def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
     if not patterns:
         raise ConfigError("no source; give files, folders or globs, for example: encoderlab corpus build wiki.txt.gz")
     sources: dict[tuple[Path, str | None], Source] = {}
-    for pattern in patterns:
-        for source in _expand(str(pattern), reading):
-            sources.setdefault((source.path.resolve(), source.member), source)
-    return [inspect_source(source, reading) for source in sources.values()]
+    for pattern in map(str, patterns):
+        folder = Path(pattern).expanduser().is_dir()
+        found = list(_expand(pattern, reading))
+        empty = 0
+        for source in found:
+            key = (source.path.resolve(), source.member)
+            try:
+                sources[key] = sources.get(key) or inspect_source(source, reading)
+            except _EmptyFile:
+                if not folder and source.member is None:
+                    raise
+                empty += 1
+        if empty == len(found):
+            raise DataError(f"{pattern}: its files are empty ({empty}); give files with text")
+    return list(sources.values())
 
 
 def _expand(pattern: str, reading: Reading) -> Iterator[Source]:
@@ -206,13 +221,15 @@ def inspect_source(source: Source, reading: Reading) -> Source:
     with errors_of(source.name), source.open() as file:
         head = file.read(1 << 16)
         if not head:
-            raise DataError(f"{source.name}: the file is empty; give a file with text")
+            raise _EmptyFile(f"{source.name}: the file is empty; give a file with text")
         _refuse_binary(source, head)
         if source.format in ("text", "markdown"):
             return source
         if source.format == "jsonl":
             while b"\n" not in head.lstrip() and len(head) < MAX_RECORD and (more := file.read(BLOCK)):
                 head += more
+            if not head.removeprefix(codecs.BOM_UTF8).strip():
+                raise _EmptyFile(f"{source.name}: nothing but blank lines; give a file with text")
             return _inspect_jsonl(source, reading, head)
         return _inspect_table(source, reading, head.decode("utf-8-sig", "replace"))
 
@@ -262,7 +279,7 @@ def _inspect_table(source: Source, reading: Reading, head: str) -> Source:
         for row in itertools.islice(table_rows(source, io.StringIO(head, newline="")), 50):
             rows += [row] if row else []
     if not rows:
-        raise DataError(f"{source.name}: no rows; give a file with text")
+        raise _EmptyFile(f"{source.name}: no rows; give a file with text")
     if isinstance(reading.field, int) or (isinstance(reading.field, str) and reading.field.isdigit()):
         if int(reading.field) >= len(rows[0]):
             raise DataError(f"{source.name}: no column {reading.field} (from 0); the first row has {len(rows[0])}")
@@ -278,7 +295,7 @@ def _inspect_table(source: Source, reading: Reading, head: str) -> Source:
         return dataclasses.replace(source, field=header[lower.index(known)], inferred=True)
     sizes = [sum(len(row[column]) for row in rows[1:] if column < len(row)) for column in range(len(header))]
     column = max(range(len(header)), key=lambda column: (sizes[column], len(header[column])))
-    named = len(rows) > 1 and all(0 < len(name) <= 40 for name in header) and len(set(header)) == len(header)
+    named = all(0 < len(name) <= 40 for name in header) and len(set(header)) == len(header)
     return dataclasses.replace(source, field=header[column] if named else column, inferred=True)
 
 
