@@ -322,8 +322,21 @@ def test_parquet_columns(tmp_path):
     for names in (["text", "body"], ["body", "text"], ["only"]):
         parquet.write_table(pyarrow.table({name: [name] for name in names}), tmp_path / "b.parquet")
         assert read(tmp_path / "b.parquet") == [["text" if "text" in names else "only"]]
-    with pytest.raises(DataError, match="no text column 'n'"):
+    with pytest.raises(DataError, match="no text column 'n'; it has title, summary, n"):
         read(tmp_path / "a.parquet", field="n")
+    category = pyarrow.array(["x", "y", "x", None]).dictionary_encode()
+    lists = pyarrow.array([["p", "q"], [], None, ["r"]])
+    for columns, expected in [
+        ({"kind": category, "text": category}, [["x"], ["y"], ["x"]]),
+        ({"kind": category, "n": [1, 2, 3, 4]}, [["x"], ["y"], ["x"]]),
+        ({"kind": category, "review": list("abcd")}, [["a"], ["b"], ["c"], ["d"]]),
+        ({"title": list("abcd"), "paragraphs": lists}, [["p", "q"], ["r"]]),
+    ]:
+        parquet.write_table(pyarrow.table(columns), tmp_path / "c.parquet")
+        assert read(tmp_path / "c.parquet") == expected
+    parquet.write_table(pyarrow.table({"n": [1], "m": [[1]]}), tmp_path / "c.parquet")
+    with pytest.raises(DataError, match="which column holds the text.*n, m; give --field"):
+        read(tmp_path / "c.parquet")
     for name in ("A.PARQUET", "0a1b2c"):
         shutil.copy(tmp_path / "a.parquet", tmp_path / name)
         assert read(tmp_path / name, format="parquet", field="title") == [["t"]]

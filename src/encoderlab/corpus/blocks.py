@@ -42,7 +42,7 @@ START = Position()
 class Block:
     """A part of a source that ends where a document ends.
 
-    A block of records (CSV, TSV, Parquet) holds a JSON string per line, and ``{"problem": ...}`` for a row without one.
+    A block of records (CSV, TSV, Parquet) holds JSON per line: a text, or ``{"problem": ...}`` for a row without one.
     """
 
     source: Source
@@ -152,7 +152,7 @@ def _table_texts(source: Source) -> Iterator[str | dict[str, str]]:
             raise DataError(f"{source.name}: row near {rows.line_num}: {error}; is a quote left open?") from None
 
 
-def _parquet_texts(source: Source) -> Iterator[str]:
+def _parquet_texts(source: Source) -> Iterator[Any]:
     for batch in open_parquet(source.path, source.member).iter_batches(
         batch_size=1024, columns=[source.field], use_threads=False
     ):

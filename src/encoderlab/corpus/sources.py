@@ -302,17 +302,19 @@ def _inspect_table(source: Source, reading: Reading, head: str) -> Source:
 def _inspect_parquet(source: Source, reading: Reading) -> Source:
     with errors_of(source.name):
         schema = open_parquet(source.path, source.member).schema_arrow
-    strings = [item.name for item in schema if str(item.type) in ("string", "large_string", "string_view")]
+    kinds = ("string", "large_string", "string_view")
+    strings = [item.name for item in schema if str(item.type) in kinds]
+    # Of dictionaries (categories of pandas) and lists, the type of their values.
+    texts = [item.name for item in schema if str(getattr(item.type, "value_type", item.type)) in kinds]
     if reading.field is not None:
-        if reading.field not in strings:
-            raise DataError(f"{source.name}: no text column {reading.field!r}; it has {listed(strings)}")
+        if reading.field not in texts:
+            raise DataError(f"{source.name}: no text column {reading.field!r}; it has {listed(schema.names)}")
         return dataclasses.replace(source, field=reading.field)
-    if len(strings) == 1:
-        return dataclasses.replace(source, field=strings[0], inferred=True)
-    known = next((name for name in TEXT_FIELDS if name in strings), None)
-    if known is None:
-        raise DataError(f"{source.name}: which column holds the text? it has {listed(strings)}; give --field")
-    return dataclasses.replace(source, field=known, inferred=True)
+    known = next((name for name in TEXT_FIELDS if name in texts), None)
+    only = strings or texts
+    if known is None and len(only) != 1:
+        raise DataError(f"{source.name}: which column holds the text? it has {listed(schema.names)}; give --field")
+    return dataclasses.replace(source, field=known or only[0], inferred=True)
 
 
 def table_rows(source: Source, text: IO[str]) -> Any:
