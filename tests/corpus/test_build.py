@@ -189,6 +189,10 @@ def test_a_small_corpus_has_one_validation_document(tmp_path, tokenizer):
     chosen = settings(tmp_path / "a.txt", tokenizer=GivenTokenizer(path=str(tokenizer)), selection={"validation": 1e-9})
     manifest = build_corpus(chosen, tmp_path / "out")
     assert {split: record["documents"] for split, record in manifest["splits"].items()} == {"train": 4, "validation": 1}
+    (tmp_path / "b.txt").write_text("Document number 1.")
+    all_of_it = settings(tmp_path / "b.txt", tokenizer=chosen.tokenizer, selection={"validation": 1 - 1e-9})
+    with pytest.raises(DataError, match=r"no text left for training \(1 documents\); .* or hold .*: --validation 0"):
+        build_corpus(all_of_it, tmp_path / "all")
     none = settings(tmp_path / "a.txt", tokenizer=GivenTokenizer(path=str(tokenizer)), selection={"validation": 0.0})
     assert build_corpus(none, tmp_path / "none")["splits"]["validation"]["documents"] == 0
 
@@ -462,3 +466,6 @@ def test_a_merge_that_was_killed_continues_and_takes_no_other_parts(text, chosen
         merge_corpora([tmp_path / "single0", tmp_path / "single1"], tmp_path / "whole")
     merge_corpora(parts, tmp_path / "merged")
     assert digests(tmp_path / "merged") == digests(tmp_path / "whole")
+    (tmp_path / "merged" / ".work" / "assembly").mkdir(parents=True)  # killed when all but this was done
+    merge_corpora(parts, tmp_path / "merged")
+    assert not (tmp_path / "merged" / ".work").exists()

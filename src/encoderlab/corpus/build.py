@@ -169,6 +169,7 @@ def merge_corpora(
             manifest = read_manifest(out)
             if [manifest.get("settings"), manifest.get("sources")] != [first["settings"], first["sources"]]:
                 raise ConfigError(f"{out}: holds another corpus; choose another output folder, or delete it")
+            shutil.rmtree(out / WORK, ignore_errors=True)
             return manifest
         merged = {name: first[name] for name in ("settings", "sources", "tokenizer", "num_shards")}
         if not (out / WORK / MERGE).exists():
@@ -519,7 +520,8 @@ def _require_text(record: dict[str, Any], read: dict[str, int], shards: Sequence
         return
     names = ", ".join(source["name"] for source in record["sources"][:3])
     dropped = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in read.items() if count)
-    raise DataError(f"{names}: no text left for training ({dropped or 'nothing read'}); give more text, or filter less")
+    remedy = "hold nothing out: --validation 0" if shards else "filter less"
+    raise DataError(f"{names}: no text left for training ({dropped or 'nothing read'}); give more text, or {remedy}")
 
 
 def _write_json(path: Path, value: Any) -> None:
