@@ -396,6 +396,32 @@ Last ~~old~~ [one][ref].
     assert read(tmp_path) == [expected, ["plain", "text"]]
 
 
+@pytest.mark.parametrize(
+    "unit",
+    ["**kw ", "***kw ", "__kw ", "~~x ", "[a ", "![a ", "[a](b ", "[", "<http://a", "`", "``a ` ", "-", " "],
+)
+def test_markup_that_is_never_closed_takes_no_time_that_grows_with_its_square(unit):
+    """Minutes each, if it did."""
+    text = unit * (100_000 // len(unit))
+    for lines in (f"{text}x", f"x {text}"):
+        assert len(markdown_paragraphs(lines)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("**a *b* c** __d__ ***e***", "a b c d e"),
+        ("[![alt](a.png)](b.md) [x [y](z)", "alt [x y"),
+        (f"![plot](data:image/png;base64,{'A' * 9000}) end", "plot end"),
+        ("[a](b [c] d) `` x`y `` ~~z~~", "a x`y z"),
+        ("   > # head", "head"),
+        ("  - - -\n  --|--", None),
+    ],
+)
+def test_inline_markdown(text, expected):
+    assert markdown_paragraphs(text) == ([expected] if expected else [])
+
+
 @given(st.text(alphabet="ab *_`[]()#>-|<!\\\n~1.", max_size=120))
 def test_markdown_never_fails(text):
     for paragraph in markdown_paragraphs(text):

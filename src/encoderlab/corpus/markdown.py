@@ -9,21 +9,23 @@ from __future__ import annotations
 import re
 
 _FENCE = re.compile(r" {0,3}(```+|~~~+)")
-_RULE = re.compile(r"\s*(?:(?:[-*_=]\s*){3,}|[|:\-+\s]*--[|:\-+\s]*)$")
+# Where markup is opened again and again and never closed, none of these may look through the whole paragraph each time.
+_RULE = re.compile(r"(?:(?:[-*_=]\s*){3,}|(?=[|:\-+\s]*--)[|:\-+\s]*)$")
 _PREFIX = re.compile(r"\s*(?:>\s?)*\s*(?:#{1,6}\s+|[-*+]\s+(?:\[[ xX]\]\s+)?|\d{1,9}[.)]\s+)?")
-_STARTS_PARAGRAPH = re.compile(r"\s*(?:>\s?)*\s*(?:#{1,6}\s|[-*+]\s|\d{1,9}[.)]\s|\|)")
+_STARTS_PARAGRAPH = re.compile(r"(?:>\s?)*\s*(?:#{1,6}\s|[-*+]\s|\d{1,9}[.)]\s|\|)")
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _REFERENCE = re.compile(r" {0,3}\[[^\]]+\]:\s*\S+")
+_TARGET = r"(?:\((?:[^)\[]*|[^)]{0,2000})\)|\[[^\[\]]*\])"
 _INLINE = [
-    (re.compile(r"!\[([^\]]*)\](?:\([^)]*\)|\[[^\]]*\])"), r"\1"),  # images: the description
-    (re.compile(r"\[([^\]]+)\](?:\([^)]*\)|\[[^\]]*\])"), r"\1"),  # links: the text
-    (re.compile(r"<(https?://[^>\s]+)>"), r"\1"),
+    (re.compile(r"!\[([^\[\]]*)\]" + _TARGET), r"\1"),  # images: the description
+    (re.compile(r"\[([^\[\]]+)\]" + _TARGET), r"\1"),  # links: the text
+    (re.compile(r"<(https?://[^<>\s]+)>"), r"\1"),
     (re.compile(r"</?[a-zA-Z][^<>]{0,200}>"), ""),  # HTML tags
-    (re.compile(r"(?<![\w\\])(\*\*\*|___)(?=\S)(.+?)(?<=\S)\1(?!\w)"), r"\2"),
-    (re.compile(r"(?<!\\)(\*\*|(?<!\w)__)(?=\S)(.+?)(?<=\S)\1"), r"\2"),
+    (re.compile(r"(?<![\w\\])(\*\*\*|___)(?=\S)((?:(?!\1).){1,2000})(?<=\S)\1(?!\w)"), r"\2"),
+    (re.compile(r"(?<!\\)(\*\*|(?<!\w)__)(?=\S)((?:(?!\1).){1,2000})(?<=\S)\1"), r"\2"),
     (re.compile(r"(?<![\w*\\])([*_])(?=\S)([^*_\n]+?)(?<=[^\s\\])\1(?!\w)"), r"\2"),
-    (re.compile(r"~~(?=\S)(.+?)(?<=\S)~~"), r"\1"),
-    (re.compile(r"(`+) ?(.+?) ?\1"), r"\2"),
+    (re.compile(r"~~(?=\S)((?:(?!~~).){1,2000})(?<=\S)~~"), r"\1"),
+    (re.compile(r"(`{1,9}) ?(.{1,2000}?) ?\1"), r"\2"),
     (re.compile(r"\\([\\`*_{}\[\]()#+\-.!|>~])"), r"\1"),
 ]
 
@@ -49,15 +51,16 @@ def markdown_paragraphs(text: str, *, front_matter: bool = True) -> list[str]:
             else:
                 paragraphs.append(line)
             continue
-        if opened or not line.strip() or _RULE.match(line) or _REFERENCE.match(line):
+        bare = line.lstrip()
+        if opened or not bare or _RULE.match(bare) or _REFERENCE.match(line):
             paragraphs += [_inline(" ".join(open_lines))] if open_lines else []
             open_lines = []
             fence = opened[1] if opened else ""
             continue
-        if _STARTS_PARAGRAPH.match(line):
+        if _STARTS_PARAGRAPH.match(bare):
             paragraphs += [_inline(" ".join(open_lines))] if open_lines else []
             open_lines = []
-        heading = line.lstrip().startswith("#")
+        heading = bare.startswith("#")
         content = _PREFIX.sub("", line, count=1).strip()
         if content.startswith("|"):
             content = " ".join(content.strip("|").replace("|", " ").split())
