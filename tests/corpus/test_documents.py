@@ -160,10 +160,10 @@ def test_files_folders_and_globs_in_order(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("b.txt.gz", gzip.compress(b"")),
+        ("b.txt.gz", gzip.compress(b"", mtime=0)),
         ("b.jsonl", b"\n \n\n"),
         ("b.csv", b""),
-        ("b.csv.gz", gzip.compress(b"")),
+        ("b.csv.gz", gzip.compress(b"", mtime=0)),
         ("b.csv", b"\n\n"),
     ],
 )
