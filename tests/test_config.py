@@ -124,6 +124,20 @@ def test_text_stays_text() -> None:
     assert override(drawing, {"title": ""}).title == ""
 
 
+@dataclass(frozen=True)
+class Blob:
+    """An option without a kind."""
+
+    size: float
+
+
+def test_one_option_may_have_no_kind() -> None:
+    assert from_dict(Circle | Blob, {"size": 2.0}) == Blob(size=2.0)  # type: ignore[arg-type]
+    assert from_dict(Circle | Blob, {"kind": "circle"}) == Circle()  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="unknown kind 'blob'"):
+        from_dict(Circle | Blob, {"kind": "blob", "size": 2.0})  # type: ignore[arg-type]
+
+
 def test_a_choice_is_made_by_its_kind() -> None:
     assert from_dict(Shape, {"kind": "square", "side": 3}) == Square(side=3)  # type: ignore[arg-type]
     drawing = Drawing(title="a", layers=(Circle(), Square()))

@@ -235,8 +235,8 @@ def _chosen(options: dict[str | None, Any], data: dict, where: str, path: str) -
 
 
 def _named(options: Mapping[str | None, Any], kind: Any) -> Any:
-    """The option of that ``kind``, which may be anything; None where there is none."""
-    return options.get(kind) if isinstance(kind, str) else None
+    """The option of that ``kind``, which may be anything; None where there is none. One option may have no kind."""
+    return options.get(kind) if kind is None or isinstance(kind, str) else None
 
 
 def _options(kind: Any) -> dict[str | None, Any]:
