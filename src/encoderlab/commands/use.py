@@ -423,19 +423,16 @@ def _fitted(task: Task, own: Task) -> tuple[Task, dict[str, str]]:
         raise ConfigError(f"the model's head is for {own.form}, {task.name} is {task.form}; give a model tuned for it")
     if task.labels is None or own.labels is None:
         return replace(task, labels=own.labels), {}
+    words = ", ".join(own.labels[:9]), ", ".join(task.labels[:9])
     theirs = {label.lower(): label for label in task.labels}
     ours = {label.lower() for label in own.labels}
     if len(task.labels) == len(own.labels) == len(ours):
         if ours == set(theirs):
             return task, {label: theirs[label.lower()] for label in own.labels}
         if not ours & set(theirs) and (_numbered(own.labels) or _numbered(task.labels)):
-            words = ", ".join(own.labels[:9]), ", ".join(task.labels[:9])
             note(f"the model's labels {words[0]} are taken for {words[1]} of {task.name}, in this order")
             return task, dict(zip(own.labels, task.labels, strict=True))
-    raise ConfigError(
-        f"the model's labels are {', '.join(own.labels[:9])}, those of {task.name} {', '.join(task.labels[:9])}; give "
-        f"a model tuned for it"
-    )
+    raise ConfigError(f"the model's labels are {words[0]}, those of {task.name} {words[1]}; give a model tuned for it")
 
 
 def _numbered(labels: tuple[str, ...]) -> bool:

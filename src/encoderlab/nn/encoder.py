@@ -378,7 +378,7 @@ class Encoder(nn.Module):
         for i, scope_of_layer in enumerate(self._with_keys(scope, noise, range(depth))):
             output, keyed = self.block(i)(x, self._source(x, memory, i), scope_of_layer)
             if i == 0 and self.stem is not None:
-                output = self.stem(layers[0], output, doc, None if noise is None else noise.layer(0))
+                output = self.stem(layers[0], output, doc, scope_of_layer.keys)
             x = output
             if i == depth - 1 and depth == self.depth:
                 x = self._finish(x, noise)

@@ -166,7 +166,7 @@ class MLM(Objective):
         states = model.encoder(
             batch.ids, doc=batch.documents, segments=batch.segments, noise=noise, depth=model.lm_depth
         )
-        label = None if model.pair is None or model.pooler is None else pair_label(batch)
+        label = None if model.pair is None else pair_label(batch)
         if label is None:
             return {"mlm": lm_term(model, model.token_states(states, chosen, noise), targets)}, None
         size = len(batch)
