@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from encoderlab.nn import kernels, noise
@@ -358,9 +360,40 @@ def test_labels_outside_the_vocabulary_are_an_error():
 
 
 @compiled
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(0, 80),
+    columns=st.integers(1, 80),
+    depth=st.integers(0, 80),
+    turned=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    with_bias=st.booleans(),
+    add=st.booleans(),
+)
+@example(700, 1200, 600, (False, True, False), True, False)  # several blocks each way
+@example(600, 1100, 700, (True, False, False), False, True)
+def test_products_of_bfloat16_are_rounded_once(rows, columns, depth, turned, with_bias, add):
+    def whole(m: int, n: int, seed: int, turn: bool = False) -> Tensor:  # whole numbers, whose sums are exact
+        x = (normal(n, m, seed=seed) if turn else normal(m, n, seed=seed)).mul(3).round().bfloat16()
+        return x.T if turn else x
+
+    a, b = whole(rows, depth, 0, turned[0]), whole(depth, columns, 1, turned[1])
+    bias = whole(1, columns, 2)[0] if with_bias else None
+    out = torch.full((rows, columns + 5), 7.0, dtype=torch.bfloat16)  # rows that are longer than what is written
+    wanted = a.double() @ b.double()
+    wanted += 0 if bias is None else bias.double()
+    wanted += 7 if add else 0
+    found = cpu.products.product(a, b, bias=bias, out=out[:, :columns], add=add)
+    assert torch.equal(found, wanted.bfloat16())
+    assert (out[:, columns:] == 7).all()
+    if bias is None and not add:
+        assert torch.equal(cpu.products.product(a, b), found)
+
+
+@compiled
 def test_results_do_not_depend_on_the_number_of_threads():
     x, residual, w = normal(4, 70, 256), normal(4, 70, 256, seed=1), normal(256, seed=2)
     q, k, v = (normal(4, 8, 70, 32, seed=s) for s in range(3))
+    left, right = normal(700, 600).bfloat16(), normal(600, 300).bfloat16()
     before = torch.get_num_threads()
     results = []
     try:
@@ -371,7 +404,8 @@ def test_results_do_not_depend_on_the_number_of_threads():
             out = kernels.dropout_add_norm(a, b, c, w, 1e-5, 0.1, KEYS, 0, x_bias=w)
             attended = kernels.attend(*heads, scale=0.2, p=0.1, keys=KEYS, site=1)
             (out.pow(2).sum() + attended.pow(2).sum()).backward()
-            results.append([out, attended, *(t.grad for t in leaves)])
+            product = cpu.products.product(left, right)
+            results.append([out, attended, product, *(t.grad for t in leaves)])
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))

@@ -6,28 +6,33 @@ import platform
 
 import pytest
 import torch
+from torch import Tensor
 
-from encoderlab.train.precision import WideProducts, emulated, products
+from encoderlab.train.precision import WideProducts, caution, products
 
 
-def test_a_precision_without_instructions_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_precision_that_gives_no_speed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    assert "precision=bf16 will be slower" in str(emulated("bf16", cpu))
+    monkeypatch.setattr(torch.cpu, "_is_amx_fp16_supported", lambda: False, raising=False)
+    assert "saves memory but no time" in str(caution("bf16", cpu))
+    assert "precision=fp16 will be slower than fp32" in str(caution("fp16", cpu))
     assert isinstance(products("bf16", cpu), WideProducts)
-    assert emulated("fp32", cpu) is None and emulated("bf16", torch.device("cuda")) is None
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    assert emulated("bf16", cpu) is None
+    assert caution("fp32", cpu) is None and caution("bf16", torch.device("cuda")) is None
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert caution("bf16", cpu) is None
     assert not isinstance(products("bf16", cpu), WideProducts)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_wide_products_are_rounded_once(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    a, b, c = (torch.randn(3, 33, 33, generator=generator).to(dtype) for _ in range(3))
-    x, w = torch.randn(2, 6, 9, generator=generator).to(dtype), torch.randn(6, 3, 3, generator=generator).to(dtype)
+
+    def whole(*shape: int) -> Tensor:  # numbers whose sums are exact, whatever their order
+        return torch.randn(shape, generator=generator).mul(4).round().to(dtype)
+
+    a, b, c, x, w = whole(3, 33, 33), whole(3, 33, 33), whole(3, 33, 33), whole(2, 6, 9), whole(6, 3, 3)
     forms = {
         "mm": lambda a, b, c: a[0] @ b[0],
         "bmm": lambda a, b, c: a @ b,

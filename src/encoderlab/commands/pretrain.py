@@ -158,7 +158,7 @@ def _show(recipe: Recipe, corpus: Path | None) -> dict[str, Any]:
     from encoderlab.measure.estimate import estimate
     from encoderlab.measure.runs import duration
     from encoderlab.train.distributed import join
-    from encoderlab.train.precision import emulated
+    from encoderlab.train.precision import caution
     from encoderlab.train.pretraining import check, fit
 
     check(recipe)
@@ -178,8 +178,8 @@ def _show(recipe: Recipe, corpus: Path | None) -> dict[str, Any]:
         machine = f"at half of the {found.rate / 1e9:.0f} GFLOP/s measured here"
         rows.append(["time", f"{duration(found.seconds)} {machine}" if found.flops else duration(found.seconds)])
     table("", ["quantity", "value"], rows)
-    if caution := emulated(recipe.precision, join(recipe.execution.device).device):
-        say(f"warning: {caution}")
+    if warning := caution(recipe.precision, join(recipe.execution.device).device):
+        say(f"warning: {warning}")
     return {"recipe": plain, "estimate": to_dict(found)}
 
 

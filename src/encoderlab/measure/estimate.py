@@ -11,7 +11,7 @@ from encoderlab.interchange.load import load
 from encoderlab.model import count_parameters
 from encoderlab.models import flops
 from encoderlab.objectives.distill import DistillSettings
-from encoderlab.train.precision import emulated
+from encoderlab.train.precision import widened
 from encoderlab.train.pretraining import Recipe, compared_share, operations
 
 SHARE = 0.5  # of the measured matrix-multiply rate that a run reaches on average; the rest is bandwidth
@@ -90,7 +90,7 @@ def peak(recipe: Recipe) -> float:
     cuda = recipe.execution.device != "cpu" and torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.precision]
-    if emulated(recipe.precision, device):
+    if widened(recipe.precision, device):
         dtype = torch.float32  # in which its products are computed
     return matmul_rate(device.type, 8192 if cuda else 1024, dtype=dtype)
 

@@ -29,7 +29,7 @@ from encoderlab.train.checkpoint import Snapshot
 from encoderlab.train.distributed import World, assign, join, named_tensors
 from encoderlab.train.engine import Engine
 from encoderlab.train.folder import RunFolder
-from encoderlab.train.precision import emulated
+from encoderlab.train.precision import caution
 from encoderlab.train.progress import Board, Display, facts
 from encoderlab.train.recipe import Budget, Phase, Training
 from encoderlab.train.tally import Tally, measure, summary
@@ -167,8 +167,8 @@ class _Run:
         stack.callback(self.display.close)
         stack.callback(self._close_source)
         self._check_best()
-        if caution := emulated(recipe.precision, world.device):
-            self._note(f"warning: {caution}")
+        if warning := caution(recipe.precision, world.device):
+            self._note(f"warning: {warning}")
         self.writer = checkpoint.Writer(self.checkpoints, keep=recipe.checkpoints.keep) if world.main else None
         self._resume()
         self.board = Board(out, self.place.step) if recipe.execution.tensorboard and world.main else None

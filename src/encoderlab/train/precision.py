@@ -1,4 +1,4 @@
-"""Reduced precision: the context of a forward pass, and matrix products where a processor lacks the instructions."""
+"""Reduced precision: the context of a forward pass, and matrix products where a processor has no fast ones."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from encoderlab.nn.kernels import build
+from encoderlab.nn.kernels.cpu.products import product
 from encoderlab.train.recipe import Precision
 
 aten = torch.ops.aten
@@ -23,42 +25,59 @@ def precision(name: Precision, device: torch.device) -> contextlib.AbstractConte
     return torch.autocast(device.type, torch.bfloat16 if name == "bf16" else torch.float16)
 
 
-def emulated(name: Precision, device: torch.device) -> str | None:
-    """What to say where ``device`` has no instructions for the precision, so that it is slower than single precision.
+def widened(name: Precision, device: torch.device) -> bool:
+    """Whether matrix products in ``name`` are computed in float32 here: on x86 processors without AMX.
 
-    None where it has them, or where that is unknown (processors other than x86).
+    Those without any such instructions take 10 to 40 times as long in torch's own products; AVX-512 alone has some for
+    bf16 that run at half the speed of float32's (84 and 160 GFLOP/s on a core of a fifth-generation Xeon).
     """
     if name == "fp32" or device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
-        return None
+        return False
     cpu = torch.cpu
-    has = {
-        "bf16": cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported(),
-        "fp16": getattr(cpu, "_is_amx_fp16_supported", lambda: False)(),
-    }
-    if has[name]:
+    if name == "bf16":
+        return not cpu._is_amx_tile_supported()
+    return not getattr(cpu, "_is_amx_fp16_supported", lambda: False)()
+
+
+def caution(name: Precision, device: torch.device) -> str | None:
+    """What to say where the precision gives nothing that one may expect of it, or None."""
+    if not widened(name, device):
         return None
+    if name == "bf16":
+        return "precision=bf16 saves memory but no time here: this processor's products are fastest in fp32"
     return f"precision={name} will be slower than fp32: this processor has no {name} instructions; set precision=fp32"
 
 
 def products(name: Precision, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """The context of forward and backward passes in which products in ``name`` are nearly as fast as in single
-    precision where the processor has no instructions for them (torch alone is 10 to 40 times slower there)."""
-    return WideProducts() if emulated(name, device) else contextlib.nullcontext()
+    """The context of forward and backward passes in which products are :func:`widened` where they should be."""
+    return WideProducts() if widened(name, device) else contextlib.nullcontext()
 
 
 class WideProducts(TorchDispatchMode):
     """Matrix products of bfloat16 and float16 tensors are computed in float32 and rounded once, which is what such
-    instructions do: products of 8 or 11 bits are exact in float32, and so are sums, up to its rounding."""
+    instructions do: products of 8 or 11 bits are exact in float32, and so are sums, up to its rounding. Those of
+    bfloat16 matrices are a kernel's, the others torch's on copies in float32."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        narrow = args[0].dtype if args and isinstance(args[0], Tensor) else None
-        if func.overloadpacket not in PRODUCTS or narrow not in (torch.bfloat16, torch.float16):
+        kwargs = kwargs or {}
+        packet = func.overloadpacket
+        if packet not in PRODUCTS:
             return func(*args, **kwargs)
+        narrow = args[0].dtype
+        if narrow not in (torch.bfloat16, torch.float16):
+            return func(*args, **kwargs)
+        if narrow == torch.bfloat16 and build.available():
+            if packet is aten.mm:
+                return product(*args, **kwargs)
+            if packet is aten.addmm and not kwargs and args[0].dim() == 1:
+                return product(*args[1:], bias=args[0])
+            if packet is aten.addmm_ and not kwargs:
+                return product(*args[1:], out=args[0], add=True)
         wide = [x.float() if isinstance(x, Tensor) else x for x in args]
-        out = args[0] if func.overloadpacket is aten.addmm_ else kwargs.pop("out", None)
+        out = args[0] if packet is aten.addmm_ else kwargs.get("out")
+        kwargs = {name: value for name, value in kwargs.items() if name != "out"}
         if out is not None:
-            plain = aten.mm if func.overloadpacket is aten.mm else aten.addmm
+            plain = aten.mm if packet is aten.mm else aten.addmm
             return out.copy_(plain(*wide, **kwargs))
         made = func(*wide, **kwargs)
         if isinstance(made, Tensor):

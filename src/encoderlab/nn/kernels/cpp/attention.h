@@ -98,16 +98,6 @@ struct Head {
 };
 
 template <class T>
-void copy_rows(const T* src, int64_t stride, int64_t rows, int64_t width, float scale, float* dst, int64_t dst_stride) {
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t j = 0; j < width; j += BLOCK) {
-      Block b = load(src + r * stride + j, width - j);
-      for (int i = 0; i < VECTORS; i++) b.v[i] *= scale;
-      store(dst + r * dst_stride + j, b, BLOCK);
-    }
-}
-
-template <class T>
 void write_rows(const float* src, int64_t src_stride, int64_t rows, int64_t width, float scale, T* dst,
                 int64_t stride) {
   for (int64_t r = 0; r < rows; r++)

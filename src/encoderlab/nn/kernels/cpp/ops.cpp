@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "convolution.h"
+#include "matrices.h"
 #include "rows.h"
 
 namespace {
@@ -22,6 +23,12 @@ void typed(int64_t half, F f) {
 }  // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default"))) void
+
+EXPORT encoderlab_product(const bf16* a, int64_t a_row, int64_t a_column, const bf16* b, int64_t b_row,
+                          int64_t b_column, bf16* c, int64_t c_row, const float* bias, int64_t rows, int64_t columns,
+                          int64_t depth, int64_t add, int64_t threads) {
+  product({a, a_row, a_column}, {b, b_row, b_column}, c, c_row, bias, rows, columns, depth, add, threads);
+}
 
 EXPORT encoderlab_dropout(int64_t half, const void* x, void* out, const int64_t* keys, int64_t batch, int64_t positions,
                           int64_t width, int64_t site, int64_t threshold, float scale, int64_t threads) {

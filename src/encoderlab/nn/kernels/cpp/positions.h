@@ -98,8 +98,8 @@ void add_key_rows(const float* keys, int64_t wide, const Table& table, int64_t d
     const int64_t first = panel_floor(base - (g + GROUP - 1)), ld = band_width(rows, GROUP);
     for (int64_t t = g; t < g + GROUP; t += TILE)
       for (int64_t c = panel_floor(base - (t + TILE - 1)); c < base - t + rows + W; c += PANEL)
-        tile<TILE, false>(keys + t * wide, wide, table.columns + c * depth, depth, band + (t - g) * ld + c - first, ld,
-                          false);
+        tile<TILE, false, false>(keys + t * wide, wide, table.columns + c * depth, depth,
+                                 band + (t - g) * ld + c - first, ld);
     for (int64_t j = g; j < g + GROUP; j += W)
       for (int64_t r = 0; r < rows; r += W) {
         floats v[W];

@@ -24,6 +24,17 @@ void pack(const T* src, int64_t stride, int64_t depth, int64_t width, float* dst
     }
 }
 
+// dst[row][j] = scale * src[row][j], whole blocks of a row, those elements beyond width zero
+template <class T>
+void copy_rows(const T* src, int64_t stride, int64_t rows, int64_t width, float scale, float* dst, int64_t dst_stride) {
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t j = 0; j < width; j += BLOCK) {
+      Block b = load(src + r * stride + j, width - j);
+      for (int i = 0; i < VECTORS; i++) b.v[i] *= scale;
+      store(dst + r * dst_stride + j, b, BLOCK);
+    }
+}
+
 #ifdef __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
@@ -72,21 +83,24 @@ void pack_transposed(const T* src, int64_t stride, int64_t rows, int64_t depth, 
 
 // c (ROWS, PANEL) = [c +] a (ROWS, depth) b (depth, PANEL); a's element (r, k) is a[r * stride + k], or
 // a[k * stride + r] where the product takes its transpose
-template <int ROWS, bool TRANSPOSED>
-inline void tile(const float* a, int64_t stride, const float* b, int64_t depth, float* c, int64_t c_row, bool add) {
+template <int ROWS, bool TRANSPOSED, bool ADD>
+void tile(const float* a, int64_t stride, const float* b, int64_t depth, float* c, int64_t c_row) {
   floats sum[ROWS][2];
+#pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++) {
-    sum[r][0] = add ? load(c + r * c_row) : floats{};
-    sum[r][1] = add ? load(c + r * c_row + W) : floats{};
+    sum[r][0] = ADD ? load(c + r * c_row) : floats{};
+    sum[r][1] = ADD ? load(c + r * c_row + W) : floats{};
   }
   for (int64_t k = 0; k < depth; k++, b += PANEL, a += TRANSPOSED ? stride : 1) {
     floats b0 = load(b), b1 = load(b + W);
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
       float x = a[TRANSPOSED ? r : r * stride];
       sum[r][0] += x * b0;
       sum[r][1] += x * b1;
     }
   }
+#pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++) {
     store(c + r * c_row, sum[r][0]);
     store(c + r * c_row + W, sum[r][1]);
@@ -98,7 +112,7 @@ inline void tile_rest(int64_t rows, const float* a, int64_t stride, const float*
                       int64_t c_row, bool add) {
   if constexpr (ROWS > 0) {
     if (rows == ROWS)
-      tile<ROWS, TRANSPOSED>(a, stride, b, depth, c, c_row, add);
+      (add ? tile<ROWS, TRANSPOSED, true> : tile<ROWS, TRANSPOSED, false>)(a, stride, b, depth, c, c_row);
     else
       tile_rest<ROWS - 1, TRANSPOSED>(rows, a, stride, b, depth, c, c_row, add);
   }
@@ -112,7 +126,7 @@ void multiply(const float* a, int64_t stride, const float* b, float* c, int64_t 
   for (int64_t p = 0; p < panels; p++, b += (panel_depth ? panel_depth : depth) * PANEL, c += PANEL) {
     int64_t r = 0;
     for (; r + TILE <= rows; r += TILE)
-      tile<TILE, TRANSPOSED>(a + r * (TRANSPOSED ? 1 : stride), stride, b, depth, c + r * c_row, c_row, add);
+      tile_rest<TILE, TRANSPOSED>(TILE, a + r * (TRANSPOSED ? 1 : stride), stride, b, depth, c + r * c_row, c_row, add);
     tile_rest<TILE - 1, TRANSPOSED>(rows - r, a + r * (TRANSPOSED ? 1 : stride), stride, b, depth, c + r * c_row,
                                     c_row, add);
   }

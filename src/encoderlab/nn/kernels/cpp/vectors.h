@@ -33,6 +33,9 @@ typedef uint32_t words __attribute__((vector_size(4 * W)));
 typedef uint16_t shorts __attribute__((vector_size(2 * W)));
 typedef uint8_t bytes __attribute__((vector_size(W)));
 
+// Inlined also where the compiler thinks a function too large for it: a call passes vectors through memory.
+#define INLINE inline __attribute__((always_inline))
+
 struct bf16 {
   uint16_t bits;
 };
@@ -48,21 +51,21 @@ inline To bits(const From& x) {
 inline floats all(float x) { return x - floats{}; }
 inline floats select(ints mask, floats a, floats b) { return mask ? a : b; }
 
-inline floats load(const float* p) {
+INLINE floats load(const float* p) {
   floats x;
   std::memcpy(&x, p, sizeof x);
   return x;
 }
 
-inline floats load(const bf16* p) {
+INLINE floats load(const bf16* p) {
   shorts x;
   std::memcpy(&x, p, sizeof x);
   return bits<floats>(__builtin_convertvector(x, words) << 16);
 }
 
-inline void store(float* p, floats x) { std::memcpy(p, &x, sizeof x); }
+INLINE void store(float* p, floats x) { std::memcpy(p, &x, sizeof x); }
 
-inline void store(bf16* p, floats x) {  // to nearest, ties to even
+INLINE void store(bf16* p, floats x) {  // to nearest, ties to even
   words u = bits<words>(x);
   u = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   u = (x != x) ? words{} + 0x7fc0u : u;
@@ -96,7 +99,7 @@ struct Block {
 };
 
 template <class T>
-inline Block load(const T* p, int64_t n) {
+INLINE Block load(const T* p, int64_t n) {
   Block b;
   if (n >= BLOCK) {
     for (int i = 0; i < VECTORS; i++) b.v[i] = load(p + i * W);
@@ -109,7 +112,7 @@ inline Block load(const T* p, int64_t n) {
 }
 
 template <class T>
-inline void store(T* p, const Block& b, int64_t n) {
+INLINE void store(T* p, const Block& b, int64_t n) {
   if (n >= BLOCK) {
     for (int i = 0; i < VECTORS; i++) store(p + i * W, b.v[i]);
   } else {
@@ -119,7 +122,7 @@ inline void store(T* p, const Block& b, int64_t n) {
   }
 }
 
-inline void clear_rest(Block& b, int64_t n) {
+INLINE void clear_rest(Block& b, int64_t n) {
   if (n >= BLOCK) return;
   for (int i = 0; i < VECTORS; i++) b.v[i] = select(lanes() + i * W < (int32_t)n, b.v[i], floats{});
 }
@@ -127,7 +130,7 @@ inline void clear_rest(Block& b, int64_t n) {
 // --------------------------------------------------------------------------------------------- functions of one number
 
 // of x <= 88: 2^n e^r with a minimax polynomial, relative error 1e-7; zero below -87
-inline floats exponential(floats x) {
+INLINE floats exponential(floats x) {
   floats shifted = x * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23: the integer part lands in the low bits
   floats n = shifted - 12582912.0f;
   floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -140,7 +143,7 @@ inline floats exponential(floats x) {
   return select(x < -87.0f, floats{}, scaled);
 }
 
-inline floats erf(floats x) {  // rational, odd, of degree 13 / 8 (Eigen's coefficients); absolute error below 4e-7
+INLINE floats erf(floats x) {  // rational, odd, of degree 13 / 8 (Eigen's coefficients); absolute error below 4e-7
   x = select(x > 4.0f, all(4.0f), select(x < -4.0f, all(-4.0f), x));
   floats s = x * x;
   floats p = s * -2.72614225801306e-10f + 2.77068142495902e-08f;
@@ -204,7 +207,7 @@ struct Dropout {  // of one stream; without keys everything is kept
     low = (uint32_t)s;
     high = (uint32_t)(s >> 32);
   }
-  void masks(uint32_t counter, ints* keep) const {
+  INLINE void masks(uint32_t counter, ints* keep) const {
     words x0 = bits<words>(lanes()) * WEYL + (counter * WEYL + low);
     for (int i = 0; i < 16 / W; i++) {
       words x = x0 + (uint32_t)(i * W) * WEYL;
@@ -216,7 +219,7 @@ struct Dropout {  // of one stream; without keys everything is kept
     }
   }
   template <class... Blocks>
-  void apply(uint32_t counter, Blocks&... blocks) const {  // one mask for all of them
+  INLINE void apply(uint32_t counter, Blocks&... blocks) const {  // one mask for all of them
     if (!on) return;
     ints keep[VECTORS];
     masks(counter, keep);
@@ -274,7 +277,7 @@ void sum_rows(int64_t rows, int64_t columns, float* partial, float* sums, int64_
     for (int64_t j = 0; j < columns; j++) sums[j] += partial[c * columns + j];
 }
 
-inline void accumulate(float* p, const Block& b, int64_t n) {
+INLINE void accumulate(float* p, const Block& b, int64_t n) {
   Block s = load(p, n);
   for (int i = 0; i < VECTORS; i++) s.v[i] += b.v[i];
   store(p, s, n);
