@@ -15,7 +15,7 @@ inline void flags(const uint8_t* p, int64_t n, ints* masks) {
   for (int i = 0; i < VECTORS; i++) {
     bytes some;
     std::memcpy(&some, p + i * W, sizeof some);
-    masks[i] = __builtin_convertvector(some, ints) != 0;
+    masks[i] = __builtin_convertvector(__builtin_convertvector(some, shorts), ints) != 0;  // at once GCC takes them singly
   }
 }
 
@@ -205,8 +205,9 @@ void attend(const Attention& at, const T* q, const T* k, const T* v, const T* bi
           head.drop.apply(head.counter(i0 + r, first + j), x);
           store(s + j, x, BLOCK);
         }
-        inverse[r] = 1.0f / total(sum);
-        normaliser = peak + std::log(total(sum));
+        const float mass = total(sum);
+        inverse[r] = 1.0f / mass;
+        normaliser = peak + std::log(mass);
       }
       if (first != packed_first || last != packed_last)
         pack(head.v + first * at.v[2], at.v[2], depth_seen, at.value_width, values_packed);

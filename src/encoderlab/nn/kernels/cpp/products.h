@@ -35,12 +35,6 @@ void copy_rows(const T* src, int64_t stride, int64_t rows, int64_t width, float 
     }
 }
 
-#ifdef __clang__
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, ints{__VA_ARGS__})
-#endif
-
 template <int S, int... I>
 inline void exchange(floats* v, std::integer_sequence<int, I...>) {
   for (int i = 0; i < W; i++)

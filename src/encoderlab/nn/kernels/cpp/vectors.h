@@ -79,18 +79,27 @@ inline ints lanes() {
   return x;
 }
 
-inline float total(floats x) {
-  float sums[W];
-  store(sums, x);
-  for (int half = W / 2; half; half /= 2)
-    for (int i = 0; i < half; i++) sums[i] += sums[i + half];
-  return sums[0];
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, ints{__VA_ARGS__})
+#endif
+
+template <int S, class F, int... I>
+INLINE float fold(floats x, F f, std::integer_sequence<int, I...> lane) {  // lanes S apart join, then S / 2, ...
+  x = f(x, SHUFFLE(x, x, (I ^ S)...));
+  if constexpr (S > 1)
+    return fold<S / 2>(x, f, lane);
+  else
+    return x[0];
 }
 
-inline float largest(floats x) {
-  float y = x[0];
-  for (int i = 1; i < W; i++) y = x[i] > y ? x[i] : y;
-  return y;
+INLINE float total(floats x) {
+  return fold<W / 2>(x, [](floats a, floats b) { return a + b; }, std::make_integer_sequence<int, W>());
+}
+
+INLINE float largest(floats x) {
+  return fold<W / 2>(x, [](floats a, floats b) { return select(b > a, b, a); }, std::make_integer_sequence<int, W>());
 }
 
 // 32 neighbouring elements in registers; of a shorter rest the missing ones are zero.
