@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from encoderlab.cli import main
 from encoderlab.commands import compat
 from encoderlab.errors import ConfigError, DataError
 from tests.tasks.test_use import ready, saved
 from tests.tasks.tiny import model
+from tests.terminal import messages
 
 ROWS = [{"sentence": "the red cat", "label": "0"}, {"sentence": "the blue dog", "label": "1"}] * 4
 
@@ -34,12 +34,6 @@ def data(folder: Path, rows: Sequence[dict] = ROWS) -> Path:
     for split in ("train", "validation"):
         (folder / f"{split}.json").write_text(lines(rows))
     return folder
-
-
-def run(capsys: pytest.CaptureFixture[str], code: int, *words: object) -> str:
-    """What a command says on standard error."""
-    assert main(list(map(str, words))) == code
-    return " ".join(capsys.readouterr().err.split())
 
 
 def test_a_split_is_all_of_its_shards(tmp_path):
@@ -72,18 +66,18 @@ def test_a_column_that_is_named_must_be_there(columns, tmp_path):
 def test_differences_are_said_once_and_flags_without_values_are_ignored(tmp_path, tiny, capsys):
     rows = [row | {"sentence2": "dog", "label": str(i % 3)} for i, row in enumerate(ROWS)]
     words = ["text_classification", "train", "--model", tiny, "--datasets", data(tmp_path / "data", rows)]
-    said = run(capsys, 0, *words, "--save_ckpt_path", tmp_path / "ckpt", "--max_length", 16, "--fast_dev_run",
+    said = messages(capsys, 0, *words, "--save_ckpt_path", tmp_path / "ckpt", "--max_length", 16, "--fast_dev_run",
                "--log_every_n_steps", "-1", "--gpus=0")  # fmt: skip
     for part in ("ignored: --fast_dev_run, --log_every_n_steps (", "3 epochs (the original", "rows are shuffled",
                  "3 labels, as the data have", "encoded as a pair", "--gpus=0: taken as the number"):  # fmt: skip
         assert said.count(part) == 1, part
     words[3] = tmp_path / "ckpt"
-    said = run(capsys, 0, *words, "--save_ckpt_path", tmp_path / "on", "--max_length", 16)
+    said = messages(capsys, 0, *words, "--save_ckpt_path", tmp_path / "on", "--max_length", 16)
     assert "the task head is new (the model's own is dropped" in said
     text = ["text_classification", "predict", "--model", tmp_path / "ckpt", "--text", "the red cat[SEP]dog"]
-    assert "ignored: --top_k" in run(capsys, 0, *text, "--top_k", 3)
-    assert "exceeds the model's 512 positions" in run(capsys, 0, *text, "--max_length", 900)
-    assert "'3' belongs to no flag" in run(capsys, 2, *text, "3")
+    assert "ignored: --top_k" in messages(capsys, 0, *text, "--top_k", 3)
+    assert "exceeds the model's 512 positions" in messages(capsys, 0, *text, "--max_length", 900)
+    assert "'3' belongs to no flag" in messages(capsys, 2, *text, "3")
 
 
 def test_the_recipe_ends_as_the_original_does():
@@ -107,8 +101,10 @@ def test_gpus_are_counted_as_lightning_does(monkeypatch, capsys):
 def test_a_gpu_that_is_not_there_is_one_line(tmp_path, tiny, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     words = ["text_classification", "train", "--model", tiny, "--datasets", data(tmp_path / "data")]
-    run(capsys, 0, *words, "--save_ckpt_path", tmp_path / "ckpt", "--max_epochs", 1)
-    said = run(capsys, 2, "text_classification", "predict", "--model", tmp_path / "ckpt", "--text", "a", "--device", 0)
+    messages(capsys, 0, *words, "--save_ckpt_path", tmp_path / "ckpt", "--max_epochs", 1)
+    said = messages(
+        capsys, 2, "text_classification", "predict", "--model", tmp_path / "ckpt", "--text", "a", "--device", 0
+    )
     assert "--device 0: there are 0 GPUs here, numbered from 0; -1 is the CPU" in said
 
 
@@ -122,5 +118,5 @@ def test_a_gpu_that_is_not_there_is_one_line(tmp_path, tiny, capsys, monkeypatch
 )
 def test_a_model_with_the_head_of_another_verb_is_refused(kind, verb, remedy, tmp_path, capsys):
     saved(ready(kind)[0], tmp_path / "tuned")
-    said = run(capsys, 2, verb, "predict", "--model", tmp_path / "tuned", "--text", "a[SEP]b[SEP]c[SEP]d")
+    said = messages(capsys, 2, verb, "predict", "--model", tmp_path / "tuned", "--text", "a[SEP]b[SEP]c[SEP]d")
     assert f"tuned: its head is for {remedy}" in said

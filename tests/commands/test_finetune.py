@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from encoderlab.commands.finetune import _adjusted, _check_folder, _Finished
+from encoderlab.commands.finetune import _adjustment, _check_folder, _Finished
 from encoderlab.errors import ConfigError
 from encoderlab.tasks.finetune import Recipe
 
@@ -51,8 +51,14 @@ def test_epochs_count_instead_of_the_steps_of_a_protocol(
     option: float | None, file: str, assignments: list[str], found: tuple[float, int | None], tmp_path: Path
 ) -> None:
     (tmp_path / "a.yaml").write_text(file)
-    made = _adjusted(Recipe(steps=500), option, [tmp_path / "a.yaml"], assignments)
+    made = _adjustment(option, [tmp_path / "a.yaml"], assignments)(Recipe(steps=500))
     assert (made.epochs, made.steps) == found
+
+
+def test_epochs_of_the_environment_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENCODERLAB_EPOCHS", "4")
+    made = _adjustment(None, [], [])(Recipe(steps=500))
+    assert (made.epochs, made.steps) == (4.0, None)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:

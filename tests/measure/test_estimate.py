@@ -34,7 +34,7 @@ def test_the_rate_is_that_of_the_device_and_precision_of_the_run(monkeypatch):
     asked = []
     monkeypatch.setattr(estimate, "matmul_rate", lambda device, size, *, dtype: asked.append((device, dtype)) or 1e9)
     recipe = replace(recipes.recipe("bert-tiny"), precision="bf16")
-    monkeypatch.setattr(estimate, "emulated", lambda name, device: device.type == "cpu")
+    monkeypatch.setattr(estimate, "widened", lambda name, device: device.type == "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     estimate.estimate(recipe)
     estimate.estimate(replace(recipe, execution=Execution(device="cpu")))

@@ -13,6 +13,7 @@ from encoderlab.cli import main
 from encoderlab.errors import Diverged
 from encoderlab.tasks import trials
 from tests.tasks.tiny import model
+from tests.terminal import answer, messages
 
 COLOURS = ("red", "blue")
 
@@ -33,13 +34,7 @@ def reviews(path: Path, count: int = 60) -> str:
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> dict:
-    assert main([*map(str, words), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def refusal(capsys: pytest.CaptureFixture[str], code: int, *words: object) -> str:
-    assert main(list(map(str, words))) == code
-    return " ".join(capsys.readouterr().err.split())
+    return answer(capsys, *words)[0]
 
 
 def test_a_file_is_trained_on_scored_and_predicted(tmp_path, tiny, capsys):
@@ -77,12 +72,12 @@ def test_further_files_have_the_labels_of_training(tmp_path, tiny, capsys):
     kept = json.loads((tmp_path / "some/runs/seed-1/score.json").read_text())
     assert "test" not in kept["scores"] and "test: 1 of 2 examples have no label, so it is not scored" in kept["notes"]
     (tmp_path / "dev.csv").write_text("text,label\na,2\n")
-    assert "dev.csv:2: label '2' is none of 0, 1" in refusal(
+    assert "dev.csv:2: label '2' is none of 0, 1" in messages(
         capsys, 3, "finetune", *words, "--model", tiny, "--out", tmp_path / "other"
     )
     reviews(tmp_path / "train.csv")
     (tmp_path / "dev.csv").write_text("text,label\na,0\n")
-    assert "dev.csv:2: label '0' is none of blue, red" in refusal(
+    assert "dev.csv:2: label '0' is none of blue, red" in messages(
         capsys, 3, "finetune", *words, "--model", tiny, "--out", tmp_path / "other"
     )
 
@@ -102,17 +97,17 @@ def test_further_files_have_the_labels_of_training(tmp_path, tiny, capsys):
 )
 def test_fields_that_mean_nothing_are_refused_before_any_training(tmp_path, tiny, capsys, words, message):
     data, out = reviews(tmp_path / "reviews.csv"), tmp_path / "run"
-    assert re.search(message, refusal(capsys, 2, "finetune", data, "--model", tiny, "--out", out, *words))
+    assert re.search(message, messages(capsys, 2, "finetune", data, "--model", tiny, "--out", out, *words))
     assert not list(out.rglob("metrics.jsonl"))
 
 
 def test_what_is_no_file_is_told_so(tmp_path, tiny, capsys):
     data, out = reviews(tmp_path / "reviews.csv"), tmp_path / "run"
     run(capsys, "finetune", data, "--model", tiny, "--out", out, "--seeds", 1, "--epochs", 1)
-    assert "none.csv: no such file; give labelled data" in refusal(capsys, 2, "evaluate", out, tmp_path / "none.csv")
-    assert "is a folder; give a file, or texts" in refusal(capsys, 3, "predict", out, tmp_path)
-    assert "is a folder; name a file to write" in refusal(capsys, 2, "predict", out, data, "--out", tmp_path)
-    said = refusal(capsys, 2, "evaluate", out, data, "--submission", tmp_path / "submission")
+    assert "none.csv: no such file; give labelled data" in messages(capsys, 2, "evaluate", out, tmp_path / "none.csv")
+    assert "is a folder; give a file, or texts" in messages(capsys, 3, "predict", out, tmp_path)
+    assert "is a folder; name a file to write" in messages(capsys, 2, "predict", out, data, "--out", tmp_path)
+    said = messages(capsys, 2, "evaluate", out, data, "--submission", tmp_path / "submission")
     assert "reviews: no leaderboard file for the split 'dev'" in said
 
 
@@ -125,14 +120,14 @@ def test_a_model_made_for_something_else_is_refused(tmp_path, tiny, capsys):
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / ("dev_matched.tsv" if name == "MNLI" else "dev.tsv")).write_text(rows)
-    assert "labels are blue, red, those of mnli entailment" in refusal(
+    assert "labels are blue, red, those of mnli entailment" in messages(
         capsys, 2, "evaluate", out, "mnli", "--data", tmp_path
     )
-    assert "head is for classification, squad1 is span" in refusal(
+    assert "head is for classification, squad1 is span" in messages(
         capsys, 2, "evaluate", out, "squad1", "--data", tmp_path
     )
-    assert "blue, red are taken for 0, 1" in refusal(capsys, 0, "evaluate", out, "sst2", "--data", tmp_path)
-    assert "one of them" in refusal(
+    assert "blue, red are taken for 0, 1" in messages(capsys, 0, "evaluate", out, "sst2", "--data", tmp_path)
+    assert "one of them" in messages(
         capsys, 2, "finetune", data, "--model", tiny, "--out", out, "--grid", "lr=1e-3", "--tune", "lr=1e-4:1e-3"
     )
 
@@ -145,11 +140,11 @@ def test_a_suite_leaves_out_what_is_not_there_and_submits_what_has_no_labels(tmp
         (folder / f"{name}.tsv").write_text(f"sentence\tlabel\n{lines}")
     (folder / "test.tsv").write_text("index\tsentence\n" + "".join(f"{i}\tthe red cat\n" for i in range(1821)))
     out = tmp_path / "run"
-    text = refusal(
+    text = messages(
         capsys, 0, "finetune", "glue", "--data", tmp_path, "--model", tiny, "--out", out, "--epochs", 1, "--seeds", 1
     )
     assert "cola: no training file" in text and (out / "sst2/runs/seed-1/submission/SST-2.tsv").exists()
-    text = refusal(
+    text = messages(
         capsys,
         0,
         "evaluate",
@@ -164,7 +159,7 @@ def test_a_suite_leaves_out_what_is_not_there_and_submits_what_has_no_labels(tmp
     )
     assert "no labels; nothing to score" in text
     assert len((tmp_path / "sub/SST-2.tsv").read_text().splitlines()) == 1822
-    assert "holds no training file" in refusal(
+    assert "holds no training file" in messages(
         capsys, 3, "finetune", "superglue", "--data", tmp_path, "--model", tiny, "--out", tmp_path / "x"
     )
 
@@ -185,7 +180,7 @@ def test_a_task_that_diverges_leaves_the_others_of_its_suite(tmp_path, tiny, cap
 
     monkeypatch.setattr(trials, "run", diverge)
     words = ("--data", tmp_path, "--model", tiny, "--out", tmp_path / "run", "--epochs", 1, "--seeds", 1)
-    assert "error: cola: all 1 seeds failed" in refusal(capsys, 6, "finetune", "glue", *words)
+    assert "error: cola: all 1 seeds failed" in messages(capsys, 6, "finetune", "glue", *words)
     assert (tmp_path / "run/sst2/score.json").exists() and "sst2" in (tmp_path / "run/report.html").read_text()
 
 
@@ -202,7 +197,7 @@ def test_a_head_on_features_says_what_it_cannot_do(tmp_path, tiny, capsys):
     data, out = reviews(tmp_path / "r.csv"), tmp_path / "run"
     run(capsys, "finetune", data, "--model", tiny, "--out", out, "--test", data, *words)
     assert len((out / "runs/seed-1/predictions-test.jsonl").read_text().splitlines()) == 60
-    assert "a head on a frozen encoder's features" in refusal(capsys, 2, "predict", out, "the red cat")
+    assert "a head on a frozen encoder's features" in messages(capsys, 2, "predict", out, "the red cat")
 
 
 RECORDS = {
@@ -226,7 +221,7 @@ def test_verbs_of_fengshen(verb, tmp_path, tiny, capsys):
         (folder / f"{split}.json").write_text("".join(json.dumps(r) + "\n" for r in [RECORDS[verb], other] * 4))
     names = ["--texta_name=sentence1"] if verb == "text_classification" else []
     words = [verb, "train", "--model", tiny, "--datasets", folder, "--save_ckpt_path", tmp_path / "ckpt", *names]
-    said = refusal(capsys, 0, *words, "--max_length", 900, "--gpus=0", "--strategy=ddp")
+    said = messages(capsys, 0, *words, "--max_length", 900, "--gpus=0", "--strategy=ddp")
     for part in ("--gpus=0: taken as the number of a GPU", "3 epochs (the original would train for 1,000)",
                  "ignored: --strategy", "exceeds the model's 512 positions"):  # fmt: skip
         assert part in said
@@ -234,24 +229,24 @@ def test_verbs_of_fengshen(verb, tmp_path, tiny, capsys):
     assert main([verb, "predict", "--model", str(tmp_path / "ckpt"), "--text", text]) == 0
     (answer,) = json.loads(capsys.readouterr().out)
     assert set(answer) == keys
-    assert "data sets are not downloaded" in refusal(
+    assert "data sets are not downloaded" in messages(
         capsys, 3, verb, "train", "--model", tiny, "--datasets", "IDEA/AFQMC"
     )
 
 
 def test_names_and_options_that_do_not_go_together_are_refused(tmp_path, tiny, capsys):
     data, to = reviews(tmp_path / "r.csv"), ("--model", tiny, "--out", tmp_path / "run")
-    assert "gone.csv: no such file" in refusal(capsys, 2, "finetune", "gone.csv", *to)
-    assert "sst2 is a benchmark" in refusal(capsys, 2, "finetune", "sst2", "--data", tmp_path, "--text", "x", *to)
-    assert "leave one of them out" in refusal(capsys, 2, "finetune", data, "--data", tmp_path, *to)
-    assert "one text per line" in refusal(capsys, 3, "encode", tiny, "--file", data)
+    assert "gone.csv: no such file" in messages(capsys, 2, "finetune", "gone.csv", *to)
+    assert "sst2 is a benchmark" in messages(capsys, 2, "finetune", "sst2", "--data", tmp_path, "--text", "x", *to)
+    assert "leave one of them out" in messages(capsys, 2, "finetune", data, "--data", tmp_path, *to)
+    assert "one text per line" in messages(capsys, 3, "encode", tiny, "--file", data)
 
 
 def test_a_text_with_dots_is_no_file(tmp_path, tiny, capsys):
     data, out = reviews(tmp_path / "r.csv"), tmp_path / "run"
     run(capsys, "finetune", data, "--model", tiny, "--out", out, "--seeds", 1, "--epochs", 1)
     assert run(capsys, "predict", out, "red，3.5分")["predictions"][0]["label"] in COLOURS
-    assert "no such file" in refusal(capsys, 3, "predict", out, "gone.jsonl.gz")
+    assert "no such file" in messages(capsys, 3, "predict", out, "gone.jsonl.gz")
 
 
 def test_epochs_count_where_a_protocol_counts_steps(tmp_path, tiny, capsys):

@@ -25,9 +25,10 @@ from encoderlab.tasks.predict import Predictor
 from encoderlab.tasks.rows import pack
 from encoderlab.train.recipe import Budget
 from tests.tasks.synthetic import data, split
-from tests.tasks.test_commands import refusal, reviews, run
+from tests.tasks.test_commands import reviews, run
 from tests.tasks.test_finetune import RECIPE, objective_of
 from tests.tasks.tiny import model
+from tests.terminal import messages
 
 FORMS = ["single", "number", "tagged", "question", "choice"]
 
@@ -374,8 +375,8 @@ def test_the_command_takes_a_run_as_teacher(tmp_path, capsys):
     assert found["recipe"]["distill"]["temperature"] == 4 and found["recipe"]["distill"]["weight"] == 0.8
     kept = json.loads((out / "runs/seed-1/score.json").read_text())
     assert kept["teacher"].startswith(str(tmp_path / "teacher/runs/seed-"))
-    assert "belong to a teacher" in refusal(capsys, 2, *words, "--out", tmp_path / "x", "--temperature", 3)
-    answer = refusal(capsys, 2, *words, "--out", tmp_path / "x", "--teacher", tmp_path / "tiny")
+    assert "belong to a teacher" in messages(capsys, 2, *words, "--out", tmp_path / "x", "--temperature", 3)
+    answer = messages(capsys, 2, *words, "--out", tmp_path / "x", "--teacher", tmp_path / "tiny")
     assert "has no task head" in answer and not (tmp_path / "x").exists()
     assert main(["finetune", "--help"]) == 0
     assert "--teacher-weight" in capsys.readouterr().out

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from encoderlab.cli import main
 from encoderlab.commands.use import predictor_of
 from encoderlab.interchange import folder as folders
 from encoderlab.tasks import suites
@@ -22,19 +21,7 @@ from encoderlab.tasks.readers import Columns
 from encoderlab.tasks.span import SpanQA, average_answers
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
-
-
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[dict, str]:
-    """The result and what was said beside it."""
-    code = main([*map(str, words), "--json"])
-    captured = capsys.readouterr()
-    assert code == 0, captured.err
-    return json.loads(captured.out), " ".join(captured.err.split())
-
-
-def refusal(capsys: pytest.CaptureFixture[str], code: int, *words: object) -> str:
-    assert main(list(map(str, words))) == code
-    return " ".join(capsys.readouterr().err.split())
+from tests.terminal import answer, messages
 
 
 def saved(task, folder: Path, *, seed: int = 1, size: str = "bert-tiny", **settings) -> Path:
@@ -73,31 +60,31 @@ def intents(path: Path, columns: tuple[str, str], count: int = 60) -> Path:
 def test_the_columns_of_training_are_those_of_use_and_can_be_given(tmp_path, tiny, capsys):
     path, out = intents(tmp_path / "intents.csv", ("utterance", "intent")), tmp_path / "run"
     columns = ("--text", "utterance", "--label", "intent")
-    run(capsys, "finetune", path, "--model", tiny, "--out", out, "--seeds", 1, "--epochs", 1, *columns)
-    found, said = run(capsys, "evaluate", out, path)
+    answer(capsys, "finetune", path, "--model", tiny, "--out", out, "--seeds", 1, "--epochs", 1, *columns)
+    found, said = answer(capsys, "evaluate", out, path)
     assert found["examples"] == 60 and "read as the training data of the model (intents) is" in said
     kept = json.loads((out / "runs/seed-1/model/task.json").read_text())
     assert kept["layouts"] == [{"layout": "Columns", "text": "utterance", "label": "intent"}]
     other = intents(tmp_path / "other.csv", ("words", "kind"))
-    given, said = run(capsys, "evaluate", out, other, "--text", "words", "--label", "kind")
+    given, said = answer(capsys, "evaluate", out, other, "--text", "words", "--label", "kind")
     assert given["scores"][str(out)] == found["scores"][str(out)] and "text = 'words'" in said
     relabelled = intents(tmp_path / "relabelled.csv", ("utterance", "kind"))
-    given, said = run(capsys, "evaluate", out, relabelled, "--label", "kind")
+    given, said = answer(capsys, "evaluate", out, relabelled, "--label", "kind")
     assert given["scores"][str(out)] == found["scores"][str(out)] and "text = 'utterance'" in said
-    assert "no column 'kinnd'; did you mean 'kind'" in refusal(
+    assert "no column 'kinnd'; did you mean 'kind'" in messages(
         capsys, 2, "evaluate", out, relabelled, "--label", "kinnd"
     )
-    first, _ = run(capsys, "predict", out, path)
-    second, _ = run(capsys, "predict", out, other, "--text", "words")
+    first, _ = answer(capsys, "predict", out, path)
+    second, _ = answer(capsys, "predict", out, other, "--text", "words")
     assert [one["label"] for one in first["predictions"]] == [one["label"] for one in second["predictions"]]
 
 
 def test_a_file_that_is_named_like_a_benchmark_is_used_as_the_file_it_is(tmp_path, tiny, capsys):
     path, out = intents(tmp_path / "resume.csv", ("utterance", "intent")), tmp_path / "run"
     columns = ("--text", "utterance", "--label", "intent")
-    run(capsys, "finetune", path, "--model", tiny, "--out", out, "--seeds", 1, "--epochs", 1, *columns)
-    assert len(run(capsys, "predict", out, path)[0]["predictions"]) == 60
-    assert run(capsys, "evaluate", out, path)[0]["task"] == "resume"
+    answer(capsys, "finetune", path, "--model", tiny, "--out", out, "--seeds", 1, "--epochs", 1, *columns)
+    assert len(answer(capsys, "predict", out, path)[0]["predictions"]) == 60
+    assert answer(capsys, "evaluate", out, path)[0]["task"] == "resume"
 
 
 def test_folders_of_older_versions_are_told_by_form_and_metrics(tmp_path):
@@ -136,10 +123,10 @@ def test_a_benchmark_s_file_is_read_as_the_benchmark_s(name, record, label, tmp_
     test.write_text(f"{json.dumps({key: value for key, value in record.items() if key not in label})}\n" * 3)
     examples = task.read([labelled], "dev").examples
     wanted = predictor_of(folder).predict(examples)
-    found, said = run(capsys, "evaluate", folder, labelled)
+    found, said = answer(capsys, "evaluate", folder, labelled)
     assert found["examples"] == 3 and f"the training data of the model ({name}) is" in said
     for path in (labelled, test):
-        found, _ = run(capsys, "predict", folder, path)
+        found, _ = answer(capsys, "predict", folder, path)
         scores = [one["score"] for one in found["predictions"]]
         assert scores == pytest.approx([detail["score"] for detail in wanted.details], abs=1e-5)
 
@@ -148,10 +135,10 @@ def test_a_test_table_of_a_benchmark_and_a_file_with_other_columns(tmp_path, cap
     folder = saved(replace(suites.task("mrpc")), tmp_path / "model")
     test = tmp_path / "test.tsv"
     test.write_text("index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t1\t2\tthe red cat\tthe cat\n")
-    assert len(run(capsys, "predict", folder, test)[0]["predictions"]) == 1
+    assert len(answer(capsys, "predict", folder, test)[0]["predictions"]) == 1
     other = tmp_path / "other.csv"
     other.write_text("text_a,text_b\nthe red cat,the cat\n")
-    found, said = run(capsys, "predict", folder, other)
+    found, said = answer(capsys, "predict", folder, other)
     assert len(found["predictions"]) == 1 and "text = 'text_a'" in said
 
 
@@ -159,9 +146,9 @@ def test_a_test_file_is_submitted_and_needs_no_labels(tmp_path, capsys):
     folder = saved(suites.task("copa"), tmp_path / "model")
     path = tmp_path / "test.jsonl"
     path.write_text("".join(json.dumps(COPA | {"idx": i, "label": -1}) + "\n" for i in range(500)))
-    found, said = run(capsys, "evaluate", folder, path, "--split", "test", "--submission", tmp_path / "out")
+    found, said = answer(capsys, "evaluate", folder, path, "--split", "test", "--submission", tmp_path / "out")
     assert found["scores"] == {} and "no labels; nothing to score" in said
-    said = refusal(capsys, 3, "evaluate", folder, path, "--split", "test")
+    said = messages(capsys, 3, "evaluate", folder, path, "--split", "test")
     assert "copa: 500 of 500 test examples have no label to score against; give labelled data, --submission" in said
     lines = (tmp_path / "out/COPA.jsonl").read_text().splitlines()
     assert len(lines) == 500 and json.loads(lines[7])["idx"] == 7 and set(json.loads(lines[7])) == {"idx", "label"}
@@ -188,7 +175,7 @@ def test_labels_of_a_model_are_a_benchmark_s_by_name_or_by_number(labels, same, 
     guesses = [found == "entailment" for found in predictor_of(usual).predict(task.read([path], "dev").examples).values]
     wanted = sum(guess == ((i % 3 == 0) == same) for i, guess in enumerate(guesses)) / 12
     folder = saved(replace(task, name="mine", labels=labels), tmp_path / "model")
-    found, said = run(capsys, "evaluate", folder, "rte", "--data", tmp_path)
+    found, said = answer(capsys, "evaluate", folder, "rte", "--data", tmp_path)
     assert found["scores"][str(folder)]["accuracy"] == pytest.approx(wanted)
     by_place = f"labels {', '.join(labels)} are taken for entailment, not_entailment of rte, in this order"
     assert (by_place in said) == (labels[0] in ("LABEL_0", "0"))
@@ -197,7 +184,7 @@ def test_labels_of_a_model_are_a_benchmark_s_by_name_or_by_number(labels, same, 
 @pytest.mark.parametrize("labels", [("yes", "no"), ("entailment", "neutral"), ("1", "2"), ("yes", "no", "none")])
 def test_a_model_with_other_labels_is_not_evaluated_on_a_benchmark(labels, tmp_path, capsys):
     folder = saved(replace(suites.task("rte"), name="mine", labels=labels), tmp_path / "model")
-    said = refusal(capsys, 2, "evaluate", folder, "rte", "--data", tmp_path)
+    said = messages(capsys, 2, "evaluate", folder, "rte", "--data", tmp_path)
     assert f"labels are {', '.join(labels)}, those of rte entailment, not_entailment; give a model tuned" in said
 
 
@@ -207,7 +194,7 @@ def test_tags_and_submissions_have_the_names_of_the_benchmark(tmp_path, capsys):
     usual, folder = saved(task, tmp_path / "usual"), saved(mine, tmp_path / "model")
     (tmp_path / "valid.txt").write_text("ann B-PER\nruns O\nin O\noslo B-LOC\n")
     found = [
-        run(capsys, "evaluate", one, "conll2003", "--data", tmp_path, "--submission", tmp_path / f"out-{i}")[0]
+        answer(capsys, "evaluate", one, "conll2003", "--data", tmp_path, "--submission", tmp_path / f"out-{i}")[0]
         for i, one in enumerate((usual, folder))
     ]
     assert list(found[0]["scores"].values()) == list(found[1]["scores"].values())
@@ -218,7 +205,7 @@ def test_a_submission_is_not_written_over_the_data(tmp_path, capsys):
     folder, path = saved(suites.task("conll2003"), tmp_path / "model"), tmp_path / "test.txt"
     path.write_text("ann B-PER\nruns O\n")
     words = ("evaluate", folder, "conll2003", "--data", tmp_path, "--split", "test", "--submission", tmp_path)
-    assert "test.txt: is the input; give another folder with --submission" in refusal(capsys, 2, *words)
+    assert "test.txt: is the input; give another folder with --submission" in messages(capsys, 2, *words)
     assert path.read_text() == "ann B-PER\nruns O\n"
 
 
@@ -227,7 +214,7 @@ def test_an_answer_that_is_no_option_does_not_keep_a_row_from_its_prediction(tmp
     names = ["sent1", "sent2", *(f"ending{i}" for i in range(4)), "label"]
     path = tmp_path / "test.csv"
     path.write_text(",".join(names) + "\na,b,c,d,e,f,0\na,b,c,d,e,f,9\n")
-    assert len(run(capsys, "predict", folder, path)[0]["predictions"]) == 2
+    assert len(answer(capsys, "predict", folder, path)[0]["predictions"]) == 2
 
 
 def test_numbers_of_a_benchmark_are_those_of_its_files(tmp_path):
@@ -243,13 +230,13 @@ def test_a_task_after_another_with_the_same_labels_starts_a_head_of_its_own(tmp_
         for split in ("train", "dev"):
             (tmp_path / folder / f"{split}.tsv").write_text(f"sentence\tlabel\n{rows}")
     words = ("--data", tmp_path, "--model", tiny, "--seeds", 1, "--epochs", 1)
-    _, said = run(capsys, "finetune", "cola", "--after", "sst2", "--out", tmp_path / "out", *words)
+    _, said = answer(capsys, "finetune", "cola", "--after", "sst2", "--out", tmp_path / "out", *words)
     wanted = "the task head is new (the model's own is dropped: it was not trained for this task)"
     assert json.loads((tmp_path / "out/runs/seed-1/score.json").read_text())["head"] == wanted and wanted in said
     words = ("--data", tmp_path, "--model", tmp_path / "out", "--seeds", 1, "--epochs", 1)
-    _, said = run(capsys, "finetune", "cola", "--out", tmp_path / "more", *words)
+    _, said = answer(capsys, "finetune", "cola", "--out", tmp_path / "more", *words)
     assert "cola: the model's task head is kept: it was trained for this task" in said
-    assert "choose another --out" in refusal(capsys, 2, "finetune", "cola", "--out", tmp_path / "out", *words)
+    assert "choose another --out" in messages(capsys, 2, "finetune", "cola", "--out", tmp_path / "out", *words)
 
 
 def questions(path: Path, answers: list[str]) -> Path:
@@ -266,17 +253,19 @@ def questions(path: Path, answers: list[str]) -> Path:
 
 def test_only_a_folder_that_tells_no_task_is_let_give_no_answer(tmp_path, capsys):
     folder, path = saved(ready("question")[0], tmp_path / "model"), questions(tmp_path / "qa.jsonl", ["oslo", "", ""])
-    found, said = run(capsys, "evaluate", folder, path)
+    found, said = answer(capsys, "evaluate", folder, path)
     assert "best_f1" not in found["scores"][str(folder)] and "no answer is given" not in said
     (folder / "task.json").unlink()
     predictor = predictor_of(folder)
     predictor.form.nullable = True
     values = predictor.predict(suites.task("squad2").read([path], "dev").examples).values
-    found, said = run(capsys, "evaluate", folder, path)
+    found, said = answer(capsys, "evaluate", folder, path)
     scores = found["scores"][str(folder)]
     assert scores["no_answer_exact"] == values[1:].count("") / 2 and scores["best_f1"] >= 2 / 3
     assert f"{folder.name}: no answer is given where the null score is above 0" in said
-    assert "no answer is given" not in run(capsys, "evaluate", folder, questions(tmp_path / "all.jsonl", ["oslo"]))[1]
+    assert (
+        "no answer is given" not in answer(capsys, "evaluate", folder, questions(tmp_path / "all.jsonl", ["oslo"]))[1]
+    )
 
 
 def test_the_best_threshold_does_not_hang_on_the_one_that_is_used(tmp_path, capsys):
@@ -285,7 +274,7 @@ def test_the_best_threshold_does_not_hang_on_the_one_that_is_used(tmp_path, caps
     kept, best = json.loads((folder / "task.json").read_text()), []
     for threshold in (-1e4, 1e4):
         (folder / "task.json").write_text(json.dumps(kept | {"threshold": threshold}))
-        scores = run(capsys, "evaluate", folder, path)[0]["scores"][str(folder)]
+        scores = answer(capsys, "evaluate", folder, path)[0]["scores"][str(folder)]
         assert scores["no_answer_exact"] == (threshold < 0)
         best.append({name: value for name, value in scores.items() if name.startswith("best")})
     assert best[0] == best[1] and best[0]["best_f1"] > 1 / 3
@@ -296,9 +285,9 @@ def test_the_best_threshold_does_not_hang_on_the_one_that_is_used(tmp_path, caps
 
 def test_texts_are_tagged_word_by_word_and_chinese_by_characters(tmp_path, capsys):
     folder = saved(ready("tagged")[0], tmp_path / "model")
-    found, _ = run(capsys, "predict", folder, "sue runs in oslo", "小明住北京 ann")
+    found, _ = answer(capsys, "predict", folder, "sue runs in oslo", "小明住北京 ann")
     assert [len(one["prediction"]) for one in found["predictions"]] == [4, 6]
-    assert "text 1 holds no words" in refusal(capsys, 3, "predict", folder, " ")
+    assert "text 1 holds no words" in messages(capsys, 3, "predict", folder, " ")
 
 
 @pytest.mark.parametrize(
@@ -321,7 +310,7 @@ def test_texts_are_tagged_word_by_word_and_chinese_by_characters(tmp_path, capsy
 def test_a_tagger_takes_texts_and_words_with_and_without_tags(name, text, sizes, tmp_path, capsys):
     folder, path = saved(ready("tagged")[0], tmp_path / "model"), tmp_path / name
     path.write_text(text, encoding="utf-8")
-    found, _ = run(capsys, "predict", folder, path)
+    found, _ = answer(capsys, "predict", folder, path)
     assert {one["id"]: len(one["prediction"]) for one in found["predictions"]} == sizes
 
 
@@ -329,20 +318,20 @@ def test_a_tagger_takes_texts_and_words_with_and_without_tags(name, text, sizes,
 def test_a_text_that_could_be_words_is_refused(text, tmp_path, capsys):
     folder, path = saved(ready("tagged")[0], tmp_path / "model"), tmp_path / "a.txt"
     path.write_text(text, encoding="utf-8")
-    said = refusal(capsys, 3, "predict", folder, path)
+    said = messages(capsys, 3, "predict", folder, path)
     assert "a.txt: a text or a word per line? for texts leave out blank lines and tabs, for words" in said
 
 
 def test_words_without_tags_are_not_evaluated(tmp_path, capsys):
     folder, path = saved(ready("tagged")[0], tmp_path / "model"), tmp_path / "a.jsonl"
     path.write_text('{"tokens": ["the", "ann"]}\n')
-    assert "a.jsonl:1: no label; dev data needs one in every row" in refusal(capsys, 3, "evaluate", folder, path)
+    assert "a.jsonl:1: no label; dev data needs one in every row" in messages(capsys, 3, "evaluate", folder, path)
 
 
 @pytest.mark.parametrize(("kind", "words"), [("question", "question and context"), ("choice", "context, question and")])
 def test_forms_that_need_more_than_a_text_say_which_file(kind, words, tmp_path, capsys):
     folder = saved(ready(kind)[0], tmp_path / "model")
-    assert f"needs more than a text; give a file with the columns {words}" in refusal(
+    assert f"needs more than a text; give a file with the columns {words}" in messages(
         capsys, 2, "predict", folder, "where is it ?"
     )
 
@@ -350,20 +339,20 @@ def test_forms_that_need_more_than_a_text_say_which_file(kind, words, tmp_path, 
 def test_texts_that_were_cut_are_counted(tmp_path, capsys):
     folder = saved(ready("single")[0], tmp_path / "model", max_length=8)
     long = "the red cat " * 9
-    _, said = run(capsys, "predict", folder, long, "red", long)
+    _, said = answer(capsys, "predict", folder, long, "red", long)
     assert "2 texts are longer than the model's 8 tokens and were cut" in said
     path = tmp_path / "texts.csv"
     path.write_text(f"text,label\n{long},red\nblue,blue\n")
     for verb in ("predict", "evaluate"):
-        assert "1 text is longer than the model's 8 tokens and was cut" in run(capsys, verb, folder, path)[1]
-    assert "longer" not in run(capsys, "predict", folder, "red")[1]
+        assert "1 text is longer than the model's 8 tokens and was cut" in answer(capsys, verb, folder, path)[1]
+    assert "longer" not in answer(capsys, "predict", folder, "red")[1]
 
 
 def test_what_unicode_takes_for_the_end_of_a_line_ends_none(tmp_path, capsys):
     task = replace(ready("single")[0], layouts=(Columns(text="text", id="id"),))
     folder, path = saved(task, tmp_path / "model"), tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"id": f"a{end}b", "text": "red"}) + "\n" for end in "\u0085\u2028\u2029\r"))
-    found, _ = run(capsys, "predict", folder, path)
+    found, _ = answer(capsys, "predict", folder, path)
     assert [one["id"] for one in found["predictions"]] == ["a\u0085b", "a\u2028b", "a\u2029b", "a\rb"]
 
 
@@ -371,7 +360,7 @@ def test_half_a_character_in_an_id_is_kept(tmp_path, capsys):
     task = replace(ready("single")[0], layouts=(Columns(text="text", id="id"),))
     folder, path, out = saved(task, tmp_path / "model"), tmp_path / "a.jsonl", tmp_path / "out.jsonl"
     path.write_text(json.dumps({"id": "a\ud83d", "text": "the red \ud83d cat"}) + "\n")
-    run(capsys, "predict", folder, path, "--out", out)
+    answer(capsys, "predict", folder, path, "--out", out)
     assert json.loads(out.read_text())["id"] == "a\ud83d"
 
 
@@ -383,8 +372,8 @@ def test_an_ensemble_takes_several_models_behind_one_flag(tmp_path, capsys):
     names = [saved(task, tmp_path / f"m{seed}", seed=seed) for seed in (1, 2, 3)]
     path = tmp_path / "texts.csv"
     path.write_text("text,label\nthe red cat,red\nblue,blue\ngreen,green\n")
-    one, _ = run(capsys, "evaluate", names[0], path, "--ensemble", *names[1:])
-    two, _ = run(capsys, "evaluate", names[0], path, "--ensemble", names[1], "--ensemble", names[2])
+    one, _ = answer(capsys, "evaluate", names[0], path, "--ensemble", *names[1:])
+    two, _ = answer(capsys, "evaluate", names[0], path, "--ensemble", names[1], "--ensemble", names[2])
     assert one["scores"] == two["scores"] and set(one["scores"]) == {"ensemble", *map(str, names)}
 
 
@@ -422,7 +411,7 @@ def test_models_with_other_windows_average_texts_and_say_so(tmp_path, capsys):
     record = {"id": "1", "question": "where is it ?", "context": "the cat sat in oslo .",
               "answers": {"text": ["oslo"], "answer_start": [15]}}  # fmt: skip
     path.write_text(json.dumps(record) + "\n")
-    assert "n-best texts are averaged" in run(capsys, "evaluate", names[0], path, "--ensemble", names[1])[1]
+    assert "n-best texts are averaged" in answer(capsys, "evaluate", names[0], path, "--ensemble", names[1])[1]
 
 
 def test_answers_of_models_with_and_without_no_answer_are_not_averaged(tmp_path, capsys):
@@ -431,4 +420,4 @@ def test_answers_of_models_with_and_without_no_answer_are_not_averaged(tmp_path,
     ]
     path = questions(tmp_path / "qa.jsonl", ["oslo"])
     for one, other in (names, names[::-1]):
-        assert "ensemble have different labels" in refusal(capsys, 2, "evaluate", one, path, "--ensemble", other)
+        assert "ensemble have different labels" in messages(capsys, 2, "evaluate", one, path, "--ensemble", other)

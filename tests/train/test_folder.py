@@ -73,6 +73,16 @@ def test_a_folder_that_cannot_be_written() -> None:
         assert error.value.code == 2
 
 
+@pytest.mark.parametrize("file", ["run.log", "metrics.jsonl"])
+def test_a_file_of_the_run_that_cannot_be_written(file: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text("{}")
+    (tmp_path / file).mkdir()
+    with pytest.raises(ConfigError, match="cannot be written .*choose another output folder"):
+        RunFolder(tmp_path, {}, {}).open_metrics(0)
+    (tmp_path / file).rmdir()
+    RunFolder(tmp_path, {}, {}).close()  # nobody holds it
+
+
 @pytest.mark.parametrize("file", ["recipe.json", "provenance.json"])
 def test_a_session_killed_while_it_claimed_the_folder(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -133,10 +133,7 @@ def finetune(
     given = Given(form=form, text=text, pair=pair, label=label)  # type: ignore[arg-type]
     _check_folder(out)
     jobs = _jobs(task, data, dev, test, given)
-    fields = [protocols.spelled_out(word) for word in set_ or ()]
-
-    def adjust(recipe: Recipe) -> Recipe:
-        return _adjusted(recipe, epochs, config or (), fields)
+    adjust = _adjustment(epochs, config or (), [protocols.spelled_out(word) for word in set_ or ()])
 
     origin = best_seed(model, note)
     start, trained = load(origin), read_task(origin)
@@ -186,16 +183,20 @@ def finetune(
     }
 
 
-def _adjusted(recipe: Recipe, epochs: float | None, files: Sequence[Path], assignments: Sequence[str]) -> Recipe:
-    """``recipe`` with what is given. Epochs that are given count instead of the steps of a protocol."""
-    from encoderlab.config import read_file
+def _adjustment(epochs: float | None, files: Sequence[Path], assignments: Sequence[str]) -> Callable[[Recipe], Recipe]:
+    """What sets the user's fields in a protocol's recipe, where epochs count instead of steps."""
+    from encoderlab.tasks.protocol import at_point
 
-    if any("epochs" in read_file(path) for path in files):
-        recipe = replace(recipe, steps=None)
-    if any(word.startswith("epochs=") for word in assignments):
-        assignments = ["steps=null", *assignments]
-    recipe = settings.resolve(recipe, files=files, assignments=assignments)
-    return recipe if epochs is None else replace(recipe, epochs=epochs, steps=None)
+    given = list(settings.sources(files, assignments))
+    if epochs is not None:
+        given.append(("--epochs", {"epochs": epochs}))
+
+    def adjust(recipe: Recipe) -> Recipe:
+        for where, fields in given:
+            recipe = at_point(recipe, fields, where=where)
+        return recipe
+
+    return adjust
 
 
 def _check_folder(out: Path) -> None:

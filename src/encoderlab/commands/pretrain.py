@@ -25,7 +25,7 @@ def pretrain(
     *,
     corpus: Path | None = None,
     out: Path | None = None,
-    steps: int | None = None,
+    steps: float | None = None,
     tokens: float | None = None,
     flops: float | None = None,
     hours: float | None = None,
@@ -57,7 +57,7 @@ def pretrain(
     out
         Run folder to make, or to resume.
     steps
-        Train for so many steps; the learning rate decays to their end.
+        Train for so many steps, such as 2000 or 1e6; the learning rate decays to their end.
     tokens
         Train for so many tokens instead, such as 1e9.
     flops

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -26,20 +26,30 @@ Config = Annotated[
 
 
 def resolve(recipe: T, *, files: Sequence[Path] = (), assignments: Sequence[str] = ()) -> T:
-    """``recipe`` with fields set by files, by ``ENCODERLAB_A__B=value`` variables and by ``a.b=value`` assignments.
+    """``recipe`` with the fields of all :func:`sources`.
 
     Raises:
         ConfigError: an unknown key (the nearest known one is named), a wrong type, or an unreadable file.
     """
     from encoderlab import config  # imports pydantic, which --help can do without
 
-    for path in files:
-        recipe = config.override(recipe, flatten(config.read_file(path)), where=str(path))
-    if variables := environment(os.environ):
-        recipe = config.override(recipe, flatten(_mappings(variables)), where="environment")
-    if assignments:
-        recipe = config.override(recipe, flatten(_mappings(parse(assignments))), where="--set")
+    for where, fields in sources(files, assignments):
+        recipe = config.override(recipe, fields, where=where)
     return recipe
+
+
+def sources(files: Sequence[Path], assignments: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The fields that are set, by their paths, and where: by files, by ``ENCODERLAB_A__B=value`` variables and by
+    ``a.b=value`` assignments; what comes later wins.
+    """
+    from encoderlab import config
+
+    for path in files:
+        yield str(path), flatten(config.read_file(path))
+    if variables := environment(os.environ):
+        yield "environment", flatten(_mappings(variables))
+    if assignments:
+        yield "--set", flatten(_mappings(parse(assignments)))
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

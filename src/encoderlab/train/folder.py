@@ -50,13 +50,13 @@ class RunFolder:
             self._lock = _lock(path)
             try:
                 self._claim(dict(recipe), dict(data))
+                self._handler = _Log(path / LOG, encoding="utf-8")
             except BaseException:
                 self._lock.close()
                 raise
         except OSError as error:
-            raise ConfigError(f"{path}: cannot be written ({error.strerror}); choose another output folder") from None
+            raise _unwritable(path, error) from None
         self._metrics: IO[bytes] | None = None
-        self._handler = _Log(path / LOG, encoding="utf-8")
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(self._handler)
         log.setLevel(min(log.level or logging.INFO, logging.INFO))
@@ -92,8 +92,14 @@ class RunFolder:
     def open_metrics(self, size: int) -> None:
         """Continue ``metrics.jsonl`` after its first ``size`` bytes: what an interrupted session wrote beyond its
         checkpoint goes.
+
+        Raises:
+            ConfigError: the file cannot be written.
         """
-        self._metrics = (self.path / METRICS).open("ab")
+        try:
+            self._metrics = (self.path / METRICS).open("ab")
+        except OSError as error:
+            raise _unwritable(self.path / METRICS, error) from None
         if self._metrics.tell() < size:
             log.warning("%s is shorter than the checkpoint says; some lines of it are lost", METRICS)
         self._metrics.truncate(min(size, self._metrics.tell()))
@@ -128,6 +134,10 @@ class RunFolder:
         with suppress(OSError):
             self._handler.close()
         self._lock.close()
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path}: cannot be written ({error.strerror}); choose another output folder")
 
 
 class _Log(logging.FileHandler):

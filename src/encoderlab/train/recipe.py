@@ -26,6 +26,8 @@ class Budget:
             raise ConfigError(
                 f"a budget of {self.amount:g} {self.unit} is not positive and finite; give a number above 0"
             )
+        if self.unit == "steps" and self.amount % 1:
+            raise ConfigError(f"a budget of {self.amount:g} steps is no whole number; give one")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import statistics
 import tempfile
 import time
@@ -186,7 +187,8 @@ def _onnx(network: nn.Module, path: Path, threads: int) -> Callable[[torch.Tenso
                 verbose=False,
             )
         except Exception as error:  # of many kinds
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            said = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()[0]  # without its colours
+            reason = f"{type(error).__name__}: {said}"
             raise EncoderlabError(f"torch cannot export {type(network).__name__} to ONNX ({reason[:120]})") from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

@@ -1,0 +1,23 @@
+"""Commands as a user gives them, within this process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from encoderlab.cli import main
+
+
+def messages(capsys: pytest.CaptureFixture[str], code: int, *words: object) -> str:
+    """What a command that ends with ``code`` says on standard error."""
+    assert main(list(map(str, words))) == code
+    return " ".join(capsys.readouterr().err.split())
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[dict, str]:
+    """The result of a command, and what it said beside it."""
+    code = main([*map(str, words), "--json"])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return json.loads(captured.out), " ".join(captured.err.split())
