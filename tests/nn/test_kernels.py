@@ -390,6 +390,14 @@ def test_products_of_bfloat16_are_rounded_once(rows, columns, depth, turned, wit
 
 
 @compiled
+def test_products_that_do_not_fit_are_refused():
+    a, b, out = (torch.zeros(shape, dtype=torch.bfloat16) for shape in ((3, 4), (4, 6), (6, 3)))
+    for left, right, into in ((a, b.T, None), (a, b, out), (a, b, out.T), (a.float(), b.float(), None)):
+        with pytest.raises(ValueError, match="with dense rows"):
+            cpu.products.product(left, right, out=into)
+
+
+@compiled
 def test_results_do_not_depend_on_the_number_of_threads():
     x, residual, w = normal(4, 70, 256), normal(4, 70, 256, seed=1), normal(256, seed=2)
     q, k, v = (normal(4, 8, 70, 32, seed=s) for s in range(3))

@@ -3,26 +3,56 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from encoderlab.train import precision as module
 from encoderlab.train.precision import WideProducts, caution, products
 
+CPU = torch.device("cpu")
 
-def test_a_precision_that_gives_no_speed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(torch.cpu, "_is_amx_fp16_supported", lambda: False, raising=False)
-    assert "saves memory but no time" in str(caution("bf16", cpu))
-    assert "precision=fp16 will be slower than fp32" in str(caution("fp16", cpu))
-    assert isinstance(products("bf16", cpu), WideProducts)
-    assert caution("fp32", cpu) is None and caution("bf16", torch.device("cuda")) is None
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    assert caution("bf16", cpu) is None
-    assert not isinstance(products("bf16", cpu), WideProducts)
+
+@pytest.fixture
+def processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Pretends another processor."""
+
+    def pretend(*, amx: bool = False, avx512_bf16: bool = False, about: str = "") -> None:
+        (tmp_path / "cpuinfo").write_text(about)
+        monkeypatch.setattr(module, "CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+        monkeypatch.setattr(torch.cpu, "_is_amx_fp16_supported", lambda: False, raising=False)
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+
+    return pretend
+
+
+def test_a_precision_that_gives_no_speed_is_named(processor: Callable[..., None]) -> None:
+    processor()
+    assert "saves memory but no time" in str(caution("bf16", CPU))
+    assert "precision=fp16 will be slower than fp32" in str(caution("fp16", CPU))
+    assert caution("fp32", CPU) is None and caution("bf16", torch.device("cuda")) is None
+    processor(amx=True)
+    assert caution("bf16", CPU) is None
+
+
+@pytest.mark.parametrize(
+    ("about", "slow"),
+    [
+        ("vendor_id : GenuineIntel\nflags : avx512_bf16 avx512_fp16", True),
+        ("vendor_id : GenuineIntel\nflags : avx512_bf16", False),
+        ("vendor_id : AuthenticAMD\nflags : avx512_bf16", False),
+    ],
+)
+def test_instructions_at_half_speed_are_not_used(about: str, slow: bool, processor: Callable[..., None]) -> None:
+    processor(avx512_bf16=True, about=about)
+    assert isinstance(products("bf16", CPU), WideProducts) == slow
+    processor(avx512_bf16=True, about=about, amx=True)
+    assert not isinstance(products("bf16", CPU), WideProducts)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

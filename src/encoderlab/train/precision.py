@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from encoderlab.nn.kernels.cpu.products import product
 from encoderlab.train.recipe import Precision
 
 aten = torch.ops.aten
+CPUINFO = Path("/proc/cpuinfo")
 PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.addmm_, aten.baddbmm, aten.convolution, aten.convolution_backward}
 
 
@@ -26,17 +28,26 @@ def precision(name: Precision, device: torch.device) -> contextlib.AbstractConte
 
 
 def widened(name: Precision, device: torch.device) -> bool:
-    """Whether matrix products in ``name`` are computed in float32 here: on x86 processors without AMX.
+    """Whether matrix products in ``name`` are computed in float32 here, because an x86 processor has no fast ones.
 
-    Those without any such instructions take 10 to 40 times as long in torch's own products; AVX-512 alone has some for
-    bf16 that run at half the speed of float32's (84 and 160 GFLOP/s on a core of a fifth-generation Xeon).
+    Without instructions for it, torch's own products take 10 to 40 times as long as in single precision.
     """
     if name == "fp32" or device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
         return False
     cpu = torch.cpu
     if name == "bf16":
-        return not cpu._is_amx_tile_supported()
+        return not (cpu._is_amx_tile_supported() or (cpu._is_avx512_bf16_supported() and not _at_half_speed()))
     return not getattr(cpu, "_is_amx_fp16_supported", lambda: False)()
+
+
+def _at_half_speed() -> bool:
+    """Whether the bf16 instructions of AVX-512 are slower than those of float32, 84 and 160 GFLOP/s a core: on Intel's
+    cores with AVX512-FP16, which leave bf16 to AMX, where a virtual machine hides that. AMD's have twice the speed."""
+    try:
+        text = CPUINFO.read_text()
+    except OSError:
+        return False
+    return "GenuineIntel" in text and "avx512_fp16" in text
 
 
 def caution(name: Precision, device: torch.device) -> str | None:
@@ -67,11 +78,13 @@ class WideProducts(TorchDispatchMode):
         if narrow not in (torch.bfloat16, torch.float16):
             return func(*args, **kwargs)
         if narrow == torch.bfloat16 and build.available():
-            if packet is aten.mm:
+            if func is aten.mm.default:
+                return product(*args)
+            if func is aten.mm.out:
                 return product(*args, **kwargs)
-            if packet is aten.addmm and not kwargs and args[0].dim() == 1:
+            if func is aten.addmm.default and not kwargs and args[0].dim() == 1:
                 return product(*args[1:], bias=args[0])
-            if packet is aten.addmm_ and not kwargs:
+            if func is aten.addmm_.default and not kwargs:
                 return product(*args[1:], out=args[0], add=True)
         wide = [x.float() if isinstance(x, Tensor) else x for x in args]
         out = args[0] if packet is aten.addmm_ else kwargs.get("out")

@@ -15,7 +15,8 @@ inline void flags(const uint8_t* p, int64_t n, ints* masks) {
   for (int i = 0; i < VECTORS; i++) {
     bytes some;
     std::memcpy(&some, p + i * W, sizeof some);
-    masks[i] = __builtin_convertvector(__builtin_convertvector(some, shorts), ints) != 0;  // at once GCC takes them singly
+    const shorts wider = __builtin_convertvector(some, shorts);  // on the way, as GCC takes bytes to words one by one
+    masks[i] = __builtin_convertvector(wider, ints) != 0;
   }
 }
 

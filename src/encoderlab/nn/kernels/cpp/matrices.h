@@ -1,6 +1,6 @@
-// Products of whole bfloat16 matrices in float32 arithmetic: blocks of the result, each by one thread, from pieces of the
-// operands that are widened while they are packed into the L2 cache. So they cost what float32 costs, with half of its
-// traffic to memory; sums are rounded once.
+// Products of whole bfloat16 matrices in float32 arithmetic: blocks of the result, each by one thread, from pieces of
+// the operands that are widened while they are packed into the L2 cache. So they cost what float32 costs, with half of
+// its traffic to memory; sums are rounded once.
 
 #pragma once
 
@@ -17,8 +17,8 @@ struct Matrix {  // one of the strides is 1
   int64_t row, column;
 };
 
-// c (rows, columns) = a (rows, depth) b (depth, columns) [+ bias] [+ c]. Sums run over the depth in order, so the result
-// does not depend on the number of threads.
+// c (rows, columns) = a (rows, depth) b (depth, columns) [+ bias] [+ c]. Sums run over the depth in order, so the
+// result does not depend on the number of threads.
 void product(Matrix a, Matrix b, bf16* c, int64_t c_row, const float* bias, int64_t rows, int64_t columns,
              int64_t depth, bool add, int64_t threads) {
   if (rows == 0 || columns == 0) return;

@@ -80,7 +80,7 @@ void add_query_rows(const float* queries, int64_t wide, const Table& table, int6
     const int64_t n = std::min<int64_t>(TILE, rows - r0);
     const int64_t low = panel_floor(base - (r0 + n - 1)), high = base - r0 + seen, ld = round_up(high - low, PANEL);
     for (int64_t c = low; c < high; c += PANEL)
-      tile_rest<TILE, false>(n, queries + r0 * wide, wide, table.columns + c * depth, depth, band + (c - low), ld,
+      some_rows<TILE, false>(n, queries + r0 * wide, wide, table.columns + c * depth, depth, band + (c - low), ld,
                              false);
     for (int64_t r = 0; r < n; r++) {
       const float* from = band + r * ld + base - (r0 + r) - low;

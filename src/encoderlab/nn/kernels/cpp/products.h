@@ -76,7 +76,8 @@ void pack_transposed(const T* src, int64_t stride, int64_t rows, int64_t depth, 
 }
 
 // c (ROWS, PANEL) = [c +] a (ROWS, depth) b (depth, PANEL); a's element (r, k) is a[r * stride + k], or
-// a[k * stride + r] where the product takes its transpose
+// a[k * stride + r] where the product takes its transpose. The sums stay in registers only where all loops over rows are
+// unrolled.
 template <int ROWS, bool TRANSPOSED, bool ADD>
 void tile(const float* a, int64_t stride, const float* b, int64_t depth, float* c, int64_t c_row) {
   floats sum[ROWS][2];
@@ -102,13 +103,13 @@ void tile(const float* a, int64_t stride, const float* b, int64_t depth, float* 
 }
 
 template <int ROWS, bool TRANSPOSED>
-inline void tile_rest(int64_t rows, const float* a, int64_t stride, const float* b, int64_t depth, float* c,
+inline void some_rows(int64_t rows, const float* a, int64_t stride, const float* b, int64_t depth, float* c,
                       int64_t c_row, bool add) {
   if constexpr (ROWS > 0) {
     if (rows == ROWS)
       (add ? tile<ROWS, TRANSPOSED, true> : tile<ROWS, TRANSPOSED, false>)(a, stride, b, depth, c, c_row);
     else
-      tile_rest<ROWS - 1, TRANSPOSED>(rows, a, stride, b, depth, c, c_row, add);
+      some_rows<ROWS - 1, TRANSPOSED>(rows, a, stride, b, depth, c, c_row, add);
   }
 }
 
@@ -117,13 +118,10 @@ inline void tile_rest(int64_t rows, const float* a, int64_t stride, const float*
 template <bool TRANSPOSED = false>
 void multiply(const float* a, int64_t stride, const float* b, float* c, int64_t c_row, int64_t rows, int64_t depth,
               int64_t panels, bool add = false, int64_t panel_depth = 0) {
-  for (int64_t p = 0; p < panels; p++, b += (panel_depth ? panel_depth : depth) * PANEL, c += PANEL) {
-    int64_t r = 0;
-    for (; r + TILE <= rows; r += TILE)
-      tile_rest<TILE, TRANSPOSED>(TILE, a + r * (TRANSPOSED ? 1 : stride), stride, b, depth, c + r * c_row, c_row, add);
-    tile_rest<TILE - 1, TRANSPOSED>(rows - r, a + r * (TRANSPOSED ? 1 : stride), stride, b, depth, c + r * c_row,
-                                    c_row, add);
-  }
+  for (int64_t p = 0; p < panels; p++, b += (panel_depth ? panel_depth : depth) * PANEL, c += PANEL)
+    for (int64_t r = 0; r < rows; r += TILE)
+      some_rows<TILE, TRANSPOSED>(std::min<int64_t>(TILE, rows - r), a + r * (TRANSPOSED ? 1 : stride), stride, b,
+                                  depth, c + r * c_row, c_row, add);
 }
 
 }  // namespace

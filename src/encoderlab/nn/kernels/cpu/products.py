@@ -13,17 +13,21 @@ def product(
 ) -> Tensor:
     """a (M, K) times b (K, N), plus ``bias`` (N,), in ``out`` (M, N), to which it is added with ``add``.
 
-    All are bfloat16; of each operand one axis is dense. Sums are float32 and rounded once.
+    All are bfloat16; sums are float32 and rounded once. Of each operand one axis is dense, or it is copied; of ``out``
+    the rows are.
+
+    Raises:
+        ValueError: shapes or types that do not fit.
     """
-    a, b = dense(a), dense(b)
-    if out is None:
-        out = a.new_empty(len(a), b.shape[1])
+    out = a.new_empty(len(a), b.shape[1]) if out is None else out
+    (rows, depth), columns = a.shape, b.shape[1]
+    fits = len(b) == depth and out.shape == (rows, columns) and (bias is None or bias.shape == (columns,))
+    if not fits or not a.dtype == b.dtype == out.dtype == torch.bfloat16 or (columns > 1 and out.stride(1) != 1):
+        given = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in (a, b, bias, out) if x is not None)
+        raise ValueError(f"product of {given}; give bfloat16 (M, K), (K, N), (N,) and (M, N) with dense rows")
+    a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
     call(
-        "product", a, *a.stride(), b, *b.stride(), out, out.stride(0), None if bias is None else bias.float(),
-        len(a), b.shape[1], a.shape[1], add, torch.get_num_threads(),
+        "product", a, *a.stride(), b, *b.stride(), out, out.stride(0), None if bias is None else bias.float(), rows,
+        columns, depth, add, torch.get_num_threads(),
     )  # fmt: skip
     return out
-
-
-def dense(x: Tensor) -> Tensor:
-    return x if 1 in x.stride() else x.contiguous()
