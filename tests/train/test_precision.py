@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from encoderlab.train import precision as module
+from encoderlab.nn.kernels import build
 from encoderlab.train.precision import WideProducts, caution, products
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Pretends another processor."""
 
     def pretend(*, amx: bool = False, avx512_bf16: bool = False, about: str = "") -> None:
-        (tmp_path / "cpuinfo").write_text(about)
-        monkeypatch.setattr(module, "CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(build, "processor", lambda: about)
         monkeypatch.setattr(platform, "machine", lambda: "x86_64")
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
         monkeypatch.setattr(torch.cpu, "_is_amx_fp16_supported", lambda: False, raising=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from encoderlab.nn.kernels.cpu.products import product
 from encoderlab.train.recipe import Precision
 
 aten = torch.ops.aten
-CPUINFO = Path("/proc/cpuinfo")
 PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.addmm_, aten.baddbmm, aten.convolution, aten.convolution_backward}
 
 
@@ -43,11 +41,8 @@ def widened(name: Precision, device: torch.device) -> bool:
 def _at_half_speed() -> bool:
     """Whether the bf16 instructions of AVX-512 are slower than those of float32, 84 and 160 GFLOP/s a core: on Intel's
     cores with AVX512-FP16, which leave bf16 to AMX, where a virtual machine hides that. AMD's have twice the speed."""
-    try:
-        text = CPUINFO.read_text()
-    except OSError:
-        return False
-    return "GenuineIntel" in text and "avx512_fp16" in text
+    processor = build.processor()
+    return "GenuineIntel" in processor and "avx512_fp16" in processor
 
 
 def caution(name: Precision, device: torch.device) -> str | None:

@@ -34,13 +34,15 @@ MATH = ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psa
 logger = logging.getLogger(__name__)
 
 
+@functools.cache
 def processor() -> str:
-    """What the compiler's ``native`` depends on, so that a cache folder shared by different machines stays correct."""
+    """The processor's maker, name and instructions, on which the compiler's ``native`` depends: a cache folder that
+    different machines share stays correct."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    names = ("model name", "flags", "Features", "CPU part")
+    names = ("vendor_id", "model name", "flags", "Features", "CPU part")
     return "\n".join(sorted({line for line in lines if line.split("\t")[0].strip() in names}))
 
 
