@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from encoderlab.nn.kernels import build
-from encoderlab.train.precision import WideProducts, caution, products
+from encoderlab.train.precision import WideProducts, caution, instructions, products
 
 CPU = torch.device("cpu")
 
@@ -31,6 +31,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_a_precision_that_gives_no_speed_is_named(processor: Callable[..., None]) -> None:
     processor()
+    assert not instructions("bf16", CPU) and instructions("fp32", CPU)
     assert "saves memory but no time" in str(caution("bf16", CPU))
     assert "precision=fp16 will be slower than fp32" in str(caution("fp16", CPU))
     assert caution("fp32", CPU) is None and caution("bf16", torch.device("cuda")) is None
@@ -49,6 +50,7 @@ def test_a_precision_that_gives_no_speed_is_named(processor: Callable[..., None]
 def test_instructions_at_half_speed_are_not_used(about: str, slow: bool, processor: Callable[..., None]) -> None:
     processor(avx512_bf16=True, about=about)
     assert isinstance(products("bf16", CPU), WideProducts) == slow
+    assert instructions("bf16", CPU)
     processor(avx512_bf16=True, about=about, amx=True)
     assert not isinstance(products("bf16", CPU), WideProducts)
 

@@ -53,19 +53,17 @@ def train(
             other contender.
         compile: Also measure the other contender under torch.compile; on a GPU ours runs under it.
     """
-    import torch
-
     from encoderlab.inference import usual_device
     from encoderlab.measure.bench import families
     from encoderlab.measure.bench.train import Setting, run
-    from encoderlab.train.precision import widened
+    from encoderlab.train.precision import instructions
 
     device = usual_device()
     steps = steps if steps is not None else 20 if device.type == "cuda" else 2
     if turns < 1 or steps < 1 or rows < 1:
         raise ConfigError("turns, steps and rows count things; give at least 1")
     case = families.case(name, layers=layers, width=width).with_dropout(dropout)
-    if against and widened(precision, device) and not torch.cpu._is_avx512_bf16_supported():
+    if against and not instructions(precision, device):
         terminal.note(
             f"this processor has no {precision} instructions: steps of {against} take 10 to 40 times as long; "
             "--rows 4 --turns 1 --steps 1 shows enough"

@@ -25,24 +25,28 @@ def precision(name: Precision, device: torch.device) -> contextlib.AbstractConte
     return torch.autocast(device.type, torch.bfloat16 if name == "bf16" else torch.float16)
 
 
-def widened(name: Precision, device: torch.device) -> bool:
-    """Whether matrix products in ``name`` are computed in float32 here, because an x86 processor has no fast ones.
-
-    Without instructions for it, torch's own products take 10 to 40 times as long as in single precision.
-    """
+def instructions(name: Precision, device: torch.device) -> bool:
+    """Whether ``device`` has instructions for products in ``name``; without, torch's own take 10 to 40 times as long as
+    in single precision. Processors other than x86 are taken to have them."""
     if name == "fp32" or device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
-        return False
+        return True
     cpu = torch.cpu
     if name == "bf16":
-        return not (cpu._is_amx_tile_supported() or (cpu._is_avx512_bf16_supported() and not _at_half_speed()))
-    return not getattr(cpu, "_is_amx_fp16_supported", lambda: False)()
+        return cpu._is_amx_tile_supported() or cpu._is_avx512_bf16_supported()
+    return getattr(cpu, "_is_amx_fp16_supported", lambda: False)()
+
+
+def widened(name: Precision, device: torch.device) -> bool:
+    """Whether matrix products in ``name`` are computed in float32 here, because there are no fast ones."""
+    slow = name == "bf16" and device.type == "cpu" and _at_half_speed()
+    return slow or not instructions(name, device)
 
 
 def _at_half_speed() -> bool:
     """Whether the bf16 instructions of AVX-512 are slower than those of float32, 84 and 160 GFLOP/s a core: on Intel's
     cores with AVX512-FP16, which leave bf16 to AMX, where a virtual machine hides that. AMD's have twice the speed."""
     processor = build.processor()
-    return "GenuineIntel" in processor and "avx512_fp16" in processor
+    return "GenuineIntel" in processor and "avx512_fp16" in processor and not torch.cpu._is_amx_tile_supported()
 
 
 def caution(name: Precision, device: torch.device) -> str | None:

@@ -187,8 +187,8 @@ def _onnx(network: nn.Module, path: Path, threads: int) -> Callable[[torch.Tenso
                 verbose=False,
             )
         except Exception as error:  # of many kinds
-            said = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()[0]  # without its colours
-            reason = f"{type(error).__name__}: {said}"
+            plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # without its colours
+            reason = f"{type(error).__name__}: {plain}".splitlines()[0]
             raise EncoderlabError(f"torch cannot export {type(network).__name__} to ONNX ({reason[:120]})") from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
