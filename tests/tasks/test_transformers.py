@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from encoderlab.commands.use import predictor_of
 from encoderlab.errors import DataError
 from encoderlab.interchange.huggingface import save
 from encoderlab.interchange.load import load
 from encoderlab.tasks.base import Question, Text, Words
+from encoderlab.tasks.use import predictor_of
 from tests.tasks.tiny import WORDS
 
 transformers = pytest.importorskip("transformers")

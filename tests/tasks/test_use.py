@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from encoderlab.commands.use import predictor_of
 from encoderlab.interchange import folder as folders
 from encoderlab.tasks import suites
 from encoderlab.tasks.finetune import completed
@@ -19,6 +18,7 @@ from encoderlab.tasks.objective import form_of, with_head
 from encoderlab.tasks.predict import joint_windows, predict_ensemble
 from encoderlab.tasks.readers import Columns
 from encoderlab.tasks.span import SpanQA, average_answers
+from encoderlab.tasks.use import predictor_of
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
 from tests.terminal import answer, messages

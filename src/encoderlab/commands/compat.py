@@ -298,14 +298,14 @@ def _train(flags: Flags, task: Task, splits: dict[str, Split]) -> dict[str, Any]
 
 def _predict(wanted: Form, flags: Flags) -> dict[str, Any]:
     """Prints a list of answers, as the original does: label and score of a text."""
-    from encoderlab.commands.use import predictor_of
     from encoderlab.tasks.base import Choice, Example, Text, Words
     from encoderlab.tasks.predict import record
+    from encoderlab.tasks.use import predictor_of
 
     text = flags.text
     if text is None:
         raise ConfigError("predict needs --text TEXT; for a file: encoderlab predict MODEL FILE")
-    predictor = predictor_of(flags.model)
+    predictor = predictor_of(flags.model, note)
     form = predictor.form.task.form
     if VERBS.get(form) != VERBS[wanted]:
         usage = f"{VERBS[form]} predict --model" if form in VERBS else "predict"

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from encoderlab.model import Model
-    from encoderlab.tasks.base import Example, Split, Task
-    from encoderlab.tasks.form import Predictions
-    from encoderlab.tasks.infer import Given
+    from encoderlab.tasks.base import Split
     from encoderlab.tasks.predict import Predictor
 
 
@@ -77,18 +74,19 @@ def evaluate(
     from encoderlab.tasks.span import SpanQA, best_texts
     from encoderlab.tasks.submit import check_submission, write_submission
     from encoderlab.tasks.tables import is_file_name
+    from encoderlab.tasks.use import allow_no_answer, fitted, predictor_of, renamed, task_of_file
 
     places = [model, *(ensemble or ())]
-    members = [predictor_of(place) for place in places]
+    members = [predictor_of(place, note) for place in places]
     own = members[0].form.task
     names: dict[str, str] = {}
     if Path(data).is_file():
-        task = _task_of_file(Path(data), own, Given(form=own.form, text=text, pair=pair, label=label))
+        task = task_of_file(Path(data), own, Given(form=own.form, text=text, pair=pair, label=label), note)
         part = task.read([Path(data)], split)
     elif is_file_name(data) or "/" in data:
         raise ConfigError(f"{data}: no such file; give labelled data, or the name of a benchmark")
     else:
-        task, names = _fitted(suites.task(data), own)
+        task, names = fitted(suites.task(data), own, note)
         if folder is None:
             raise ConfigError(f"{data} is a benchmark; give the folder of its files with --data")
         part = task.load(folder, split)
@@ -105,14 +103,14 @@ def evaluate(
         )
     if isinstance(members[0].form, SpanQA) and not joint_windows(members):
         note("the models read passages in different windows, so the probabilities of their n-best texts are averaged")
-    _allow_no_answer(task, places, members, part.examples)
+    allow_no_answer(task, places, members, part.examples, note)
     together, each = predict_ensemble(members, part.examples)
     for line in dict.fromkeys(_cut(member) for member in members):
         if line:
             note(line)
     found = {}
     if names:
-        together, each = _renamed(together, names), [_renamed(one, names) for one in each]
+        together, each = renamed(together, names), [renamed(one, names) for one in each]
     labels = [str(place) for place in places]
     if len(members) > 1:
         labels, each = ["ensemble", *labels], [together, *each]
@@ -136,24 +134,6 @@ def evaluate(
         )
         say(f"written: {', '.join(map(str, files))}")
     return {"task": task.name, "examples": len(part), "data": part.sha256, "scores": found, "submission": files}
-
-
-def _allow_no_answer(task: Task, places: list[Path], members: list[Predictor], examples: tuple[Example, ...]) -> None:
-    """Let models whose folders tell nothing of their task, as those of transformers, give no answer where the data has
-    questions without one.
-    """
-    from encoderlab.tasks.base import Question
-    from encoderlab.tasks.folder import read_task
-    from encoderlab.tasks.span import SpanQA
-    from encoderlab.tasks.trials import best_seed
-
-    if task.answers != "squad" or not any(isinstance(one, Question) and one.answers == () for one in examples):
-        return
-    for place, member in zip(places, members, strict=True):
-        form = member.form
-        if isinstance(form, SpanQA) and not form.nullable and read_task(best_seed(place, lambda text: None)) is None:
-            form.nullable = True
-            note(f"{place}: no answer is given where the null score is above 0; the folder tells no other threshold")
 
 
 def _show_scores(title: str, found: Mapping[str, Mapping[str, float]]) -> None:
@@ -212,6 +192,7 @@ def predict(
     """
     from encoderlab.tasks.predict import record
     from encoderlab.tasks.tables import is_file_name
+    from encoderlab.tasks.use import example_of, predictor_of
 
     file = Path(inputs[0])
     if len(inputs) == 1 and "/" in inputs[0] and os.path.isdir(file):  # pathlib raises for texts too long to be a name
@@ -219,11 +200,11 @@ def predict(
     if out is not None and out.is_dir():
         raise ConfigError(f"--out {out}: is a folder; name a file to write, such as {out / 'predictions.jsonl'}")
     _check_out(out, file)
-    predictor = predictor_of(model)
+    predictor = predictor_of(model, note)
     if len(inputs) > 1 or not os.path.isfile(file):
         if len(inputs) == 1 and is_file_name(inputs[0]):
             raise DataError(f"{file}: no such file; give a file, or texts")
-        examples = [_example(predictor.form.task, number, line) for number, line in enumerate(inputs)]
+        examples = [example_of(predictor.form.task, number, line) for number, line in enumerate(inputs)]
         predictions = predictor.predict(examples)
         found = [
             record(example, value, detail)
@@ -378,117 +359,6 @@ def _load(folder: Path) -> Model:
     return load(folder).to(usual_device())
 
 
-def predictor_of(folder: Path) -> Predictor:
-    """A fine-tuned model with the task it was trained for, as far as its folder tells. Without a task there, it has no
-    layouts either.
-    """
-    from encoderlab.tasks import suites
-    from encoderlab.tasks.folder import HEAD_FILE, layouts_of, read_task
-    from encoderlab.tasks.predict import Predictor, task_of_model
-    from encoderlab.tasks.span import SpanQA
-    from encoderlab.tasks.trials import best_seed
-
-    folder = best_seed(folder, note)
-    if (folder / "model" / HEAD_FILE).exists():
-        raise ConfigError(
-            f"{folder}: holds a head on a frozen encoder's features, which predicts only what it was given with its "
-            f"training data (predictions-*.jsonl); give further texts to finetune with --test"
-        )
-    network, kept = _load(folder), read_task(folder)
-    task = task_of_model(network)
-    task = replace(task, layouts=())
-    if kept is None:
-        return Predictor.of(network, task)
-    labels, metrics = None if kept["labels"] is None else tuple(kept["labels"]), tuple(kept["metrics"])
-    known = suites.TASKS.get(kept["name"])
-    if known is not None and kept.get("benchmark", (known.form, known.metrics) == (kept["form"], metrics)):
-        task = known  # a file of the user's that is only named like it has its own columns
-    else:
-        task = replace(task, layouts=layouts_of(kept.get("layouts", ())))
-    task = replace(task, name=kept["name"], labels=labels, metrics=metrics)
-    predictor = Predictor.of(network, task, replace(kept["settings"], targets="raw"))  # its head answers in the file's
-    if isinstance(predictor.form, SpanQA):
-        predictor.form.threshold = kept["threshold"]
-    return predictor
-
-
-def _fitted(task: Task, own: Task) -> tuple[Task, dict[str, str]]:
-    """A benchmark for a model that was made for the task ``own``, and its label for each of the model's: that of the
-    same name in upper or lower case, or of the same place where one side has but numbers (``LABEL_0``).
-
-    Raises:
-        ConfigError: the model's head is of another form, or has other labels.
-    """
-    if own.form != task.form:
-        raise ConfigError(f"the model's head is for {own.form}, {task.name} is {task.form}; give a model tuned for it")
-    if task.labels is None or own.labels is None:
-        return replace(task, labels=own.labels), {}
-    words = ", ".join(own.labels[:9]), ", ".join(task.labels[:9])
-    theirs = {label.lower(): label for label in task.labels}
-    ours = {label.lower() for label in own.labels}
-    if len(task.labels) == len(own.labels) == len(ours):
-        if ours == set(theirs):
-            return task, {label: theirs[label.lower()] for label in own.labels}
-        if not ours & set(theirs) and (_numbered(own.labels) or _numbered(task.labels)):
-            note(f"the model's labels {words[0]} are taken for {words[1]} of {task.name}, in this order")
-            return task, dict(zip(own.labels, task.labels, strict=True))
-    raise ConfigError(f"the model's labels are {words[0]}, those of {task.name} {words[1]}; give a model tuned for it")
-
-
-def _numbered(labels: tuple[str, ...]) -> bool:
-    return [label.removeprefix("LABEL_") for label in labels] == list(map(str, range(len(labels))))
-
-
-def _renamed(found: Predictions, names: Mapping[str, str]) -> Predictions:
-    """Predictions with the labels of a benchmark instead of the model's."""
-    values = [
-        tuple(names[tag] for tag in value) if isinstance(value, tuple) else names[value] for value in found.values
-    ]
-    return replace(found, values=values)
-
-
-def _task_of_file(path: Path, own: Task, given: Given) -> Task:
-    """The model's task ``own`` with the layout of a file: the one it was trained with where the file has it, else what
-    the names of its columns tell. Columns that are given count.
-    """
-    from encoderlab.tasks.base import Remarks
-    from encoderlab.tasks.infer import task_of
-    from encoderlab.tasks.readers import Columns, layout_of
-    from encoderlab.tasks.tables import columns
-
-    names = columns(path, Remarks(path))
-    fitting = [layout for layout in own.layouts if _fits(layout, path, names)]
-    layout = layout_of(path, fitting) if fitting else None
-    if layout is not None and (given.text, given.pair, given.label) == (None, None, None):
-        note(f"{path.name}: {own.form}, read as the training data of the model ({own.name}) is")
-        return replace(own, layouts=(layout,))
-    if isinstance(layout, Columns):
-        texts = (layout.text, layout.pair) if given.text is None else (given.text, given.pair)
-        usual = layout.label if layout.labels(names) else None
-        given = replace(given, text=texts[0], pair=given.pair or texts[1], label=given.label or usual)
-    task, said = task_of(path, given)
-    note(said)
-    return replace(own, name=task.name, layouts=task.layouts)
-
-
-def _fits(layout: Any, path: Path, names: tuple[str, ...]) -> bool:
-    """Whether a file has a layout of the training data. Layouts that ask for no names are kept from files that have
-    some.
-    """
-    from encoderlab.tasks.infer import TEXTS
-    from encoderlab.tasks.readers import Columns, Conll, Options, Squad, WordLists
-    from encoderlab.tasks.tables import suffix
-
-    kind = suffix(path)
-    if isinstance(layout, Conll):
-        return kind not in (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
-    if getattr(layout, "positional", False) and {name.lower() for name in names} & set(TEXTS):
-        return False
-    if not isinstance(layout, (Columns, Options, Squad, WordLists)) and kind in (".csv", ".tsv"):
-        return False  # these are read from records alone
-    return bool(layout.matches(names))
-
-
 def _predict_file(
     predictor: Predictor, path: Path, out: Path | None, text: str | None, pair: str | None
 ) -> dict[str, Any]:
@@ -496,34 +366,10 @@ def _predict_file(
     import tempfile
 
     from encoderlab.tasks.base import Remarks
-    from encoderlab.tasks.infer import Given, is_word_per_line
     from encoderlab.tasks.predict import predict_file
-    from encoderlab.tasks.readers import Columns, Conll, Options, WordLists
-    from encoderlab.tasks.tables import columns, suffix
+    from encoderlab.tasks.use import unlabelled_task_of_file
 
-    own = predictor.form.task
-    tagged = own.form == "tagging"
-    plain = suffix(path) == ".txt" and (tagged or own.form in ("classification", "regression")) and text is None
-    named = [layout for layout in own.layouts if not isinstance(layout, Conll)]
-    if (
-        plain
-        and not any(_fits(layout, path, columns(path, Remarks(path))) for layout in named)
-        and not (tagged and is_word_per_line(path, own.labels or ()))
-    ):
-        task = replace(own, layouts=(_OneTextPerLine(tagged=tagged),))
-        note(f"{path.name}: {own.form}, one text per line")
-    else:
-        task = _task_of_file(path, own, Given(form=own.form, text=text, pair=pair))
-    # Every row is predicted, whatever its label is.
-    unread: dict[Any, dict[str, None]] = {
-        Columns: {"label": None},
-        Conll: {"tag": None},
-        Options: {"answer": None},
-        WordLists: {"tags": None},
-    }
-    layouts: tuple[Any, ...] = task.layouts
-    layouts = tuple(replace(one, **unread.get(type(one), {})) for one in layouts)
-    task = replace(task, layouts=layouts, labels=None, dropped=())
+    task = unlabelled_task_of_file(path, predictor.form.task, text, pair, note)
     remarks, done = Remarks(path), 0
     with tempfile.TemporaryDirectory() as folder:
         target = out or Path(folder) / "predictions.jsonl"
@@ -545,66 +391,6 @@ def _predict_file(
     return {"predictions": found}
 
 
-@dataclass(frozen=True)
-class _OneTextPerLine:
-    """The layout of a plain text file to predict: every line is a text, to be ``tagged`` word by word, or one or two
-    texts with a tab between.
-    """
-
-    tagged: bool = False
-
-    def matches(self, columns: Any) -> bool:
-        return True
-
-    def read(self, path: Path, remarks: Any) -> Iterator[Example]:
-        from encoderlab.tasks.base import Words
-        from encoderlab.tasks.tables import lines
-
-        for row, line in lines(path):
-            if not self.tagged:
-                yield _text(str(row), line.replace("\t", " [SEP] ", 1))
-            elif words := _words(line):
-                yield Words(id=str(row), words=words, document=row, row=row)
-            else:
-                remarks.add("no words; left out", row)
-
-
-def _example(task: Task, number: int, line: str) -> Example:
-    """A text of the command line as an example of the model's form.
-
-    Raises:
-        ConfigError: the form needs more than a text.
-        DataError: a sentence to be tagged has no words.
-    """
-    from encoderlab.tasks.base import FORMS, Words
-
-    needs = {
-        "span": "the columns question and context, or in SQuAD's form",
-        "choice": "the columns context, question and options",
-    }
-    if task.form in needs:
-        raise ConfigError(
-            f"the model's head is for {task.form} ({FORMS[task.form]}), which needs more than a text; give a file with "
-            f"{needs[task.form]}"
-        )
-    if task.form != "tagging":
-        return _text(str(number), line)
-    words = _words(line)
-    if not words:
-        raise DataError(f"text {number + 1} holds no words; give at least one")
-    return Words(id=str(number), words=words)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    """The words of a text to be tagged; Chinese is tagged character by character."""
-    from encoderlab.corpus.words import is_cjk
-
-    words: list[str] = []
-    for part in text.split():
-        words += part if any(map(is_cjk, part)) else [part]
-    return tuple(words)
-
-
 def _cut(predictor: Predictor) -> str:
     """How many texts were longer than a sequence so far; nothing where none was."""
     form = predictor.form
@@ -613,13 +399,6 @@ def _cut(predictor: Predictor) -> str:
     done = "read in parts" if form.task.form == "tagging" else "cut"
     texts, were = ("text is", "was") if form.cut == 1 else ("texts are", "were")
     return f"{form.cut:,} {texts} longer than the model's {form.settings.max_length} tokens and {were} {done}"
-
-
-def _text(name: str, line: str) -> Example:
-    from encoderlab.tasks.base import Text
-
-    first, separator, second = line.partition("[SEP]")
-    return Text(id=name, text=first.strip(), pair=second.strip() if separator else None)
 
 
 def _answer(found: dict[str, Any]) -> str:
