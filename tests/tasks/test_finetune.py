@@ -134,6 +134,21 @@ def gradients(objective, batches, noise=True):
     return torch.cat([p.grad.flatten() for p in objective.parameters() if p.grad is not None])
 
 
+@pytest.mark.parametrize("packing", ["packed", "dynamic", "fixed"])
+def test_texts_may_be_as_long_as_a_model_with_an_odd_number_of_positions_reads(packing, tmp_path):
+    task, splits = data("single", train=16, dev=8)
+    splits = {
+        name: replace(split, examples=tuple(replace(e, text=" ".join([e.text] * 9)) for e in split.examples))
+        for name, split in splits.items()
+    }
+    recipe = replace(RECIPE, epochs=1, packing=packing, form=FormSettings(max_length=29))
+    result = finetune(model(positions=29), task, splits, recipe, tmp_path / "run")
+    assert result.record["cut"] > 8
+    again = Predictor.of(load(tmp_path / "run"), completed(task, splits["train"]))
+    assert again.form.settings.max_length == 29
+    assert again.predict(splits["dev"].examples).values == result.predictions["dev"].values
+
+
 @pytest.mark.parametrize("name", ["single", "pair", "number", "tagged", "question", "choice"])
 def test_packing_changes_no_loss_and_no_gradient(name):
     objective, items, _ = objective_of(name, train=20)

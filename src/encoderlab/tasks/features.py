@@ -80,21 +80,23 @@ class Store:
         self.parts: list[np.ndarray] = []
         self.starts = [0]
 
-    def add(self, items: Sequence[Item], words: bool) -> int:
-        """The first row of the activations of ``items``: of every word's first token, or the mean of every sequence."""
+    def add(self, items: Sequence[Item], words: bool, room: int) -> int:
+        """The first row of the activations of ``items``: of every word's first token, or the mean of every sequence.
+        ``room``: tokens of a sequence at most.
+        """
         key = hashlib.sha256(json.dumps([self.model_hash, asdict(self.settings), words]).encode())
         for item in items:
             for sequence in item.sequences:
                 key.update(sequence.ids.tobytes() + sequence.marks.get("word", np.zeros(0, np.int32)).tobytes())
         path = self.folder / f"{key.hexdigest()[:32]}.npy"
         if not path.exists():
-            self._compute(items, words, path)
+            self._compute(items, words, room, path)
         self.parts.append(np.load(path, mmap_mode="r"))
         self.starts.append(self.starts[-1] + len(self.parts[-1]))
         return self.starts[-2]
 
     @torch.no_grad()
-    def _compute(self, items: Sequence[Item], words: bool, path: Path) -> None:
+    def _compute(self, items: Sequence[Item], words: bool, room: int, path: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         sizes = [int((item.sequences[0].marks["word"] >= 0).sum()) if words else 1 for item in items]
         first = np.cumsum([0, *sizes])
@@ -103,7 +105,7 @@ class Store:
         out = np.lib.format.open_memmap(part, "w+", np.dtype(self.settings.dtype), shape)
         model, device = self.model.eval(), next(self.model.parameters()).device
         assert model.tokenizer is not None
-        for numbers, batch in sorted_batches(items, pad=model.tokenizer.special.pad):
+        for numbers, batch in sorted_batches(items, pad=model.tokenizer.special.pad, room=room):
             moved = batch.to(device)
             states = model.encoder(moved.ids, doc=moved.documents, segments=moved.segments)
             layers = torch.stack([states.layers[i] for i in self.numbers], dim=2)  # (B, L, n, D)
@@ -208,7 +210,7 @@ class FrozenForm(Form):
     def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
         items = self.base.items(examples, train=train)
         self.cut = self.base.cut
-        row = self.store.add(items, self.words)
+        row = self.store.add(items, self.words, self.settings.max_length)
         found = []
         for item in items:
             sequence = item.sequences[0]

@@ -373,7 +373,8 @@ def _data(
     held_out = encodings.items(objective.form, dev)
 
     def losses(phase: Phase) -> Iterator[TaskBatch]:
-        return (batch for _, batch in sorted_batches(held_out, pad=pad, tokens=predictor.tokens))
+        room = recipe.form.max_length
+        return (batch for _, batch in sorted_batches(held_out, pad=pad, room=room, tokens=predictor.tokens))
 
     def scores() -> dict[str, float]:
         found = objective.form.decode(held_out, predictor.outputs(held_out), dev.examples)

@@ -58,7 +58,8 @@ class Predictor:
         model.eval()
         found: list[Any] = [None] * len(items)
         assert model.tokenizer is not None
-        for numbers, batch in sorted_batches(items, pad=model.tokenizer.special.pad, tokens=self.tokens):
+        pad, room = model.tokenizer.special.pad, self.form.settings.max_length
+        for numbers, batch in sorted_batches(items, pad=pad, room=room, tokens=self.tokens):
             moved = batch.to(device)
             assert isinstance(moved, TaskBatch)
             for number, output in zip(
@@ -125,7 +126,8 @@ def _joint_answers(members: Sequence[Predictor], examples: Sequence[Example]) ->
     found: list[Any] = [None] * len(items)
     for model in models:
         model.eval()
-    for numbers, batch in sorted_batches(items, pad=form.tokenizer.special.pad, tokens=first.tokens):
+    pad, room = form.tokenizer.special.pad, form.settings.max_length
+    for numbers, batch in sorted_batches(items, pad=pad, room=room, tokens=first.tokens):
         moved = batch.to(next(models[0].parameters()).device)
         assert isinstance(moved, TaskBatch)
         states = [member.objective.states(moved) for member in members]

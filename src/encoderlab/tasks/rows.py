@@ -83,6 +83,8 @@ def pack(
 ) -> TaskBatch:
     """``items`` as one batch.
 
+    Rows are padded to whole eights, but not beyond ``room``, which may be all that the model can read.
+
     Args:
         room: longest row. ``packed``: rows are filled evenly up to it, longest item first and each where it fits best
             (Krell et al., 2021); an item with more tokens has rows of its own. ``dynamic``: a sequence per row, padded
@@ -104,7 +106,9 @@ def pack(
             own = _bins(lengths, room) if mode == "packed" else [[k] for k in range(len(pairs))]
             rows += [[pairs[k] for k in row] for row in own]
         starts.append(len(rows))
-    return _tensors(items, rows, tuple(starts), pad, room if mode == "fixed" else 0, number)
+    longest = max(sum(len(items[i].sequences[option]) for i, option in row) for row in rows)
+    length = max(longest, room if mode == "fixed" else min(-(-longest // 8) * 8, room))
+    return _tensors(items, rows, tuple(starts), pad, length, number)
 
 
 def _even_bins(lengths: Sequence[int], room: int) -> list[list[int]]:
@@ -141,11 +145,9 @@ def _tensors(
     rows: Sequence[Sequence[tuple[int, int]]],
     parts: tuple[int, ...],
     pad: int,
-    least: int,
+    length: int,
     number: int,
 ) -> TaskBatch:
-    longest = max(sum(len(items[i].sequences[option]) for i, option in row) for row in rows)
-    length = max(least, -(-longest // 8) * 8)
     slots = max(map(len, rows))
     first = items[rows[0][0][0]].sequences[0]
     ids = np.full((len(rows), length), pad, np.int64)
@@ -228,8 +230,12 @@ class ItemSource:
         pass
 
 
-def sorted_batches(items: Sequence[Item], *, pad: int, tokens: int = 4096) -> Iterator[tuple[list[int], TaskBatch]]:
-    """Items in batches of at most ``tokens`` tokens and similar length, longest first, with their numbers."""
+def sorted_batches(
+    items: Sequence[Item], *, pad: int, room: int, tokens: int = 4096
+) -> Iterator[tuple[list[int], TaskBatch]]:
+    """Items in batches of at most ``tokens`` tokens and similar length, longest first, with their numbers; no row is
+    longer than ``room``.
+    """
     order = sorted(range(len(items)), key=lambda i: -_longest(items[i]))
     start = 0
     while start < len(order):
@@ -239,7 +245,7 @@ def sorted_batches(items: Sequence[Item], *, pad: int, tokens: int = 4096) -> It
             rows += len(items[order[stop]].sequences)
             stop += 1
         numbers = order[start:stop]
-        yield numbers, pack([items[i] for i in numbers], pad=pad, room=widest, mode="dynamic")
+        yield numbers, pack([items[i] for i in numbers], pad=pad, room=room, mode="dynamic")
         start = stop
 
 
