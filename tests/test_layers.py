@@ -64,7 +64,9 @@ def _top(tree: ast.Module) -> list[ast.stmt]:
 
 def test_every_module_belongs_to_a_group():
     groups = {
-        path.name.removesuffix(".py") for path in SOURCE.iterdir() if path.name not in ("__pycache__", "__init__.py")
+        path.name.removesuffix(".py")
+        for path in SOURCE.iterdir()
+        if path.name not in ("__pycache__", "__init__.py", "py.typed")
     }
     assert groups == set(RANK)
 

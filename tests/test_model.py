@@ -165,6 +165,29 @@ def test_texts_that_are_cut_are_counted(
     assert caplog.messages == ["2 of 3 texts are longer than 30 tokens: only their beginning is read"]
 
 
+def test_use_leaves_a_model_in_training_as_it_was(tokenizer: Tokenizer) -> None:
+    model = build("bert-tiny", tokenizer=tokenizer, **TINY).train()
+    model.encoder.embeddings.eval()  # say, frozen
+    before = [part.training for part in model.modules()]
+    assert np.array_equal(model.encode(TEXTS), model.encode(TEXTS))
+    model.fill_mask("The [MASK] flows.")
+    with pytest.raises(ConfigError):
+        model.fill_mask("no mask")
+    assert [part.training for part in model.modules()] == before and any(before)
+
+
+def test_a_model_called_is_its_encoder(tokenizer: Tokenizer) -> None:
+    model = build("deberta-tiny", tokenizer=tokenizer, **TINY).eval()
+    ids, doc = torch.randint(5, 100, (2, 7)), torch.tensor([[0] * 7, [0] * 4 + [-1] * 3])
+    assert torch.equal(model(ids, doc=doc).last, model.encoder(ids, doc=doc).last)
+
+
+def test_the_package_shows_its_names() -> None:
+    import encoderlab
+
+    assert {"build", "load"} <= set(dir(encoderlab)) and (Path(encoderlab.__file__).parent / "py.typed").exists()
+
+
 def test_what_cannot_be_used_says_so(tokenizer: Tokenizer) -> None:
     model = build("bert-tiny", **TINY)
     with pytest.raises(ConfigError, match="no tokenizer"):
@@ -177,6 +200,10 @@ def test_what_cannot_be_used_says_so(tokenizer: Tokenizer) -> None:
         model.fill_mask("The river.")
     with pytest.raises(ConfigError, match="top -1, expected at least 1"):
         model.fill_mask("The [MASK].", top=-1)
+    with pytest.raises(ConfigError, match="got one text, expected a list"):
+        model.encode(TEXTS[0])
+    with pytest.raises(ConfigError, match="fill_mask got list, expected one text"):
+        model.fill_mask(["The [MASK]."])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="pooling 'max' is unknown"):
         model.encode(TEXTS, pooling="max")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="unknown model 'bert-bas'; did you mean 'bert-base'?"):

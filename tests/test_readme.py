@@ -1,16 +1,18 @@
-"""The commands of the README run, in order, on a small corpus and with few steps."""
+"""The commands of the README run, in order, on a small corpus and with few steps, and after them docs/python.md."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from encoderlab.cli import main
 
 README = Path(__file__).parents[1] / "README.md"
+PYTHON = README.parent / "docs" / "python.md"
 # What is changed to save time.
 SHORTER = {"8000": "2000", "--steps 2000": "--steps 12", "--seeds 3": "--seeds 2 --epochs 1"}
 
@@ -32,8 +34,8 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(encoding="utf-8"), re.S | re.M)
+def blocks(language: str, page: Path = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
 
 
 @pytest.mark.slow
@@ -52,6 +54,11 @@ def test_the_tour_of_the_readme_runs(place, capsys):
     assert len((place / "labels.jsonl").read_text().splitlines()) == 2
     for block in blocks("python"):
         exec(compile(block, str(README), "exec"), {})
+    names: dict[str, Any] = {}
+    for block in blocks("python", PYTHON):
+        exec(compile(block, str(PYTHON), "exec"), names)
+    assert names["found"].values[0] in ("good", "bad") and "loss" in names["outcome"].metrics
+    assert 0 <= names["result"].scores["dev"]["accuracy"] <= 1
 
 
 def test_the_first_screen_names_the_two_commands():

@@ -1,5 +1,11 @@
 """encoderlab: raw text to a pretrained, fine-tuned and measured text encoder, for the whole BERT family."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from encoderlab.interchange.load import load
+    from encoderlab.model import build
+
 __version__ = "0.1.0"
 
 __all__ = ["__version__", "build", "load"]
@@ -16,3 +22,7 @@ def __getattr__(name: str) -> object:
 
         return load
     raise AttributeError(f"module 'encoderlab' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

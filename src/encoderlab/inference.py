@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from encoderlab.batches.batch import Batch, stack
 from encoderlab.corpus.tokenizer import Tokenizer
@@ -53,6 +54,18 @@ class Guess:
     token: int
     token_str: str
     sequence: str
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model without dropout; afterwards every part of it is as it was."""
+    training = [part for part in model.modules() if part.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
 
 
 def tokenizer_of(model: Model) -> Tokenizer:
@@ -112,8 +125,10 @@ def encode(model: Model, texts: Sequence[str], *, pooling: Pooling = "mean") -> 
     settings of the C library's ``malloc``): the next batch is faster, and the process does not shrink.
 
     Raises:
-        ConfigError: another ``pooling``, or a model without tokenizer.
+        ConfigError: one text instead of several, another ``pooling``, or a model without tokenizer.
     """
+    if isinstance(texts, str):
+        raise ConfigError("encode got one text, expected a list of texts; write encode([text])")
     out = np.empty((len(texts), model.config.encoder.width), np.float32)
     done = 0
     for vectors in encode_parts(model, texts, pooling=pooling):
@@ -131,13 +146,15 @@ def encode_parts(model: Model, texts: Iterable[str], *, pooling: Pooling = "mean
     tokenizer = tokenizer_of(model)
     longest = limit(model)
     room = tokenizer.spans(longest, max_length=longest).a
-    model.eval()
     left, cut, number = iter(texts), 0, 0
     while part := list(islice(left, PART)):
         encodings = tokenizer.encode_batch(part)
         cut += sum(len(encoding) > room for encoding in encodings)
         number += len(part)
-        yield _encode(model, [tokenizer.frame(encoding.ids, max_length=longest) for encoding in encodings], pooling)
+        framed = [tokenizer.frame(encoding.ids, max_length=longest) for encoding in encodings]
+        with evaluating(model):
+            vectors = _encode(model, framed, pooling)
+        yield vectors
     if cut:
         log.warning("%d of %d texts are longer than %d tokens: only their beginning is read", cut, number, room)
 
@@ -181,6 +198,8 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
             f"a {model.config.family} model without LM head cannot fill masks; "
             "use its generator or a pretraining checkpoint"
         )
+    if not isinstance(text, str):
+        raise ConfigError(f"fill_mask got {type(text).__name__}, expected one text; call it for each")
     mask = tokenizer.special.mask
     encoding, longest = tokenizer.encode(text), limit(model)
     masked = np.flatnonzero(np.asarray(encoding.ids) == mask)
@@ -191,10 +210,10 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
     ids, segments = tokenizer.frame(encoding.ids[begin : begin + inside.a], max_length=longest)
     own = slice(inside.a_start, inside.a_start + inside.a)
     places = np.flatnonzero(ids == mask)
-    model.eval()
     batch = next(batches(tokenizer, [(ids, segments)])).to(next(model.parameters()).device)
     at = torch.as_tensor(places, device=batch.ids.device)
-    probabilities = _token_probabilities(model, batch, at)
+    with evaluating(model):
+        probabilities = _token_probabilities(model, batch, at)
     scores, tokens = probabilities.topk(min(top, probabilities.shape[1]))
     guesses = []
     for place, row_scores, row_tokens in zip(places, scores.tolist(), tokens.tolist(), strict=True):

@@ -83,6 +83,11 @@ class Model(nn.Module):
         elif config.task is not None:
             self.task = SpanHead(config.task, width, eps)
 
+    def forward(self, ids: Tensor, **settings: Any) -> States:
+        """The encoder's states of token ids (B, L), for the heads to read: see :meth:`Encoder.forward`."""
+        states: States = self.encoder(ids, **settings)
+        return states
+
     def initialize(self, seed: int, *, within: str = "") -> Model:
         """Fill the weights whose names start with ``within`` (all by default) from ``seed``; returns itself."""
         initialize(self, self.encoder, seed, within=within)
