@@ -12,6 +12,8 @@ import torch
 from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError, Stopped
 from encoderlab.interchange.load import load
+from encoderlab.model import Model
+from encoderlab.models.base import resized
 from encoderlab.nn.noise import Noise
 from encoderlab.tasks import suites
 from encoderlab.tasks.base import Remarks, Split, Submission, Text
@@ -158,6 +160,20 @@ def test_packing_changes_no_loss_and_no_gradient(name):
     a, b = gradients(objective, packed, noise=False), gradients(objective, dynamic, noise=False)
     assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
     assert len(packed[0].ids) < 0.5 * len(dynamic[0].ids)
+
+
+def test_texts_that_share_a_row_leave_each_other_alone_in_the_published_convbert_too():
+    start = model("convbert-tiny")
+    start = Model(resized(start.config, conv=replace(start.config.encoder.conv, mask_padding=False)), start.tokenizer)
+    task, splits = data("single", train=20, dev=4)
+    task, recipe = completed(task, splits["train"]), replace(RECIPE, dropout=0.0)
+    network = prepared(start.initialize(1), recipe)
+    form = form_of(task, network, recipe.form)
+    objective = TaskObjective(with_head(network, form, seed=1)[0], form).double()
+    items = form.items(splits["train"].examples, train=True)
+    a, b = (gradients(objective, [pack(items, pad=0, room=80, mode=mode)], noise=False) for mode in ("packed", "fixed"))
+    assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+    assert not start.config.encoder.conv.mask_padding
 
 
 @pytest.mark.parametrize("name", ["single", "tagged", "question", "choice"])

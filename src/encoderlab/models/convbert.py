@@ -4,7 +4,7 @@ Differs from ELECTRA: mixed attention (``SpanDynamic``), and grouped feed-forwar
 head is that of all heads together, width / heads, before half of them are dropped; one head stays where none would, and
 the output map then reads twice the width. The generator has the same parts. The released code, which the parameter
 counts follow, has a value map for the convolution beside attention's, where the paper has one for both. Its
-convolutions read padding; ``mask_padding=False`` (here, to load its weights) keeps that, new recipes mask.
+convolutions read padding; ``mask_padding=False`` (here, to load its weights) keeps that, new recipes and tasks mask.
 ``transformers`` computes other head widths for head ratios other than 2 and cannot express the one-head generator.
 """
 

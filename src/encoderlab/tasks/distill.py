@@ -30,7 +30,7 @@ from encoderlab.objectives.distill import soft_term
 from encoderlab.tasks.base import Task
 from encoderlab.tasks.classify import Classify
 from encoderlab.tasks.form import Form
-from encoderlab.tasks.objective import TaskObjective, model_hash
+from encoderlab.tasks.objective import TaskObjective, model_hash, reading_apart
 from encoderlab.tasks.predict import task_of_model
 from encoderlab.tasks.rows import TaskBatch
 
@@ -132,7 +132,7 @@ def read_teacher(settings: Teaching) -> tuple[Model, Teaching]:
     """
     if not settings.teacher:
         raise ConfigError("distillation needs a teacher; give the folder of a fine-tuned model: --teacher FOLDER")
-    teacher = load(settings.teacher)
+    teacher = reading_apart(load(settings.teacher))
     parts = f"{model_hash(teacher)} {teacher.config.labels}"
     return teacher, replace(settings, teacher=hashlib.sha256(parts.encode()).hexdigest())
 

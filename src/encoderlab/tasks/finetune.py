@@ -37,7 +37,7 @@ from encoderlab.tasks.folder import (
 )
 from encoderlab.tasks.form import Form, FormSettings, Predictions
 from encoderlab.tasks.infer import with_labels
-from encoderlab.tasks.objective import TaskObjective, form_of, model_hash, with_head
+from encoderlab.tasks.objective import TaskObjective, form_of, model_hash, reading_apart, with_head
 from encoderlab.tasks.predict import Predictor
 from encoderlab.tasks.rows import Item, ItemSource, Packing, TaskBatch, sorted_batches
 from encoderlab.tasks.scores import score
@@ -312,10 +312,10 @@ def completed(task: Task, train: Split) -> Task:
 
 
 def prepared(model: Model, recipe: Recipe) -> Model:
-    """``model`` with the dropout that the recipe wants, in memory of its own: training leaves the given one as it
-    is.
+    """``model`` with the dropout that the recipe wants, reading every text by itself, in memory of its own: training
+    leaves the given one as it is.
     """
-    config = model.config
+    config = reading_apart(model).config
     if recipe.dropout is not None:
         config = resized(config, dropout=recipe.dropout, attention_dropout=recipe.dropout)
     copy = Model(config, model.tokenizer)

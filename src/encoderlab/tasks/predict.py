@@ -21,7 +21,7 @@ from encoderlab.model import Model
 from encoderlab.nn.heads import ClassificationHead, SpanHead, TaggingHead
 from encoderlab.tasks.base import Example, Form, Question, Remarks, Task, Text
 from encoderlab.tasks.form import FormSettings, Predictions
-from encoderlab.tasks.objective import TaskObjective, form_of, model_hash
+from encoderlab.tasks.objective import TaskObjective, form_of, model_hash, reading_apart
 from encoderlab.tasks.rows import Item, TaskBatch, sorted_batches
 from encoderlab.tasks.span import SpanQA, average_answers
 
@@ -43,6 +43,7 @@ class Predictor:
     def of(cls, model: Model, task: Task, settings: FormSettings | None = None) -> Predictor:
         """A predictor for ``task``, whose form the model's head must have."""
         check_head(model, task)
+        model = reading_apart(model)
         return cls(TaskObjective(model, form_of(task, model, settings or default_settings(model, task))))
 
     def predict(self, examples: Sequence[Example]) -> Predictions:
