@@ -217,6 +217,13 @@ def test_files_of_several_frames(tmp_path, suffix):
     assert read(path) == [["one"], ["two"], ["three"]]
 
 
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_compressed_members_of_an_archive(tmp_path, suffix):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr(f"a.txt{suffix}", COMPRESS[suffix](b"one\n\ntwo"))
+    assert read(tmp_path / "a.zip") == [["one"], ["two"]]
+
+
 def test_zip_archives(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("two.txt", "b\n\nc")
@@ -260,6 +267,8 @@ def test_json_lines(tmp_path, content, field, expected):
         ("a.csv", "text\nonly\n", None, ["only"]),
         ("a.csv", "id,title\n", None, []),
         ("a.csv", '\ufefftext,n\n"mark",1\n', None, ["mark"]),
+        ("a.csv", "\n\nid;text\n1;blank lines first\n", None, ["blank lines first"]),
+        ("a.csv", '"name; first; last",text\nx,quoted\n', None, ["quoted"]),
     ],
 )
 def test_tables(tmp_path, name, content, field, expected):
@@ -289,6 +298,50 @@ def test_rows_that_the_header_does_not_fit_lose_no_text(tmp_path, name, content,
     assert read(tmp_path / "ends.csv") == [["a"], ["b"]]
 
 
+def test_a_row_with_a_quote_of_its_own_can_be_skipped(tmp_path):
+    (tmp_path / "a.csv").write_text('text,n\n"said "no" twice",1\n"fine",2\n')
+    with pytest.raises(DataError, match="line 2: ',' expected after '\"'; .*correct it, or --invalid-records skip"):
+        read(tmp_path / "a.csv")
+    (source,) = find_sources([str(tmp_path / "a.csv")], Reading())
+    found, counts = parse_block(next(read_blocks(source)), Reading(invalid_records="skip"))
+    assert found == [["fine"]] and counts["skipped_records"] == 1
+    (tmp_path / "a.csv").write_text('text,n\n"never closed,1\nrest,2\n')  # no row can be told from the next
+    with pytest.raises(DataError, match="is a quote left open"):
+        read(tmp_path / "a.csv", invalid_records="skip")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [("a.csv", b"text\nfine\na\xffb\n", "record 2"), ("a.jsonl", b'"fine"\n"\\ud800"\n', "line 2")],
+)
+def test_a_refusal_of_bytes_names_the_record(tmp_path, name, content, place):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=f"{name}: {place}: invalid UTF-8"):
+        read(tmp_path / name, invalid_utf8="refuse")
+
+
+@pytest.mark.parametrize("first", ['{"n": 1}', "no JSON", "null"])
+def test_the_first_line_may_be_skipped_where_the_field_is_named(tmp_path, first):
+    (tmp_path / "a.jsonl").write_text(first + '\n{"text": "t"}\n')
+    with pytest.raises(DataError, match="first line"):
+        read(tmp_path / "a.jsonl", field="text")
+    assert read(tmp_path / "a.jsonl", field="text", invalid_records="skip") == [["t"]]
+
+
+def test_an_array_of_json_is_named_on_one_line_too(tmp_path):
+    (tmp_path / "a.json").write_text('[{"text": "t"}]')
+    with pytest.raises(DataError, match="a JSON array: write one object per line"):
+        read(tmp_path / "a.json")
+
+
+def test_a_name_that_begins_like_a_home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("~draft.txt").write_text("a")
+    assert [source.path for source in find_sources(["~draft.txt"], Reading())] == [Path("~draft.txt")]
+    with pytest.raises(DataError, match="~nobody/a.txt: no such file or folder"):
+        find_sources(["~nobody/a.txt"], Reading())
+
+
 def test_invalid_bytes_in_a_table_are_counted(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"text\na\xff\xfeb\n")
     (source,) = find_sources([str(tmp_path / "a.csv")], Reading())
@@ -312,17 +365,39 @@ def test_missing_optional_packages_are_named(tmp_path, monkeypatch, module, name
         read(tmp_path / name)
 
 
+def test_few_long_texts_of_parquet_are_held_at_a_time(tmp_path, monkeypatch):
+    """A thousand rows are read at once where they are short; of books that would be gigabytes."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    sizes = []
+    real = parquet.ParquetFile.iter_batches
+
+    def measured(self, **options):
+        for batch in real(self, **options):
+            sizes.append(batch.num_rows)
+            yield batch
+
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", measured)
+    for length, most in ((10, 1024), (90_000, 47)):
+        texts = [f"{number} " + "x" * length for number in range(1100)]
+        parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=100)
+        sizes.clear()
+        assert read(tmp_path / "a.parquet") == [[text] for text in texts]
+        assert sum(sizes) == 1100 and max(sizes) <= most and len(sizes) <= 3 * 1100 / most
+
+
 def test_parquet_columns(tmp_path):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = pyarrow.table({"title": ["t", None], "summary": ["s", "r"], "n": [1, 2]})
     parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="which column holds the text.*title, summary"):
+    with pytest.raises(DataError, match=r"which column holds the text.*title \(string\), summary \(string\)"):
         read(tmp_path / "a.parquet")
     assert read(tmp_path / "a.parquet", field="title") == [["t"]]
     for names in (["text", "body"], ["body", "text"], ["only"]):
         parquet.write_table(pyarrow.table({name: [name] for name in names}), tmp_path / "b.parquet")
         assert read(tmp_path / "b.parquet") == [["text" if "text" in names else "only"]]
-    with pytest.raises(DataError, match="no text column 'n'; it has title, summary, n"):
+    with pytest.raises(
+        DataError, match=r"no text column 'n'; it has title \(string\), summary \(string\), n \(int64\)"
+    ):
         read(tmp_path / "a.parquet", field="n")
     category = pyarrow.array(["x", "y", "x", None]).dictionary_encode()
     lists = pyarrow.array([["p", "q"], [], None, ["r"]])
@@ -335,7 +410,7 @@ def test_parquet_columns(tmp_path):
         parquet.write_table(pyarrow.table(columns), tmp_path / "c.parquet")
         assert read(tmp_path / "c.parquet") == expected
     parquet.write_table(pyarrow.table({"n": [1], "m": [[1]]}), tmp_path / "c.parquet")
-    with pytest.raises(DataError, match="which column holds the text.*n, m; give --field"):
+    with pytest.raises(DataError, match="which column holds the text.*; text is of type string, or a list of strings"):
         read(tmp_path / "c.parquet")
     for name in ("A.PARQUET", "0a1b2c"):
         shutil.copy(tmp_path / "a.parquet", tmp_path / name)

@@ -132,6 +132,23 @@ def test_corpora_among_the_sources_are_passed_over(run, tmp_path):
     assert code == 3 and "one: is a corpus already" in line
 
 
+def test_parts_and_unfinished_corpora_among_the_sources_are_passed_over(run, tmp_path):
+    """Parts that are built in the folder that all machines read, and a build that is killed before its manifest."""
+    bad(tmp_path, "a.txt", TEXT)
+    for index in "01":
+        for _ in range(2):
+            assert run(".", "--shard-index", index, "--num-shards", "2", out=f"part{index}")[0] == 0
+    assert cli.main(["corpus", "merge", "part0", "part1", "--out", "all", "--workers", "1"]) == 0
+    assert run(".", out="one")[0] == 0
+    assert Corpus(tmp_path / "all").manifest["splits"] == Corpus(tmp_path / "one").manifest["splits"]
+    (tmp_path / "one" / ".work").mkdir()
+    plan = (tmp_path / "part0" / "plan.json").read_text()
+    (tmp_path / "one" / ".work" / "plan.json").write_text(plan)
+    (tmp_path / "one" / "manifest.json").unlink()
+    assert run(".", out="two")[0] == 0
+    assert Corpus(tmp_path / "two").manifest["splits"] == Corpus(tmp_path / "all").manifest["splits"]
+
+
 def test_a_name_that_is_no_utf8(run, tmp_path):
     (tmp_path / os.fsdecode(b"b\xfc.txt")).write_text(TEXT)
     assert run(".")[0] == run(".")[0] == 0

@@ -137,11 +137,20 @@ def _table_texts(source: Source) -> Iterator[str | dict[str, str]]:
         try:
             width = sys.maxsize  # of a row, where a header says so
             if isinstance(source.field, str):
-                names = [name.encode(errors="surrogateescape").decode(errors="replace") for name in next(rows, [])]
+                header: list[str] = next(filter(None, rows), [])
+                names = [name.encode(errors="surrogateescape").decode(errors="replace") for name in header]
                 column, width = [name.strip() for name in names].index(source.field), len(names)
             else:
                 column = source.field or 0
-            for number, row in enumerate(rows, 1):
+            for number in itertools.count(1):
+                try:
+                    if (row := next(rows, None)) is None:
+                        return
+                except csv.Error as error:
+                    if "expected after" not in str(error):  # a quote that is left open may have swallowed any number
+                        raise
+                    yield {"problem": f"line {rows.line_num}: {error}; within quotes a quote is written twice"}
+                    continue
                 cut = any(row[width:])  # by a delimiter in the text
                 if len(row) > column and not cut:
                     yield row[column]
@@ -153,8 +162,10 @@ def _table_texts(source: Source) -> Iterator[str | dict[str, str]]:
 
 
 def _parquet_texts(source: Source) -> Iterator[Any]:
-    for batch in open_parquet(source.path, source.member).iter_batches(
-        batch_size=1024, columns=[source.field], use_threads=False
-    ):
+    file = open_parquet(source.path, source.member)
+    groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+    row_bytes = sum(group.total_byte_size for group in groups) / max(file.metadata.num_rows, 1)
+    rows = max(1, min(1024, int(BLOCK / max(row_bytes, 1))))  # of books, a thousand would not fit into memory
+    for batch in file.iter_batches(batch_size=rows, columns=[source.field], use_threads=False):
         for text in batch.column(0).to_pylist():
             yield text or ""

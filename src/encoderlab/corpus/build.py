@@ -37,7 +37,10 @@ from encoderlab.corpus.python_text import PREFIX, python_source
 from encoderlab.corpus.segment import make_segmenter
 from encoderlab.corpus.shards import (
     MANIFEST,
+    MERGE,
+    PLAN,
     TOKENIZER,
+    WORK,
     file_hash,
     read_manifest,
     split_record,
@@ -49,7 +52,7 @@ from encoderlab.corpus.workers import Workers
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import locked, write_text
 
-WORK, PLAN, PART, MERGE, PIECES, ASSEMBLY = ".work", "plan.json", "part.json", "merge.json", "pieces", "assembly"
+PART, PIECES, ASSEMBLY = "part.json", "pieces", "assembly"
 PART_FIELDS = ("settings", "sources", "tokenizer", "shard_index", "num_shards", "pieces")
 Progress = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much where that is known
 

@@ -56,7 +56,7 @@ def parse_block(block: Block, reading: Reading) -> tuple[list[list[str]], Counte
         documents = iter([markdown_paragraphs(clean, front_matter=block.start.offset == 0)])
     else:
         records = _records(text, block, reading, counts)
-        documents = ((_clean(record, block, reading, counts)).split("\n") for record in records)
+        documents = (_clean(record, block, reading, counts, place).split("\n") for place, record in records)
     result = []
     for lines in documents:
         paragraphs = list(_paragraphs(lines, reading.min_line_chars, counts))
@@ -86,15 +86,15 @@ def _decode(block: Block, reading: Reading, counts: Counter[str]) -> str:
     return text
 
 
-def _clean(text: str, block: Block, reading: Reading, counts: Counter[str]) -> str:
-    """Line ends become ``\\n``; control characters go."""
+def _clean(text: str, block: Block, reading: Reading, counts: Counter[str], place: str = "") -> str:
+    """Line ends become ``\\n``; control characters go. ``place`` is that of the record in the source."""
     text = text.replace("\r\n", "\n")
     for end in ("\r", "\x0b", "\x0c", "\x85", "\u2028", "\u2029"):
         text = text.replace(end, "\n")
     if SURROGATE.search(text):  # from JSON escapes, and from bytes of a CSV that are no UTF-8
         if reading.invalid_utf8 == "refuse":
             raise DataError(
-                f"{block.source.name}: line {block.start.line} or later: invalid UTF-8, or half of a surrogate pair; "
+                f"{block.source.name}: {place}: invalid UTF-8, or half of a surrogate pair; "
                 "convert the file with iconv, or have them replaced: --invalid-utf8 replace"
             )
         text, number = SURROGATE.subn("\ufffd", text)
@@ -115,12 +115,14 @@ def _text_documents(text: str) -> Iterator[list[str]]:
     yield lines
 
 
-def _records(text: str, block: Block, reading: Reading, counts: Counter[str]) -> Iterator[str]:
+def _records(text: str, block: Block, reading: Reading, counts: Counter[str]) -> Iterator[tuple[str, str]]:
+    """The place and the text of each record."""
     source = block.source
     whole = source.format != "jsonl"  # as _record_blocks writes them
     for number, line in enumerate(text.split("\n"), block.start.line):
         if not line or line.isspace():
             continue
+        place = f"{'record' if whole else 'line'} {number}"
         problem = None
         try:
             record = json.loads(line)
@@ -129,14 +131,15 @@ def _records(text: str, block: Block, reading: Reading, counts: Counter[str]) ->
             if whole and isinstance(record, dict):
                 problem = record["problem"]
             elif value is None:
-                problem = f"line {number}: field {source.field!r} holds no text (--field names another)"
+                problem = f"{place}: field {source.field!r} holds no text (--field names another)"
         except (ValueError, RecursionError):
-            problem = f"line {number}: no JSON"
+            problem = f"{place}: no JSON"
         except (KeyError, TypeError):
-            has = listed(record) if isinstance(record, dict) else f"a JSON {type(record).__name__}"
-            problem = f"line {number}: no field {source.field!r}; it has {has}"
+            has = f"it has {listed(record)}" if isinstance(record, dict) else f"it is a JSON {type(record).__name__}"
+            missing = "no string as in the first line" if source.field is None else f"no field {source.field!r}"
+            problem = f"{place}: {missing}; {has}"
         if problem is None:
-            yield value
+            yield place, value
         elif reading.invalid_records == "skip":
             counts["skipped_records"] += 1
         else:

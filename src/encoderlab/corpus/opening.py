@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from encoderlab.errors import DataError, MissingDependency
 
@@ -21,41 +21,30 @@ COMPRESSED = (".gz", ".xz", ".bz2", ".zst", ".zip")
 
 def open_file(path: Path, member: str | None = None) -> Any:
     """The decompressed bytes of a file, or of one member of a zip archive, as a binary file."""
-    suffix = path.suffix.lower()
-    if member is not None:
-        return _open_member(path, member)
-    if suffix == ".gz":
-        return gzip.open(path)
-    if suffix == ".xz":
-        return lzma.open(path)
-    if suffix == ".bz2":
-        return bz2.open(path)
-    if suffix == ".zst":
-        return _open_zstd(path)
-    return open(path, "rb")
-
-
-def _open_member(path: Path, member: str) -> Any:
+    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": _open_zstd}
+    opener = openers.get(Path(member or path).suffix.lower())
+    if member is None:
+        return opener(path) if opener else open(path, "rb")
     file = zipfile.ZipFile(path).open(member)
-    inner = Path(member).suffix.lower()
-    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-    return openers[inner](file) if inner in openers else file
+    return opener(file) if opener else file
 
 
-def _open_zstd(path: Path) -> Any:
+def _open_zstd(source: Path | IO[bytes]) -> Any:
     try:
         import zstandard
     except ImportError:
-        raise MissingDependency("zstandard", "data", f"reading {path}") from None
-    return io.BufferedReader(_ZstdFile(path, zstandard.ZstdDecompressor()), BLOCK)
+        name = source if isinstance(source, Path) else source.name
+        raise MissingDependency("zstandard", "data", f"reading {name}") from None
+    file = open(source, "rb") if isinstance(source, Path) else source
+    return io.BufferedReader(_ZstdFile(file, zstandard.ZstdDecompressor()), BLOCK)
 
 
 class _ZstdFile(io.RawIOBase):
     """A zstd file of any number of frames (pzstd writes several), which fails where it is truncated; the reader of
     ``zstandard`` itself stops after the first frame, and ends in silence at a truncated one."""
 
-    def __init__(self, path: Path, decompressor: Any) -> None:
-        self._file = open(path, "rb")
+    def __init__(self, file: IO[bytes], decompressor: Any) -> None:
+        self._file = file
         self._decompressor = decompressor
         self._frame: Any = None
         self._left = memoryview(b"")
@@ -93,7 +82,7 @@ def open_parquet(path: Path, member: str | None = None) -> Any:
         raise MissingDependency("pyarrow", "data", f"reading {name}") from None
     if member or path.suffix.lower() in COMPRESSED:
         raise DataError(f"{name}: Parquet within an archive; unpack it first (Parquet is compressed itself)")
-    return pyarrow.parquet.ParquetFile(path, pre_buffer=False)
+    return pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=BLOCK)
 
 
 @contextlib.contextmanager
@@ -108,7 +97,7 @@ def errors_of(name: str) -> Iterator[None]:
     except (zlib.error, lzma.LZMAError, zipfile.BadZipFile, gzip.BadGzipFile) as error:
         raise DataError(f"{name}: damaged ({error}); fetch the file again") from None
     except OSError as error:
-        reason = error.strerror or f"damaged: {error}"
+        reason = error.strerror or f"damaged: {' '.join(str(error).split())[:120]}"
         raise DataError(f"{name}: cannot be read ({reason}); check the file and its permissions") from None
     except Exception as error:  # zstandard and pyarrow have errors of their own, zipfile raises RuntimeError
         if type(error).__module__.split(".")[0] in ("zstandard", "pyarrow") or isinstance(error, RuntimeError):

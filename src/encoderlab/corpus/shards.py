@@ -36,6 +36,8 @@ FORMAT, VERSION = "encoderlab-corpus", 1
 MANIFEST = "manifest.json"
 COUNTS = "counts.npy"
 TOKENIZER = "tokenizer"
+WORK = ".work"  # what a corpus is built in, below its folder
+PLAN, MERGE = "plan.json", "merge.json"  # what is being built or merged there; a part of a corpus has a plan, too
 SPLITS = ("train", "validation")
 _TYPES = {"U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8}
 _ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, dtype=np.uint8)

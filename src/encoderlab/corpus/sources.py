@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import os
+import re
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from encoderlab.corpus.opening import BLOCK, COMPRESSED, errors_of, open_file, open_parquet
-from encoderlab.corpus.shards import COUNTS, MANIFEST
+from encoderlab.corpus.shards import COUNTS, MANIFEST, MERGE, PLAN, WORK
 from encoderlab.errors import ConfigError, DataError
 
 Format = Literal["text", "markdown", "jsonl", "csv", "tsv", "parquet"]
@@ -120,7 +121,7 @@ def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
         raise ConfigError("no source; give files, folders or globs, for example: encoderlab corpus build wiki.txt.gz")
     sources: dict[tuple[Path, str | None], Source] = {}
     for pattern in map(str, patterns):
-        folder = Path(pattern).expanduser().is_dir()
+        folder = os.path.isdir(os.path.expanduser(pattern))
         found = list(_expand(pattern, reading))
         empty = 0
         for source in found:
@@ -137,13 +138,11 @@ def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
 
 
 def _expand(pattern: str, reading: Reading) -> Iterator[Source]:
-    path = Path(pattern).expanduser()
+    path = Path(os.path.expanduser(pattern))  # unlike Path.expanduser it takes a name such as ~draft.txt as it is
     if path.is_dir():
-        files = _files_below(path)
-        corpora = {item.parent for item in files if item.name == COUNTS and (item.parent / MANIFEST).exists()}
-        if path in corpora:
+        if _is_corpus(path):
             raise DataError(f"{path}: is a corpus already; give the text that another is to be built of")
-        files = [item for item in files if corpora.isdisjoint(item.parents)]
+        files = _files_below(path)
         found = [item for item in files if _format_of(item.name) and item.stat().st_size]
         if not found:
             known = f"{len(files)} files, none of {' '.join(SUFFIXES)}"
@@ -163,8 +162,20 @@ def _expand(pattern: str, reading: Reading) -> Iterator[Source]:
         raise DataError(f"{pattern}: no such file or folder; give existing files, folders or globs")
 
 
+def _is_corpus(folder: Path) -> bool:
+    """Whether a corpus, or a part of one, lies in ``folder``, or is being built there."""
+    if (folder / MANIFEST).exists() and (folder / COUNTS).exists():
+        return True
+    for plan in (folder / PLAN, folder / WORK / PLAN, folder / WORK / MERGE):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            if "num_shards" in json.loads(plan.read_bytes()):
+                return True
+    return False
+
+
 def _files_below(folder: Path) -> list[Path]:
-    """The files below ``folder`` that are not hidden, by name; also behind links to folders, each folder once."""
+    """The files below ``folder`` that are neither hidden nor in a corpus, by name; also behind links to folders, each
+    folder once."""
 
     def refuse(error: OSError) -> None:
         raise DataError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from None
@@ -172,7 +183,7 @@ def _files_below(folder: Path) -> list[Path]:
     found: list[Path] = []
     seen = set()
     for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        if (real := os.path.realpath(place)) in seen:
+        if (real := os.path.realpath(place)) in seen or _is_corpus(Path(place)):
             folders.clear()
             continue
         seen.add(real)
@@ -245,11 +256,13 @@ def _refuse_binary(source: Source, head: bytes) -> None:
 
 
 def _inspect_jsonl(source: Source, reading: Reading, head: bytes) -> Source:
+    if reading.field is not None and reading.invalid_records == "skip":
+        return dataclasses.replace(source, field=reading.field)
     line = head.removeprefix(codecs.BOM_UTF8).lstrip().split(b"\n", 1)[0]
+    hint = "; a JSON array: write one object per line" if line.startswith(b"[") else ""
     try:
         record = json.loads(line.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
-        hint = "; a JSON array: write one object per line" if line.startswith(b"[") else ""
         raise DataError(
             f"{source.name}: the first line is no JSON, expected one object per line (or give --format){hint}"
         ) from None
@@ -257,7 +270,7 @@ def _inspect_jsonl(source: Source, reading: Reading, head: bytes) -> Source:
         return source
     if not isinstance(record, dict):
         kind = type(record).__name__
-        raise DataError(f"{source.name}: the first line is a JSON {kind}, expected an object or a string")
+        raise DataError(f"{source.name}: the first line is a JSON {kind}, expected an object or a string{hint}")
     if reading.field is not None:
         if reading.field not in record:
             raise DataError(f"{source.name}: no field {reading.field!r} in the first line; it has {listed(record)}")
@@ -271,8 +284,8 @@ def _inspect_jsonl(source: Source, reading: Reading, head: bytes) -> Source:
 
 
 def _inspect_table(source: Source, reading: Reading, head: str) -> Source:
-    first = head.split("\n", 1)[0]
-    delimiter = "\t" if source.format == "tsv" else max(",;|\t", key=first.count)
+    unquoted = re.sub('"[^"]*"', "", head.lstrip("\r\n")).split("\n", 1)[0]
+    delimiter = "\t" if source.format == "tsv" else max(",;|\t", key=unquoted.count)
     source = dataclasses.replace(source, delimiter=delimiter)
     rows = []
     with contextlib.suppress(csv.Error):  # the head may end within a quoted field
@@ -303,17 +316,19 @@ def _inspect_parquet(source: Source, reading: Reading) -> Source:
     with errors_of(source.name):
         schema = open_parquet(source.path, source.member).schema_arrow
     kinds = ("string", "large_string", "string_view")
+    columns = listed([f"{item.name} ({item.type})" for item in schema])
     strings = [item.name for item in schema if str(item.type) in kinds]
     # Of dictionaries (categories of pandas) and lists, the type of their values.
     texts = [item.name for item in schema if str(getattr(item.type, "value_type", item.type)) in kinds]
     if reading.field is not None:
         if reading.field not in texts:
-            raise DataError(f"{source.name}: no text column {reading.field!r}; it has {listed(schema.names)}")
+            raise DataError(f"{source.name}: no text column {reading.field!r}; it has {columns}")
         return dataclasses.replace(source, field=reading.field)
     known = next((name for name in TEXT_FIELDS if name in texts), None)
     only = strings or texts
     if known is None and len(only) != 1:
-        raise DataError(f"{source.name}: which column holds the text? it has {listed(schema.names)}; give --field")
+        remedy = "give --field" if texts else "text is of type string, or a list of strings"
+        raise DataError(f"{source.name}: which column holds the text? it has {columns}; {remedy}")
     return dataclasses.replace(source, field=known or only[0], inferred=True)
 
 
