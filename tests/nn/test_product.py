@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
+from encoderlab.nn.embeddings import Adaptive
 from encoderlab.nn.encoder import Chosen, Encoder, EncoderConfig, Sharing, StemConvolution
 from encoderlab.nn.init import initialize
 from encoderlab.nn.kernels import plain
@@ -56,7 +57,15 @@ PRODUCT = [
 ]  # fmt: skip
 PRODUCT += [replace(BASE, sharing=sharing, norm=norm) for sharing in SHARINGS for norm in ("post", "pre")]
 PRODUCT += [replace(BASE, position=p, causal=True) for p in (Absolute(length=32), RelativeShift(), Shaw(span=4))]
-PRODUCT += [replace(BASE, position=Absolute(sinusoidal=True), types=0, embed_norm=norm) for norm in ("width", "none")]
+PRODUCT += [
+    replace(BASE, position=position, embed_norm=norm, embed_width=embed, adaptive=adaptive)
+    for position, norm, embed, adaptive in itertools.product(
+        (Absolute(length=32), Absolute(sinusoidal=True)),
+        ("embedding", "width", "none"),
+        (None, 16),
+        (None, Adaptive(cutoffs=(9,))),
+    )
+]
 PRODUCT += [replace(BASE, position=replace(POSITIONS[2], terms=("p2c",)), attention_biases=b) for b in ("all", "none")]
 
 

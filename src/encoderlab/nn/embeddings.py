@@ -130,9 +130,10 @@ class Embeddings(nn.Module):
             rows = 0 if position.sinusoidal else position.length + position.offset
         elif isinstance(position, Disentangled):
             rows = position.input_positions
-        self.positions = nn.Parameter(torch.empty(rows, embed_width)) if rows else None
-        self.types = nn.Parameter(torch.empty(types, embed_width)) if types else None
-        self.norm = None if norm == "none" else nn.LayerNorm(embed_width if norm == "embedding" else width, eps=eps)
+        summed = embed_width if adaptive is None else width  # adaptive words come mapped
+        self.positions = nn.Parameter(torch.empty(rows, summed)) if rows else None
+        self.types = nn.Parameter(torch.empty(types, summed)) if types else None
+        self.norm = None if norm == "none" else nn.LayerNorm(summed if norm == "embedding" else width, eps=eps)
         self.map = None
         if embed_width != width and adaptive is None:
             self.map = nn.Linear(embed_width, width, bias=norm == "embedding")
@@ -147,7 +148,7 @@ class Embeddings(nn.Module):
                 x = x + F.embedding(place, self.base_positions)
         elif self.sinusoidal:
             place = places(doc, ids.shape[1], ids.device)
-            x = x + sinusoid(place.flatten(), self.width).view(*place.shape, -1).to(x.dtype)
+            x = x + sinusoid(place.flatten(), x.shape[-1]).view(*place.shape, -1).to(x.dtype)
         if self.types is not None:
             if segments is None or len(self.types) == 1:
                 x = x + self.types[0]
