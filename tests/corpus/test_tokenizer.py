@@ -79,25 +79,27 @@ def test_trained_sizes_and_special_ids(trained: dict[str, Tokenizer]) -> None:
     assert ids["unigram"].all_special == (0, 1, 2, 3, 4)
 
 
+@pytest.mark.parametrize("size", [30_000, 10**12])  # memory for the second ends a process
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-def test_vocabulary_larger_than_the_text_supports_names_the_largest(kind: str) -> None:
+def test_vocabulary_larger_than_the_text_supports_names_the_largest(kind: str, size: int) -> None:
     if kind == "unigram":
         pytest.importorskip("sentencepiece")
     texts = ["the cat sat on the mat and the dog sat on the log"] * 50
     if kind == "wordpiece":  # rare characters, of which a smaller vocabulary has fewer
         texts += ["".join(chr(0x4E00 + number) for number in range(300))]
-    with pytest.raises(ConfigError, match=r"30000 is larger than the text supports; choose at most \d+") as error:
-        Tokenizer.train(kind, texts, 30000)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"{size} is larger than the text supports; choose at most \d+") as error:
+        Tokenizer.train(kind, texts, size)  # type: ignore[arg-type]
     largest = int(re.findall(r"at most (\d+)", str(error.value))[0])
     assert Tokenizer.train(kind, texts, largest).vocab_size == largest  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("size", [20, 0, -5])
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-def test_vocabulary_too_small_names_the_smallest(kind: str) -> None:
+def test_vocabulary_too_small_names_the_smallest(kind: str, size: int) -> None:
     if kind == "unigram":
         pytest.importorskip("sentencepiece")
-    with pytest.raises(ConfigError, match=r"vocab-size 20 does not hold .* choose at least \d+") as error:
-        Tokenizer.train(kind, sample(), 20)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"vocab-size {size} does not hold .* choose at least \d+") as error:
+        Tokenizer.train(kind, sample(), size)  # type: ignore[arg-type]
     smallest = int(re.findall(r"at least (\d+)", str(error.value))[0])
     assert Tokenizer.train(kind, sample(), smallest).vocab_size == smallest  # type: ignore[arg-type]
 

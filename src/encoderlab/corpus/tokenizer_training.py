@@ -91,10 +91,11 @@ def _wordpieces(
     letters = [*alphabet, *(f"##{char}" for char in alphabet if char_class(char) == LETTER)]
     # The library numbers the letters inside words in the order of a hash table, and breaks ties between pairs by these
     # numbers. Letters given as special tokens have fixed numbers, so the result is the same every time.
+    reserved = [*family.first, *family.last, *letters]
     trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
+        vocab_size=_bounded(vocab_size, sample, len(reserved)),
         min_frequency=min_frequency,
-        special_tokens=[*family.first, *family.last, *letters],
+        special_tokens=reserved,
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
@@ -112,7 +113,7 @@ def _byte_bpe(sample: Sequence[str], vocab_size: int, family: Family, min_freque
     if vocab_size < smallest:
         raise ConfigError(f"--vocab-size {vocab_size} does not hold the 256 bytes; choose at least {smallest}")
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(family.last),
+        vocab_size=_bounded(vocab_size - len(family.last), sample, smallest),
         min_frequency=min_frequency,
         special_tokens=list(family.first),
         initial_alphabet=letters,
@@ -150,7 +151,7 @@ def _unigram(sample: Sequence[str], vocab_size: int, name: str, lowercase: bool)
             sentence_iterator=lines,
             model_writer=output,
             model_type="unigram",
-            vocab_size=vocab_size - len(reserved) + 1,  # and the unknown piece
+            vocab_size=min(max(1, vocab_size - len(reserved) + 1), 1 << 30),  # and the unknown piece; it takes 31 bits
             normalization_rule_name="identity",
             character_coverage=0.9999,
             max_sentence_length=1 << 30,  # it would leave out longer lines without a word
@@ -182,6 +183,12 @@ def _unigram(sample: Sequence[str], vocab_size: int, name: str, lowercase: bool)
         family.layout, others=tuple(token for token in reserved if token not in family.layout.roles().values())
     )
     return Tokenizer(backend, layout, {"do_lower_case": lowercase})
+
+
+def _bounded(vocab_size: int, sample: Sequence[str], reserved: int) -> int:
+    """``vocab_size``, or what is certainly beyond the text: the library sets memory aside for that many tokens, and
+    ends the process where there is none. Each token beside the ``reserved`` ones joins two letters of a word."""
+    return min(vocab_size, reserved + sum(len(text.encode("utf-8", "surrogatepass")) for text in sample))
 
 
 def _alphabet(sample: Sequence[str], backend: tokenizers.Tokenizer, vocab_size: int, reserved: int) -> list[str]:
