@@ -57,10 +57,11 @@ class Guess:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model without dropout; afterwards every part of it is as it was."""
-    training = [part for part in model.modules() if part.training]
-    model.eval()
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Models without dropout; afterwards every part of them is as it was."""
+    training = [part for model in models for part in model.modules() if part.training]
+    for model in models:
+        model.eval()
     try:
         yield
     finally:

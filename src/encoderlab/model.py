@@ -133,6 +133,12 @@ class Model(nn.Module):
         queries = source.gather(1, at[..., None].expand(-1, -1, source.shape[-1])) + self.mask_positions[position]
         return encoder.query_stream(states, queries, at, layers=(last, last), noise=noise)[rows, slots]
 
+    def with_config(self, config: ModelConfig) -> Model:
+        """A model of a configuration that asks for the same weights, on these very tensors, in the same mode."""
+        model = Model(config, self.tokenizer)
+        model.load_state_dict(self.state_dict(), assign=True)
+        return model.train(self.training)
+
     def with_task(self, task: TaskHead, labels: Sequence[str], seed: int) -> Model:
         """A copy of this model's weights under a new task head initialised from ``seed``, without pretraining heads."""
         family, encoder, pooler = self.config.family, self.config.encoder, self.config.pooler

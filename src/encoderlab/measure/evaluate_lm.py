@@ -122,9 +122,7 @@ def clamped(model: Model, clamp: int) -> Model:
         raise ConfigError(
             f"clamp {clamp} limits sinusoidal distances, and this model has {type(position).__name__}; set clamp to 0"
         )
-    limited = Model(resized(model.config, position=replace(position, clamp=clamp)), model.tokenizer)
-    limited.load_state_dict(model.state_dict(), assign=True)
-    return limited
+    return model.with_config(resized(model.config, position=replace(position, clamp=clamp)))
 
 
 # Relative effective context length -----------------------------------------------------------------------------------

@@ -89,9 +89,7 @@ def reading_apart(model: Model) -> Model:
     conv = model.config.encoder.conv
     if conv is None or isinstance(conv, Bottleneck) or conv.mask_padding:
         return model
-    apart = Model(resized(model.config, conv=replace(conv, mask_padding=True)), model.tokenizer)
-    apart.load_state_dict(model.state_dict(), assign=True)
-    return apart
+    return model.with_config(resized(model.config, conv=replace(conv, mask_padding=True)))
 
 
 def with_head(

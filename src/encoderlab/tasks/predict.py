@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from encoderlab.errors import ConfigError
-from encoderlab.inference import batch_tokens
+from encoderlab.inference import batch_tokens, evaluating
 from encoderlab.model import Model
 from encoderlab.nn.heads import ClassificationHead, SpanHead, TaggingHead
 from encoderlab.tasks.base import Example, Form, Question, Remarks, Task, Text
@@ -25,7 +25,9 @@ from encoderlab.tasks.objective import TaskObjective, form_of, model_hash, readi
 from encoderlab.tasks.rows import Item, TaskBatch, sorted_batches
 from encoderlab.tasks.span import SpanQA, average_answers
 
-CHUNK = 20_000  # examples that are encoded and sorted together; bounds the memory of a file of any size
+# Examples that are encoded and sorted together, which bounds the memory of a file of any size: what an interruption
+# loses. Where sentences are shown within their document, more: at the border of a chunk they see less of it.
+CHUNK, DOCUMENTS = 2_000, 20_000
 
 
 class Predictor:
@@ -55,19 +57,17 @@ class Predictor:
     def outputs(self, items: Sequence[Item]) -> list[Any]:
         """The head's scores of every item. Items of similar length share a batch, so little padding is computed."""
         model = self.objective.model
-        training, device = model.training, next(model.parameters()).device
-        model.eval()
+        device = next(model.parameters()).device
         found: list[Any] = [None] * len(items)
         assert model.tokenizer is not None
         pad, room = model.tokenizer.special.pad, self.form.settings.max_length
-        for numbers, batch in sorted_batches(items, pad=pad, room=room, tokens=self.tokens):
-            moved = batch.to(device)
-            assert isinstance(moved, TaskBatch)
-            for number, output in zip(
-                numbers, self.form.outputs(model, self.objective.states(moved), moved), strict=True
-            ):
-                found[number] = output
-        model.train(training)
+        with evaluating(model):
+            for numbers, batch in sorted_batches(items, pad=pad, room=room, tokens=self.tokens):
+                moved = batch.to(device)
+                assert isinstance(moved, TaskBatch)
+                outputs = self.form.outputs(model, self.objective.states(moved), moved)
+                for number, output in zip(numbers, outputs, strict=True):
+                    found[number] = output
         return found
 
 
@@ -123,19 +123,15 @@ def _joint_answers(members: Sequence[Predictor], examples: Sequence[Example]) ->
     form.threshold = _threshold(members)
     items = form.items(examples)
     models = [member.objective.model for member in members]
-    training = [model.training for model in models]
     found: list[Any] = [None] * len(items)
-    for model in models:
-        model.eval()
     pad, room = form.tokenizer.special.pad, form.settings.max_length
-    for numbers, batch in sorted_batches(items, pad=pad, room=room, tokens=first.tokens):
-        moved = batch.to(next(models[0].parameters()).device)
-        assert isinstance(moved, TaskBatch)
-        states = [member.objective.states(moved) for member in members]
-        for number, output in zip(numbers, form.joint(list(zip(models, states, strict=True)), moved), strict=True):
-            found[number] = output
-    for model, mode in zip(models, training, strict=True):
-        model.train(mode)
+    with evaluating(*models):
+        for numbers, batch in sorted_batches(items, pad=pad, room=room, tokens=first.tokens):
+            moved = batch.to(next(models[0].parameters()).device)
+            assert isinstance(moved, TaskBatch)
+            states = [member.objective.states(moved) for member in members]
+            for number, output in zip(numbers, form.joint(list(zip(models, states, strict=True)), moved), strict=True):
+                found[number] = output
     return form.decode(items, found, examples)
 
 
@@ -198,7 +194,7 @@ def default_settings(model: Model, task: Task) -> FormSettings:
 
 
 def predict_file(
-    predictor: Predictor, path: Path, out: Path, *, task: Task, remarks: Remarks, chunk: int = CHUNK
+    predictor: Predictor, path: Path, out: Path, *, task: Task, remarks: Remarks, chunk: int | None = None
 ) -> Iterator[int]:
     """Predict every example of ``path`` into ``out``, one JSON object per line, and yield how many are done after each
     chunk.
@@ -206,6 +202,8 @@ def predict_file(
     Memory is bounded by ``chunk``. Until the end the lines are in ``out.part-...``, named by model and file: after an
     interruption the same call goes on behind the last whole chunk, and ends with the same bytes as without one.
     """
+    if chunk is None:
+        chunk = DOCUMENTS if predictor.form.settings.context == "document" else CHUNK
     part = out.with_name(f"{out.name}.part-{_source(predictor, path, task, chunk)}")
     done = _whole_chunks(part, chunk)
     examples = task.stream(path, remarks)
