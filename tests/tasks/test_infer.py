@@ -286,3 +286,35 @@ def test_a_number_is_written_in_one_way(tmp_path):
     task, _ = task_of(path)
     with pytest.raises(DataError, match="labels '1' and '1.0' are one number"):
         with_labels(task, task.read([path], "train"))
+
+
+COUNTED = "# a comment\n1\tOslo\tB-LOC\tO\n2\tis\tO\tO\n\n# another\n1\tAnn\tO\tB-PER\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "given", "words", "tags"),
+    [
+        ("a.conll", COUNTED, Given(), ("Oslo", "is"), ("O", "O")),
+        ("a.conll", COUNTED, Given(label="2"), ("Oslo", "is"), ("B-LOC", "O")),
+        ("a.txt", COUNTED, Given(form="tagging", text="1", label="2"), ("Oslo", "is"), ("B-LOC", "O")),
+        ("a.txt", "Ann NNP B-PER\nran VBD O\n\nAnn NNP B-PER\n", Given(label="1"), ("Ann", "ran"), ("NNP", "VBD")),
+        ("a.conll", "1 O\n2 B-X\n\n1 O\n", Given(), ("1", "2"), ("O", "B-X")),
+        ("a.jsonl", '{"toks": ["a"], "pos": ["N"]}\n', Given(form="tagging", text="toks", label="pos"), ("a",), ("N",)),
+    ],
+)
+def test_columns_of_words_and_tags_are_found_or_given(tmp_path, name, text, given, words, tags):
+    path = tmp_path / name
+    path.write_text(text)
+    task, _ = task_of(path, given)
+    first = task.read([path], "train").examples[0]
+    assert task.form == "tagging" and (first.words, first.tags) == (words, tags)
+
+
+def test_columns_of_words_have_numbers_that_exist(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("Ann NNP B-PER\nran VBD O\n\nAnn NNP B-PER\n")
+    with pytest.raises(DataError, match="a.txt:1: 3 columns, word and tag are expected in the first 8"):
+        task_of(path, Given(label="7"))
+    path.write_text(path.read_text().replace(" ", "\t"))
+    with pytest.raises(ConfigError, match="columns beside a word have no names; give --label a number"):
+        task_of(path, Given(label="NNP"))

@@ -77,6 +77,9 @@ def test_the_columns_of_training_are_those_of_use_and_can_be_given(tmp_path, tin
     first, _ = answer(capsys, "predict", out, path)
     second, _ = answer(capsys, "predict", out, other, "--text", "words")
     assert [one["label"] for one in first["predictions"]] == [one["label"] for one in second["predictions"]]
+    (tmp_path / "named.csv").write_text("intent,utterance,id\n,red cat,r7\n,blue cat,r7\n")
+    named, _ = answer(capsys, "predict", out, tmp_path / "named.csv")
+    assert [one["id"] for one in named["predictions"]] == ["r7", "r7"]  # training had none
 
 
 def test_a_file_that_is_named_like_a_benchmark_is_used_as_the_file_it_is(tmp_path, tiny, capsys):

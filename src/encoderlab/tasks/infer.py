@@ -181,17 +181,17 @@ def _layout(path: Path, columns: Sequence[str], given: Given) -> tuple[Layout, F
     other = kind not in _TELLING
     if not columns and given.form in (None, "span") and (kind == ".json" or other and tables.starts_with(path, "{")):
         return Squad(), "span", "SQuAD's nested form"
-    if given.form in (None, "tagging") and given.text is None:
-        words = _first(WORDS, lower)
+    if given.form == "tagging" or given.form is None and given.text is None:
+        words = given.text or _first(WORDS, lower)
         tags = given.label or _first(TAGS, lower)
-        if words and (tags or given.form == "tagging"):  # without tags there is something to predict
+        if words and words in columns and (tags or given.form == "tagging"):  # without tags there is what to predict
             said = f"words = {words!r}" + (f", tags = {tags!r}" if tags else "")
             return WordLists(words=words, tags=tags), "tagging", said
         if kind in (".bio", ".iob", ".iob2", ".conll", ".bmes", ".bioes") or (
             (other or kind in (".txt", ".tsv")) and (given.form == "tagging" or _word_per_line(path))
         ):
-            return Conll(), "tagging", "one word per line, its tag in the last column"
-        if kind in (".json", ".jsonl") and "text" in columns and _nested_spans(path):
+            return _word_columns(path, given)
+        if kind in (".json", ".jsonl") and words is None and "text" in columns and _nested_spans(path):
             return CharacterSpans(), "tagging", "spans of characters by type"
     if (given.form == "choice" or given.form is None and given.text is None) and (options := _options(lower)):
         return _choice(path, columns, lower, given, options, named_id)
@@ -201,6 +201,19 @@ def _layout(path: Path, columns: Sequence[str], given: Given) -> tuple[Layout, F
             f"rename them or convert the file"
         )
     return _text_columns(path, columns, lower, given, named_id)
+
+
+def _word_columns(path: Path, given: Given) -> tuple[Layout, Form, str]:
+    """A word per line: in the column that is given, else in the first, or in the second where the first counts the
+    words of every sentence; its tag in the column that is given, else in the last.
+    """
+    for flag, name in (("--text", given.text), ("--label", given.label)):
+        if name is not None and not name.isdigit():
+            raise ConfigError(f"{path}: columns beside a word have no names; give {flag} a number, the first is 0")
+    word = int(given.text) if given.text else int(_counts_words(path))
+    tag = int(given.label) if given.label else -1
+    place, its = f" in column {word}" if word else "", "the last column" if tag < 0 else f"column {tag}"
+    return Conll(word=word, tag=tag), "tagging", f"one word per line{place}, its tag in {its}"
 
 
 def _text_columns(
@@ -231,6 +244,11 @@ def _text_columns(
     )
     form: Form = given.form or "classification"
     return Columns(text=text, pair=pair, label=label, id=named_id if named_id != text else None), form, words
+
+
+def id_column(columns: Sequence[str], taken: Sequence[str]) -> str | None:
+    """The column that is called as ids are, if it is none of those that are ``taken``."""
+    return _first(IDS, {name.strip().lower(): name for name in columns if name not in taken})
 
 
 def _first(names: Sequence[str], lower: dict[str, str]) -> str | None:
@@ -319,6 +337,15 @@ def _word_per_line(path: Path) -> bool:
     blanks = widths.pop(0, 0)
     width, usual = max(widths.items(), key=lambda item: item[1], default=(0, 0))
     return blanks > 0 and 2 <= width <= 10 and usual > 0.9 * widths.total()
+
+
+def _counts_words(path: Path) -> bool:
+    """Whether the first of at least three columns counts the words of every sentence, as in CoNLL-U and GermEval."""
+    lines = (line for _, line in islice(tables.lines(path), 300) if not line.startswith("#"))
+    sentences = [list(rows) for filled, rows in groupby(map(cells_of, lines), bool) if filled]
+    sentences = [rows for rows in sentences if rows[0][0] != "-DOCSTART-"]
+    counted = all(cells[0] == str(i) and len(cells) > 2 for rows in sentences for i, cells in enumerate(rows, start=1))
+    return counted and any(len(rows) > 1 for rows in sentences)
 
 
 def is_word_per_line(path: Path, tags: Sequence[str]) -> bool:

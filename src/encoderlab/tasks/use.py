@@ -17,7 +17,7 @@ from encoderlab.tasks import suites
 from encoderlab.tasks.base import FORMS, Example, Question, Remarks, Task, Text, Words
 from encoderlab.tasks.folder import HEAD_FILE, layouts_of, read_task
 from encoderlab.tasks.form import Predictions
-from encoderlab.tasks.infer import TEXTS, Given, is_word_per_line, task_of
+from encoderlab.tasks.infer import TEXTS, Given, id_column, is_word_per_line, task_of
 from encoderlab.tasks.predict import Predictor, task_of_model
 from encoderlab.tasks.readers import Columns, Conll, Options, Squad, WordLists, layout_of
 from encoderlab.tasks.span import SpanQA
@@ -126,6 +126,8 @@ def task_of_file(path: Path, own: Task, given: Given, say: Say) -> Task:
     layout = layout_of(path, fitting) if fitting else None
     if layout is not None and (given.text, given.pair, given.label) == (None, None, None):
         say(f"{path.name}: {own.form}, read as the training data of the model ({own.name}) is")
+        if isinstance(layout, (Columns, Options)) and layout.id not in names:  # a file may have ids that training lacks
+            layout = replace(layout, id=id_column(names, layout.needs))
         return replace(own, layouts=(layout,))
     if isinstance(layout, Columns):
         texts = (layout.text, layout.pair) if given.text is None else (given.text, given.pair)

@@ -18,6 +18,7 @@ from encoderlab.tasks.readers.common import id_of, nearest_place, nested, record
 @dataclass(frozen=True, kw_only=True)
 class Conll:
     """A word per line with its tag in another column, a blank line between sentences, ``-DOCSTART-`` between documents.
+    Where the first column is not the word's (it counts them, as in CoNLL-U), lines that begin with # are comments.
 
     Tags of every scheme are converted to ``scheme`` (None: left as they are, for tags without prefixes such as parts
     of speech). Without the column ``tag`` none are read.
@@ -37,7 +38,10 @@ class Conll:
         words: list[str] = []
         tags: list[str | None] = []
         document, start, width = -1, 0, 0
+        needed = max(self.word, self.tag or 0) + 1
         for row, line in chain(tables.lines(path), ((-1, ""),)):
+            if self.word and line.startswith("#"):
+                continue
             cells = cells_of(line)
             if not cells or cells[0] == "-DOCSTART-":
                 if words:
@@ -57,8 +61,8 @@ class Conll:
             width = width or len(cells)
             if len(cells) != width:
                 raise DataError(f"{path}:{row}: {len(cells)} columns, the lines before have {width}; correct the line")
-            if width <= self.word:
-                raise DataError(f"{path}:{row}: {width} columns, the word is expected in column {self.word + 1}")
+            if width < needed and width > 1:
+                raise DataError(f"{path}:{row}: {width} columns, word and tag are expected in the first {needed}")
             start = start if words else row
             words.append(cells[self.word])
             tags.append(cells[self.tag] if width > 1 and self.tag is not None else None)
@@ -98,7 +102,8 @@ class WordLists:
                 continue
             if tags is not None and len(tags) != len(words):
                 raise DataError(f"{path}:{record.row}: {len(tags)} tags for {len(words)} words; give one for each")
-            yield Words(id=str(remarks.number), words=words, tags=tags, document=remarks.number, row=record.row)
+            number = remarks.number
+            yield Words(id=id_of(record, "id", remarks), words=words, tags=tags, document=number, row=record.row)
 
 
 @dataclass(frozen=True, kw_only=True)
