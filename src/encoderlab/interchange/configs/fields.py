@@ -25,13 +25,13 @@ THEIR_ACTIVATION = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "si
 INERT = frozenset(
     # What a file is called and where it comes from.
     "architectures model_type transformers_version _name_or_path torch_dtype dtype id2label label2id num_labels "
-    "finetuning_task task_specific_params tokenizer_class language name _attn_implementation_autoset "
+    "_num_labels finetuning_task task_specific_params tokenizer_class language name _attn_implementation_autoset "
     # How results are returned, and how memory is saved; the results are the same.
     "output_attentions output_hidden_states return_dict use_cache output_past torchscript use_bfloat16 tf_legacy_loss "
     "gradient_checkpointing chunk_size_feed_forward tie_weights_ "
     # Ids of the tokenizer, which comes in files of its own.
     "bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id padding_idx "
-    "decoder_start_token_id "
+    "decoder_start_token_id eos_token_ids "
     # Generation of text.
     "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k "
     "top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids "
@@ -42,7 +42,9 @@ INERT = frozenset(
     "summary_use_proj summary_activation summary_last_dropout pooler_dropout pooler_hidden_act pooler_hidden_size "
     "start_n_top end_n_top "
     "directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type "
-    "net_structure_type gap_size num_memory_blocks down_scale_factor sinusoidal_pos_embds legacy".split()
+    "net_structure_type gap_size num_memory_blocks down_scale_factor sinusoidal_pos_embds legacy generator_size "
+    # What sentence-transformers does with the scores of a cross-encoder.
+    "sentence_transformers sbert_ce_default_activation_function".split()
 )
 # Switches that have to be off (or at the value that they have in every encoder of the family).
 FIXED: dict[str, tuple[Any, ...]] = {
