@@ -365,6 +365,9 @@ def test_two_heads_under_two_names(tmp_path: Path) -> None:
 
 def test_inert_fields_are_ignored(bert: tuple[Model, Path]) -> None:
     configure(bert[1], _name_or_path="x", use_cache=True, pooler_type="first", some_switch=False, num_beams=4)
+    configure(bert[1], _num_labels=5, eos_token_ids=[102], generator_size="0.25")  # of old releases
+    scores = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    configure(bert[1], sentence_transformers=scores, sbert_ce_default_activation_function=scores["activation_fn"])
     assert same_weights(bert[0], load(bert[1]))
 
 
@@ -439,6 +442,26 @@ def test_multiple_choice_that_transformers_lacks(case: str, head: Classification
     config = replace(CONFIGS[case], task=head, labels=("choice",), lm=None, mask_decoder=0)
     with pytest.raises(DataError, match=message):
         huggingface.save(make(config), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("case", "head"),
+    [
+        ("bert", Classification(labels=2, dropout=0.3)),
+        ("roberta", Classification(labels=2, summary="dense", input_dropout=0.3, dropout=0.3)),
+        ("distilbert", Classification(labels=2, summary="dense", activation="relu", dropout=0.3)),
+        ("deberta-v2", Classification(labels=2, summary="dense", activation="gelu", input_dropout=0.3, dropout=0.4)),
+        ("xlnet", Tagging(labels=2, dropout=0.3)),
+        ("distilbert", Span(dropout=0.3)),
+    ],
+)
+def test_the_dropout_of_a_head_comes_back(case: str, head: Any, tmp_path: Path) -> None:
+    labels = () if isinstance(head, Span) else ("a", "b")
+    config = replace(CONFIGS[case], task=head, labels=labels, lm=None, pair=False, mask_decoder=0, mask_vector=False)
+    if not isinstance(head, Classification) or head.summary != "pooler":
+        config = replace(config, pooler=None)
+    huggingface.save(make(config), tmp_path / "out")
+    assert load(tmp_path / "out").config.task == head
 
 
 def test_a_link_to_a_folder_stays_one(tmp_path: Path) -> None:

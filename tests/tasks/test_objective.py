@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from encoderlab.nn.noise import Noise
 from encoderlab.tasks.finetune import completed, has_pairs
 from encoderlab.tasks.form import FormSettings
 from encoderlab.tasks.objective import TaskObjective, form_of, with_head
@@ -33,3 +34,16 @@ def test_the_last_layer_at_the_summaries_alone_is_the_last_layer(family: str, ki
         return [term.sum.detach()] + [p.grad.clone() for p in objective.parameters() if p.grad is not None]
 
     torch.testing.assert_close(found(True), found(False), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "drops"), [("bert", False), ("distilbert", True)])
+def test_the_answer_head_of_distilbert_begins_with_dropout(family: str, drops: bool) -> None:
+    task, splits = data("question", train=9)
+    start = model(f"{family}-tiny")  # no dropout in the layers
+    form = form_of(completed(task, splits["train"]), start, FormSettings(max_length=32))
+    objective = TaskObjective(with_head(start, form, seed=1)[0], form)
+    batch = pack(form.items(splits["train"].examples, train=True), pad=0, room=48)
+    plain, noisy = (
+        objective(batch, noise=noise)[0]["span"].sum for noise in (None, Noise(0, 1, torch.arange(len(batch.ids))))
+    )
+    assert torch.equal(plain, noisy) != drops

@@ -172,7 +172,8 @@ def write_task(config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any
     if head.form == "conditional" or (head.form == "beam" and model_type != "xlnet"):
         raise DataError(f"a {head.form} answer head has no counterpart for {model_type} in transformers")
     simple = model_type == "xlnet" and head.form == "independent"
-    return "ForQuestionAnsweringSimple" if simple else "ForQuestionAnswering", {}
+    fields = {"qa_dropout": head.dropout} if model_type == "distilbert" else {}
+    return "ForQuestionAnsweringSimple" if simple else "ForQuestionAnswering", fields
 
 
 def _write_classification(head: Classification, config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any]]:
@@ -190,6 +191,8 @@ def _write_classification(head: Classification, config: ModelConfig, model_type:
         activation = config.encoder.activation
     else:
         fields[form.field] = THEIR_ACTIVATION[activation]
+    if form is _POOLED:
+        fields["pooler_dropout"] = head.input_dropout
     if head.summary != summary or (form.dense is not None and head.activation != activation):
         raise DataError(
             f"a classifier with summary {head.summary!r} and {head.activation!r} has no counterpart for "

@@ -93,8 +93,8 @@ class Span:
     """Start and end of an answer.
 
     ``form``: ``independent`` (BERT: affine D -> 2), ``conditional`` (ELECTRA, ConvBERT) or ``beam`` (XLNet, ALBERT v2),
-    whose end is scored given a start, and which also score answerability. ``dropout`` is that of the ``beam`` form's
-    answerability.
+    whose end is scored given a start, and which also score answerability. ``dropout`` stands before the map of the
+    ``independent`` form (DistilBERT), or in the answerability of the ``beam`` form.
     """
 
     kind: Literal["span"] = "span"
@@ -301,6 +301,10 @@ class SpanHead(nn.Module):
             self.end_dense, self.end_out = nn.Linear(2 * width, width), nn.Linear(width, 1)
             self.end_norm = nn.LayerNorm(width, eps=eps)
             self.answer_dense, self.answer_out = nn.Linear(2 * width, width), nn.Linear(width, 1, bias=False)
+
+    def dropped(self, x: Tensor, keys: Tensor | None) -> Tensor:
+        """x (B, L, D) after the dropout that the independent form begins with, ``keys`` (B,)."""
+        return kernels.dropout(x, self.config.dropout, keys, 0) if self.config.form == "independent" else x
 
     def start_logits(self, x: Tensor, allowed: Tensor) -> Tensor:
         """(B, L)."""

@@ -59,7 +59,7 @@ class Candidates:
 @dataclass(frozen=True)
 class _Windows:
     """The windows of a batch as ``head`` reads them: their states x (n, w, D), which places are ``allowed`` and which
-    ``real`` (n, w), and of each window its row, its slot and the place of its summary token (n,).
+    ``real`` (n, w), and of each window its row, its slot, the place of its summary token and its key of dropout (n,).
     """
 
     head: SpanHead
@@ -69,6 +69,7 @@ class _Windows:
     rows: Tensor
     slots: Tensor
     summary: Tensor
+    keys: Tensor | None
 
     def starts(self) -> Tensor:
         """(n, w), -inf behind a window."""
@@ -78,10 +79,10 @@ class _Windows:
         """(n, s, w) behind each of the places ``starts`` (n, s), -inf behind a window."""
         return torch.where(self.real[:, None], self.head.end_logits(self.x, self.allowed, starts).float(), -torch.inf)
 
-    def answerable(self, starts: Tensor, keys: Tensor | None) -> Tensor:
-        """Odds (n,) of "no answer", from the scores of the starts (n, w); ``keys`` of the head's dropout."""
+    def answerable(self, starts: Tensor) -> Tensor:
+        """Odds (n,) of "no answer", from the scores of the starts (n, w)."""
         summary = self.x[torch.arange(len(self.x), device=self.x.device), self.summary]
-        return self.head.answer_logits(self.x, summary, starts.to(self.x.dtype), keys).float()
+        return self.head.answer_logits(self.x, summary, starts.to(self.x.dtype), self.keys).float()
 
 
 class SpanQA(Form):
@@ -194,7 +195,7 @@ class SpanQA(Form):
         """Half of the cross-entropy of start and of end, given the right start; plus that of answerability where a head
         has it.
         """
-        windows = self._unpacked(model, states, batch)
+        windows = self._unpacked(model, states, batch, noise)
         rows, slots = windows.rows, windows.slots
         start, end, impossible = (batch.labels[name][rows, slots] for name in ("start", "end", "impossible"))
         starts, ends = windows.starts(), windows.ends(start[:, None])[:, 0]
@@ -203,8 +204,7 @@ class SpanQA(Form):
         terms = {"span": Term(loss / 2, len(rows), hits=right.sum())}
         if not self.nullable or windows.head.config.form == "independent":  # there the null answer is the summary token
             return terms
-        keys = None if noise is None else noise.at(rows, batch.labels["begin"][rows, slots])
-        logits = windows.answerable(starts, keys)
+        logits = windows.answerable(starts)
         loss = F.binary_cross_entropy_with_logits(logits, impossible.float(), reduction="sum")
         hits = ((logits > 0) == (impossible > 0)).sum()
         return terms | {"answerable": Term(loss, len(rows), self.settings.impossible_weight, hits)}
@@ -213,25 +213,27 @@ class SpanQA(Form):
         """(2 n, places): start logits of every window, then end logits, -inf behind a window; for heads whose end needs
         no start.
         """
-        windows = self._unpacked(model, states, batch)
+        windows = self._unpacked(model, states, batch, noise)
         any_start = torch.zeros_like(windows.rows)[:, None]
         return torch.cat([windows.starts(), windows.ends(any_start)[:, 0]])
 
-    def _unpacked(self, model: Model, states: States, batch: TaskBatch) -> _Windows:
+    def _unpacked(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None = None) -> _Windows:
         assert isinstance(model.task, SpanHead)
         rows, slots = batch.sequences()
         begin, length = (batch.labels[name][rows, slots] for name in ("begin", "length"))
         places = torch.arange(int(batch.on_host.labels["length"].max()), device=rows.device)
         real = places < length[:, None]
         at = torch.where(real, begin[:, None] + places, 0)
+        keys = None if noise is None else noise.at(rows, begin)
         return _Windows(
             head=model.task,
-            x=states.last[rows[:, None], at],
+            x=model.task.dropped(states.last[rows[:, None], at], keys),
             allowed=batch.labels["allowed"][rows[:, None], at] & real,
             real=real,
             rows=rows,
             slots=slots,
             summary=length - 1 if self.tokenizer.framing == "xlnet" else torch.zeros_like(length),
+            keys=keys,
         )
 
     # Answers
@@ -266,7 +268,7 @@ class SpanQA(Form):
                 for start, end in zip(starts, ends, strict=True)
             ]
         else:
-            nulls = [windows.answerable(start, None) for windows, start in zip(every, starts, strict=True)]
+            nulls = [windows.answerable(start) for windows, start in zip(every, starts, strict=True)]
         null = torch.stack(nulls).mean(0)
         arrays = [to_numpy(tensor) for tensor in (scores, end_scores, null)]
         found = [
