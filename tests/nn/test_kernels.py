@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -483,6 +485,36 @@ def test_library_is_compiled_once_for_many_processes(tmp_path, monkeypatch):
         made = {future.result() for future in [pool.submit(build.compile_library, f"env {compiler}") for _ in range(4)]}
     assert len(made) == 1 and made.pop().exists()
     assert calls.read_text() == "call\n"
+
+
+@compiled
+@pytest.mark.parametrize("left", [b"", b"\x7fELF cut short"])
+def test_a_damaged_library_is_compiled_again(left, tmp_path, monkeypatch):
+    """As a machine leaves it that stops while it writes; ``g++`` here copies what is there already."""
+    good = build.load()._name
+    compiler = tmp_path / "g++"
+    compiler.write_text(f'#!/bin/sh\nfor last; do :; done\ncp {shlex.quote(good)} "$last"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", str(compiler))
+    build.compile_library(str(compiler)).write_bytes(left)
+    library = build.load.__wrapped__()
+    assert library is not None and library.encoderlab_dropout
+
+
+@pytest.mark.parametrize("fault", ["quote", "home"])
+def test_what_is_wrong_with_the_environment_leaves_the_plain_twins(fault, tmp_path, monkeypatch, caplog):
+    def no_home(self: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")  # of a user without entry in a container
+
+    monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path))
+    if fault == "quote":
+        monkeypatch.setenv("CXX", "g++ 'unclosed")
+    else:
+        monkeypatch.setattr(Path, "expanduser", no_home)
+    with caplog.at_level(logging.WARNING):
+        assert build.load.__wrapped__() is None
+    assert len(caplog.records) == 1 and "the plain ones run" in caplog.records[0].getMessage()
 
 
 def test_a_compiler_that_fails_leaves_the_plain_twins_and_one_line(tmp_path, monkeypatch, caplog):

@@ -77,6 +77,17 @@ def compile_library(compiler: str) -> Path:
     return library
 
 
+def open_library(compiler: str) -> ctypes.CDLL:
+    """The library, compiled again where the file in the cache folder is damaged."""
+    library = compile_library(compiler)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        logger.info("%s; compiling it again", error)
+        library.unlink(missing_ok=True)
+        return ctypes.CDLL(str(compile_library(compiler)))
+
+
 @functools.cache
 def load() -> ctypes.CDLL | None:
     """The compiled kernels, or None where they are switched off or cannot be had."""
@@ -87,8 +98,8 @@ def load() -> ctypes.CDLL | None:
         logger.warning("no C++ compiler was found: the plain kernels run, which are slower; install g++")
         return None
     try:
-        return ctypes.CDLL(str(compile_library(compiler)))
-    except (OSError, ImportError, subprocess.SubprocessError) as error:
+        return open_library(compiler)
+    except (OSError, ImportError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
         logger.warning("the kernels cannot be compiled, the plain ones run, which are slower: %s", *reason or [error])
         return None
