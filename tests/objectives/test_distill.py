@@ -6,7 +6,9 @@ import torch
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models.base import resized
+from encoderlab.nn.noise import Noise
 from encoderlab.objectives.distill import Distill, DistillSettings
+from encoderlab.objectives.mlm import MLM, MLMSettings
 from tests.objectives.small import small
 
 ALONE = {"logits_weight": 0.0, "mlm_weight": 0.0, "cosine_weight": 0.0}
@@ -45,6 +47,18 @@ def test_every_term_alone_teaches_the_student_only(name: str, rows, vocabulary) 
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in student.parameters())
     assert all(p.grad is None for p in teacher.parameters())
     assert not [n for n, _ in objective.named_parameters() if "teacher" in n]
+
+
+def test_a_student_with_a_mask_decoder_has_its_dropout(rows, vocabulary) -> None:
+    teacher = Model(small("bert-tiny")).initialize(1)
+    student = Model(small("deberta-tiny")).initialize(2)
+    settings = DistillSettings(**ALONE | {"mlm_weight": 1.0})
+    alone = MLM(student, MLMSettings(masking=settings.masking), vocabulary)
+    distilled = Distill(student, teacher, settings, vocabulary)
+    batch = distilled.train().make_batch(rows, seed=1)
+    noise = Noise(1, 0, batch.rows)
+    wanted = alone(batch, noise=noise)[0]["mlm"].sum
+    assert float(distilled(batch, noise=noise)[0]["mlm"].sum) == pytest.approx(float(wanted), rel=1e-5)
 
 
 def test_kl_is_its_definition(rows, vocabulary) -> None:

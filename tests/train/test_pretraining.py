@@ -154,6 +154,14 @@ def test_a_table_larger_than_the_tokenizer_stays(name: str, fresh: bool, tmp_pat
     assert sizes == {tokenizer(made).vocab_size + 7}
 
 
+def test_a_student_continues_with_its_own_weights(tmp_path: Path) -> None:
+    saved("distilbert-tiny", tmp_path / "student")
+    saved("bert-tiny", tmp_path / "teacher", save=folders.save)
+    settings = DistillSettings(teacher=str(tmp_path / "teacher"), student_from=(0,))
+    made = replace(recipe("distilbert-tiny"), objective=settings)
+    assert_taken(continued(made, tmp_path / "student").models()["model"], load(tmp_path / "student"))
+
+
 def test_dropout_may_change(tmp_path: Path) -> None:
     saved("bert-tiny", tmp_path / "model", save=folders.save)
     made = replace(recipe("bert-tiny"), model=resized(recipe("bert-tiny").model, dropout=0.0, attention_dropout=0.0))

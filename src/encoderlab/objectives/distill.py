@@ -32,9 +32,9 @@ class DistillSettings:
 
     ``teacher``: a model folder. ``at``: where logits are compared, at all ``real`` tokens (DistilBERT) or at the
     ``masked`` ones. ``student_from``: teacher layers that the student's layers start from, in order; empty for a fresh
-    student. ``match``: pairs (student layer, teacher layer) whose outputs ``hidden_weight`` and attention
-    ``attention_weight`` compare; 0 is the embedding output, which has no attention. ``attention``: compared as
-    ``scores`` before the softmax (TinyBERT) or as ``distributions`` (MobileBERT).
+    student, and without effect on one that continues (``init_from``). ``match``: pairs (student layer, teacher layer)
+    whose outputs ``hidden_weight`` and attention ``attention_weight`` compare; 0 is the embedding output, which has no
+    attention. ``attention``: compared as ``scores`` before the softmax (TinyBERT) or as ``distributions`` (MobileBERT).
     """
 
     kind: Literal["distill"] = "distill"
@@ -144,10 +144,10 @@ class Distill(Objective):
             compared = every if settings.at == "real" else chosen
             with torch.no_grad():
                 wanted = teacher.token_logits(theirs, compared)
-            logits = student.token_logits(states, compared)
+            logits = student.token_logits(states, compared, noise)
             terms["logits"] = soft_term(logits, wanted, settings.temperature, settings.logits_weight)
         if settings.mlm_weight:
-            term = lm_term(student, student.token_states(states, chosen), targets)
+            term = lm_term(student, student.token_states(states, chosen, noise), targets)
             terms["mlm"] = replace(term, weight=settings.mlm_weight)
         if settings.cosine_weight:
             close = F.cosine_similarity(states.last[real].float(), theirs.last[real].float(), dim=-1)

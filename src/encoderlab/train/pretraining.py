@@ -262,6 +262,8 @@ def _objective(
         return RTD(generator, model, settings, vocabulary, continued=recipe.init_from is not None)
     if isinstance(settings, DistillSettings):
         assert teacher is not None
+        if recipe.init_from is not None:  # what it brings is not the teacher's to replace
+            settings = replace(settings, student_from=())
         return Distill(model, teacher, settings, vocabulary, seed=recipe.seed)
     if isinstance(settings, CausalSettings):
         return Causal(model, settings, vocabulary)
