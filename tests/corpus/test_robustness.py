@@ -8,6 +8,7 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -365,3 +366,31 @@ def test_a_killed_worker_is_reported():
     with pytest.raises(OutOfMemory, match="a worker was killed.*--workers 1"), Workers(2) as tasks:
         tasks.submit(os._exit, 9)
         tasks.finish()
+
+
+WORK = """
+import sys, time
+from encoderlab.corpus.workers import Workers
+from encoderlab.errors import Stopped
+try:
+    with Workers(2) as tasks:
+        tasks.submit(time.sleep, 0)
+        print("begun", flush=True)
+        while True:
+            tasks.submit(time.sleep, 0.01)
+except Stopped as stop:
+    sys.exit(stop.code)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_end_the_workers_without_a_word(number, code):
+    """Also while they start, as Ctrl-C of a terminal and the end of a job reach them too."""
+    command = [sys.executable, "-c", WORK]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None and process.stdout.readline() == b"begun\n"
+    os.killpg(process.pid, number)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (code, b"")

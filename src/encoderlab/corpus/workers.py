@@ -14,7 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from encoderlab.errors import ConfigError, OutOfMemory
+from encoderlab.errors import ConfigError, OutOfMemory, Stopped
 
 
 def cores() -> int:
@@ -32,6 +32,7 @@ class Workers:
     Raises:
         ConfigError: ``number`` is below 1.
         OutOfMemory: a worker was killed, which only the system does.
+        Stopped: SIGTERM. A process that just dies leaves the semaphores of its workers behind, with a warning.
     """
 
     def __init__(self, number: int) -> None:
@@ -40,8 +41,10 @@ class Workers:
         self._number = number
         self._pending: set[Future] = set()
         self._pool: ProcessPoolExecutor | None = None
+        self._entered = contextlib.ExitStack()
 
     def __enter__(self) -> Workers:
+        self._entered.enter_context(_stopped_by_sigterm())
         return self
 
     def submit(self, function: Callable[..., Any], *args: Any) -> None:
@@ -55,7 +58,7 @@ class Workers:
         while len(self._pending) >= self._number + 2:
             self._collect()
         try:
-            with _no_main():
+            with _spawning():
                 self._pending.add(self._pool.submit(function, *args))
         except BrokenProcessPool:
             raise self._killed() from None
@@ -78,13 +81,18 @@ class Workers:
         return OutOfMemory(f"a worker was killed, probably for lack of memory; continue with fewer: --workers {fewer}")
 
     def __exit__(self, *error: Any) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        with self._entered:
+            if self._pool is not None:
+                self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 def _start() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; this process is told by its parent
+    for number in _STOPS:  # they reach the whole group; this process is told by its parent
+        signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -102,17 +110,36 @@ def run_all(function: Callable[[Any], Any], items: Sequence[Any], *, workers: in
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(items)), mp_context=context, initializer=_start) as executor:
-        with _no_main():
+        with _spawning():
             results = executor.map(function, items)
         yield from results
 
 
 @contextlib.contextmanager
-def _no_main() -> Iterator[None]:
-    """While a process starts: hide the main module, which it would import, with all that a script loads and does."""
+def _spawning() -> Iterator[None]:
+    """While a process starts: hide the main module, which it would import, with all that a script loads and does; and
+    have both processes wait with signals, by which the new one would end with a traceback before :func:`_start`."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS) if hasattr(signal, "pthread_sigmask") else None
     try:
         yield
     finally:
         sys.modules["__main__"] = main
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    def stop(number: int, frame: object) -> None:
+        raise Stopped("stopped by SIGTERM; run the same command again to continue", signal=number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
