@@ -294,6 +294,25 @@ def test_a_model_and_its_tokenizer_read_text_alike(case: str, tmp_path: Path) ->
         torch.testing.assert_close(torch.from_numpy(model.encode(TEXTS)), means, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("types", [2, 0])
+@pytest.mark.parametrize("case", ["bert", "roberta", "distilbert", "albert", "electra", "convbert", "deberta-v3"])
+def test_the_tokenizer_gives_what_the_model_takes(case: str, types: int, tmp_path: Path) -> None:
+    """Long texts are cut to the model's positions, and segments are given to models that have them."""
+    types = 0 if case in ("distilbert", "deberta-v3") else types
+    ours = make(resized(CONFIGS[case], types=types))
+    ours.tokenizer = train_tokenizer("wordpiece", TEXTS * 4, 50)
+    huggingface.save(ours, tmp_path / "out")
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    inputs = words(TEXTS[0] * 9, TEXTS[1], truncation=True, return_tensors="pt")
+    assert ("token_type_ids" in inputs) == (types > 1)
+    model = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        states = model(**inputs).last_hidden_state
+        doc, segments = torch.zeros_like(inputs["input_ids"]), inputs.get("token_type_ids")
+        expected = ours.encoder(inputs["input_ids"], doc=doc, segments=segments).last
+    torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-4)
+
+
 # Heads of fine-tuning
 
 

@@ -147,6 +147,7 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
         safetensors.torch.save_file(tensors, aside / SAFE, metadata={"format": "pt"})
         if model.tokenizer is not None:
             model.tokenizer.save(aside)
+            _fit_tokenizer(aside / "tokenizer_config.json", config)
         card = [
             f"# {config.family}",
             "",
@@ -296,6 +297,20 @@ def _count_from_padding(
     table = torch.cat([used.new_zeros(pad + 1, used.shape[1]), used])  # the rows in front are never read
     encoder = replace(config.encoder, position=replace(position, offset=pad + 1))
     return replace(config, encoder=encoder), weights | {name: table}
+
+
+def _fit_tokenizer(path: Path, config: ModelConfig) -> None:
+    """What readers of the tokenizer need to know of its model: how many tokens it takes, and whether segments.
+
+    DeBERTa takes more than its span of distances, but computes something else there than it does here.
+    """
+    encoder, data = config.encoder, read_json(path)
+    longest = encoder.max_length or getattr(encoder.position, "span", None)
+    if longest is not None:
+        data["model_max_length"] = longest
+    if encoder.types < 2 and not getattr(encoder.position, "segments", False):
+        data["model_input_names"] = ["input_ids", "attention_mask"]
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _additions(config: ModelConfig, model_type: str) -> dict[str, Tensor]:
