@@ -13,15 +13,20 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
+from encoderlab import models
 from encoderlab.batches.permutation import Targets
 from encoderlab.batches.rows import Row
+from encoderlab.cli import main
 from encoderlab.errors import ConfigError, EncoderlabError
 from encoderlab.measure.bench import train
 from encoderlab.measure.bench.families import FAMILIES, Case, case
 from encoderlab.measure.bench.parts import kernels_by_part, time_by_part
 from encoderlab.measure.bench.workers import Work, Worker
 from encoderlab.models.base import resized
+from encoderlab.nn.spanconv import SpanDynamic
+from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.permutation import PermutationSettings
+from encoderlab.objectives.rtd import RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 
 VOCAB = 60
@@ -51,7 +56,10 @@ def rows() -> list[list[Row]]:
     return [made]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+PUBLISHED = ["deberta-tiny", "distilbert-tiny", "convbert-tiny", "erlangshen-deberta-v2-tiny"]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *PUBLISHED])
 def test_equal_weights_give_equal_losses(name: str) -> None:
     pytest.importorskip("transformers")
     from encoderlab.measure.bench.contenders import Ours, Theirs
@@ -102,7 +110,7 @@ def test_a_worker_trains_and_says_what_it_used() -> None:
         best, sustained = worker.call("peak")
         assert best >= sustained > 1e6
         parts = worker.call("profile")
-        assert {"feed-forward", "projections", "attention", "loss", "optimiser"} <= parts.keys()
+        assert {"feed-forward", "projections", "attention", "loss", "optimiser", "data"} <= parts.keys()
         assert 0 < sum(parts.values()) < 60
         with pytest.raises(EncoderlabError, match="ours failed: TypeError"):
             worker.call("steps", "many")
@@ -195,6 +203,52 @@ def test_on_a_gpu_every_turn_begins_warm(monkeypatch: pytest.MonkeyPatch) -> Non
     assert result["parts"]["ours"] == {"head": 0.5, "loss": 0.5}
 
 
+def test_operations_of_documents_are_those_of_their_lengths() -> None:
+    """Two documents side by side attend each to itself, as two short rows do."""
+    one, alone = tiny("bert"), rows()
+    halves = [[replace(row, doc=np.repeat(np.int32([0, 1]), 8)) for row in alone[0]]]
+    short = train.operations_per_token(one, alone, train.Setting(length=8))
+    assert train.operations_per_token(one, halves, train.Setting(length=16, documents=True)) == short
+    assert train.operations_per_token(one, alone, train.Setting(length=16, documents=True)) > short
+
+
+def test_a_corpus_of_more_ids_than_the_model_is_refused() -> None:
+    tiny("bert").check_ids(VOCAB)
+    with pytest.raises(ConfigError, match="the corpus has 61 token ids, and bert only 60"):
+        tiny("bert").check_ids(VOCAB + 1)
+
+
+def test_a_worker_that_cannot_begin_says_why() -> None:
+    work = Work(
+        contender="ours", case=tiny("bert"), vocabulary=VOCABULARY, rows=[], threads=1, precision="fp32", compile=False
+    )
+    worker = Worker(work)
+    try:
+        with pytest.raises(EncoderlabError, match="ours failed: ZeroDivisionError"):
+            worker.call("peak")
+        with pytest.raises(EncoderlabError, match="ended with code 0"):
+            worker.call("peak")
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train bert --corpus x --threads 0",
+        "train bert --corpus x --turns 0",
+        "predict bert --corpus x --texts 0",
+        "predict bert --corpus x --rows -1",
+        "scaling bert --corpus x --steps 0",
+        "corpus x --workers 0",
+        "corpus x --megabytes -1",
+    ],
+)
+def test_less_than_one_of_something_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *command.split()]) == 2
+    assert "give " in capsys.readouterr().err
+
+
 def test_torch_compile_is_a_second_column(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {("ours", False): 2.0, ("transformers", False): 5.0, ("transformers", True): 4.0}
 
@@ -239,9 +293,28 @@ def test_a_contender_that_fails_leaves_the_machine_to_ours(monkeypatch: pytest.M
     assert closed[0] == "transformers" and result["tokens_per_second"] == {"ours": 32.0}
 
 
-def test_sizes_of_published_models_and_unknown_names() -> None:
-    assert case("electra-small").model.encoder.layers == 12
-    assert case("deberta-v3-base").model.encoder.width == 768
+@pytest.mark.parametrize("name", models.SIZES)
+def test_a_published_name_is_that_model(name: str) -> None:
+    published = models.config(name)
+    if published.encoder.causal:
+        with pytest.raises(ConfigError, match="reads from left to right"):
+            case(name)
+        return
+    made = case(name)
+    if published.family == "convbert":  # which transformers has without it
+        assert isinstance(published.encoder.conv, SpanDynamic)
+        published = resized(published, conv=replace(published.encoder.conv, mask_padding=False))
+    assert made.model.encoder == published.encoder
+    second = made.second
+    assert second is None or second.encoder.vocab == published.encoder.vocab
+    if name.startswith("distil"):
+        assert second is not None and second.encoder.layers == 2 * published.encoder.layers
+        assert isinstance(made.objective, DistillSettings)
+    elif published.rtd is not None:
+        assert second is not None and isinstance(made.objective, RTDSettings)
+
+
+def test_unknown_names_and_widths() -> None:
     with pytest.raises(ConfigError, match="no benchmark of 'brt'; did you mean 'bert'?"):
         case("brt")
     with pytest.raises(ConfigError, match="a width of 32 does not divide into heads of 64; give a multiple"):

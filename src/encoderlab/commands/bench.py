@@ -60,8 +60,7 @@ def train(
 
     device = usual_device()
     steps = steps if steps is not None else 20 if device.type == "cuda" else 2
-    if turns < 1 or steps < 1 or rows < 1:
-        raise ConfigError("turns, steps and rows count things; give at least 1")
+    _check_counts(turns=turns, steps=steps, rows=rows, threads=threads)
     case = families.case(name, layers=layers, width=width).with_dropout(dropout)
     if against and not instructions(precision, device):
         terminal.note(
@@ -116,6 +115,7 @@ def predict(
     from encoderlab.measure.bench import families
     from encoderlab.measure.bench.predict import run
 
+    _check_counts(texts=texts, rows=rows, turns=turns, threads=threads)
     case = families.case(name, layers=layers, width=width)
     result = run(
         case,
@@ -158,6 +158,9 @@ def corpus(
     """
     from encoderlab.measure.bench.corpus import run
 
+    _check_counts(workers=workers, turns=turns)
+    if megabytes <= 0:
+        raise ConfigError(f"megabytes {megabytes:g} is no amount of text; give more than 0")
     result = run(
         sources or ("python:all",),
         tokenizer=tokenizer,
@@ -204,6 +207,7 @@ def scaling(
 
     if processes < 2:
         raise ConfigError(f"{processes} processes do not scale; give at least 2")
+    _check_counts(rows=rows, steps=steps)
     case = families.case(name, layers=layers, width=width)
     result = run(case, corpus, processes=processes, rows=rows, length=length, steps=steps)
     lines = [(count, f"{speed:,.0f}") for count, speed in result["tokens_per_second"].items()]
@@ -220,6 +224,15 @@ def scaling(
     )
     terminal.table("Predicted at this link", ["processes", "seconds per step", "efficiency"], model, caption=caption)
     return result
+
+
+def _check_counts(**given: int | None) -> None:
+    """Raises:
+    ConfigError: less than one of something.
+    """
+    for name, count in given.items():
+        if count is not None and count < 1:
+            raise ConfigError(f"{name} {count} is below 1; give at least 1")
 
 
 def _show(result: dict[str, Any], against: str | None) -> None:

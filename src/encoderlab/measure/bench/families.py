@@ -1,16 +1,17 @@
 """What the benchmark trains for each family, by us and by ``transformers``.
 
 Sizes, weights, batches, losses and dropout rates are the same for both. 12 layers of width 256 (or any other size),
-each with its family's own vocabulary. Where ``transformers`` lacks a part of the original, ours runs without it: no
-mask decoder for DeBERTa; for ConvBERT's generator two heads instead of the one that it cannot express. Its pretraining
-of ELECTRA, ConvBERT and DeBERTa v3 is composed of its models as a user would: masked-LM generator, sampling at the
-masked places, discriminator with a detection head, tied embeddings.
+each with its family's own vocabulary, or a published model. Where ``transformers`` lacks a part of the original, ours
+runs without it: no mask decoder for DeBERTa, no pair head for ALBERT; for ConvBERT's generator two heads instead of the
+one that it cannot express. Its pretraining of ELECTRA, ConvBERT and DeBERTa v3 is composed of its models as a user
+would: masked-LM generator, sampling at the masked places, discriminator with a detection head, tied embeddings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from encoderlab import models
 from encoderlab.batches.corrupt import Masking
@@ -25,6 +26,8 @@ from encoderlab.models.distilbert import distilbert
 from encoderlab.models.electra import electra
 from encoderlab.models.roberta import roberta
 from encoderlab.models.xlnet import xlnet
+from encoderlab.nn.positions import Disentangled
+from encoderlab.nn.spanconv import SpanDynamic
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.objectives.permutation import PermutationSettings
@@ -53,92 +56,130 @@ class Case:
         second = None if self.second is None else changed(self.second)
         return replace(self, model=changed(self.model), second=second)
 
+    def check_ids(self, count: int) -> None:
+        """Raises:
+        ConfigError: a corpus of ``count`` token ids has some that the model has not.
+        """
+        known = self.model.encoder.vocab
+        if count > known:
+            raise ConfigError(
+                f"the corpus has {count:,} token ids, and {self.name} only {known:,}; give one of a smaller vocabulary"
+            )
+
 
 def case(name: str, *, layers: int = 12, width: int = 256) -> Case:
     """The case of a family at a size, or of a published model by name.
 
     Raises:
-        ConfigError: an unknown name, or a width that heads of 64 do not divide.
+        ConfigError: an unknown name, a model that has no benchmark, or a width that heads of 64 do not divide.
     """
-    if width < 64 or width % 64:
-        raise ConfigError(f"a width of {width} does not divide into heads of 64; give a multiple of 64")
     if name in FAMILIES:
-        return FAMILIES[name](name, layers, width)
-    family = next((f for f in sorted(FAMILIES, key=len, reverse=True) if name.startswith(f)), None)
-    if name in models.SIZES and family is not None:
-        encoder = models.config(name).encoder
-        return FAMILIES[family](name, encoder.layers, encoder.width)
-    raise ConfigError(f"no benchmark of {name!r}{nearest(name, [*FAMILIES, *models.SIZES])}")
+        if width < 64 or width % 64:
+            raise ConfigError(f"a width of {width} does not divide into heads of 64; give a multiple of 64")
+        return _case(name, *FAMILIES[name](layers, width))
+    if name not in models.SIZES:
+        raise ConfigError(f"no benchmark of {name!r}{nearest(name, [*FAMILIES, *models.SIZES])}")
+    model = models.SIZES[name]
+    if model.encoder.causal:
+        raise ConfigError(f"{name} reads from left to right, which has no benchmark; choose from {', '.join(FAMILIES)}")
+    return _case(name, model, models.GENERATORS.get(name) or _teacher(name, model))
 
 
-def _bert(name: str, layers: int, width: int) -> Case:
-    return Case(name=name, model=bert(layers=layers, width=width))
+def _case(name: str, model: ModelConfig, second: ModelConfig | None = None) -> Case:
+    """Both networks without what ``transformers`` lacks, under the objective that they are made for."""
+    objective: ObjectiveSettings = MLMSettings()
+    if model.rtd is not None:
+        tables = isinstance(model.encoder.position, Disentangled)
+        objective = RTDSettings(sharing="tables") if tables else RTDSettings()
+    elif second is not None:
+        objective = DistillSettings(at="masked", masking=Masking())
+    elif model.mask_vector:
+        objective = PermutationSettings(targets=Targets(count=21), memory=0, reuse=0)
+    return Case(
+        name=name,
+        model=_comparable(model),
+        second=None if second is None else _comparable(second),
+        objective=objective,
+    )
 
 
-def _roberta(name: str, layers: int, width: int) -> Case:
-    return Case(name=name, model=roberta(layers=layers, width=width))
+def _comparable(config: ModelConfig) -> ModelConfig:
+    encoder = config.encoder
+    if isinstance(encoder.conv, SpanDynamic):
+        conv = replace(encoder.conv, mask_padding=False)
+        config = resized(config, conv=conv, heads=max(encoder.heads, 2))
+    if config.family == "albert":
+        config = replace(config, pooler=None, pair=False)
+    return replace(config, mask_decoder=0)
 
 
-def _albert(name: str, layers: int, width: int) -> Case:
-    model = albert(layers=layers, width=width, heads=width // 64)
-    return Case(name=name, model=replace(model, pooler=None, pair=False))
+def _teacher(name: str, student: ModelConfig) -> ModelConfig | None:
+    """Of DistilBERT and DistilRoBERTa: twice as deep."""
+    if not name.startswith("distil"):
+        return None
+    teacher = roberta if student.family == "roberta" else bert
+    encoder = student.encoder
+    made = teacher(layers=2 * encoder.layers, width=encoder.width, vocab=encoder.vocab)
+    return replace(made, pooler=None, pair=False)
 
 
-def _distilbert(name: str, layers: int, width: int) -> Case:
-    """A student of half the teacher's layers; logits compared at the masked places."""
+Networks = tuple[ModelConfig, ModelConfig | None]
+
+
+def _bert(layers: int, width: int) -> Networks:
+    return bert(layers=layers, width=width), None
+
+
+def _roberta(layers: int, width: int) -> Networks:
+    return roberta(layers=layers, width=width), None
+
+
+def _albert(layers: int, width: int) -> Networks:
+    return albert(layers=layers, width=width, heads=width // 64), None
+
+
+def _distilbert(layers: int, width: int) -> Networks:
+    """A student of half the teacher's layers."""
     teacher = replace(bert(layers=layers, width=width), pooler=None, pair=False)
-    objective = DistillSettings(at="masked", masking=Masking())
-    student = distilbert(layers=max(layers // 2, 1), width=width)
-    return Case(name=name, model=student, second=teacher, objective=objective)
+    return distilbert(layers=max(layers // 2, 1), width=width), teacher
 
 
-def _electra(name: str, layers: int, width: int) -> Case:
-    return _detection(name, electra, layers, width, fewest_heads=1)
-
-
-def _convbert(name: str, layers: int, width: int) -> Case:
-    return _detection(name, convbert, layers, width, fewest_heads=2)
-
-
-def _detection(name: str, family: Callable[..., ModelConfig], layers: int, width: int, *, fewest_heads: int) -> Case:
+def _detection(family: Callable[..., ModelConfig], layers: int, width: int) -> Networks:
     """A discriminator and a generator of 1/4 (small) or 1/3 (base) of its width, with tables of one width."""
     small = width < 768
     embed_width = min(width, 128) if small else width
     narrow = width // 4 if small else max(64, width // 3 // 64 * 64)
     model, second = (
         family(layers=layers, width=w, heads=heads, ff_width=4 * w, embed_width=embed_width, generator=generator)
-        for w, heads, generator in ((width, width // 64, False), (narrow, max(fewest_heads, narrow // 64), True))
+        for w, heads, generator in ((width, width // 64, False), (narrow, max(1, narrow // 64), True))
     )
-    return Case(name=name, model=model, second=second, objective=RTDSettings())
+    return model, second
 
 
-def _deberta_v1(name: str, layers: int, width: int) -> Case:
-    return Case(name=name, model=deberta(layers=layers, width=width, vocab=50265, position=V1, mask_decoder=False))
+def _deberta_v1(layers: int, width: int) -> Networks:
+    return deberta(layers=layers, width=width, vocab=50265, position=V1), None
 
 
-def _deberta_v2(name: str, layers: int, width: int) -> Case:
-    model = deberta(layers=layers, width=width, vocab=128100, position=V2, stem=True, mask_decoder=False)
-    return Case(name=name, model=model)
+def _deberta_v2(layers: int, width: int) -> Networks:
+    return deberta(layers=layers, width=width, vocab=128100, position=V2, stem=True), None
 
 
-def _deberta_v3(name: str, layers: int, width: int) -> Case:
+def _deberta_v3(layers: int, width: int) -> Networks:
     model = deberta(layers=layers, width=width, vocab=128100, position=V2, rtd=True)
-    second = deberta(layers=max(layers // 2, 1), width=width, vocab=128100, position=V2, mask_decoder=False)
-    return Case(name=name, model=model, second=second, objective=RTDSettings(sharing="tables"))
+    return model, deberta(layers=max(layers // 2, 1), width=width, vocab=128100, position=V2)
 
 
-def _xlnet(name: str, layers: int, width: int) -> Case:
-    objective = PermutationSettings(targets=Targets(count=21), memory=0, reuse=0)
-    return Case(name=name, model=xlnet(layers=layers, width=width), objective=objective)
+def _xlnet(layers: int, width: int) -> Networks:
+    return xlnet(layers=layers, width=width), None
 
 
-FAMILIES = {
+FAMILIES: dict[str, Callable[[int, int], Networks]] = {
     "bert": _bert,
     "roberta": _roberta,
     "albert": _albert,
     "distilbert": _distilbert,
-    "electra": _electra,
-    "convbert": _convbert,
+    "electra": partial(_detection, electra),
+    "convbert": partial(_detection, convbert),
     "deberta-v1": _deberta_v1,
     "deberta-v2": _deberta_v2,
     "deberta-v3": _deberta_v3,

@@ -52,6 +52,7 @@ def run(
     model = Model(case.model).initialize(0).eval()
     source = Corpus(corpus)
     tokenizer = Tokenizer.load(source.tokenizer_path)
+    case.check_ids(tokenizer.vocab_size)
     framed = paragraphs(source, tokenizer, texts, case.model.encoder.max_length or 512)
     players: dict[str, Callable[[], None]] = {"ours": lambda: _ours(model, tokenizer, framed, device)}
     failed: dict[str, str] = {}

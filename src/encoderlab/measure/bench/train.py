@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -108,9 +109,7 @@ def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict
     if gpu:
         result["busy"] = {name: sum(found.values()) / statistics.median(took[name]) for name, found in parts.items()}
     share = padded_share(rows)
-    work = operations(
-        Recipe(model=case.model, generator=case.second, objective=case.objective), setting.length, case.second
-    )
+    work = operations_per_token(case, rows, setting)
     result["padding"] = share
     result["peak_share"] = result["tokens_per_second"]["ours"] * work / result["peak"]
     rates = [rate for _, rate in peaks]  # each beside the steps of its turn
@@ -127,6 +126,16 @@ def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict
     if failed:
         result["failed"] = failed
     return result
+
+
+def operations_per_token(case: Case, rows: list[list[Row]], setting: Setting) -> float:
+    """Of training, as :func:`operations` counts them: tokens of a document attend to no other document of the row."""
+    recipe = Recipe(model=case.model, generator=case.second, objective=case.objective)
+    if not setting.documents:
+        return operations(recipe, setting.length, case.second)
+    lengths = Counter(int(n) for part in rows for row in part for n in np.unique(row.doc, return_counts=True)[1])
+    work = sum(count * n * operations(recipe, n, case.second) for n, count in lengths.items())
+    return work / sum(count * n for n, count in lengths.items())
 
 
 def warming(batches: int, *, first: bool, gpu: bool, compiled: bool) -> int:
@@ -159,13 +168,14 @@ def real_rows(case: Case, path: Path, setting: Setting) -> tuple[Vocabulary, lis
         raise ConfigError(f"{case.name} reads streams, not documents side by side; leave documents out")
     corpus = Corpus(path)
     tokenizer = Tokenizer.load(corpus.tokenizer_path)
-    special = tokenizer.special
+    case.check_ids(tokenizer.vocab_size)
+    special, size = tokenizer.special, case.model.encoder.vocab
     vocabulary = Vocabulary(
-        size=case.model.encoder.vocab,
+        size=size,
         pad=special.pad,
         mask=special.mask,
         special=tuple(special.all_special),
-        counts=np.ones(case.model.encoder.vocab),
+        counts=np.ones(size),
     )
     form: Format
     if setting.documents:

@@ -53,10 +53,11 @@ class Worker:
 
     def call(self, verb: str, *arguments: Any) -> Any:
         """Ask for ``verb`` and wait."""
-        self.pipe.send((verb, arguments))
         try:
+            self.pipe.send((verb, arguments))
             answer = self.pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
+            self.process.join(10)
             raise EncoderlabError(
                 f"a benchmark process ended with code {self.process.exitcode}; is there enough memory?"
             ) from None
@@ -91,16 +92,19 @@ def _serve(pipe: Connection, work: Work) -> None:
     try:
         player = CONTENDERS[work.contender](case, work.vocabulary, compile=work.compile)
         maker = player if isinstance(player, Ours) else Ours(case, work.vocabulary)
+        started = time.perf_counter()
         made = maker.batches(rows)
-        batches, sizes = [player.arranged(batch).to(device) for batch in made], [batch.num_tokens for batch in made]
+        arranged = [player.arranged(batch) for batch in made]
+        preparing = (time.perf_counter() - started) / len(rows)  # seconds per batch
+        batches, sizes = [batch.to(device) for batch in arranged], [batch.num_tokens for batch in made]
         if maker is not player:
             del maker
         network = player.objective if isinstance(player, Ours) else player.networks
         network.to(device)
         optimizer = torch.optim.AdamW(player.parameters, lr=LR, fused=True)
-    except EncoderlabError as error:
+    except Exception as error:
         pipe.recv()
-        pipe.send(error)
+        pipe.send(_failure(work, error))
         return
 
     def now() -> float:
@@ -168,7 +172,8 @@ def _serve(pipe: Connection, work: Work) -> None:
 
         if device.type == "cuda":
             once()  # whose memory is at hand again
-        return time_by_part(once, case, device)
+        parts = time_by_part(once, case, device)
+        return parts if device.type == "cuda" else parts | {"data": preparing}  # a GPU does not wait for it
 
     verbs: dict[str, Callable[..., Any]] = {
         "steps": steps,
@@ -181,11 +186,15 @@ def _serve(pipe: Connection, work: Work) -> None:
         verb, arguments = message
         try:
             pipe.send(verbs[verb](*arguments))
-        except EncoderlabError as error:
-            pipe.send(error)
         except Exception as error:
-            reason = " ".join(str(error).split())[:300]
-            pipe.send(EncoderlabError(f"{work.contender} failed: {type(error).__name__}: {reason}"))
+            pipe.send(_failure(work, error))
+
+
+def _failure(work: Work, error: Exception) -> EncoderlabError:
+    if isinstance(error, EncoderlabError):
+        return error
+    reason = " ".join(str(error).split())[:300]
+    return EncoderlabError(f"{work.contender} failed: {type(error).__name__}: {reason}")
 
 
 def rows_tokens(rows: list[list[Row]]) -> int:
