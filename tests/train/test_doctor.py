@@ -490,6 +490,20 @@ def test_a_loader_that_starves_the_device() -> None:
     assert [finding.name for finding in diagnose(evidence(waiting=0.4))] == [SLOW]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "remedy"),
+    [
+        ({}, "rows.kind=packed_documents"),
+        ({"packing": "fixed"}, "set packing=packed"),
+        ({"packing": "dynamic"}, "set packing=packed"),
+        ({"packing": "packed"}, "raise row_length"),
+    ],
+)
+def test_padding_is_cured_by_a_field_that_the_recipe_has(recipe, remedy):
+    (found,) = diagnose(evidence(padding=0.6, recipe=RECIPE | recipe))
+    assert remedy in found.remedy
+
+
 def test_errors_come_first() -> None:
     found = diagnose(evidence(lambda s: 8.95, padding=0.6))
     assert [finding.level for finding in found] == ["error", "warning"]

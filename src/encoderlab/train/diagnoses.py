@@ -363,15 +363,12 @@ def comparable(e: Evidence, step: int, recorded: int) -> bool:
 
 def padding(e: Evidence) -> Finding | None:
     shares = e.numbers("padding")
-    if shares and float(np.mean(shares)) > 0.4:
-        return Finding(
-            "padding",
-            "warning",
-            f"{float(np.mean(shares)):.0%} of what is computed is padding",
-            "pack documents (rows.kind=packed_documents, which has no sentence pairs), or shorten the rows "
-            "(phases.0.length)",
-        )
-    return None
+    if not shares or float(np.mean(shares)) <= 0.4:
+        return None
+    pretraining = "pack documents (rows.kind=packed_documents, which has no sentence pairs), or shorten the rows "
+    remedies = {None: f"{pretraining}(phases.0.length)", "packed": "raise row_length"}
+    remedy = remedies.get(e.recipe.get("packing"), "set packing=packed")  # a field of fine-tuning alone
+    return Finding("padding", "warning", f"{float(np.mean(shares)):.0%} of what is computed is padding", remedy)
 
 
 def starved(e: Evidence) -> Finding | None:
