@@ -34,6 +34,7 @@ def test_recipes_are_those_of_the_papers():
     small, large = electra.recipe_for(task("rte"), start), electra.recipe_for(task("rte"), model(width=1024))
     assert (small.optim.lr, small.epochs, small.optim.layer_decay.decay) == (3e-4, 10.0, 0.8)
     assert (large.optim.lr, large.optim.layer_decay.decay, large.form.swap) == (5e-5, 0.9, True)
+    assert electra.recipe_for(task("conll2003"), start).form.max_length == 256
     assert PROTOCOLS["deberta"].recipe_for(task("cola"), start).head_dropout == 0.1
     clue = PROTOCOLS["clue"]
     assert clue.recipe_for(task("cmrc2018"), start).form.max_length == 512

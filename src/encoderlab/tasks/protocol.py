@@ -112,6 +112,7 @@ _ELECTRA_TASKS: dict[str, Mapping[str, Any]] = {
     "rte": {"epochs": 10.0},
     "stsb": {"epochs": 10.0},
     "form:span": {"epochs": 2.0, "form.max_length": 512},
+    "form:tagging": {"form.max_length": 256},
 }
 
 
