@@ -135,6 +135,13 @@ def test_every_mask_has_candidates_of_its_own(tokenizer: Tokenizer) -> None:
     assert all(first.token != second.token and first.score >= second.score for first, second in found)
 
 
+def test_rows_of_the_word_table_without_a_token_are_no_candidates(tokenizer: Tokenizer) -> None:
+    model = build("bert-tiny", **TINY | {"encoder.vocab": tokenizer.vocab_size + 5})
+    model.tokenizer = tokenizer
+    (guesses,) = model.fill_mask("The [MASK] flows.", top=tokenizer.vocab_size + 5)
+    assert sorted(guess.token for guess in guesses) == list(range(tokenizer.vocab_size))
+
+
 @pytest.mark.parametrize("place", [0, 60, 119])
 def test_a_mask_beyond_the_longest_row_is_found(
     place: int, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -215,7 +215,8 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
     at = torch.as_tensor(places, device=batch.ids.device)
     with evaluating(model):
         probabilities = _token_probabilities(model, batch, at)
-    scores, tokens = probabilities.topk(min(top, probabilities.shape[1]))
+    known = probabilities[:, : tokenizer.vocab_size]  # a word table may have more rows, to be a round number
+    scores, tokens = known.topk(min(top, known.shape[1]))
     guesses = []
     for place, row_scores, row_tokens in zip(places, scores.tolist(), tokens.tolist(), strict=True):
         found = []

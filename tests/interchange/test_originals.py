@@ -224,6 +224,9 @@ def test_nothing_known(tmp_path: Path) -> None:
         read(tmp_path / "nowhere")
     with pytest.raises(DataError, match="no model that is known"):
         read(tmp_path)
+    make(CONFIGS["bert"]).save(tmp_path / "ours")
+    with pytest.raises(DataError, match="no model that is known; folders of encoderlab"):
+        read(tmp_path / "ours/model.safetensors")
 
 
 def test_gpt2_vocabulary_of_another_model(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def kind_of(path: Path) -> Source | None:
         and "model_type" in huggingface.read_json(path / "config.json")
     ):
         return "hf"
-    if any((folder / name).exists() for name in ("config.json", "model_config.json")):
+    if path.suffix != ".safetensors" and any((folder / name).exists() for name in ("config.json", "model_config.json")):
         return "deberta"
     return None
 
