@@ -43,6 +43,17 @@ def test_another_recipe_is_refused_and_the_difference_named(tmp_path: Path) -> N
     run(tmp_path, replace(RECIPE, execution=Execution(micro_rows=2)))
 
 
+def test_a_lost_recipe_is_found_in_a_checkpoint(tmp_path: Path) -> None:
+    run(tmp_path)
+    recipe, metrics = tmp_path / "recipe.json", (tmp_path / "metrics.jsonl").read_bytes()
+    recipe.unlink()
+    with pytest.raises(ConfigError, match=r"recipe.json: is missing; every folder in .*checkpoints holds a copy"):
+        run(tmp_path)
+    recipe.write_bytes((tmp_path / "checkpoints" / "latest" / "recipe.json").read_bytes())
+    run(tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
+
+
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match="is not empty and holds no run .found 'thesis.tex'"):

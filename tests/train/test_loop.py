@@ -247,6 +247,16 @@ def test_out_of_memory_names_the_rows_that_fit_and_they_give_the_same_result(tmp
     assert metrics(tmp_path)[-1]["loss"] == pytest.approx(metrics(tmp_path / "roomy")[-1]["loss"], rel=1e-5)
 
 
+def test_a_number_is_not_cut_from_a_lack_of_memory(tmp_path: Path) -> None:
+    class Refused(Toy):
+        def forward(self, batch: Any, *, noise: Any = None, memory: Any = None) -> Any:
+            place = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator:"
+            raise RuntimeError(f"{place} can't allocate memory: you tried to allocate 402653184 bytes. {'x ' * 99}")
+
+    with pytest.raises(OutOfMemory, match=r"allocate 402653184 bytes\..* \.\.\.\); not even one row"):
+        train(Refused(), RECIPE, toy_data(), tmp_path)
+
+
 def test_out_of_memory_with_one_row(tmp_path: Path) -> None:
     class Tight(Greedy):
         rows = 0

@@ -7,6 +7,7 @@ scale of its loss is kept on the host and takes one look at the norm per update.
 from __future__ import annotations
 
 import gc
+import textwrap
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -172,7 +173,8 @@ class Engine:
         else:
             remedy = "not even one row fits: use shorter rows or a smaller model"
         length, device = batch.ids.shape[1], self.world.device
-        raise OutOfMemory(f"out of memory with rows of {length} tokens on {device} ({failure[:120]}); {remedy}")
+        failure = textwrap.shorten(failure, 200, placeholder=" ...")  # between words: half a number would mislead
+        raise OutOfMemory(f"out of memory with rows of {length} tokens on {device} ({failure}); {remedy}")
 
     def weights(self) -> dict[str, Tensor]:
         """The objective's tensors, whole, copied to CPU memory of the first process; all processes must call it."""

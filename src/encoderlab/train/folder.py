@@ -82,6 +82,11 @@ class RunFolder:
                     f"{self.path}: holds a run of another recipe ({'; '.join(differences[:5])}); "
                     "choose another output folder, or give the same settings to resume"
                 )
+        elif any((self.path / "checkpoints").glob(f"step-*/{RECIPE}")):
+            raise ConfigError(
+                f"{known}: is missing; every folder in {self.path / 'checkpoints'} holds a copy: put one there to "
+                "resume, or choose another output folder"
+            )
         elif strangers := sorted(entry.name for entry in self.path.iterdir() if entry.name != LOCK):
             raise ConfigError(
                 f"{self.path}: is not empty and holds no run (found {strangers[0]!r}); choose another output folder"
