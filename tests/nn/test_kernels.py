@@ -462,6 +462,23 @@ def test_compiles_without_graph_breaks():
         torch.testing.assert_close(one, two)
 
 
+@compiled
+def test_the_loss_compiles_without_graph_breaks():
+    labels = torch.randint(50, (21,), generator=torch.Generator().manual_seed(0))
+
+    def loss(x: Tensor, weight: Tensor) -> Tensor:
+        return kernels.linear_cross_entropy((x * 2).flatten(0, 1), weight, None, labels)[0]
+
+    results = []
+    for function in (loss, torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")):
+        leaves = [normal(3, 7, 24).requires_grad_(), normal(50, 24, seed=1).requires_grad_()]
+        out = function(*leaves)
+        out.backward()
+        results.append([out.detach(), *(leaf.grad for leaf in leaves)])
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two)
+
+
 def test_double_precision_runs_the_plain_twins():
     x = normal(4, 3, 8).double()
     assert torch.equal(kernels.dropout(x, 0.1, KEYS, 0), plain.dropout(x, 0.1, KEYS, 0))

@@ -195,7 +195,8 @@ def linear_cross_entropy_function(linear_cross_entropy: Callable[..., tuple[Tens
         def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
             dx, dweight, dbias = ctx.saved_tensors
             scaled = None if ctx.bias_dtype is None else (dbias * grad).to(ctx.bias_dtype)
-            if torch._C._autograd._get_current_graph_task_keep_graph():  # they may be asked for again
+            traced = torch.compiler.is_compiling()
+            if traced or torch._C._autograd._get_current_graph_task_keep_graph():  # they may be asked for again
                 return dx * grad.to(dx.dtype), dweight * grad.to(dx.dtype), scaled, None, None
             return dx.mul_(grad), dweight.mul_(grad), scaled, None, None
 
