@@ -350,6 +350,15 @@ def test_texts_that_were_cut_are_counted(tmp_path, capsys):
     assert "longer" not in answer(capsys, "predict", folder, "red")[1]
 
 
+def test_a_tab_is_between_two_texts_only_where_the_model_takes_two(tmp_path, capsys):
+    path = tmp_path / "a.txt"
+    path.write_text("red\tcat\n\nblue\n")
+    one, two = (saved(ready("single")[0], tmp_path / str(pairs), pairs=pairs) for pairs in (False, True))
+    found, _ = answer(capsys, "predict", one, path)
+    assert [prediction["id"] for prediction in found["predictions"]] == ["1", "2", "3"]
+    assert "2 of 3 examples have no second text (the first: 2)" in messages(capsys, 3, "predict", two, path)
+
+
 def test_what_unicode_takes_for_the_end_of_a_line_ends_none(tmp_path, capsys):
     task = replace(ready("single")[0], layouts=(Columns(text="text", id="id"),))
     folder, path = saved(task, tmp_path / "model"), tmp_path / "a.jsonl"

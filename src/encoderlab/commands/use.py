@@ -369,7 +369,7 @@ def _predict_file(
     from encoderlab.tasks.predict import predict_file
     from encoderlab.tasks.use import unlabelled_task_of_file
 
-    task = unlabelled_task_of_file(path, predictor.form.task, text, pair, note)
+    task = unlabelled_task_of_file(path, predictor, text, pair, note)
     remarks, done = Remarks(path), 0
     with tempfile.TemporaryDirectory() as folder:
         target = out or Path(folder) / "predictions.jsonl"

@@ -56,8 +56,10 @@ class Classify(Form):
         first = self.tokenizer.encode_batch([e.text for e in examples if isinstance(e, Text)])
         pairs = [e.pair for e in examples if isinstance(e, Text) and e.pair is not None]
         if pairs and len(pairs) < len(examples):
+            alone = next(e.id for e in examples if isinstance(e, Text) and e.pair is None)
             raise DataError(
-                f"{len(examples) - len(pairs)} of {len(examples)} examples have no second text; give all or none"
+                f"{len(examples) - len(pairs)} of {len(examples)} examples have no second text (the first: {alone}); "
+                f"give all or none"
             )
         if self.settings.pairs is not None and self.settings.pairs != bool(pairs) and examples:
             learned, given = ("two texts", "one") if self.settings.pairs else ("one text", "two")

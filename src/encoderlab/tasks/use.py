@@ -138,8 +138,9 @@ def task_of_file(path: Path, own: Task, given: Given, say: Say) -> Task:
     return replace(own, name=task.name, layouts=task.layouts)
 
 
-def unlabelled_task_of_file(path: Path, own: Task, text: str | None, pair: str | None, say: Say) -> Task:
+def unlabelled_task_of_file(path: Path, predictor: Predictor, text: str | None, pair: str | None, say: Say) -> Task:
     """The same for a file to predict: every row is read, whatever its label is; plain text has one text per line."""
+    own = predictor.form.task
     tagged = own.form == "tagging"
     plain = suffix(path) == ".txt" and (tagged or own.form in ("classification", "regression")) and text is None
     named = [layout for layout in own.layouts if not isinstance(layout, Conll)]
@@ -149,7 +150,8 @@ def unlabelled_task_of_file(path: Path, own: Task, text: str | None, pair: str |
         and not (tagged and is_word_per_line(path, own.labels or ()))
     ):
         say(f"{path.name}: {own.form}, one text per line")
-        task = replace(own, layouts=(OneTextPerLine(tagged=tagged),))
+        pairs = predictor.form.settings.pairs is not False
+        task = replace(own, layouts=(OneTextPerLine(tagged=tagged, pairs=pairs),))
     else:
         task = task_of_file(path, own, Given(form=own.form, text=text, pair=pair), say)
     unread: dict[Any, dict[str, None]] = {
@@ -179,19 +181,22 @@ def _fits(layout: Any, path: Path, names: tuple[str, ...]) -> bool:
 
 @dataclass(frozen=True)
 class OneTextPerLine:
-    """The layout of a plain text file to predict: every line is a text, to be ``tagged`` word by word, or one or two
-    texts with a tab between.
+    """The layout of a plain text file to predict: every line is a text, to be ``tagged`` word by word, or one or, if
+    there may be ``pairs``, two texts with a tab between.
     """
 
     tagged: bool = False
+    pairs: bool = True
 
     def matches(self, columns: Any) -> bool:
         return True
 
     def read(self, path: Path, remarks: Any) -> Iterator[Example]:
         for row, line in lines(path):
-            if not self.tagged:
+            if not self.tagged and self.pairs:
                 yield _text(str(row), line.replace("\t", " [SEP] ", 1))
+            elif not self.tagged:
+                yield Text(id=str(row), text=line.strip())
             elif words := _words(line):
                 yield Words(id=str(row), words=words, document=row, row=row)
             else:
