@@ -257,6 +257,21 @@ def test_another_teacher_on_resuming_is_refused(corpus: Path, tmp_path: Path) ->
         pretrain(made, corpus, tmp_path / "student")
 
 
+def test_a_flipped_byte_in_a_shard_is_named_and_nothing_is_lost(corpus: Path, tmp_path: Path) -> None:
+    own, made = tmp_path / "corpus", short("bert-tiny")
+    shutil.copytree(corpus, own)
+    with pytest.raises(Stopped):
+        pretrain(made, own, tmp_path / "run", session=Budget(amount=2))
+    shard = next((own / "train").glob("*.safetensors"))
+    whole = shard.read_bytes()
+    middle = len(whole) // 2
+    shard.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    with pytest.raises(DataError, match=rf"{shard.name}: sha256 .*changed or damaged"):
+        pretrain(made, own, tmp_path / "run")
+    shard.write_bytes(whole)
+    assert pretrain(made, own, tmp_path / "run").step == made.budget.amount
+
+
 def test_streams_are_validated_in_pairs(tmp_path: Path) -> None:
     """Twelve rows do not fit the validation split; half of six would be no pairs."""
     made = build(tmp_path, language(70))

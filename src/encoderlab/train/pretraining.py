@@ -18,7 +18,7 @@ from encoderlab.batches.loader import Format, Loader
 from encoderlab.batches.pack import ElectraSegments, Framing, Row, SegmentPairs, SentencePairs
 from encoderlab.batches.streams import ContiguousStreams, StreamFormat, XLNetStreams
 from encoderlab.config import from_dict, read_file
-from encoderlab.corpus.shards import MANIFEST, Corpus, file_hash
+from encoderlab.corpus.shards import MANIFEST, Corpus, file_hash, verify
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import folder as folders
@@ -80,13 +80,14 @@ def pretrain(
 
     Raises:
         ConfigError: the recipe makes no sense, or does not fit corpus or folder; found before any work.
-        DataError: the corpus is damaged or too small.
+        DataError: the corpus is too small, or a file of it has changed; all are hashed, about a second per GB.
     """
     check(recipe)
     text = Corpus(corpus)
     tokenizer = Tokenizer.load(text.tokenizer_path)
     resumed = any((out / "checkpoints").glob("step-*"))  # it holds all weights, so init_from may be gone by now
     recipe = fit(recipe, tokenizer, resumed=out if resumed else None)
+    join(recipe.execution.device).agree(lambda: _verified(corpus))
     objective = build_objective(recipe, tokenizer, text, resumed=resumed)
     teacher = objective.teacher.config if isinstance(objective, Distill) else None
     data = corpus_data(recipe, objective, corpus, tokenizer)
@@ -98,6 +99,12 @@ def pretrain(
             load_weights(objective, outcome.checkpoint)
         save_models(objective, tokenizer, out)
     return outcome
+
+
+def _verified(corpus: Path) -> float:
+    """Once in a session, on one process: a changed token would be trained on, and nothing would show it."""
+    verify(corpus)
+    return 0.0
 
 
 def save_models(objective: Objective, tokenizer: Tokenizer, out: Path) -> None:
