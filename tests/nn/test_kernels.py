@@ -281,6 +281,12 @@ def test_attend_is_finite_at_extremes(module, dtype):
         assert x.grad.isfinite().all() and (x.grad[0] == 0).all()
 
 
+@pytest.mark.parametrize("queries", [0, 4])
+def test_attend_to_no_keys_gives_zeros(queries):
+    q, none = normal(2, 3, queries, 8), normal(2, 3, 0, 8)
+    assert torch.equal(kernels.attend(q, none, none, scale=1.0), torch.zeros(2, 3, queries, 8))
+
+
 @compiled
 @pytest.mark.parametrize("dtype", FLOAT)
 @pytest.mark.parametrize("packed", [False, True])

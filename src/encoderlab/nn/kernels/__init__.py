@@ -33,8 +33,8 @@ __all__ = [
 
 def _kernels(x: Tensor, *others: Tensor | None) -> Any:
     """The package whose kernels take these tensors, or None."""
-    same = all(other is None or other.dtype == x.dtype for other in others)
-    if not same or x.numel() == 0 or torch.compiler.is_exporting():
+    fit = all(other is None or (other.dtype == x.dtype and other.numel() > 0) for other in others)
+    if not fit or x.numel() == 0 or torch.compiler.is_exporting():
         return None
     if x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16) and build.available():
         return cpu
