@@ -483,6 +483,8 @@ def test_bad_json(tmp_path):
         load(SENTENCES, write(tmp_path / "train.jsonl", '{"text": "a", "label": "pos"}\n{"text": \n'))
     with pytest.raises(DataError, match=r"train.jsonl:1: int, expected an object"):
         list(Columns(text="text").read(write(tmp_path / "train.jsonl", "5\n6\n"), Remarks(tmp_path)))
+    with pytest.raises(DataError, match=r"train.json: no field 'paragraphs'; expected Questions about passages"):
+        load(task("squad1"), write(tmp_path / "train.json", '{"data": [{"text": "a"}]}'))
 
 
 def test_labels_out_of_range(tmp_path):

@@ -55,7 +55,8 @@ def examples(layout: Layout, path: Path, remarks: Remarks) -> Iterator[Example]:
         yield from layout.read(path, remarks)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         found = f"no field {error}" if isinstance(error, KeyError) else f"a field of another kind ({error})"
-        raise DataError(f"{path}:{remarks.row}: {found}; expected {_form(layout)}") from error
+        place = f"{path}:{remarks.row}" if remarks.row else str(path)  # in what comes before the first row
+        raise DataError(f"{place}: {found}; expected {_form(layout)}") from error
 
 
 def _form(layout: Layout) -> str:
