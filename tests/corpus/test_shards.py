@@ -178,6 +178,49 @@ def test_a_wrong_manifest(tmp_path, change, message):
         Corpus(tmp_path)
 
 
+@pytest.mark.parametrize("value", [None, -1, 1.5, "x", [], {}, True, 10**30])
+def test_any_entry_of_a_manifest_that_makes_no_sense_is_named(tmp_path, value):
+    write_corpus(tmp_path, {"train": make([5, 40]), "validation": make([3])}, 1000)
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
+    shard = manifest["splits"]["validation"]["shards"][0]
+    places = [(manifest, name) for name in ("vocab_size", "splits", "counts")]
+    places += [(manifest["splits"], "validation"), (manifest["splits"]["validation"], "shards")]
+    places += [(shard, name) for name in ("file", "size", "sha256", "documents", "tokens")]
+    for entries, name in places:
+        kept, entries[name] = entries[name], value
+        (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+        with pytest.raises(DataError, match=rf"{name}|manifest.json|cannot be read|sha256|no split|damaged|expected"):
+            verify(tmp_path)
+            Corpus(tmp_path, "validation").document(0)
+        entries[name] = kept
+
+
+def test_tables_and_ids_that_lead_nowhere_are_named(tmp_path):
+    """Without the hashes, which are compared by ``verify``: what would else be an error of numpy or of the model."""
+    corpus = write_corpus(tmp_path, {"train": make([5, 40, 7])}, 1000)
+    path = tmp_path / "train" / "shard-00000.safetensors"
+    whole = map_tensors(path)
+
+    def read(**changes):
+        write_tensors(path, {name: np.array(changes.get(name, whole[name])) for name in whole})
+        corpus = Corpus(tmp_path)
+        everything = np.arange(3), np.zeros(3, np.int64), np.array([corpus.document_length(i) for i in range(3)])
+        return [corpus.document(i) for i in range(3)], corpus.gather(*everything)
+
+    read()
+    ids = whole["ids"].copy()
+    ids[3] = 1000
+    for changes in (
+        {"documents": np.array([0, 2**63 + 5, 45, 52], np.uint64)},
+        {"documents": np.array([0, 50, 45, 52], np.uint64)},
+        {"documents": np.array([1, 5, 45, 52], np.uint64)},
+        {"ids": ids},
+    ):
+        with pytest.raises(DataError, match="shard-00000.safetensors: damaged"):
+            read(**changes)
+    assert corpus.num_documents == 3
+
+
 def test_wrong_split_and_counts(tmp_path):
     corpus = write_corpus(tmp_path, {"train": make([5])}, 1000)
     with pytest.raises(DataError, match="no split 'test' in this corpus; it has train"):

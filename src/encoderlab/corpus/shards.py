@@ -80,6 +80,11 @@ class Corpus:
         starts = np.cumsum([0] + [file["documents"] for file in self._files])
         self._starts: list[int] = starts.tolist()
         self._tokens: list[int] = np.cumsum([0] + [file["tokens"] for file in self._files]).tolist()
+        if (self._starts[-1], self._tokens[-1]) != (self.num_documents, self.num_tokens):
+            raise DataError(
+                f"{self.path / MANIFEST}: {split} has {self.num_documents:,} documents and {self.num_tokens:,} tokens, "
+                f"its shards {self._starts[-1]:,} and {self._tokens[-1]:,}; build the corpus again"
+            )
         self._shards: list[Shard | None] = [None] * len(self._files)
 
     def __len__(self) -> int:
@@ -115,14 +120,19 @@ class Corpus:
             inside = np.arange(lengths[own].sum()) - np.repeat(np.cumsum(lengths[own]) - lengths[own], lengths[own])
             source = np.repeat(begin, lengths[own]) + inside
             target = np.repeat((ends - lengths)[own], lengths[own]) + inside
-            ids[target] = shard.ids[source]
+            if len(source) and not 0 <= source.min() <= source.max() < len(shard.ids):
+                raise shard.damaged()
+            ids[target] = found = shard.ids[source]
+            if len(found) and found.max() >= self.vocab_size:
+                raise shard.damaged()
             words[target] = (shard.words[source >> 3] >> (source & 7).astype(np.uint8)) & 1
         return ids, words
 
     def document_length(self, i: int) -> int:
         """Tokens of document ``i``, without touching them."""
         shard, place = self._locate(i)
-        return int(shard.documents[place + 1] - shard.documents[place])
+        first, end = shard.bounds(place)
+        return end - first
 
     def document_start(self, i: int) -> int:
         """How many tokens the documents before ``i`` have together."""
@@ -134,8 +144,8 @@ class Corpus:
         path = self.path / COUNTS
         try:
             counts = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{path}: cannot be read ({error}); build the corpus again") from None
+        except Exception as error:  # numpy reads the header with Python's own parser, which has errors of its own
+            raise DataError(f"{path}: cannot be read ({str(error)[:80]}); build the corpus again") from None
         if counts.shape != (self.vocab_size,):
             raise DataError(f"{path}: shape {counts.shape}, expected ({self.vocab_size},); build the corpus again")
         return counts
@@ -148,6 +158,8 @@ class Corpus:
         if shard is None:
             file = self._files[number]
             shard = Shard(self.path / file["file"], file["size"])
+            if len(shard.documents) - 1 != file["documents"]:
+                raise shard.damaged()
             self._shards[number] = shard
         return shard, i - self._starts[number]
 
@@ -167,16 +179,31 @@ class Shard:
             self.sentences, self.words = tensors["sentences"], tensors["words"]
         except KeyError as error:
             raise DataError(f"{path}: holds no tensor {error}: no token shard; build it again") from None
+        bits = (len(self.ids) + 7) // 8
+        ends = len(self.documents) and int(self.documents[0]) == 0 and int(self.documents[-1]) == len(self.ids)
+        if not ends or (len(self.bytes), len(self.sentences), len(self.words)) != (len(self.documents), bits, bits):
+            raise self.damaged()
 
     def document(self, i: int, start: int = 0, stop: int | None = None) -> Document:
-        first, end = int(self.documents[i]), int(self.documents[i + 1])
+        first, end = self.bounds(i)
         start, end = first + start, end if stop is None else min(first + stop, end)
         return Document(
             self.ids[start:end],
             np.flatnonzero(read_bits(self.sentences, start, end)),
             read_bits(self.words, start, end).view(bool),
-            int(self.bytes[i + 1] - self.bytes[i]),
+            int(self.bytes[i + 1]) - int(self.bytes[i]),
         )
+
+    def bounds(self, i: int) -> tuple[int, int]:
+        """Where document ``i`` starts among the tokens, and where it ends."""
+        first, end = int(self.documents[i]), int(self.documents[i + 1])
+        if not first <= end <= len(self.ids):
+            raise self.damaged()
+        return first, end
+
+    def damaged(self) -> DataError:
+        """For a table that leads out of the file, or an id out of the vocabulary; :func:`verify` finds all damage."""
+        return DataError(f"{self.path}: damaged; delete the corpus and build it again")
 
 
 def read_bits(packed: np.ndarray, start: int, end: int) -> np.ndarray:
@@ -397,7 +424,35 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DataError(f"{path}: not the manifest of a corpus; make one with: encoderlab corpus build")
     if manifest.get("version") != VERSION:
         raise DataError(f"{path}: format version {manifest.get('version')}, expected {VERSION}; build the corpus again")
+    splits = manifest.get("splits")
+    shape = {
+        "vocab_size": int,
+        "counts": _FILE,
+        "splits": dict.fromkeys(splits if isinstance(splits, dict) else (), _SPLIT),
+    }
+    if problem := _misfit(manifest, shape, "the manifest"):
+        raise DataError(f"{path}: damaged: {problem}; build the corpus again")
     return manifest
+
+
+_NUMBERS = dict.fromkeys(("documents", "sentences", "words", "tokens", "bytes"), int)
+_FILE = {"file": str, "sha256": str}
+_SPLIT = {**_NUMBERS, "shards": [{**_NUMBERS, **_FILE, "size": int}]}
+
+
+def _misfit(value: Any, shape: Any, name: str) -> str | None:
+    """What of ``value`` is not as ``shape`` has it: a type, a list of one shape, or the shapes of some entries."""
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return f"{name} {str(value)[:40]!r}, expected an object"
+        return next(filter(None, (_misfit(value.get(key), inner, key) for key, inner in shape.items())), None)
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            return f"{name} {str(value)[:40]!r}, expected a list"
+        return next(filter(None, (_misfit(item, shape[0], name) for item in value)), None)
+    if type(value) is not shape or (shape is int and not 0 <= value < 2**63):
+        return f"{name} {str(value)[:40]!r}, expected {'a count' if shape is int else 'text'}"
+    return None
 
 
 def verify(folder: str | os.PathLike) -> None:
@@ -411,6 +466,8 @@ def verify(folder: str | os.PathLike) -> None:
     files = [manifest["counts"], *((manifest.get("tokenizer") or {}).get("files") or [])]
     files += [shard for split in manifest["splits"].values() for shard in split["shards"]]
     for record in files:
+        if problem := _misfit(record, _FILE, "a file"):
+            raise DataError(f"{folder / MANIFEST}: damaged: {problem}; build the corpus again")
         path = folder / record["file"]
         try:
             actual = file_hash(path)
