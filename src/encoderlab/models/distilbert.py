@@ -1,7 +1,8 @@
 """DistilBERT and DistilRoBERTa (Sanh et al., 2019).
 
 Differs from BERT (or RoBERTa): six layers taken from the teacher's twelve, no segment table, no pooler, no next
-sentence prediction. The fine-tuning head is dense, ReLU, dropout 0.2, affine on [CLS].
+sentence prediction. The fine-tuning head is dense, ReLU, dropout 0.2, affine on [CLS]; that for answers begins
+with dropout 0.1.
 """
 
 from __future__ import annotations
