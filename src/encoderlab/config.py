@@ -142,7 +142,7 @@ def read_file(path: Path) -> dict[str, Any]:
     """
     kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors of Windows put a mark before the text
         data = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give an existing .yaml or .json file") from None
@@ -151,7 +151,8 @@ def read_file(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: not valid {kind}{_problem(error)}; correct it") from None
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: holds {type(data).__name__}, expected a mapping of keys to values")
+        held = "nothing" if data is None else type(data).__name__
+        raise ConfigError(f"{path}: holds {held}, expected a mapping of keys to values")
     return data
 
 
