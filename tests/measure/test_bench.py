@@ -28,6 +28,7 @@ from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.objectives.rtd import RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
+from encoderlab.train.precision import WideProducts
 
 VOCAB = 60
 VOCABULARY = Vocabulary(size=VOCAB, pad=0, mask=4, special=(0, 1, 2, 3, 4), counts=np.ones(VOCAB))
@@ -171,6 +172,18 @@ def test_products_of_a_model_beside_a_narrower_one(inner: int, outer: int, part:
     """The generator's feed-forward width is the discriminator's width."""
     x, weight = torch.ones(64, inner), torch.ones(inner, outer)
     assert part in time_by_part(lambda: x @ weight, tiny("electra"), torch.device("cpu"))
+
+
+def test_products_that_are_computed_in_float32_count_as_products() -> None:
+    x, weight = torch.ones(512, 128).bfloat16(), torch.ones(128, 512).bfloat16()
+
+    def step() -> None:
+        with WideProducts():
+            x @ weight
+
+    step()
+    found = time_by_part(step, tiny("bert"), torch.device("cpu"))
+    assert max(found, key=lambda part: found[part]) == "feed-forward"
 
 
 def test_on_a_gpu_every_turn_begins_warm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ PARTS: list[tuple[str, tuple[str, ...]]] = [  # the first part with a fragment o
     ("copies and sums", ("copy", "cat", "add", "sum", "mul", "fill", "zero", "clone", "contiguous", "gather", "where")),
 ]
 
+DISPATCH = "PythonDispatchMode"  # inside an operator that encoderlab.train.precision computes in its stead
+
 
 def time_by_part(step: Callable[[], Any], case: Case, device: torch.device) -> dict[str, float]:
     """Seconds of one step by part: of the processor's operators, or on a GPU of its kernels, so that what it waits for
@@ -42,7 +44,10 @@ def _operators_by_part(events: Iterable[Any], case: Case) -> dict[str, float]:
     seconds: dict[str, float] = {}
     for event in events:
         if event.self_cpu_time_total > 0:
-            part = _part(event.name, event.input_shapes, case)
+            owner = event
+            while owner.name == DISPATCH and owner.cpu_parent is not None:
+                owner = owner.cpu_parent
+            part = _part(owner.name, owner.input_shapes, case)
             seconds[part] = seconds.get(part, 0.0) + event.self_cpu_time_total / 1e6
     return seconds
 
