@@ -526,8 +526,9 @@ def test_offsets_point_into_the_text(trained: dict[str, Tokenizer]) -> None:
         assert len(encoding) == len(encoding.ids) == len(encoding.offsets) == len(encoding.word_starts)
         pieces = "".join(text[first:last].strip() for first, last in encoding.offsets)
         assert pieces == text.replace(" ", ""), name
-        tokens = tokenizer.encode_corpus([text])
-        assert not any(text[start].isspace() for start in tokens.starts)
+        for spaced in (text, text.replace(" ", "\u3000"), text.replace(" ", "\u2003")):
+            tokens = tokenizer.encode_corpus([spaced])
+            assert not any(spaced[start].isspace() for start in tokens.starts), name
 
 
 # Word starts.

@@ -37,7 +37,7 @@ _PATTERNS = {"``": False, "''": False, "^ | $": False, " {2,}": True, "^ +| +$| 
     r"[\x00-\x08\x0B\x0E-\x1F\x7F-\x84\x86-\x9F]": False,
     r"[\s\x85\u1680\u200B-\u200F\u2028\u2029\u2581\uFEFF\uFFFD]+": True,
 }
-_IS_SPACE = np.array([chr(code).isspace() for code in range(0x3001)])
+_IS_SPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # U+3000 is the last space
 
 
 class Tokens(NamedTuple):
@@ -226,7 +226,7 @@ def _insert(tokens: Tokens, places: np.ndarray, others: Tokens) -> Tokens:
 def _skip_space(text: str, starts: np.ndarray) -> np.ndarray:
     """The first character that is not white space from each of ``starts`` on; the end of the text if there is none."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    solid = np.flatnonzero(~_IS_SPACE[np.minimum(codes, 0x2FFF)])  # U+2FFF is no space
+    solid = np.flatnonzero(~_IS_SPACE[np.minimum(codes, 0x3001)])
     solid = np.append(solid, len(text))
     return solid[np.searchsorted(solid, starts)]
 
