@@ -67,6 +67,7 @@ def test_wide_products_are_rounded_once(dtype: torch.dtype) -> None:
         "mm": lambda a, b, c: a[0] @ b[0],
         "bmm": lambda a, b, c: a @ b,
         "addmm": lambda a, b, c: torch.addmm(c[0], a[0], b[0], beta=0.5, alpha=2.0),
+        "addmm of one number": lambda a, b, c: torch.addmm(c[0, 0, :1], a[0], b[0]),
         "baddbmm": lambda a, b, c: torch.baddbmm(c, a, b),
         "addmm_": lambda a, b, c: c[0].clone().addmm_(a[0], b[0]),
         "out": lambda a, b, c: torch.mm(a[0], b[0], out=torch.empty_like(c[0])),

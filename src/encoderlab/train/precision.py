@@ -81,7 +81,7 @@ class WideProducts(TorchDispatchMode):
                 return product(*args)
             if func is aten.mm.out:
                 return product(*args, **kwargs)
-            if func is aten.addmm.default and not kwargs and args[0].dim() == 1:
+            if func is aten.addmm.default and not kwargs and args[0].shape == args[2].shape[1:]:
                 return product(*args[1:], bias=args[0])
             if func is aten.addmm_.default and not kwargs:
                 return product(*args[1:], out=args[0], add=True)
