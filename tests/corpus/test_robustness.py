@@ -83,6 +83,7 @@ def bad(tmp_path: Path, name: str, content: bytes | str) -> str:
         ("a.jsonl", '[\n{"text": "x"}]', 3, "a JSON array: write one object per line"),
         ("a.jsonl", "plain text", 3, "the first line is no JSON"),
         ("a.jsonl", '{"n": 1}', 3, "no field with text in the first line; it has n; give --field"),
+        ("a.jsonl", '{"two\\nlines": 1}', 3, "no field with text in the first line; it has two lines; give --field"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', 3, "a.jsonl: line 2: no JSON; .*--invalid-records skip"),
         ("a.jsonl", '{"text": "a"}\n\n{"txt": "b"}\n', 3, "line 3: no field 'text'; it has txt"),
         ("a.jsonl", '{"text": "a"}\n{"text": 7}\n', 3, "line 2: field 'text' holds no text"),

@@ -350,8 +350,8 @@ def text_of(value: Any) -> str | None:
 
 
 def listed(names: Any) -> str:
-    """The first names, for a message."""
-    names = [str(name)[:40] for name in names]
+    """The first names, for a message of one line."""
+    names = [" ".join(str(name).split())[:40] for name in names]
     return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
 
 
