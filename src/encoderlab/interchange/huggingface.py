@@ -89,10 +89,12 @@ def assemble(
     Raises:
         DataError: weights are missing, have another shape or are not finite.
     """
-    reading = names.read(layout, tensors, _shapes(config), config.encoder, source=str(source))
-    config = heads.without(config, reading.missing, _shapes(config))
+    expected = _shapes(_unfilled(config))
+    reading = names.read(layout, tensors, expected, config.encoder, source=str(source))
+    config = heads.without(config, reading.missing, expected)
     config = _settle(config, reading, tensors, layout, source)
-    expected = _shapes(config)
+    model = _unfilled(config)
+    expected = _shapes(model)
     state = {name: tensor for name, tensor in reading.weights.items() if name in expected}
     missing = [name for name in expected if name not in state]
     unused = reading.unexpected + sorted(reading.weights.keys() - state.keys())
@@ -108,8 +110,6 @@ def assemble(
         log.warning("%s: missing weights, initialised at random: %s", source, ", ".join(named))
         fresh = dict(Model(config).initialize(0).named_parameters())
         state |= {name: fresh[name].detach() for name in missing}
-    with torch.device("meta"):
-        model = Model(config)
     folders.fill(model, state, source)
     return model.eval()
 
@@ -259,9 +259,13 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
 # ----------------------------------------------------------------------------------------------
 
 
-def _shapes(config: ModelConfig) -> dict[str, torch.Size]:
+def _unfilled(config: ModelConfig) -> Model:
     with torch.device("meta"):
-        return {name: parameter.shape for name, parameter in Model(config).named_parameters()}
+        return Model(config)
+
+
+def _shapes(model: Model) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
 def _settle(
