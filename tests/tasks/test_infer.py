@@ -296,6 +296,7 @@ COUNTED = "# a comment\n1\tOslo\tB-LOC\tO\n2\tis\tO\tO\n\n# another\n1\tAnn\tO\t
     [
         ("a.conll", COUNTED, Given(), ("Oslo", "is"), ("O", "O")),
         ("a.conll", COUNTED, Given(label="2"), ("Oslo", "is"), ("B-LOC", "O")),
+        ("a.conll", COUNTED, Given(text="1", label="2"), ("Oslo", "is"), ("B-LOC", "O")),
         ("a.txt", COUNTED, Given(form="tagging", text="1", label="2"), ("Oslo", "is"), ("B-LOC", "O")),
         ("a.txt", "Ann NNP B-PER\nran VBD O\n\nAnn NNP B-PER\n", Given(label="1"), ("Ann", "ran"), ("NNP", "VBD")),
         ("a.conll", "1 O\n2 B-X\n\n1 O\n", Given(), ("1", "2"), ("O", "B-X")),
@@ -315,6 +316,9 @@ def test_columns_of_words_have_numbers_that_exist(tmp_path):
     path.write_text("Ann NNP B-PER\nran VBD O\n\nAnn NNP B-PER\n")
     with pytest.raises(DataError, match="a.txt:1: 3 columns, word and tag are expected in the first 8"):
         task_of(path, Given(label="7"))
+    with pytest.raises(DataError, match="b.conll:1: 1 columns, word and tag are expected in the first 2"):
+        (tmp_path / "b.conll").write_text("Ann\nran\n\n")
+        task_of(tmp_path / "b.conll", Given(text="1"))
     path.write_text(path.read_text().replace(" ", "\t"))
     with pytest.raises(ConfigError, match="columns beside a word have no names; give --label a number"):
         task_of(path, Given(label="NNP"))

@@ -51,6 +51,7 @@ CONTEXTS = (
 QUESTIONS = ("question", "question_stem", "stem", "sent2", "query", "goal")
 IDS = ("id", "idx", "index", "guid")
 _SAMPLE = 2000
+_WORDS_BY_LINE = (".bio", ".iob", ".iob2", ".conll", ".bmes", ".bioes")
 _TELLING = (*tables.RECORDS, ".ndjson", ".txt")  # suffixes that say how a file is to be read
 
 
@@ -181,13 +182,13 @@ def _layout(path: Path, columns: Sequence[str], given: Given) -> tuple[Layout, F
     other = kind not in _TELLING
     if not columns and given.form in (None, "span") and (kind == ".json" or other and tables.starts_with(path, "{")):
         return Squad(), "span", "SQuAD's nested form"
-    if given.form == "tagging" or given.form is None and given.text is None:
+    if given.form == "tagging" or given.form is None and (given.text is None or kind in _WORDS_BY_LINE):
         words = given.text or _first(WORDS, lower)
         tags = given.label or _first(TAGS, lower)
         if words and words in columns and (tags or given.form == "tagging"):  # without tags there is what to predict
             said = f"words = {words!r}" + (f", tags = {tags!r}" if tags else "")
             return WordLists(words=words, tags=tags), "tagging", said
-        if kind in (".bio", ".iob", ".iob2", ".conll", ".bmes", ".bioes") or (
+        if kind in _WORDS_BY_LINE or (
             (other or kind in (".txt", ".tsv")) and (given.form == "tagging" or _word_per_line(path))
         ):
             return _word_columns(path, given)

@@ -61,7 +61,7 @@ class Conll:
             width = width or len(cells)
             if len(cells) != width:
                 raise DataError(f"{path}:{row}: {len(cells)} columns, the lines before have {width}; correct the line")
-            if width < needed and width > 1:
+            if width <= self.word or 1 < width < needed:
                 raise DataError(f"{path}:{row}: {width} columns, word and tag are expected in the first {needed}")
             start = start if words else row
             words.append(cells[self.word])
