@@ -108,6 +108,15 @@ def test_a_text_is_encoded_the_same_alone_and_among_others(pooling: Any, tokeniz
     assert model.encode([], pooling=pooling).shape == (0, 16)
 
 
+def test_the_published_convbert_encodes_a_text_the_same_among_others(tokenizer: Tokenizer) -> None:
+    """Its convolutions read padding (``mask_padding=False``); alone there is none."""
+    model = build("convbert-tiny", tokenizer=tokenizer, **TINY, **{"encoder.conv.mask_padding": False})
+    together = model.encode([*TEXTS, "Ships."])
+    np.testing.assert_allclose(
+        together, np.concatenate([model.encode([text]) for text in [*TEXTS, "Ships."]]), atol=1e-5
+    )
+
+
 def test_texts_are_encoded_in_parts(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is held at a time is one part, however many texts there are."""
     monkeypatch.setattr(inference, "PART", 2)

@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, get_args
 
@@ -21,9 +21,11 @@ from encoderlab.batches.batch import Batch, stack
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
+from encoderlab.models.base import resized
 from encoderlab.nn import kernels
 from encoderlab.nn.encoder import Chosen
 from encoderlab.nn.heads import LMHead
+from encoderlab.nn.spanconv import Bottleneck
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +69,18 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
+
+
+def reading_apart(model: Model) -> Model:
+    """``model``, on the same weights, with convolutions that stop at the borders of a text.
+
+    Those of the published ConvBERT read on into the padding and, in packed rows, into the next text, so that texts
+    would change each other's losses and predictions.
+    """
+    conv = model.config.encoder.conv
+    if conv is None or isinstance(conv, Bottleneck) or conv.mask_padding:
+        return model
+    return model.with_config(resized(model.config, conv=replace(conv, mask_padding=True)))
 
 
 def tokenizer_of(model: Model) -> Tokenizer:
@@ -145,6 +159,7 @@ def encode_parts(model: Model, texts: Iterable[str], *, pooling: Pooling = "mean
         raise ConfigError(f"pooling {pooling!r} is unknown; choose mean, first or last")
     kernels.keep_memory()
     tokenizer = tokenizer_of(model)
+    model = reading_apart(model)
     longest = limit(model)
     room = tokenizer.spans(longest, max_length=longest).a
     left, cut, number = iter(texts), 0, 0

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from encoderlab.batches.batch import Batch
 from encoderlab.errors import ConfigError
+from encoderlab.inference import reading_apart
 from encoderlab.interchange.heads import NUMBER
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
@@ -30,7 +31,7 @@ from encoderlab.objectives.distill import soft_term
 from encoderlab.tasks.base import Task
 from encoderlab.tasks.classify import Classify
 from encoderlab.tasks.form import Form
-from encoderlab.tasks.objective import TaskObjective, model_hash, reading_apart
+from encoderlab.tasks.objective import TaskObjective, model_hash
 from encoderlab.tasks.predict import task_of_model
 from encoderlab.tasks.rows import TaskBatch
 

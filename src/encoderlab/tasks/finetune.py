@@ -13,6 +13,7 @@ import safetensors.torch
 
 from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.inference import reading_apart
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.models import FAMILIES
@@ -37,7 +38,7 @@ from encoderlab.tasks.folder import (
 )
 from encoderlab.tasks.form import Form, FormSettings, Predictions
 from encoderlab.tasks.infer import with_labels
-from encoderlab.tasks.objective import TaskObjective, form_of, model_hash, reading_apart, with_head
+from encoderlab.tasks.objective import TaskObjective, form_of, model_hash, with_head
 from encoderlab.tasks.predict import Predictor
 from encoderlab.tasks.rows import Item, ItemSource, Packing, TaskBatch, sorted_batches
 from encoderlab.tasks.scores import score

@@ -12,11 +12,9 @@ from encoderlab.batches.batch import Batch
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models import FAMILIES
-from encoderlab.models.base import resized
 from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import Classification, TaskHead
 from encoderlab.nn.noise import Noise
-from encoderlab.nn.spanconv import Bottleneck
 from encoderlab.objectives.base import Memory, Objective, Term
 from encoderlab.tasks.base import Task
 from encoderlab.tasks.choice import MultipleChoice
@@ -78,18 +76,6 @@ def form_of(task: Task, model: Model, settings: FormSettings) -> Form:
             f"max_length {settings.max_length} exceeds the model's {limit} positions; set it to {limit} or less"
         )
     return FORMS[task.form](task, model.tokenizer, settings)
-
-
-def reading_apart(model: Model) -> Model:
-    """``model``, on the same weights, with convolutions that stop at the borders of a text.
-
-    Those of the published ConvBERT read on into the padding and, in packed rows, into the next text, so that texts
-    would change each other's losses and predictions.
-    """
-    conv = model.config.encoder.conv
-    if conv is None or isinstance(conv, Bottleneck) or conv.mask_padding:
-        return model
-    return model.with_config(resized(model.config, conv=replace(conv, mask_padding=True)))
 
 
 def with_head(

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from encoderlab.errors import ConfigError
-from encoderlab.inference import batch_tokens, evaluating
+from encoderlab.inference import batch_tokens, evaluating, reading_apart
 from encoderlab.model import Model
 from encoderlab.nn.heads import ClassificationHead, SpanHead, TaggingHead
 from encoderlab.tasks.base import Example, Form, Question, Remarks, Task, Text
 from encoderlab.tasks.form import FormSettings, Predictions
-from encoderlab.tasks.objective import TaskObjective, form_of, model_hash, reading_apart
+from encoderlab.tasks.objective import TaskObjective, form_of, model_hash
 from encoderlab.tasks.rows import Item, TaskBatch, sorted_batches
 from encoderlab.tasks.span import SpanQA, average_answers
 
