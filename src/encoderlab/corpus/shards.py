@@ -23,12 +23,14 @@ import os
 import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from encoderlab.corpus.workers import cores
 from encoderlab.errors import DataError
 from encoderlab.files import replace_file, write_text
 
@@ -456,7 +458,8 @@ def _misfit(value: Any, shape: Any, name: str) -> str | None:
 
 
 def verify(folder: str | os.PathLike) -> None:
-    """Read every file of a corpus and compare it with its recorded hash; about a second per GB.
+    """Read every file of a corpus, as many at once as there are cores, and compare it with its recorded hash: about a
+    second per GB on one core.
 
     Raises:
         DataError: names the first file that is missing or differs.
@@ -468,6 +471,8 @@ def verify(folder: str | os.PathLike) -> None:
     for record in files:
         if problem := _misfit(record, _FILE, "a file"):
             raise DataError(f"{folder / MANIFEST}: damaged: {problem}; build the corpus again")
+
+    def check(record: Mapping[str, Any]) -> None:
         path = folder / record["file"]
         try:
             actual = file_hash(path)
@@ -478,6 +483,10 @@ def verify(folder: str | os.PathLike) -> None:
                 f"{path}: sha256 {actual[:12]}..., expected {record['sha256'][:12]}...: changed or damaged; "
                 f"delete {folder} and build the corpus again"
             )
+
+    with ThreadPoolExecutor(cores()) as pool:
+        for _ in pool.map(check, files):
+            pass
 
 
 def file_hash(path: Path) -> str:
