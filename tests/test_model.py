@@ -324,6 +324,13 @@ def test_broken_configurations(folder: Path, changes: dict[str, Any], message: s
     assert "\n" not in str(caught.value)
 
 
+def test_more_layers_than_weights_are_refused_before_they_are_laid_out(folder: Path) -> None:
+    encoder = json.loads((folder / "config.json").read_text())["encoder"]
+    rewrite(folder, encoder=encoder | {"layers": 10**12})
+    with pytest.raises(DataError, match="says 1,000,000,000,000 blocks of layers, and there are"):
+        load(folder)
+
+
 def test_missing_files(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         load(tmp_path / "nowhere")

@@ -356,6 +356,11 @@ def test_many_missing_weights_are_counted(bert: tuple[Model, Path]) -> None:
     refused(bert[1], "bert.encoder.layer.2.", "and 80 more")
 
 
+def test_more_layers_than_weights_are_refused_before_they_are_laid_out(bert: tuple[Model, Path]) -> None:
+    configure(bert[1], num_hidden_layers=2**31 - 1)
+    refused(bert[1], "says 2,147,483,647 blocks of layers")
+
+
 def test_two_heads_under_two_names(tmp_path: Path) -> None:
     huggingface.save(make(CONFIGS["deberta-v2"]), tmp_path / "out", both_heads=True)
     name = "lm_predictions.lm_head.dense.weight"

@@ -106,11 +106,28 @@ def load(folder: str | os.PathLike[str]) -> Model:
     config = _read_config(folder)
     state = read_weights(folder / "model.safetensors")
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
+    check_depth(config, len(state), folder)
     with torch.device("meta"):
         model = Model(config)
     fill(model, state, folder)
     give_tokenizer(model, tokenizer, folder)
     return model.eval()
+
+
+def check_depth(config: ModelConfig, weights: int, source: Path) -> None:
+    """Refuse more layers than there are weights, before a model of a damaged configuration is laid out: a billion of
+    them would take for ever.
+
+    Raises:
+        DataError: each block of layers has several weights of its own.
+    """
+    sharing = config.encoder.sharing
+    blocks = sharing.groups * sharing.inner if sharing is not None and sharing.whole else config.encoder.layers
+    if blocks > weights:
+        raise DataError(
+            f"{source}: the configuration says {blocks:,} blocks of layers, and there are {weights:,} weights; restore "
+            "the folder's own config.json"
+        )
 
 
 def give_tokenizer(model: Model, tokenizer: Tokenizer | None, source: Path) -> None:

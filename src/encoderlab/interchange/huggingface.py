@@ -89,6 +89,7 @@ def assemble(
     Raises:
         DataError: weights are missing, have another shape or are not finite.
     """
+    folders.check_depth(config, len(tensors), source)
     expected = _shapes(_unfilled(config))
     reading = names.read(layout, tensors, expected, config.encoder, source=str(source))
     config = heads.without(config, reading.missing, expected)
