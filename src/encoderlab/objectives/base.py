@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from encoderlab.errors import ConfigError
 
@@ -34,6 +35,9 @@ class Term:
     count: int
     weight: float = 1.0
     hits: Tensor | None = None
+
+
+pytree.register_dataclass(Term)  # FSDP2 of torch 2.11 finds only in such outputs the tensors that it hangs its work on
 
 
 class Objective(nn.Module):
