@@ -19,6 +19,7 @@ from encoderlab.batches.rows import Row
 from encoderlab.cli import main
 from encoderlab.errors import ConfigError, EncoderlabError
 from encoderlab.measure.bench import train
+from encoderlab.measure.bench.contenders import Ours
 from encoderlab.measure.bench.families import FAMILIES, Case, case
 from encoderlab.measure.bench.parts import kernels_by_part, time_by_part
 from encoderlab.measure.bench.workers import Work, Worker
@@ -229,6 +230,12 @@ def test_a_corpus_of_more_ids_than_the_model_is_refused() -> None:
     tiny("bert").check_ids(VOCAB)
     with pytest.raises(ConfigError, match="the corpus has 61 token ids, and bert only 60"):
         tiny("bert").check_ids(VOCAB + 1)
+
+
+def test_rows_without_anything_to_predict_are_refused() -> None:
+    fixed = [[replace(row, special=np.ones(16, bool)) for row in rows()[0]]]
+    with pytest.raises(ConfigError, match="have nothing to predict; give longer or more rows"):
+        Ours(tiny("bert"), VOCABULARY).batches(fixed)
 
 
 def test_a_worker_that_cannot_begin_says_why() -> None:

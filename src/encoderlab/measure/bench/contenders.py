@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from encoderlab.batches.batch import IGNORE, Batch
 from encoderlab.batches.pack import Row
-from encoderlab.errors import MissingDependency
+from encoderlab.errors import ConfigError, MissingDependency
 from encoderlab.interchange import huggingface
 from encoderlab.measure.bench.families import Case
 from encoderlab.model import Model
@@ -62,7 +62,15 @@ class Ours:
             compile_layers(self.objective)
 
     def batches(self, rows: list[list[Row]]) -> list[Batch]:
-        return [self.objective.make_batch(part, seed=SEED) for part in rows]
+        """Raises:
+        ConfigError: rows too short for anything to be predicted.
+        """
+        made = [self.objective.make_batch(part, seed=SEED) for part in rows]
+        if any(count == 0 for batch in made for count in self.objective.counts(batch).values()):
+            raise ConfigError(
+                f"{len(rows[0])} rows as short as these have nothing to predict; give longer or more rows"
+            )
+        return made
 
     def arranged(self, batch: Batch) -> Batch:
         return batch

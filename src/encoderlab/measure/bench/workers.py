@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import resource
 import sys
 import time
@@ -46,6 +47,7 @@ class Worker:
     """
 
     def __init__(self, work: Work) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when torch is imported; its profiler tells when it starts
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
         self.process = context.Process(target=_serve, args=(other, work), daemon=True)
