@@ -47,7 +47,7 @@ class Worker:
     """
 
     def __init__(self, work: Work) -> None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when torch is imported; its profiler tells when it starts
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read by torch, whose profiler is loud else
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
         self.process = context.Process(target=_serve, args=(other, work), daemon=True)
