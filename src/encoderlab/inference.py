@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, get_args
 
@@ -21,11 +21,10 @@ from encoderlab.batches.batch import Batch, stack
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
-from encoderlab.models.base import resized
+from encoderlab.models.convbert import masking_padding
 from encoderlab.nn import kernels
 from encoderlab.nn.encoder import Chosen
 from encoderlab.nn.heads import LMHead
-from encoderlab.nn.spanconv import Bottleneck
 
 log = logging.getLogger(__name__)
 
@@ -72,15 +71,9 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 
 def reading_apart(model: Model) -> Model:
-    """``model``, on the same weights, with convolutions that stop at the borders of a text.
-
-    Those of the published ConvBERT read on into the padding and, in packed rows, into the next text, so that texts
-    would change each other's losses and predictions.
-    """
-    conv = model.config.encoder.conv
-    if conv is None or isinstance(conv, Bottleneck) or conv.mask_padding:
-        return model
-    return model.with_config(resized(model.config, conv=replace(conv, mask_padding=True)))
+    """``model``, on the same weights, with convolutions that stop at the borders of a text."""
+    config = masking_padding(model.config)
+    return model if config == model.config else model.with_config(config)
 
 
 def tokenizer_of(model: Model) -> Tokenizer:

@@ -135,7 +135,8 @@ class Model(nn.Module):
 
     def with_config(self, config: ModelConfig) -> Model:
         """A model of a configuration that asks for the same weights, on these very tensors, in the same mode."""
-        model = Model(config, self.tokenizer)
+        with torch.device("meta"):
+            model = Model(config, self.tokenizer)
         model.load_state_dict(self.state_dict(), assign=True)
         return model.train(self.training)
 

@@ -227,8 +227,10 @@ def scaling(
 
 
 def _check_counts(**given: int | None) -> None:
-    """Raises:
-    ConfigError: less than one of something.
+    """Refuse less than one of something.
+
+    Raises:
+        ConfigError: names it.
     """
     for name, count in given.items():
         if count is not None and count < 1:

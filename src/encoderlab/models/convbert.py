@@ -10,10 +10,12 @@ convolutions read padding; ``mask_padding=False`` (here, to load its weights) ke
 
 from __future__ import annotations
 
-from encoderlab.models.base import Family, ModelConfig
+from dataclasses import replace
+
+from encoderlab.models.base import Family, ModelConfig, resized
 from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.nn.heads import LM, RTD, Classification, Span, Tagging
-from encoderlab.nn.spanconv import SpanDynamic
+from encoderlab.nn.spanconv import Bottleneck, SpanDynamic
 
 
 def convbert(
@@ -44,6 +46,18 @@ def convbert(
     return ModelConfig(
         family="convbert", encoder=encoder, lm=LM() if generator else None, rtd=None if generator else RTD()
     )
+
+
+def masking_padding(config: ModelConfig) -> ModelConfig:
+    """``config`` with convolutions, if it has any, that stop at the borders of a text.
+
+    Those of the published ConvBERT read on into the padding and, in packed rows, into the next text, so that texts
+    would change each other's losses and predictions.
+    """
+    conv = config.encoder.conv
+    if conv is None or isinstance(conv, Bottleneck):
+        return config
+    return resized(config, conv=replace(conv, mask_padding=True))
 
 
 SIZES = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from encoderlab import models
-from encoderlab.models.base import ModelConfig, resized
-from encoderlab.nn.spanconv import SpanDynamic
+from encoderlab.models.convbert import masking_padding
 from encoderlab.recipes import electra
 from encoderlab.recipes.small import is_small, small
 from encoderlab.train.optim import BertAdam
@@ -26,16 +25,10 @@ def recipe(name: str) -> Recipe:
     published = replace(
         electra.recipe("electra-small"),
         name=name,
-        model=_masked(models.config(name)),
-        generator=_masked(models.config(f"{name}-generator")),
+        model=masking_padding(models.config(name)),
+        generator=masking_padding(models.config(f"{name}-generator")),
         optim=BertAdam(lr=lr),
         budget=Budget(amount=1_000_000),
         phases=(Phase(length=128, rows=rows),),
     )
     return small(published) if is_small(name) else published
-
-
-def _masked(config: ModelConfig) -> ModelConfig:
-    conv = config.encoder.conv
-    assert isinstance(conv, SpanDynamic)
-    return resized(config, conv=replace(conv, mask_padding=True))

@@ -13,11 +13,11 @@ import safetensors.torch
 
 from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.inference import reading_apart
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
+from encoderlab.models.convbert import masking_padding
 from encoderlab.nn.heads import TaskHead
 from encoderlab.tasks.base import Example, Question, Split, Task, Text, Words, is_unlabelled, labels_of
 from encoderlab.tasks.distill import TaughtObjective, Teaching, check_teacher, read_teacher
@@ -316,7 +316,7 @@ def prepared(model: Model, recipe: Recipe) -> Model:
     """``model`` with the dropout that the recipe wants, reading every text by itself, in memory of its own: training
     leaves the given one as it is.
     """
-    config = reading_apart(model).config
+    config = masking_padding(model.config)
     if recipe.dropout is not None:
         config = resized(config, dropout=recipe.dropout, attention_dropout=recipe.dropout)
     copy = Model(config, model.tokenizer)

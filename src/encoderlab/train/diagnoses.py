@@ -365,9 +365,14 @@ def padding(e: Evidence) -> Finding | None:
     shares = e.numbers("padding")
     if not shares or float(np.mean(shares)) <= 0.4:
         return None
-    pretraining = "pack documents (rows.kind=packed_documents, which has no sentence pairs), or shorten the rows "
-    remedies = {None: f"{pretraining}(phases.0.length)", "packed": "raise row_length"}
-    remedy = remedies.get(e.recipe.get("packing"), "set packing=packed")  # a field of fine-tuning alone
+    packing = e.recipe.get("packing")  # a field of fine-tuning alone
+    if packing is None:
+        remedy = (
+            "pack documents (rows.kind=packed_documents, which has no sentence pairs), or shorten the rows "
+            "(phases.0.length)"
+        )
+    else:
+        remedy = "raise row_length" if packing == "packed" else "set packing=packed"
     return Finding("padding", "warning", f"{float(np.mean(shares)):.0%} of what is computed is padding", remedy)
 
 

@@ -62,14 +62,14 @@ class Ours:
             compile_layers(self.objective)
 
     def batches(self, rows: list[list[Row]]) -> list[Batch]:
-        """Raises:
-        ConfigError: rows too short for anything to be predicted.
+        """A batch of each part of the rows.
+
+        Raises:
+            ConfigError: a loss has nothing to predict in one.
         """
         made = [self.objective.make_batch(part, seed=SEED) for part in rows]
-        if any(count == 0 for batch in made for count in self.objective.counts(batch).values()):
-            raise ConfigError(
-                f"{len(rows[0])} rows as short as these have nothing to predict; give longer or more rows"
-            )
+        if not all(count for batch in made for count in self.objective.counts(batch).values()):
+            raise ConfigError("rows as short and as few as these have nothing to predict; give longer or more rows")
         return made
 
     def arranged(self, batch: Batch) -> Batch:

@@ -57,8 +57,10 @@ class Case:
         return replace(self, model=changed(self.model), second=second)
 
     def check_ids(self, count: int) -> None:
-        """Raises:
-        ConfigError: a corpus of ``count`` token ids has some that the model has not.
+        """Refuse a corpus of ``count`` token ids.
+
+        Raises:
+            ConfigError: it has some that the model has not.
         """
         known = self.model.encoder.vocab
         if count > known:
