@@ -306,6 +306,38 @@ def test_convolutions(length, packed, dtype):
 
 
 @compiled
+@pytest.mark.parametrize("dtype", FLOAT)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize(("length", "heads", "width", "taps"), [(20, 2, 16, 9), (1, 1, 8, 3), (17, 3, 5, 31)])
+def test_mixed_attention(length, heads, width, taps, p, packed, dtype):
+    """In double precision the parts run on their own, and are concatenated."""
+    inner = heads * width
+    doc = torch.tensor([[0] * 7 + [1] * 8 + [-1] * 5]).expand(4, -1)[:, :length] if packed else None
+    visible = None if doc is None else ((doc[:, :, None] == doc[:, None]) & (doc >= 0)[:, None])[:, None]
+
+    def call(qkv, *rest):
+        how = {"visible": visible, "doc": doc, "scale": 0.3, "p": p, "keys": KEYS, "site": 2}
+        return kernels.mixed_attention(qkv, *rest, heads, **how)
+
+    weight, bias = normal(heads * taps, inner, seed=3) / inner**0.5, normal(heads * taps, seed=4)
+    value, span = normal(4, length, inner, seed=1), normal(4, length, inner, seed=2)
+    given = [normal(4, length, 3 * inner), value, span, weight, bias]
+    agree(call, call, given, dtype)
+    (apart, one) = (call(*(x.to(kind).requires_grad_() for x in given)) for kind in (torch.double, dtype))
+    assert apart.grad_fn.name().startswith("Cat") and one.grad_fn.name().startswith("MixedAttention")
+
+
+@compiled
+def test_a_second_backward_pass_finds_what_the_first_found():
+    x, up, up_bias, down = (normal(*n).requires_grad_() for n in ((4, 5, 8), (12, 8), (12,), (8, 12)))
+    out = kernels.feed_forward(x, up, up_bias, down, p=0.2, keys=KEYS, site=1).square().sum()
+    first, second = (torch.autograd.grad(out, (x, up, up_bias, down), retain_graph=kept) for kept in (True, False))
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+
+
+@compiled
 def test_nan_is_not_hidden():
     nan = torch.full((2, 2, 8, 16), float("nan"))
     assert kernels.attend(nan, nan, nan, scale=1.0).isnan().all()

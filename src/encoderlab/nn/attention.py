@@ -103,18 +103,18 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, source: Tensor | Keyed, scope: Scope) -> tuple[Tensor, Keyed | None]:
         """The heads' outputs (B, L, A), before the output map (which the block fuses with what follows), and what they
         read, where the scope keeps it."""
-        if source is x and self.term is None and self.conv is None and not scope.keep_keyed:
+        how: dict[str, Any] = {
+            "visible": scope.visible, "scale": self.scale, "p": self.dropout, "keys": scope.keys, "site": 0
+        }  # fmt: skip
+        if source is x and self.term is None and not scope.keep_keyed and (self.conv is None or self.conv.mixes):
             packed = F.linear(x, self.qkv, self._bias())
-            attended = kernels.attend_packed(
-                packed, self.heads, visible=scope.visible, scale=self.scale, p=self.dropout, keys=scope.keys, site=0
-            )
-            return attended, None
+            if self.conv is None:
+                return kernels.attend_packed(packed, self.heads, **how), None
+            return self.conv.mixed(x, packed, scope.doc, **how), None
         query, key, value = self._project(x, source)
         q, k, v = (self._split(part) for part in (query, key, value))
         content, terms = self._terms(q, k, scope)
-        attended = kernels.attend(
-            content, k, v, **terms, visible=scope.visible, scale=self.scale, p=self.dropout, keys=scope.keys, site=0
-        )
+        attended = kernels.attend(content, k, v, **terms, **how)
         attended = attended.transpose(1, 2).flatten(2)
         if self.conv is not None:
             attended = torch.cat([attended, self.conv(x, query, value, scope.doc)], dim=-1)

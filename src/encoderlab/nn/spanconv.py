@@ -11,7 +11,7 @@ A window is never unfolded: the taps are shifted multiply-adds, in one pass wher
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -134,8 +134,7 @@ class ConvolutionHeads(nn.Module):
         if isinstance(config, DepthwiseSeparable):
             return self.pointwise(kernels.depthwise(x, self.depthwise, seen))
         if isinstance(config, SpanDynamic):
-            span = self.pointwise(kernels.depthwise(x, self.depthwise, seen))
-            logits = self.kernel(span * query)
+            logits = self.kernel(self._span(x, seen) * query)
             value = value if self.value is None else self.value(x)
         else:
             assert self.value is not None
@@ -143,3 +142,18 @@ class ConvolutionHeads(nn.Module):
             constant = isinstance(config, Light)
             logits = self.weight.to(value.dtype).flatten().expand(*x.shape[:2], -1) if constant else self.kernel(value)
         return kernels.dynamic_convolution(value, logits, self.heads, seen)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether :meth:`mixed` can be used: of a span-dynamic convolution of its own values."""
+        return isinstance(self.config, SpanDynamic) and not self.config.share_value
+
+    def mixed(self, x: Tensor, qkv: Tensor, doc: Tensor | None, **attention: Any) -> Tensor:
+        """What attention heads and these give, side by side, from x (B, L, D) and attention's product (B, L, 3 A)."""
+        assert isinstance(self.config, SpanDynamic) and self.value is not None
+        seen = doc if self.config.mask_padding else None
+        parts = self.value(x), self._span(x, seen), self.kernel.weight, self.kernel.bias
+        return kernels.mixed_attention(qkv, *parts, self.heads, doc=seen, **attention)
+
+    def _span(self, x: Tensor, seen: Tensor | None) -> Tensor:
+        return self.pointwise(kernels.depthwise(x, self.depthwise, seen))

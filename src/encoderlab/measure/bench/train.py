@@ -141,10 +141,12 @@ def operations_per_token(case: Case, rows: list[list[Row]], setting: Setting) ->
 def warming(batches: int, *, first: bool, gpu: bool, compiled: bool) -> int:
     """Steps of a turn that are not counted.
 
-    What chooses, compiles or fetches memory by the shape of a batch has then seen all of them, and again after a turn
+    What fetches memory, chooses or compiles by the shape of a batch has then seen all of them, and again after a turn
     of the other contender on a GPU, which gives its memory back.
     """
-    return 2 * batches * (gpu or compiled) if first else batches * gpu
+    if first:
+        return batches * (2 if gpu or compiled else 1)
+    return batches * gpu
 
 
 def loss_difference(case: Case, vocabulary: Vocabulary, rows: list[list[Row]], setting: Setting, against: str) -> float:

@@ -28,6 +28,7 @@ __all__ = [
     "feed_forward",
     "keep_memory",
     "linear_cross_entropy",
+    "mixed_attention",
 ]
 
 
@@ -213,3 +214,34 @@ def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | Non
         return plain.dynamic_convolution(x, logits, heads, doc)
     documents = fast.convolution.documents(doc, x)
     return apply(fast.convolution.Dynamic, x.contiguous(), logits.contiguous(), documents, heads)
+
+
+def mixed_attention(
+    qkv: Tensor,
+    value: Tensor,
+    span: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    heads: int,
+    *,
+    visible: Tensor | None = None,
+    doc: Tensor | None = None,
+    scale: float,
+    p: float = 0.0,
+    keys: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """Attention heads and span-dynamic convolution heads side by side (Jiang et al., 2020, section 3.3): (B, L, 2 A).
+
+    Attention from qkv (B, L, 3 A), as :func:`attend_packed`; beside it :func:`dynamic_convolution` of value (B, L, A)
+    with the logits (span * queries) weight^T + bias, of span (B, L, A), weight (H J, A), bias (H J,).
+    """
+    keys = keys if p > 0.0 else None
+    _check_keys(keys, qkv.shape[0])
+    span, weight = _as_products(span, weight)
+    fast = _kernels(qkv, value, span, weight)
+    if fast is cpu and len(weight) <= heads * cpu.convolution.MOST_TAPS:
+        return cpu.mixed.mixed_attention(qkv, value, span, weight, bias, heads, visible, doc, keys, scale, p, site)
+    attended = attend_packed(qkv, heads, visible=visible, scale=scale, p=p, keys=keys, site=site)
+    logits = torch.nn.functional.linear(span * qkv[..., : span.shape[-1]], weight, bias)
+    return torch.cat([attended, dynamic_convolution(value, logits, heads, doc)], dim=-1)

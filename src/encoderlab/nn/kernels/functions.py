@@ -14,6 +14,11 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 
+def comes_again() -> bool:
+    """Whether this backward pass is traced or may be run again, so that what it was left must not be overwritten."""
+    return torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph()
+
+
 def dropout_function(dropout: Callable[..., Tensor]) -> type[Function]:
     """Of ``dropout(x, keys, site, p)``; its gradient is the same function again."""
 
@@ -120,14 +125,12 @@ def add_norm_function(
 # -------------------------------------------------------------------------------------------------------- feed-forward
 
 
-def gelu_backward_shapes(grad: Tensor, x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """The activations again and the gradient of the bias; the gradient of x replaces ``grad``."""
-    return torch.empty_like(x), x.new_empty(x.shape[-1], dtype=torch.float32)
+def gelu_backward_shapes(grad: Tensor, x: Tensor, *_: Any) -> Tensor:
+    """The gradient of the bias. That of x replaces ``grad``, and the activations again fill ``out``, which may be x."""
+    return x.new_empty(x.shape[-1], dtype=torch.float32)
 
 
-def feed_forward_function(
-    gelu: Callable[..., Tensor], gelu_backward_: Callable[..., tuple[Tensor, Tensor]]
-) -> type[Function]:
+def feed_forward_function(gelu: Callable[..., Tensor], gelu_backward_: Callable[..., Tensor]) -> type[Function]:
     """dropout(gelu(x up^T + up_bias)) down^T; x (B, ..., D). Keeps x up^T only: the rest is computed again."""
 
     class FeedForward(Function):
@@ -145,7 +148,8 @@ def feed_forward_function(
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             x, up, up_bias, down, inner, keys = ctx.saved_tensors
             dinner = grad @ down
-            activated, dbias = gelu_backward_(dinner, inner, up_bias, ctx.tanh, keys, ctx.site, ctx.p)
+            activated = torch.empty_like(inner) if comes_again() else inner
+            dbias = gelu_backward_(dinner, inner, up_bias, activated, ctx.tanh, keys, ctx.site, ctx.p)
             need_x, need_up, _, need_down = ctx.needs_input_grad[:4]
             return (
                 dinner @ up if need_x else None,
@@ -195,8 +199,7 @@ def linear_cross_entropy_function(linear_cross_entropy: Callable[..., tuple[Tens
         def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
             dx, dweight, dbias = ctx.saved_tensors
             scaled = None if ctx.bias_dtype is None else (dbias * grad).to(ctx.bias_dtype)
-            traced = torch.compiler.is_compiling()
-            if traced or torch._C._autograd._get_current_graph_task_keep_graph():  # they may be asked for again
+            if comes_again():
                 return dx * grad.to(dx.dtype), dweight * grad.to(dx.dtype), scaled, None, None
             return dx.mul_(grad), dweight.mul_(grad), scaled, None, None
 

@@ -40,21 +40,34 @@ void depthwise(const T* x, const float* weight, const int32_t* doc, T* out, int6
   }
 }
 
+constexpr int64_t TOGETHER = 4;  // positions whose products are added in registers
+
 // dweight (taps, width)
 template <class T>
 void depthwise_weight(const T* grad, const T* x, const int32_t* doc, float* partial, float* dweight, int64_t batch,
                       int64_t length, int64_t width, int64_t taps, int64_t threads) {
-  sum_rows(batch * length, taps * width, partial, dweight, threads, [&](int64_t row, float* mine) {
-    const int64_t b = row / length, t = row % length;
-    int64_t at[MOST_TAPS];
-    taps_of(doc ? doc + b * length : nullptr, t, length, taps, false, at);
+  const int64_t rows = batch * length, groups = (rows + TOGETHER - 1) / TOGETHER;
+  sum_rows(groups, taps * width, partial, dweight, threads, [&](int64_t group, float* mine) {
+    const T* read[MOST_TAPS][TOGETHER] = {};  // by each tap of each position
+    const int64_t first = group * TOGETHER, count = std::min(TOGETHER, rows - first);
+    for (int64_t r = 0; r < count; r++) {
+      const int64_t b = (first + r) / length, t = (first + r) % length;
+      int64_t at[MOST_TAPS];
+      taps_of(doc ? doc + b * length : nullptr, t, length, taps, false, at);
+      for (int64_t j = 0; j < taps; j++) read[j][r] = at[j] < 0 ? nullptr : x + (b * length + at[j]) * width;
+    }
     for (int64_t c = 0; c < width; c += BLOCK) {
-      Block g = load(grad + row * width + c, width - c);
+      Block g[TOGETHER];
+      for (int64_t r = 0; r < count; r++) g[r] = load(grad + (first + r) * width + c, width - c);
       for (int64_t j = 0; j < taps; j++) {
-        if (at[j] < 0) continue;
-        Block v = load(x + (b * length + at[j]) * width + c, width - c);
-        for (int i = 0; i < VECTORS; i++) v.v[i] *= g.v[i];
-        accumulate(mine + j * width + c, v, width - c);
+        Block sum = load(mine + j * width + c, width - c);
+#pragma GCC unroll 4
+        for (int64_t r = 0; r < TOGETHER; r++) {
+          if (!read[j][r]) continue;
+          Block v = load(read[j][r] + c, width - c);
+          for (int i = 0; i < VECTORS; i++) sum.v[i] += g[r].v[i] * v.v[i];
+        }
+        store(mine + j * width + c, sum, width - c);
       }
     }
   });
@@ -62,10 +75,10 @@ void depthwise_weight(const T* grad, const T* x, const int32_t* doc, float* part
 
 // A kernel of `taps` per position and head, softmax of its logits:
 // out[t, h] = sum_j kernel[t, h, j] x[t + j - taps / 2, h]. The kernels (batch, length, heads, taps), float32, are kept
-// for the gradients.
+// for the gradients. Positions of out are `out_row` elements apart.
 template <class T>
-void dynamic(const T* x, const T* logits, const int32_t* doc, T* out, float* kernels, int64_t batch, int64_t length,
-             int64_t heads, int64_t width, int64_t taps, int64_t threads) {
+void dynamic(const T* x, const T* logits, const int32_t* doc, T* out, int64_t out_row, float* kernels, int64_t batch,
+             int64_t length, int64_t heads, int64_t width, int64_t taps, int64_t threads) {
 #pragma omp parallel for schedule(static) num_threads((int)threads)
   for (int64_t row = 0; row < batch * length; row++) {
     const int64_t b = row / length, t = row % length;
@@ -92,15 +105,16 @@ void dynamic(const T* x, const T* logits, const int32_t* doc, T* out, float* ker
           Block v = load(x + ((b * length + at[j]) * heads + h) * width + c, width - c);
           for (int i = 0; i < VECTORS; i++) y.v[i] += kernel[j] * v.v[i];
         }
-        store(out + (row * heads + h) * width + c, y, width - c);
+        store(out + row * out_row + h * width + c, y, width - c);
       }
     }
   }
 }
 
 template <class T>
-void dynamic_backward(const T* grad, const T* x, const float* kernels, const int32_t* doc, T* dx, T* dlogits,
-                      int64_t batch, int64_t length, int64_t heads, int64_t width, int64_t taps, int64_t threads) {
+void dynamic_backward(const T* grad, int64_t grad_row, const T* x, const float* kernels, const int32_t* doc, T* dx,
+                      T* dlogits, int64_t batch, int64_t length, int64_t heads, int64_t width, int64_t taps,
+                      int64_t threads) {
 #pragma omp parallel for schedule(static) num_threads((int)threads)
   for (int64_t row = 0; row < batch * length; row++) {
     const int64_t b = row / length, t = row % length;
@@ -110,16 +124,16 @@ void dynamic_backward(const T* grad, const T* x, const float* kernels, const int
     for (int64_t h = 0; h < heads; h++) {
       floats product[MOST_TAPS] = {};
       for (int64_t c = 0; c < width; c += BLOCK) {
-        Block g = load(grad + (row * heads + h) * width + c, width - c), sum = {};
+        Block g = load(grad + row * grad_row + h * width + c, width - c), sum = {};
         for (int64_t j = 0; j < taps; j++) {
           if (at[j] >= 0) {
             Block v = load(x + ((b * length + at[j]) * heads + h) * width + c, width - c);
             for (int i = 0; i < VECTORS; i++) product[j] += g.v[i] * v.v[i];
           }
           if (from[j] >= 0) {
-            const int64_t other = (b * length + from[j]) * heads + h;
-            Block v = load(grad + other * width + c, width - c);
-            const float k = kernels[other * taps + j];
+            const int64_t other = b * length + from[j];
+            Block v = load(grad + other * grad_row + h * width + c, width - c);
+            const float k = kernels[(other * heads + h) * taps + j];
             for (int i = 0; i < VECTORS; i++) sum.v[i] += k * v.v[i];
           }
         }

@@ -140,20 +140,20 @@ EXPORT encoderlab_depthwise_weight(int64_t half, const void* grad, const void* x
 }
 
 EXPORT encoderlab_dynamic(int64_t half, const void* x, const void* logits, const int32_t* doc, void* out,
-                          float* kernels, int64_t batch, int64_t length, int64_t heads, int64_t width, int64_t taps,
-                          int64_t threads) {
+                          int64_t out_row, float* kernels, int64_t batch, int64_t length, int64_t heads, int64_t width,
+                          int64_t taps, int64_t threads) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
-    dynamic((const T*)x, (const T*)logits, doc, (T*)out, kernels, batch, length, heads, width, taps, threads);
+    dynamic((const T*)x, (const T*)logits, doc, (T*)out, out_row, kernels, batch, length, heads, width, taps, threads);
   });
 }
 
-EXPORT encoderlab_dynamic_backward(int64_t half, const void* grad, const void* x, const float* kernels,
-                                   const int32_t* doc, void* dx, void* dlogits, int64_t batch, int64_t length,
-                                   int64_t heads, int64_t width, int64_t taps, int64_t threads) {
+EXPORT encoderlab_dynamic_backward(int64_t half, const void* grad, int64_t grad_row, const void* x,
+                                   const float* kernels, const int32_t* doc, void* dx, void* dlogits, int64_t batch,
+                                   int64_t length, int64_t heads, int64_t width, int64_t taps, int64_t threads) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
-    dynamic_backward((const T*)grad, (const T*)x, kernels, doc, (T*)dx, (T*)dlogits, batch, length, heads, width, taps,
-                     threads);
+    dynamic_backward((const T*)grad, grad_row, (const T*)x, kernels, doc, (T*)dx, (T*)dlogits, batch, length, heads,
+                     width, taps, threads);
   });
 }

@@ -21,7 +21,7 @@ void dropout(const T* x, T* out, const int64_t* keys, int64_t batch, int64_t pos
     Dropout drop(keys + row / positions, site, threshold, scale);
     uint32_t counter = first_counter(row % positions, width);
     for (int64_t j = 0; j < width; j += BLOCK) {
-      Block b = load(x + row * width + j, width - j);
+      Block b = stream(x + row * width + j, width - j);
       drop.apply(counter + (uint32_t)(j / 2), b);
       store(out + row * width + j, b, width - j);
     }
@@ -36,14 +36,14 @@ inline void summed(const T* x, const float* x_bias, const T* residual, const Dro
                    int64_t width) {
   for (int64_t j = 0; j < width; j += BLOCK) {
     int64_t n = width - j;
-    Block b = load(x + j, n);
+    Block b = stream(x + j, n);
     if (x_bias) {
       Block add = load(x_bias + j, n);
       for (int i = 0; i < VECTORS; i++) b.v[i] += add.v[i];
     }
     drop.apply(counter + (uint32_t)(j / 2), b);
     if (residual) {
-      Block r = load(residual + j, n);
+      Block r = stream(residual + j, n);
       for (int i = 0; i < VECTORS; i++) b.v[i] += r.v[i];
     }
     store(z + j, b, BLOCK);  // z has room for whole blocks; its rest is zero
@@ -99,7 +99,7 @@ void add_norm_backward(const T* grad, const T* x, const float* x_bias, const T* 
     floats sum = {}, projection = {};
     for (int64_t j = 0; j < width; j += BLOCK) {
       int64_t n = width - j;
-      Block g = load(grad + row * width + j, n), w = load(weight + j, n), b = load(z + j, BLOCK);
+      Block g = stream(grad + row * width + j, n), w = load(weight + j, n), b = load(z + j, BLOCK);
       Block dweight = load(mine + j, n), dbias = load(mine + width + j, n);
       for (int i = 0; i < VECTORS; i++) {
         b.v[i] = (b.v[i] - mean) * rstd;
@@ -137,7 +137,7 @@ void gelu(const T* x, const float* bias, T* out, const int64_t* keys, int64_t ba
     Dropout drop(keys ? keys + row / positions : nullptr, site, threshold, scale);
     uint32_t counter = first_counter(row % positions, width);
     for (int64_t j = 0; j < width; j += BLOCK) {
-      Block b = load(x + row * width + j, width - j), c = load(bias + j, width - j);
+      Block b = stream(x + row * width + j, width - j), c = load(bias + j, width - j);
       for (int i = 0; i < VECTORS; i++) b.v[i] = G::value(b.v[i] + c.v[i]);
       drop.apply(counter + (uint32_t)(j / 2), b);
       store(out + row * width + j, b, width - j);
@@ -145,7 +145,7 @@ void gelu(const T* x, const float* bias, T* out, const int64_t* keys, int64_t ba
   }
 }
 
-// The gradient of x replaces grad; out is the result of the forward pass again.
+// The gradient of x replaces grad; out, which may be x, is the result of the forward pass again.
 template <class G, class T>
 void gelu_backward(T* grad, const T* x, const float* bias, T* out, float* partial, float* dbias, const int64_t* keys,
                    int64_t batch, int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
@@ -155,7 +155,7 @@ void gelu_backward(T* grad, const T* x, const float* bias, T* out, float* partia
     uint32_t counter = first_counter(row % positions, width);
     for (int64_t j = 0; j < width; j += BLOCK) {
       int64_t n = width - j;
-      Block b = load(x + row * width + j, n), c = load(bias + j, n), g = load(grad + row * width + j, n);
+      Block b = stream(x + row * width + j, n), c = load(bias + j, n), g = stream(grad + row * width + j, n);
       for (int i = 0; i < VECTORS; i++) {
         floats value, slope;
         G::both(b.v[i] + c.v[i], value, slope);

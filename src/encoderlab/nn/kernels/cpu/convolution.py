@@ -57,22 +57,30 @@ def _dynamic_shapes(x: Tensor, logits: Tensor, doc: Tensor | None, heads: int) -
     return torch.empty_like(x), logits.new_empty(logits.shape, dtype=torch.float32)
 
 
-def _taps(x: Tensor, logits: Tensor, heads: int) -> tuple[int, ...]:
+def _sizes(x: Tensor, logits: Tensor, heads: int) -> tuple[int, ...]:
     return *x.shape[:2], heads, x.shape[2] // heads, logits.shape[2] // heads
+
+
+def convolve(x: Tensor, logits: Tensor, doc: Tensor | None, heads: int, out: Tensor, softmax: Tensor) -> None:
+    """Fills ``out`` like x (B, L, H K), whose positions may be further apart, and ``softmax`` like logits."""
+    sizes = _sizes(x, logits, heads)
+    call("dynamic", half(x), x, logits, doc, out, out.stride(1), softmax, *sizes, threads(x))
 
 
 @operation(_dynamic_shapes)
 def dynamic(x: Tensor, logits: Tensor, doc: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
     """The convolved values, and the kernels after softmax."""
     out, softmax = _dynamic_shapes(x, logits, doc, heads)
-    call("dynamic", half(x), x, logits, doc, out, softmax, *_taps(x, logits, heads), threads(x))
+    convolve(x, logits, doc, heads, out, softmax)
     return out, softmax
 
 
 @operation(lambda grad, x, softmax, doc, heads: (torch.empty_like(x), x.new_empty(softmax.shape)))
 def dynamic_backward(grad: Tensor, x: Tensor, softmax: Tensor, doc: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
+    """The gradients of x and logits; positions of ``grad`` (B, L, H K) may be further apart."""
     dx, dlogits = torch.empty_like(x), x.new_empty(softmax.shape)
-    call("dynamic_backward", half(x), grad, x, softmax, doc, dx, dlogits, *_taps(x, softmax, heads), threads(x))
+    sizes = _sizes(x, softmax, heads)
+    call("dynamic_backward", half(x), grad, grad.stride(1), x, softmax, doc, dx, dlogits, *sizes, threads(x))
     return dx, dlogits
 
 

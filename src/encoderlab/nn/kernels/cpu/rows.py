@@ -68,17 +68,17 @@ def gelu(x: Tensor, bias: Tensor, tanh: bool, keys: Tensor | None, site: int, p:
     return out
 
 
-@operation(functions.gelu_backward_shapes, mutates=("grad",))
+@operation(functions.gelu_backward_shapes, mutates=("grad", "out"))
 def gelu_backward_(
-    grad: Tensor, x: Tensor, bias: Tensor, tanh: bool, keys: Tensor | None, site: int, p: float
-) -> tuple[Tensor, Tensor]:
-    out, dbias = functions.gelu_backward_shapes(grad, x)
+    grad: Tensor, x: Tensor, bias: Tensor, out: Tensor, tanh: bool, keys: Tensor | None, site: int, p: float
+) -> Tensor:
+    dbias = functions.gelu_backward_shapes(grad, x)
     partial = torch.empty(CHUNKS, x.shape[-1])
     call(
         "gelu_backward", half(x), tanh, grad, x, bias.float(), out, partial, dbias, keys, *layout(x), site,
         *scaling(keys, p), threads(x),
     )  # fmt: skip
-    return out, dbias
+    return dbias
 
 
 Dropout = functions.dropout_function(dropout)

@@ -284,18 +284,18 @@ def gelu(x: Tensor, bias: Tensor, tanh: bool, keys: Tensor | None, site: int, p:
     return out
 
 
-@operation(functions.gelu_backward_shapes, mutates=("grad",), space=GPU)
+@operation(functions.gelu_backward_shapes, mutates=("grad", "out"), space=GPU)
 def gelu_backward_(
-    grad: Tensor, x: Tensor, bias: Tensor, tanh: bool, keys: Tensor | None, site: int, p: float
-) -> tuple[Tensor, Tensor]:
-    out, rows = torch.empty_like(x), layout(x, PART)
+    grad: Tensor, x: Tensor, bias: Tensor, out: Tensor, tanh: bool, keys: Tensor | None, site: int, p: float
+) -> Tensor:
+    rows = layout(x, PART)
     programs = min(rows.number, max(1, WARPS // (rows.parts * rows.tile["num_warps"])))
     partial = x.new_empty(programs, rows.width, dtype=torch.float32)
     gelu_backward_kernel[(programs * rows.parts,)](
         grad, x, bias, out, partial, keys, rows.length, rows.width, site, *scaling(keys, p), rows.number,
         TANH=tanh, **rows.tile,
     )  # fmt: skip
-    return out, partial.sum(0)
+    return partial.sum(0)
 
 
 Dropout = functions.dropout_function(dropout)

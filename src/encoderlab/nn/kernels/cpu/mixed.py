@@ -1,0 +1,118 @@
+"""ConvBERT's mixed attention: heads that attend and heads that convolve write one tensor, side by side.
+
+So neither their results are concatenated nor the gradients of queries, keys and values; the query's two are added in
+place. That is 2% of a training step of 12 layers x 256.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from encoderlab.nn.kernels.cpu.attention import attend_packed_backward, attention_arguments, full_rows
+from encoderlab.nn.kernels.cpu.convolution import convolve, documents, dynamic_backward
+from encoderlab.nn.kernels.cpu.native import call, half
+from encoderlab.nn.kernels.functions import packed_heads
+from encoderlab.nn.kernels.operation import apply, operation
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    """(B, L, H K) -> (B, H, L, K)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def _mixed_shapes(qkv: Tensor, value: Tensor, logits: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    batch, length, inner = value.shape
+    return (
+        value.new_empty(batch, length, 2 * inner),
+        qkv.new_empty(qkv.shape[1:4], dtype=torch.float32),
+        logits.new_empty(logits.shape, dtype=torch.float32),
+    )
+
+
+@operation(_mixed_shapes)
+def mixed(
+    qkv: Tensor,
+    value: Tensor,
+    logits: Tensor,
+    visible: Tensor | None,
+    doc: Tensor | None,
+    keys: Tensor | None,
+    scale: float,
+    p: float,
+    site: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """qkv (3, B, H, L, K), a view of what one product made, value (B, L, A), logits (B, L, H J): the heads' outputs
+    (B, L, 2 A), the log of every row's softmax denominator (B, H, L), and the convolution's kernels after softmax."""
+    out, normalisers, softmax = _mixed_shapes(qkv, value, logits)
+    attended, convolved = out.chunk(2, dim=-1)
+    q, k, v = qkv.unbind()
+    heads = q.shape[1]
+    at = attention_arguments(q, k, v, _split(attended, heads), None, visible, keys, scale, p, site)
+    call("attend", half(q), at, q, k, v, None, visible, keys, None, attended, normalisers)
+    convolve(value, logits, doc, heads, convolved, softmax)
+    return out, normalisers, softmax
+
+
+class MixedAttention(Function):
+    """Of :func:`mixed`, whose logits are (span * queries) weight^T + bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: Tensor,
+        value: Tensor,
+        span: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        visible: Tensor | None,
+        doc: Tensor | None,
+        keys: Tensor | None,
+        *how: Any,
+    ) -> Tensor:
+        """``how`` is scale, p, site."""
+        product = span * qkv[0].transpose(1, 2).flatten(2)
+        logits = F.linear(product, weight, bias)
+        out, normalisers, softmax = mixed(qkv, value, logits, visible, doc, keys, *how)
+        ctx.save_for_backward(qkv, value, span, product, weight, visible, doc, keys, normalisers, softmax)
+        ctx.how, ctx.bias_dtype = how, bias.dtype
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        qkv, value, span, product, weight, visible, doc, keys, normalisers, softmax = ctx.saved_tensors
+        heads = qkv.shape[2]
+        dattended, dconvolved = grad.contiguous().chunk(2, dim=-1)
+        dqkv = attend_packed_backward(_split(dattended, heads), qkv, visible, keys, normalisers, *ctx.how)
+        dvalue, dlogits = dynamic_backward(dconvolved, value, softmax, doc, heads)
+        dproduct = dlogits @ weight
+        dqkv[0].addcmul_(_split(dproduct, heads), _split(span, heads))
+        dspan = dproduct.mul_(qkv[0].transpose(1, 2).flatten(2))
+        rows = dlogits.flatten(0, 1)
+        dbias = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
+        return dqkv, dvalue, dspan, rows.T @ product.flatten(0, 1), dbias, *[None] * 6
+
+
+def mixed_attention(
+    qkv: Tensor,
+    value: Tensor,
+    span: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    heads: int,
+    visible: Tensor | None,
+    doc: Tensor | None,
+    keys: Tensor | None,
+    *how: Any,
+) -> Tensor:
+    """Of the arguments of :func:`encoderlab.nn.kernels.mixed_attention`."""
+    if visible is not None:
+        visible = full_rows(visible, qkv.shape[1])
+    given = value.contiguous(), span.contiguous(), weight, bias, visible, documents(doc, value), keys
+    return apply(MixedAttention, packed_heads(qkv, heads), *given, *how)
