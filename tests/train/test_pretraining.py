@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from encoderlab.batches.pack import FullSentences
 from encoderlab.batches.permutation import Targets
 from encoderlab.batches.streams import XLNetStreams
+from encoderlab.cli import main
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError, Stopped
@@ -233,6 +234,44 @@ def test_a_run_resumes_without_the_folder_that_it_continued(corpus: Path, tmp_pa
         pretrain(made, corpus, tmp_path / "second", session=Budget(amount=2))
     shutil.rmtree(tmp_path / "first")
     assert pretrain(made, corpus, tmp_path / "second").step == 4
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "albert-tiny", "convbert-tiny", "deberta-v3-tiny", "distilbert-tiny"])
+def test_every_checkpoint_becomes_a_model(name: str, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+    made, run = short(name), tmp_path / "run"
+    if isinstance(made.objective, DistillSettings):
+        teacher = Model(resized(made.model, vocab=Corpus(corpus).vocab_size), Tokenizer.load(corpus / "tokenizer"))
+        folders.save(teacher.initialize(1), tmp_path / "teacher")
+        made = replace(made, objective=replace(made.objective, teacher=str(tmp_path / "teacher"), student_from=()))
+    if made.generator is not None:
+        sizes = {"layers": 1, "width": 32, "heads": 1, "head_width": None, "ff_width": 16}
+        made = replace(made, generator=resized(made.generator, **sizes))
+    with pytest.raises(Stopped):
+        pretrain(made, corpus, run, session=Budget(amount=2))
+    with pytest.raises(DataError, match="not finished; finish it, or take .* encoderlab convert"):
+        load(run)
+    given = ["--tokenizer", str(corpus / "tokenizer")]
+    assert main(["convert", str(run), str(tmp_path / "early"), *given]) == 0
+    assert "step-000002" in capsys.readouterr().out
+    pretrain(made, corpus, run)
+    assert main(["convert", str(run / "checkpoints/step-000004"), str(tmp_path / "last"), *given]) == 0
+    for part in [path.relative_to(run / "model").parent for path in (run / "model").rglob("model.safetensors")]:
+        whole, early, last = (load(tmp_path / folder / part) for folder in ("run/model", "early", "last"))
+        assert early.tokenizer is not None and early.config == whole.config
+        assert all(torch.equal(w, last.state_dict()[key]) for key, w in whole.state_dict().items())
+        assert not all(torch.equal(w, early.state_dict()[key]) for key, w in whole.state_dict().items())
+        assert len(early.encode(["a few words"])) == 1
+
+
+def test_a_checkpoint_that_is_no_model_is_refused(corpus: Path, tmp_path: Path) -> None:
+    step = pretrain(short("bert-tiny"), corpus, tmp_path / "run").checkpoint
+    shutil.rmtree(tmp_path / "run" / "model")
+    weights = bytearray((step / "weights.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (step / "weights.safetensors").write_bytes(weights)
+    for path in (step, tmp_path / "run"):
+        assert main(["convert", str(path), str(tmp_path / "out")]) == 3
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("text", ["{}", '{"model": null, "seed": 7}'])

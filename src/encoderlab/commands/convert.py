@@ -30,7 +30,8 @@ def convert(
     Reads folders of encoderlab and of Hugging Face, TensorFlow checkpoints of BERT,
     ALBERT, ELECTRA, ConvBERT, XLNet and Transformer-XL, fairseq's RoBERTa and
     Microsoft's DeBERTa. Two networks that were trained together become two folders,
-    OUT/generator and OUT/discriminator.
+    OUT/generator and OUT/discriminator. Of a pretraining run that is not finished,
+    the newest checkpoint is taken, or one that is given.
 
     Example:
         encoderlab convert runs/wiki wiki-hf --to hf
@@ -56,10 +57,17 @@ def convert(
     from encoderlab.interchange import folder, huggingface
     from encoderlab.interchange.load import find_tokenizer, kind_of, read
     from encoderlab.tasks.folder import find_task
+    from encoderlab.train import checkpoint
+    from encoderlab.train.pretraining import models_at
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: exists and is not empty; choose another folder")
-    models = read(model, kind=source, allow_missing=allow_missing)
+    taken = checkpoint.found_in(model) if source is None else None
+    if taken is None:
+        models = read(model, kind=source, allow_missing=allow_missing)
+    else:
+        terminal.say(f"the weights are those of {taken}")
+        models = models_at(taken)
     if tokenizer is not None:
         found = find_tokenizer(tokenizer, next(iter(models.values())).config.family)
         if found is None:

@@ -44,6 +44,11 @@ def load(path: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
     kind = kind_of(folder)
     if kind is not None:
         raise DataError(f"{folder}: holds a checkpoint of the kind {kind!r}; run: encoderlab convert {folder} OUT")
+    if (folder / "checkpoints").is_dir():
+        raise DataError(
+            f"{folder}: holds a run that is not finished; finish it, or take what it has learnt so far: "
+            f"encoderlab convert {folder} OUT"
+        )
     raise DataError(f"{folder}: holds no config.json; give a model folder, or a run folder with model/")
 
 

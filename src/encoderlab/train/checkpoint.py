@@ -165,6 +165,22 @@ def newest(folder: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
     return None, damaged
 
 
+def found_in(path: Path) -> Path | None:
+    """The checkpoint that ``path`` is, or the newest whole one of a run folder without a model; None of other folders.
+
+    Raises:
+        DataError: all checkpoints of the run are damaged.
+    """
+    if all((path / file).is_file() for file in (WEIGHTS, STATE, MANIFEST)):
+        return path
+    if (path / "model").exists() or not _by_age(path / "checkpoints"):
+        return None
+    found, damaged = newest(path / "checkpoints")
+    if found is None:
+        raise DataError(f"{damaged[0][1]}; no older checkpoint is whole")
+    return found
+
+
 def put_aside(folder: Path) -> None:
     """Rename a damaged checkpoint, so that it is neither used nor lost."""
     names = (f"damaged-{folder.name}{f'-{number}' if number else ''}" for number in itertools.count())

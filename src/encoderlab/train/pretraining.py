@@ -34,6 +34,7 @@ from encoderlab.objectives.mlm import MLM, MLMSettings
 from encoderlab.objectives.permutation import Permutation, PermutationSettings
 from encoderlab.objectives.rtd import RTD, RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
+from encoderlab.train import checkpoint
 from encoderlab.train.continuing import continuing, same_ids, source_of, take
 from encoderlab.train.distributed import join
 from encoderlab.train.loop import Data, Outcome, load_weights, train
@@ -114,6 +115,25 @@ def save_models(objective: Objective, tokenizer: Tokenizer, out: Path) -> None:
         folders.save(model, out / "model" if name == "model" else out / "model" / name)
 
 
+def models_at(folder: Path) -> dict[str, Model]:
+    """The models as the checkpoint ``folder`` of a run has them, by the names of :meth:`Objective.models`, without
+    tokenizer.
+
+    Raises:
+        DataError: the checkpoint is damaged, or not one of pretraining.
+    """
+    checkpoint.verify(folder)
+    kept = read_file(folder / checkpoint.RECIPE)
+    if "objective" not in kept:
+        raise DataError(f"{folder}: is no checkpoint of pretraining; run the command that wrote it again to finish it")
+    recipe = from_dict(Recipe, kept)
+    settings, vocabulary = recipe.objective, _any_vocabulary(recipe)
+    teacher = load(settings.teacher) if isinstance(settings, DistillSettings) else None
+    objective = _objective(recipe, *_networks(recipe, None, resumed=True), teacher, vocabulary)
+    load_weights(objective, folder)
+    return {name: model.eval() for name, model in objective.models().items()}
+
+
 def check(recipe: Recipe) -> None:
     """Refuse combinations that make no sense, by what the recipe says alone; no weights are made.
 
@@ -191,10 +211,14 @@ def check(recipe: Recipe) -> None:
     if not isinstance(objective, DistillSettings):  # whose other network is not known from the recipe alone
         with torch.device("meta"):
             networks = [None if c is None else Model(c) for c in (recipe.model, recipe.generator)]
-            size = recipe.model.encoder.vocab
-            vocabulary = Vocabulary(size=size, pad=0, mask=1, special=(0, 1), counts=np.ones(size))
             assert networks[0] is not None
-            _objective(recipe, networks[0], networks[1], None, vocabulary)
+            _objective(recipe, networks[0], networks[1], None, _any_vocabulary(recipe))
+
+
+def _any_vocabulary(recipe: Recipe) -> Vocabulary:
+    """One of the model's size, for an objective that makes no batches."""
+    size = recipe.model.encoder.vocab
+    return Vocabulary(size=size, pad=0, mask=1, special=(0, 1), counts=np.ones(size))
 
 
 def fit(recipe: Recipe, tokenizer: Tokenizer, *, resumed: Path | None = None) -> Recipe:
@@ -279,12 +303,13 @@ def _objective(
     return MLM(model, settings, vocabulary)
 
 
-def _networks(recipe: Recipe, tokenizer: Tokenizer, *, resumed: bool) -> tuple[Model, Model | None]:
+def _networks(recipe: Recipe, tokenizer: Tokenizer | None, *, resumed: bool) -> tuple[Model, Model | None]:
     """The model and, for replaced token detection, its generator."""
     model, generator = Model(recipe.model, tokenizer).initialize(recipe.seed), None
     if recipe.generator is not None:
         generator = Model(recipe.generator, tokenizer).initialize(recipe.seed + 1)
     if recipe.init_from is not None and not resumed:
+        assert tokenizer is not None
         source, second = source_of(recipe, tokenizer)
         take(model, source, recipe.init_from)
         if generator is not None and second is not None and not recipe.fresh_generator:

@@ -242,6 +242,8 @@ def mixed_attention(
     fast = _kernels(qkv, value, span, weight)
     if fast is cpu and len(weight) <= heads * cpu.convolution.MOST_TAPS:
         return cpu.mixed.mixed_attention(qkv, value, span, weight, bias, heads, visible, doc, keys, scale, p, site)
-    attended = attend_packed(qkv, heads, visible=visible, scale=scale, p=p, keys=keys, site=site)
-    logits = torch.nn.functional.linear(span * qkv[..., : span.shape[-1]], weight, bias)
+    parts = qkv.chunk(3, dim=-1)
+    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)
+    attended = attend(q, k, v, visible=visible, scale=scale, p=p, keys=keys, site=site).transpose(1, 2).flatten(2)
+    logits = torch.nn.functional.linear(span * parts[0], weight, bias)
     return torch.cat([attended, dynamic_convolution(value, logits, heads, doc)], dim=-1)
