@@ -176,7 +176,10 @@ def test_products_of_a_model_beside_a_narrower_one(inner: int, outer: int, part:
 
 
 def test_products_that_are_computed_in_float32_count_as_products() -> None:
-    x, weight = torch.ones(512, 128).bfloat16(), torch.ones(128, 512).bfloat16()
+    x, weight = (
+        torch.ones(1 << 15, 128).bfloat16(),
+        torch.ones(128, 512).bfloat16(),
+    )  # a hundred times what else is done
 
     def step() -> None:
         with WideProducts():

@@ -132,7 +132,7 @@ void attend(const Attention& at, const T* q, const T* k, const T* v, const T* bi
   const int64_t depth = at.width, wide = round_up(at.width, BLOCK), value_wide = round_up(at.value_width, BLOCK);
   const int64_t columns = round_up(at.keys, BLOCK), block = block_rows(at, visible);
   const bool by_queries = relative && relative->query_rows, by_keys = relative && relative->key_rows;
-  const int64_t stride = columns + (by_keys ? GROUP : 0), spare = by_keys ? GROUP : 0;
+  const int64_t stride = columns, spare = by_keys ? TILE : 0;
   const Tables<T> query_tables(at, by_queries ? relative->query_rows : nullptr, at.query_rows, false, false, 1.0f);
   const Tables<T> key_tables(at, by_keys ? relative->key_rows : nullptr, at.key_rows, true, false, 1.0f);
   const int64_t pairs = at.batch * at.heads, blocks = (at.queries + block - 1) / block;
@@ -231,7 +231,7 @@ void attend_backward(const Attention& at, const Attention& to, const T* grad, co
   const int64_t columns = round_up(at.keys, BLOCK), block = block_rows(at, visible);
   const int64_t query_panels = round_up(depth, PANEL) / PANEL, value_panels = round_up(at.value_width, PANEL) / PANEL;
   const bool by_queries = relative && relative->query_rows, by_keys = relative && relative->key_rows;
-  const int64_t spare = by_keys ? GROUP : 0, stride = columns + spare;
+  const int64_t stride = columns, spare = by_keys ? TILE : 0;
   const Tables<T> query_tables(at, by_queries ? relative->query_rows : nullptr, at.query_rows, false, true, 1.0f);
   const Tables<T> key_tables(at, by_keys ? relative->key_rows : nullptr, at.key_rows, true, true, at.scale);
   // Gradients of the rows are sums over the batch, taken in `chunks` parts.
@@ -385,7 +385,6 @@ void attend_backward(const Attention& at, const Attention& to, const T* grad, co
                        to.position_query[2]);
         }
         if (by_keys) {
-          for (int64_t r = 0; r < rows; r++) std::memset(dscores + r * stride + seen, 0, GROUP * sizeof(float));
           std::memset(dscores + rows * stride, 0, W * stride * sizeof(float));
           key_rows_gradient(dscores, stride, rows, seen, key_tables(h, table), key_base, keys + first * wide,
                             group_packed, depth, wide, band, dkeys + first * wide, key_sum + table * table_size);

@@ -90,17 +90,17 @@ void add_query_rows(const float* queries, int64_t wide, const Table& table, int6
   }
 }
 
-// scores[r, j] += keys[j] . column[base - j + r]; reads up to GROUP keys, and writes up to W queries, more than there
-// are
+// scores[r, j] += keys[j] . column[base - j + r]; reads up to TILE keys, and writes up to W queries, more than there are
 void add_key_rows(const float* keys, int64_t wide, const Table& table, int64_t depth, int64_t base, int64_t rows,
                   int64_t seen, float* band, float* scores, int64_t stride) {
   for (int64_t g = 0; g < seen; g += GROUP) {
     const int64_t first = panel_floor(base - (g + GROUP - 1)), ld = band_width(rows, GROUP);
-    for (int64_t t = g; t < g + GROUP; t += TILE)
+    const int64_t end = std::min(g + GROUP, seen);
+    for (int64_t t = g; t < end; t += TILE)
       for (int64_t c = panel_floor(base - (t + TILE - 1)); c < base - t + rows + W; c += PANEL)
         tile<TILE, false, false>(keys + t * wide, wide, table.columns + c * depth, depth,
                                  band + (t - g) * ld + c - first, ld);
-    for (int64_t j = g; j < g + GROUP; j += W)
+    for (int64_t j = g; j < end; j += W)
       for (int64_t r = 0; r < rows; r += W) {
         floats v[W];
         for (int i = 0; i < W; i++) v[i] = load(band + (j + i - g) * ld + base - (j + i) + r - first);
@@ -135,29 +135,29 @@ void query_rows_gradient(const float* ds, int64_t stride, int64_t rows, int64_t 
   }
 }
 
-// dkeys[j] += sum_r ds[r, j] row[base - j + r], and the sums for the rows; ds is zero in up to W more rows and GROUP
-// more columns
+// dkeys[j] += sum_r ds[r, j] row[base - j + r], and the sums for the rows; ds is zero in up to W more rows
 void key_rows_gradient(const float* ds, int64_t stride, int64_t rows, int64_t seen, const Table& table, int64_t base,
                        const float* keys, float* keys_packed, int64_t depth, int64_t wide, float* band, float* dkeys,
                        float* drows) {
   const int64_t panels = round_up(depth, PANEL) / PANEL, ld = band_width(rows, GROUP);
   for (int64_t g = 0; g < seen; g += GROUP) {
     const int64_t first = panel_floor(base - (g + GROUP - 1)), last = base - g + rows;
+    const int64_t end = std::min(g + GROUP, seen);
     std::memset(band, 0, GROUP * ld * sizeof(float));
-    for (int64_t j = g; j < g + GROUP; j += W)
+    for (int64_t j = g; j < end; j += W)
       for (int64_t r = 0; r < rows; r += W) {
         floats v[W];
         for (int i = 0; i < W; i++) v[i] = load(ds + (r + i) * stride + j);
         transpose<>(v);
         for (int i = 0; i < W; i++) store(band + (j + i - g) * ld + base - (j + i) + r - first, v[i]);
       }
-    for (int64_t t = g; t < g + GROUP; t += TILE) {
+    for (int64_t t = g; t < end; t += TILE) {
       const int64_t low = base - (t + TILE - 1);
       multiply(band + (t - g) * ld + low - first, ld, table.rows + low * PANEL, dkeys + t * wide, wide, TILE,
                base - t + rows - low, panels, true, table.width);
     }
-    pack(keys + g * wide, wide, GROUP, depth, keys_packed);
-    multiply<true>(band, ld, keys_packed, drows + first * wide, wide, last - first, GROUP, panels, true);
+    pack(keys + g * wide, wide, end - g, depth, keys_packed);
+    multiply<true>(band, ld, keys_packed, drows + first * wide, wide, last - first, end - g, panels, true);
   }
 }
 
