@@ -132,7 +132,7 @@ void attend(const Attention& at, const T* q, const T* k, const T* v, const T* bi
   const int64_t depth = at.width, wide = round_up(at.width, BLOCK), value_wide = round_up(at.value_width, BLOCK);
   const int64_t columns = round_up(at.keys, BLOCK), block = block_rows(at, visible);
   const bool by_queries = relative && relative->query_rows, by_keys = relative && relative->key_rows;
-  const int64_t stride = columns, spare = by_keys ? TILE : 0;
+  const int64_t spare = by_keys ? TILE : 0;
   const Tables<T> query_tables(at, by_queries ? relative->query_rows : nullptr, at.query_rows, false, false, 1.0f);
   const Tables<T> key_tables(at, by_keys ? relative->key_rows : nullptr, at.key_rows, true, false, 1.0f);
   const int64_t pairs = at.batch * at.heads, blocks = (at.queries + block - 1) / block;
@@ -142,12 +142,12 @@ void attend(const Attention& at, const T* q, const T* k, const T* v, const T* bi
     const int64_t b = task / parts / at.heads, h = task / parts % at.heads, part = task % parts;
     const int64_t table = relative && relative->table ? relative->table[b] : 0;
     Head<T> head(at, q, k, v, bias, visible, row_keys, relative, b, h);
-    Taker take(columns * (depth + value_wide) + block * (wide + value_wide) + (block + W) * stride +
+    Taker take(columns * (depth + value_wide) + block * (wide + value_wide) + (block + W) * columns +
                (relative ? (columns + spare) * wide + band_room(block, columns) : 0));
     float* keys_packed = take(columns * depth);
     float* values_packed = take(columns * value_wide);
     float* queries = take(block * wide);
-    float* scores = take((block + W) * stride);
+    float* scores = take((block + W) * columns);
     float* result = take(block * value_wide);
     float* keys = relative ? take((columns + spare) * wide) : nullptr;
     float* band = relative ? take(band_room(block, columns)) : nullptr;
@@ -168,20 +168,20 @@ void attend(const Attention& at, const T* q, const T* k, const T* v, const T* bi
       head.span(i0, i0 + rows, first, last);
       const int64_t seen = last - first, depth_seen = std::min(last, at.keys) - first;
       copy_rows(head.q + i0 * at.q[2], at.q[2], rows, depth, at.scale, queries, wide);
-      multiply(queries, wide, keys_packed + first * depth, scores, stride, rows, depth, seen / PANEL);
+      multiply(queries, wide, keys_packed + first * depth, scores, columns, rows, depth, seen / PANEL);
       if (by_queries) {
         if (relative->position_query)
           copy_rows(relative->position_query + b * at.position_query[0] + h * at.position_query[1] +
                         i0 * at.position_query[2],
                     at.position_query[2], rows, depth, at.scale, queries, wide);
         add_query_rows(queries, wide, query_tables(h, table), depth, MARGIN + at.queries - 1 - i0 + first, rows, seen,
-                       band, scores, stride);
+                       band, scores, columns);
       }
       if (by_keys)
         add_key_rows(keys + first * wide, wide, key_tables(h, table), depth, MARGIN + at.keys - 1 - first + i0, rows,
-                     seen, band, scores, stride);
+                     seen, band, scores, columns);
       for (int64_t r = 0; r < rows; r++) {
-        float* s = scores + r * stride;
+        float* s = scores + r * columns;
         floats most = all(-INFINITY);
         for (int64_t j = 0; j < seen; j += BLOCK) {
           Block x = head.score(s + j, i0 + r, first + j);
@@ -213,7 +213,7 @@ void attend(const Attention& at, const T* q, const T* k, const T* v, const T* bi
       if (first != packed_first || last != packed_last)
         pack(head.v + first * at.v[2], at.v[2], depth_seen, at.value_width, values_packed);
       packed_first = first, packed_last = last;
-      multiply(scores, stride, values_packed, result, value_wide, rows, depth_seen,
+      multiply(scores, columns, values_packed, result, value_wide, rows, depth_seen,
                round_up(at.value_width, PANEL) / PANEL);
       for (int64_t r = 0; r < rows; r++)
         write_rows(result + r * value_wide, value_wide, 1, at.value_width, inverse[r],
@@ -231,7 +231,7 @@ void attend_backward(const Attention& at, const Attention& to, const T* grad, co
   const int64_t columns = round_up(at.keys, BLOCK), block = block_rows(at, visible);
   const int64_t query_panels = round_up(depth, PANEL) / PANEL, value_panels = round_up(at.value_width, PANEL) / PANEL;
   const bool by_queries = relative && relative->query_rows, by_keys = relative && relative->key_rows;
-  const int64_t stride = columns, spare = by_keys ? TILE : 0;
+  const int64_t spare = by_keys ? TILE : 0;
   const Tables<T> query_tables(at, by_queries ? relative->query_rows : nullptr, at.query_rows, false, true, 1.0f);
   const Tables<T> key_tables(at, by_keys ? relative->key_rows : nullptr, at.key_rows, true, true, at.scale);
   // Gradients of the rows are sums over the batch, taken in `chunks` parts.
@@ -251,14 +251,14 @@ void attend_backward(const Attention& at, const Attention& to, const T* grad, co
       const int64_t pair = b * at.heads + h, table = relative && relative->table ? relative->table[b] : 0;
       Head<T> head(at, q, k, v, bias, visible, row_keys, relative, b, h);
       Taker take(columns * (depth + at.value_width + wide + value_wide) + 2 * (columns + spare) * wide +
-                 2 * (block + W) * stride + block * (4 * wide + 2 * value_wide) + room + GROUP * wide);
+                 2 * (block + W) * columns + block * (4 * wide + 2 * value_wide) + room + GROUP * wide);
       float* keys_transposed = take(columns * depth);
       float* values_transposed = take(columns * at.value_width);
       float* keys_packed = take(columns * wide);
       float* dkeys = take((columns + spare) * wide);
       float* dvalues = take(columns * value_wide);
-      float* probabilities = take((block + W) * stride);
-      float* dscores = take((block + W) * stride);
+      float* probabilities = take((block + W) * columns);
+      float* dscores = take((block + W) * columns);
       float* queries = take(block * wide);
       float* queries_packed = take(block * wide);
       float* dqueries = take(block * wide);
@@ -293,8 +293,8 @@ void attend_backward(const Attention& at, const Attention& to, const T* grad, co
         copy_rows(g, at.out[2], rows, at.value_width, 1.0f, grads, value_wide);
         pack(queries, wide, rows, depth, queries_packed);
         pack(g, at.out[2], rows, at.value_width, grads_packed);
-        multiply(queries, wide, keys_transposed + first * depth, probabilities, stride, rows, depth, seen / PANEL);
-        multiply(grads, value_wide, values_transposed + first * at.value_width, dscores, stride, rows, at.value_width,
+        multiply(queries, wide, keys_transposed + first * depth, probabilities, columns, rows, depth, seen / PANEL);
+        multiply(grads, value_wide, values_transposed + first * at.value_width, dscores, columns, rows, at.value_width,
                  seen / PANEL);
         const int64_t query_base = MARGIN + at.queries - 1 - i0 + first, key_base = MARGIN + at.keys - 1 - first + i0;
         if (by_queries) {
@@ -303,13 +303,13 @@ void attend_backward(const Attention& at, const Attention& to, const T* grad, co
                           i0 * at.position_query[2],
                       at.position_query[2], rows, depth, at.scale, queries, wide);
           add_query_rows(queries, wide, query_tables(h, table), depth, query_base, rows, seen, band, probabilities,
-                         stride);
+                         columns);
         }
         if (by_keys)
           add_key_rows(keys + first * wide, wide, key_tables(h, table), depth, key_base, rows, seen, band,
-                       probabilities, stride);
+                       probabilities, columns);
         for (int64_t r = 0; r < rows; r++) {
-          float *p = probabilities + r * stride, *ds = dscores + r * stride;
+          float *p = probabilities + r * columns, *ds = dscores + r * columns;
           const float normaliser = normalisers[pair * at.queries + i0 + r];
           floats sum = {};
           for (int64_t j = 0; j < seen; j += BLOCK) {  // p = +-P, negative where dropped; ds = dP
@@ -364,10 +364,10 @@ void attend_backward(const Attention& at, const Attention& to, const T* grad, co
         if (first != packed_first || last != packed_last)
           pack(head.k + first * at.k[2], at.k[2], depth_seen, depth, keys_packed);
         packed_first = first, packed_last = last;
-        multiply(dscores, stride, keys_packed, dqueries, wide, rows, depth_seen, query_panels);
-        multiply<true>(dscores, stride, queries_packed, dkeys + first * wide, wide, depth_seen, rows, query_panels,
+        multiply(dscores, columns, keys_packed, dqueries, wide, rows, depth_seen, query_panels);
+        multiply<true>(dscores, columns, queries_packed, dkeys + first * wide, wide, depth_seen, rows, query_panels,
                        true);
-        multiply<true>(probabilities, stride, grads_packed, dvalues + first * value_wide, value_wide, depth_seen, rows,
+        multiply<true>(probabilities, columns, grads_packed, dvalues + first * value_wide, value_wide, depth_seen, rows,
                        value_panels, true);
         if (by_queries) {
           float* to_queries = dqueries;
@@ -376,7 +376,7 @@ void attend_backward(const Attention& at, const Attention& to, const T* grad, co
             std::memset(to_queries, 0, rows * wide * sizeof(float));
             pack(queries, wide, rows, depth, queries_packed);
           }
-          query_rows_gradient(dscores, stride, rows, seen, query_tables(h, table), query_base, queries_packed, depth,
+          query_rows_gradient(dscores, columns, rows, seen, query_tables(h, table), query_base, queries_packed, depth,
                               wide, band, to_queries, query_sum + table * table_size);
           if (relative->position_query)
             write_rows(to_queries, wide, rows, depth, at.scale,
@@ -385,8 +385,8 @@ void attend_backward(const Attention& at, const Attention& to, const T* grad, co
                        to.position_query[2]);
         }
         if (by_keys) {
-          std::memset(dscores + rows * stride, 0, W * stride * sizeof(float));
-          key_rows_gradient(dscores, stride, rows, seen, key_tables(h, table), key_base, keys + first * wide,
+          std::memset(dscores + rows * columns, 0, W * columns * sizeof(float));
+          key_rows_gradient(dscores, columns, rows, seen, key_tables(h, table), key_base, keys + first * wide,
                             group_packed, depth, wide, band, dkeys + first * wide, key_sum + table * table_size);
         }
         write_rows(dqueries, wide, rows, depth, at.scale, dq + b * to.q[0] + h * to.q[1] + i0 * to.q[2], to.q[2]);

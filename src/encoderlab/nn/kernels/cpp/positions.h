@@ -90,7 +90,8 @@ void add_query_rows(const float* queries, int64_t wide, const Table& table, int6
   }
 }
 
-// scores[r, j] += keys[j] . column[base - j + r]; reads up to TILE keys, and writes up to W queries, more than there are
+// scores[r, j] += keys[j] . column[base - j + r]; reads up to TILE keys, and writes up to W queries, more than there
+// are
 void add_key_rows(const float* keys, int64_t wide, const Table& table, int64_t depth, int64_t base, int64_t rows,
                   int64_t seen, float* band, float* scores, int64_t stride) {
   for (int64_t g = 0; g < seen; g += GROUP) {
