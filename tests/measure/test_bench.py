@@ -176,10 +176,7 @@ def test_products_of_a_model_beside_a_narrower_one(inner: int, outer: int, part:
 
 
 def test_products_that_are_computed_in_float32_count_as_products() -> None:
-    x, weight = (
-        torch.ones(1 << 15, 128).bfloat16(),
-        torch.ones(128, 512).bfloat16(),
-    )  # a hundred times what else is done
+    x, weight = torch.ones(1 << 15, 128).bfloat16(), torch.ones(128, 512).bfloat16()  # so large that it is most
 
     def step() -> None:
         with WideProducts():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from encoderlab.nn.kernels import build, cpu, plain
+from encoderlab.nn.kernels.functions import packed_heads
 from encoderlab.nn.kernels.memory import keep_memory
 from encoderlab.nn.kernels.operation import apply
 from encoderlab.nn.kernels.plain import Relative
@@ -241,9 +242,12 @@ def mixed_attention(
     span, weight = _as_products(span, weight)
     fast = _kernels(qkv, value, span, weight)
     if fast is cpu and len(weight) <= heads * cpu.convolution.MOST_TAPS:
-        return cpu.mixed.mixed_attention(qkv, value, span, weight, bias, heads, visible, doc, keys, scale, p, site)
-    parts = qkv.chunk(3, dim=-1)
-    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)
+        if visible is not None:
+            visible = cpu.attention.full_rows(visible, qkv.shape[1])
+        given = (value.contiguous(), span.contiguous(), weight, bias)
+        seen = (visible, cpu.convolution.documents(doc, value), keys)
+        return apply(cpu.mixed.MixedAttention, packed_heads(qkv, heads), *given, *seen, scale, p, site)
+    q, k, v = packed_heads(qkv, heads).unbind()
     attended = attend(q, k, v, visible=visible, scale=scale, p=p, keys=keys, site=site).transpose(1, 2).flatten(2)
-    logits = torch.nn.functional.linear(span * parts[0], weight, bias)
+    logits = torch.nn.functional.linear(span * q.transpose(1, 2).flatten(2), weight, bias)
     return torch.cat([attended, dynamic_convolution(value, logits, heads, doc)], dim=-1)
