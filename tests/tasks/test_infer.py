@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.tasks.base import Answer
 from encoderlab.tasks.infer import Given, hold_out, task_of, with_labels, without_fillers
 
 
@@ -20,6 +21,7 @@ from encoderlab.tasks.infer import Given, hold_out, task_of, with_labels, withou
         ("ner.jsonl", '{"tokens": ["Sue"], "tags": ["B-PER"]}\n', "tagging", "words = 'tokens', tags = 'tags'"),
         ("spans.jsonl", '{"text": "Sue", "label": {"PER": {"Sue": [[0, 2]]}}}\n', "tagging", "spans of characters"),
         ("qa.jsonl", '{"context": "a", "question": "b", "answers": []}\n', "span", "question about context"),
+        ("qa.csv", "Context,Question,answer_text\na,b,a\n", "span", "Question about Context, answer = 'answer_text'"),
         ("choice.jsonl", '{"question": "q", "choices": ["a", "b"], "answer": "A"}\n', "choice", "answer = 'answer'"),
         ("swag.csv", "context,ending0,ending1,label\na,b,c,0\n", "choice", "options = ending0, ending1"),
     ],
@@ -61,8 +63,20 @@ def test_given_columns_win(tmp_path):
         task_of(path, Given(text="bodi"))
     with pytest.raises(ConfigError, match="form 'tag'; did you mean 'tagging'"):
         task_of(path, Given(form="tag"))
-    with pytest.raises(DataError, match="do not hold an answer within a passage"):
+    with pytest.raises(DataError, match="do not hold an answer within a passage; .*--text, --pair and --label"):
         task_of(path, Given(form="span"))
+
+
+def test_columns_of_passages_are_given(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("page,asked,found\nit is red,what?,red\n")
+    task, said = task_of(path, Given(form="span", text="page", pair="asked", label="found"))
+    (example,) = task.read([path], "train").examples
+    assert (example.passage, example.question, example.answers) == ("it is red", "what?", (Answer("red", 6),))
+    assert "asked about page, answer = 'found'" in said
+    path.write_text("context,question,gold\na,b,a\n")
+    with pytest.raises(DataError, match=r"t.csv:2: no label; .*no column 'answers'"):
+        task_of(path)[0].read([path], "train")
 
 
 def test_columns_without_a_header_are_numbers(tmp_path):

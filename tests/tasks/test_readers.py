@@ -314,6 +314,14 @@ def test_answers_of_triviaqa_are_in_lower_case(tmp_path):
     assert split.examples[0].answers == (Answer("oslo", 13),) and "nearest mention" in split.remarks[0]
 
 
+def test_remarks_count_questions_and_not_their_answers(tmp_path):
+    path = squad(tmp_path, [{"text": "cat", "answer_start": 5}] * 3)
+    (said,) = task("squad2").load(path, "train").remarks
+    assert said.startswith("train-v2.0.json: 1 row: an answer stands elsewhere")
+    split = task("squad2").load(squad(tmp_path, [{"text": "cat"}], is_impossible="false"), "train")
+    assert split.examples[0].answers == (Answer("cat", 4),) and not split.remarks  # it has no offset to be wrong
+
+
 def test_cmrc_in_its_first_form(tmp_path):
     qas = [{"query_id": f"T_{i}", "query_text": "谁？", "answers": [text, "北京"]} for i, text in enumerate("京我")]
     write(tmp_path / "cmrc2018_dev.json", json.dumps([{"context_id": "T", "context_text": "我爱北京", "qas": qas}]))
@@ -346,6 +354,16 @@ def test_squad_records_of_hugging_face(tmp_path):
 
 
 # Bad data: one line with file and row, or a counted remark.
+
+
+def test_words_without_their_sentences_are_said(tmp_path):
+    path = write(tmp_path / "train.csv", "sentence,words,labels\n1,Sue,B-PER\n1,ran,O\n")
+    layout = WordLists(words="words", tags="labels")
+    one = Task(name="t", form="tagging", metrics=("f1",), layouts=(layout,))
+    (said,) = one.read([path], "train").remarks
+    assert "every row holds one word" in said and "one row" in said
+    write(path, "words,labels\nSue ran,B-PER O\nSue,B-PER\n")
+    assert not one.read([path], "train").remarks
 
 
 @pytest.mark.parametrize(

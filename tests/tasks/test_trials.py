@@ -11,6 +11,7 @@ from encoderlab.tasks.baselines import baselines
 from encoderlab.tasks.classify import Classify
 from encoderlab.tasks.finetune import Recipe, remarks_of
 from encoderlab.tasks.form import FormSettings, Predictions
+from encoderlab.tasks.infer import task_of
 from encoderlab.tasks.protocol import Protocol
 from encoderlab.tasks.trials import baseline_rows, best_seed, rows, run, summary, table, usable_splits
 from encoderlab.train.optim import AdamW
@@ -86,6 +87,13 @@ def test_a_benchmark_without_a_development_file_says_what_it_is_scored_on(tmp_pa
     plan = replace(QUICK, seeds=1, recipe=replace(QUICK.recipe, epochs=1))
     found = run(plan, model(), task, splits, tmp_path / "out")
     assert said in found.record["remarks"] and said in found.runs[0].record["remarks"]
+
+
+def test_labels_that_differ_in_case_alone_are_said(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text,label\na,True\nb,true\nc,False\n")
+    (said,) = remarks_of({"train": task_of(path)[0].read([path], "train")})
+    assert said == "train: labels 'True' and 'true' differ in case alone and count as two"
 
 
 def test_summaries_and_tables():

@@ -322,11 +322,13 @@ class Task:
 
         columns = tables.columns(path, Remarks(path))
         layout = readers.layout_of(path, self.layouts)
-        label = getattr(layout, "label", "")
+        label = next((getattr(layout, name) for name in ("label", "answer", "tags") if hasattr(layout, name)), "")
+        if label in columns or label and not columns:
+            return f"in the column {label!r}"
         if label is None:
             shown = ", ".join(map(repr, columns[:12]))
             return f"and no column among {shown} is called as labels are: name it with --label"
-        if not label or label.isdigit() or label in columns:
+        if not label or label.isdigit():
             return "in the column that --label names"
         return f"and there is no column {label!r}{nearest(label, columns).rstrip('?')}"
 

@@ -187,8 +187,14 @@ def finetune(
 
 
 def remarks_of(splits: Mapping[str, Split]) -> list[str]:
-    """What is to be said of the files that were read, once each, and of examples to score that training shows too."""
+    """What is to be said of the files that were read, once each, of labels that look alike, and of examples to score
+    that training shows too.
+    """
     said = [remark for split in splits.values() for remark in split.remarks]
+    alike: dict[str, str] = {}
+    for label in labels_of(splits["train"].examples):
+        if (other := alike.setdefault(label.casefold(), label)) != label:
+            said.append(f"train: labels {other!r} and {label!r} differ in case alone and count as two")
     learned = {_content(example) for example in splits["train"].examples}
     for name, split in splits.items():
         seen = sum(_content(example) in learned for example in split.examples if not is_unlabelled(example))

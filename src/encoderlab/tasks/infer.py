@@ -48,6 +48,7 @@ OPTIONS = ("options", "choices", "endings", "candidates", "choice")
 CONTEXTS = (
     "context", "article", "passage", "ctx", "sent1", "startphrase", "premise", "sentence", "text", "texta", "paragraph",
 )  # fmt: skip
+ANSWERS = ("answers", "answer", "answer_text")
 QUESTIONS = ("question", "question_stem", "stem", "sent2", "query", "goal")
 IDS = ("id", "idx", "index", "guid")
 _SAMPLE = 2000
@@ -176,9 +177,9 @@ def _layout(path: Path, columns: Sequence[str], given: Given) -> tuple[Layout, F
     kind = tables.suffix(path)
     lower = {name.strip().lower(): name for name in columns}
     named_id = given.id or _first(IDS, lower)
-    if given.text is None and {"question", "context"} <= set(columns):
-        if given.form == "span" or given.form is None and not _options(lower):
-            return Squad(), "span", "question about context"
+    named = given.form is None and given.text is None and {"question", "context"} <= set(lower) and not _options(lower)
+    if (given.form == "span" or named) and (found := _passages(lower, given)):
+        return found
     other = kind not in _TELLING
     if not columns and given.form in (None, "span") and (kind == ".json" or other and tables.starts_with(path, "{")):
         return Squad(), "span", "SQuAD's nested form"
@@ -199,9 +200,20 @@ def _layout(path: Path, columns: Sequence[str], given: Given) -> tuple[Layout, F
     if given.form in ("tagging", "span", "choice"):
         raise DataError(
             f"{path}: columns {', '.join(columns) or '(none)'} do not hold {FORMS[given.form]}; "
-            f"rename them or convert the file"
+            f"rename them, name them with --text, --pair and --label, or convert the file"
         )
     return _text_columns(path, columns, lower, given, named_id)
+
+
+def _passages(lower: dict[str, str], given: Given) -> tuple[Layout, Form, str] | None:
+    """A question about a passage and its answers in columns; None without columns of passages and questions."""
+    passage = given.text or _first(CONTEXTS, lower)
+    question = given.pair or _first([name for name in QUESTIONS if lower.get(name) != passage], lower)
+    if passage is None or question is None:
+        return None
+    answer = given.label or _first(ANSWERS, lower) or ANSWERS[0]
+    said = f"{question} about {passage}" + (f", answer = {answer!r}" if answer in lower.values() else "")
+    return Squad(context=passage, question=question, answer=answer), "span", said
 
 
 def _word_columns(path: Path, given: Given) -> tuple[Layout, Form, str]:

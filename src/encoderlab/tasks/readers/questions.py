@@ -23,9 +23,16 @@ class Squad:
 
     An answer that does not stand at its offset is moved to its nearest mention; one that stands nowhere keeps its
     text for scoring and cannot be trained on. Both are counted. Case may differ: TriviaQA's answers are in lower case.
+    ``context``, ``question`` and ``answer`` are the columns of records; answers may also stand in ``answer``.
     """
 
-    needs = ("context", "question")
+    context: str = "context"
+    question: str = "question"
+    answer: str = "answers"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (self.context, self.question)
 
     def matches(self, columns: Sequence[str]) -> bool:
         return not columns or set(self.needs) <= set(columns) or {"context_text", "qas"} <= set(columns)
@@ -37,20 +44,19 @@ class Squad:
         for record in records(path, remarks, self.needs, quoted=True):
             for qa in record.fields.get("qas", ()):
                 passage = text_of(record, "context_text", path)
-                answers = self._answers(qa, passage)
+                answers = self._answers(qa)
                 yield self._question(qa["query_id"], qa["query_text"], passage, answers, record.row, path, remarks)
             if "qas" in record.fields:
                 continue
-            question, passage = (text_of(record, name, path) for name in ("question", "context"))
-            answers = self._answers(record.fields, passage)
+            question, passage = (text_of(record, name, path) for name in (self.question, self.context))
+            answers = self._answers(record.fields)
             yield self._question(id_of(record, "id", remarks), question, passage, answers, record.row, path, remarks)
 
-    @staticmethod
-    def _answers(fields: dict[str, Any], passage: str) -> list[dict] | None:
+    def _answers(self, fields: dict[str, Any]) -> list[dict] | None:
         """The answers of a record: SQuAD's list, Hugging Face's two lists, or texts with or without their offset."""
-        answers = fields.get("answers", fields.get("answer"))
+        answers = fields.get(self.answer, fields.get("answer"))
         if isinstance(answers, dict):
-            starts = answers.get("answer_start") or [-1] * len(answers["text"])
+            starts = answers.get("answer_start") or [None] * len(answers["text"])
             return [{"text": text, "answer_start": start} for text, start in zip(answers["text"], starts, strict=True)]
         if isinstance(answers, str):
             answers = [answers] if answers else []
@@ -58,9 +64,7 @@ class Squad:
             raise TypeError(f"the answer {answers!r} is neither a text nor a list of them")
         start = fields.get("answer_start")
         return answers and [
-            {"text": answer, "answer_start": nearest_place(passage, answer, 0) if start in (None, "") else int(start)}
-            if isinstance(answer, str)
-            else answer
+            {"text": answer, "answer_start": None if start == "" else start} if isinstance(answer, str) else answer
             for answer in answers
         ]
 
@@ -72,7 +76,7 @@ class Squad:
             for paragraph in article["paragraphs"]:
                 for qa in paragraph["qas"]:
                     remarks.row += 1
-                    answers = [] if qa.get("is_impossible") else qa.get("answers")
+                    answers = [] if str(qa.get("is_impossible")).lower() in ("true", "1") else qa.get("answers")
                     yield self._question(
                         str(qa["id"]), qa["question"], paragraph["context"], answers, remarks.row, path, remarks
                     )
@@ -84,18 +88,19 @@ class Squad:
         if not passage.strip():
             raise DataError(f"{path}:{row}: question {id!r} has an empty passage; leave it out")
         found = []
+        said = set()  # once for a question, whose answers are often the same words
         for answer in answers or ():
-            text, start = str(answer["text"]), int(answer.get("answer_start", -1))
+            text, given = str(answer["text"]), answer.get("answer_start")
+            start = -1 if given is None else int(given)
             if start < 0 or passage[start : start + len(text)].lower() != text.lower():
-                moved = nearest_place(passage, text.strip(), start)
-                remarks.add(
-                    "an answer does not stand in the passage; it is scored but not trained on"
-                    if moved < 0
-                    else "an answer stands elsewhere than its offset says; the nearest mention is taken",
-                    row,
-                )
-                start = moved
+                start = nearest_place(passage, text.strip(), start)
+                if start < 0:
+                    said.add("an answer does not stand in the passage; it is scored but not trained on")
+                elif given is not None:
+                    said.add("an answer stands elsewhere than its offset says; the nearest mention is taken")
             found.append(Answer(text, start))
+        for remark in sorted(said):
+            remarks.add(remark, row)
         return Question(
             id=id, question=question, passage=passage, answers=None if answers is None else tuple(found), row=row
         )

@@ -86,7 +86,15 @@ class WordLists:
         return self.words in columns
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Words]:
-        yield from _converted(lambda notes: self._sentences(path, notes), self.scheme, path, remarks)
+        sentences = longest = 0
+        for sentence in _converted(lambda notes: self._sentences(path, notes), self.scheme, path, remarks):
+            sentences, longest = sentences + 1, max(longest, len(sentence.words))
+            yield sentence
+        if sentences > 1 and longest == 1:
+            remarks.note(
+                "every row holds one word, which is tagged without its neighbours; put the words of a sentence in one "
+                "row, or one in a line with blank lines between sentences"
+            )
 
     def _sentences(self, path: Path, remarks: Remarks) -> Iterator[Words]:
         for record in records(path, remarks, self.needs, self.tags, quoted=False):
