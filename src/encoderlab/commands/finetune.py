@@ -105,11 +105,11 @@ def finetune(
     form
         Of a file of your own: classification, regression, tagging, span or choice, where it cannot tell.
     text
-        Its column of the text.
+        Its column of the text, passage or context.
     pair
-        Its column of the second text.
+        Its column of the second text, or of the question.
     label
-        Its column of the label.
+        Its column of the label, tags or answer.
     """
     from encoderlab.interchange.load import load
     from encoderlab.measure.report import Report, write
