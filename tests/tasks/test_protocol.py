@@ -10,7 +10,8 @@ from encoderlab.nn.heads import Span
 from encoderlab.tasks import protocol as protocols
 from encoderlab.tasks.protocol import PROTOCOLS, parse_grid
 from encoderlab.tasks.suites import TASKS, task
-from encoderlab.train.schedule import Constant
+from encoderlab.train.optim import BertAdam
+from encoderlab.train.schedule import Bert, Constant
 from tests.tasks.tiny import model
 
 
@@ -35,8 +36,8 @@ def test_recipes_are_those_of_the_papers():
     assert (small.optim.lr, small.epochs, small.optim.layer_decay.decay) == (3e-4, 10.0, 0.8)
     assert (large.optim.lr, large.optim.layer_decay.decay, large.form.swap) == (5e-5, 0.9, True)
     assert electra.recipe_for(task("conll2003"), start).form.max_length == 256
-    assert PROTOCOLS["deberta"].recipe_for(task("cola"), start).head_dropout == 0.1
     clue = PROTOCOLS["clue"]
+    assert clue.recipe_for(task("cluewsc"), start).optim.lr == 1e-5
     assert clue.recipe_for(task("cmrc2018"), start).form.max_length == 512
     forms = [clue.recipe_for(task(name), start).form for name in ("c3", "clue_chid")]
     assert [(form.choice, form.max_length) for form in forms] == [("clue", 512), ("clue", 64)]
@@ -77,11 +78,22 @@ def published(size: str) -> Model:
         ("deberta-base", "copa", (1e-5, 32, 3.0, 50, 0.1)),
         ("deberta-large", "copa", (5e-6, 16, 4.0, 30, 0.1)),
         ("deberta-large", "record", (1e-5, 64, 3.0, 1000, 0.3)),
+        ("deberta-base", "cola", (2e-5, 32, 6.0, 100, 0.15)),
+        ("deberta-large", "stsb", (7e-6, 32, 4.0, 100, 0.15)),
+        ("deberta-xlarge", "rte", (5e-6, 48, 6.0, 50, 0.2)),
+        ("deberta-v2-xlarge", "qqp", (4e-6, 64, 10.0, 1000, 0.2)),
+        ("deberta-v2-xxlarge", "mrpc", (2e-6, 32, 6.0, 50, 0.2)),
+        ("deberta-v3-large", "cola", (5.5e-6, 32, 10.0, 50, 0.1)),
+        ("deberta-v3-large", "record", (7e-6, 64, 3.0, 500, 0.1)),
+        ("deberta-large", "race", (8e-6, 32, 6.0, 100, 0.2)),
+        ("deberta-v3-small", "sst2", (2e-5, 32, 6.0, 500, 0.15)),  # it has no script of its own
     ],
 )
 def test_deberta_has_a_script_for_each_size(size, name, expected):
+    """Adam without bias correction, and a rate that drops where the warm-up ends, as in pretraining."""
     r = PROTOCOLS["deberta"].recipe_for(task(name), published(size))
     assert (r.optim.lr, r.batch, r.epochs, r.schedule.warmup, r.head_dropout) == expected
+    assert isinstance(r.optim, BertAdam) and isinstance(r.schedule, Bert)
 
 
 def test_answers_and_exams_of_the_other_families():
