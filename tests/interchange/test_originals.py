@@ -8,17 +8,23 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import DataError
-from encoderlab.interchange import configs, fairseq, folder, names, originals, tables
+from encoderlab.interchange import configs, fairseq, folder, huggingface, names, originals, tables
 from encoderlab.interchange.load import kind_of, load, read
+from encoderlab.model import Model
+from encoderlab.models.base import resized
+from encoderlab.nn.heads import Classification, ClassificationHead, Span
 from encoderlab.nn.spanconv import SpanDynamic
 from tests.interchange.tiny_models import CONFIGS, make, same_weights
 
@@ -62,12 +68,86 @@ def test_convbert_sizes_are_told_by_shapes(shared: Path, tmp_path: Path) -> None
     assert models["generator"].config.encoder.heads == 1
 
 
+class Recorded:
+    """A TensorFlow checkpoint in memory."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+        self.tensors, self.prefix, self.index_path = tensors, folder / "model.ckpt", folder / "model.ckpt.index"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def read(self, name: str) -> np.ndarray:
+        return self.tensors[name].numpy()
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 4])
+def test_head_ratios_of_convbert_are_told_by_shapes(ratio: int, tmp_path: Path, monkeypatch: Any) -> None:
+    config = resized(CONFIGS["convbert"], conv=SpanDynamic(head_ratio=ratio, kernel=5, mask_padding=False))
+    model = make(config)
+    tensors = names.write(tables.electra_tf(generator=False), folder.weights(model), config.encoder)
+    monkeypatch.setattr(originals, "Checkpoint", lambda path: Recorded(tensors, tmp_path))
+    found = originals.read_tensorflow(tmp_path)["model"]
+    assert same_weights(found, model) and found.config.encoder.conv == config.encoder.conv
+
+
+@pytest.mark.parametrize("family", ["bert", "albert"])
+@pytest.mark.parametrize("head", [Classification(labels=3), Span()])
+def test_heads_of_fine_tuned_tensorflow_models(
+    family: str, head: Any, tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = replace(CONFIGS[family], task=head, lm=None, pair=False)
+    model, layout = make(config), {"bert": tables.BERT_TF, "albert": tables.ALBERT_TF}[family]
+    tensors = names.write(layout, folder.weights(model), config.encoder, dialects=True)
+    left_out = "output_" if isinstance(head, Span) else "cls/squad/"
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(left_out)}
+    fields = {name: value for name, value in configs.write(config).items() if name != "model_type"}
+    (tmp_path / f"{family}_config.json").write_text(json.dumps(fields))
+    monkeypatch.setattr(originals, "Checkpoint", lambda path: Recorded(tensors, tmp_path))
+    found = originals.read_tensorflow(tmp_path)["model"]
+    assert same_weights(found, model) and found.config.task == head and not caplog.records
+    huggingface.save(found, tmp_path / "hf")
+    assert load(tmp_path / "hf").config.task == head and not caplog.records
+
+
 def test_fairseq_folders(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
     for case in ("roberta_fairseq", "roberta_fairseq_old_layout"):
         path = shared / "golden/fairseq_checkpoints" / case
         assert kind_of(path) == "fairseq" == kind_of(path / "model.pt")
         assert same_weights(read(path)["model"], read(path / "model.pt")["model"])
-    assert "classification_heads.toy" in caplog.text
+    assert not caplog.records  # nothing missing, nothing left over
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_the_head_of_a_fine_tuned_fairseq_model(labels: int, shared: Path, tmp_path: Path) -> None:
+    weights, settings = fairseq.read(shared / "golden/fairseq_checkpoints/roberta_fairseq")
+    weights["classification_heads.toy.out_proj.weight"] = torch.randn(labels, 32)
+    weights["classification_heads.toy.out_proj.bias"] = torch.randn(labels)
+    torch.save({"model": weights, "args": argparse.Namespace(**settings | {"pooler_dropout": 0.2})}, tmp_path / "a.pt")
+    model = originals.read_fairseq(tmp_path / "a.pt")["model"]
+    assert model.config.task == Classification(labels=labels, summary="dense", input_dropout=0.2, dropout=0.2)
+    assert model.config.labels == (("number",) if labels == 1 else ("LABEL_0", "LABEL_1", "LABEL_2"))
+    ids = torch.randint(4, 119, (2, 9))
+    expected = scores(model, ids)
+    huggingface.save(model, tmp_path / "hf")
+    kept = safetensors.torch.load_file(tmp_path / "hf/model.safetensors")
+    assert not [name for name in kept if not name.startswith(("roberta.", "classifier."))]
+    torch.testing.assert_close(scores(load(tmp_path / "hf"), ids), expected)
+
+
+def test_of_several_heads_of_a_fairseq_model_none_is_used(
+    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights, settings = fairseq.read(shared / "golden/fairseq_checkpoints/roberta_fairseq")
+    more = {name.replace("toy", "rte"): tensor for name, tensor in weights.items() if "toy" in name}
+    torch.save({"model": weights | more, "args": argparse.Namespace(**settings)}, tmp_path / "model.pt")
+    assert originals.read_fairseq(tmp_path)["model"].config.task is None
+    assert "classification_heads.rte" in caplog.text and "classification_heads.toy" in caplog.text
+
+
+def scores(model: Model, ids: torch.Tensor) -> torch.Tensor:
+    assert isinstance(model.task, ClassificationHead)
+    return model.task(model(ids).last[:, 0])
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,8 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: exists and is not empty; choose another folder")
     config, weights = model.config, folders.weights(model)
+    if config.task is not None:
+        config, weights = _for_task(config, weights)
     form = configs.format_of(config)
     if form.model_type == "roberta" and model.tokenizer is not None:
         config, weights = _count_from_padding(config, weights, model.tokenizer.special.pad)
@@ -302,6 +304,17 @@ def _count_from_padding(
     table = torch.cat([used.new_zeros(pad + 1, used.shape[1]), used])  # the rows in front are never read
     encoder = replace(config.encoder, position=replace(position, offset=pad + 1))
     return replace(config, encoder=encoder), weights | {name: table}
+
+
+def _for_task(config: ModelConfig, weights: dict[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Without the pretraining heads that original checkpoints keep beside a head of fine-tuning: classes of
+    ``transformers`` with such a head have the pooler, where it reads that, and no other.
+    """
+    reads = isinstance(config.task, Classification) and config.task.summary == "pooler"
+    left_out = ("lm.", "pair.", "rtd.") if reads else ("lm.", "pair.", "rtd.", "pooler.")
+    pooler = config.pooler if reads else None
+    weights = {name: tensor for name, tensor in weights.items() if not name.startswith(left_out)}
+    return replace(config, lm=None, pair=False, rtd=None, pooler=pooler), weights
 
 
 def _fit_tokenizer(path: Path, config: ModelConfig) -> None:

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from encoderlab.errors import DataError
-from encoderlab.interchange import configs, fairseq, huggingface, names, tables
+from encoderlab.interchange import configs, fairseq, heads, huggingface, names, tables
 from encoderlab.interchange.tensorflow import Checkpoint
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.encoder import EncoderConfig
-from encoderlab.nn.heads import LM, RTD
+from encoderlab.nn.heads import LM, RTD, Classification, Span
 from encoderlab.nn.positions import Absolute
 from encoderlab.nn.spanconv import SpanDynamic
 
@@ -57,10 +57,10 @@ def read_tensorflow(path: Path, *, allow_missing: bool = False) -> Models:
     tensors = {name.removeprefix("module/"): tensor for name, tensor in tensors.items()}  # TF-Hub's scope
     if any(name.startswith("bert/encoder/transformer/group_") for name in tensors):
         config = _albert_tf(_config_beside(folder, "albert_config.json"))
-        return {"model": assemble(config, tensors, tables.ALBERT_TF, source)}
+        return {"model": assemble(_with_task(config, tensors), tensors, tables.ALBERT_TF, source)}
     if "bert/embeddings/word_embeddings" in tensors:
         config = _bert_tf(_config_beside(folder, "bert_config.json"))
-        return {"model": assemble(config, tensors, tables.BERT_TF, source)}
+        return {"model": assemble(_with_task(config, tensors), tensors, tables.BERT_TF, source)}
     if "model/transformer/word_embedding/lookup_table" in tensors:
         config = _xlnet_tf(_config_beside(folder, "xlnet_config.json"), tensors)
         return {"model": assemble(config, tensors, tables.XLNET_TF, source)}
@@ -105,6 +105,16 @@ def _bert_tf(fields: configs.Fields) -> ModelConfig:
 
 def _albert_tf(fields: configs.Fields) -> ModelConfig:
     return _finished(fields, _tanh_form(configs.FORMATS["albert"].read(fields)))
+
+
+def _with_task(config: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelConfig:
+    """The head that BERT's and ALBERT's ``run_squad.py`` and ``run_classifier.py`` train, where there is one."""
+    if "cls/squad/output_weights" in tensors:
+        return replace(config, task=Span())
+    if "output_weights" in tensors:
+        labels = len(tensors["output_weights"])
+        return replace(config, task=Classification(labels=labels), labels=heads.unnamed(labels))
+    return config
 
 
 def _xlnet_tf(fields: configs.Fields, tensors: Mapping[str, Tensor]) -> ModelConfig:
@@ -152,7 +162,8 @@ def _electra_config(tensors: Mapping[str, Tensor], scope: str) -> ModelConfig:
         kernel = depthwise.shape[0]
         kept = tensors[layer + "attention/self/conv_attn_kernel/kernel"].shape[1] // kernel
         heads = width * kept // inner
-        conv = SpanDynamic(head_ratio=max(2, heads // kept), kernel=kernel, mask_padding=False)
+        ratio = heads // kept if heads > 1 else 2  # one head is kept whatever the ratio
+        conv = SpanDynamic(head_ratio=ratio, kernel=kernel, mask_padding=False)
     grouped = tensors.get(layer + "intermediate/g_dense/kernel")
     if grouped is not None:
         groups, ff_width = grouped.shape[0], grouped.shape[0] * grouped.shape[2]
@@ -214,7 +225,8 @@ def transformer_xl(
 
 
 def read_fairseq(path: Path, *, allow_missing: bool = False) -> Models:
-    """RoBERTa from fairseq's ``model.pt``, in the names of any release; classification heads in it are not used.
+    """RoBERTa from fairseq's ``model.pt``, in the names of any release, with the head of classification that it was
+    fine-tuned with; of several none is used.
 
     Raises:
         DataError: damaged, unsafe, not RoBERTa, or an argument of the model that is missing or not implemented.
@@ -250,6 +262,20 @@ def read_fairseq(path: Path, *, allow_missing: bool = False) -> Models:
         attention_dropout=fields.number("attention_dropout", 0.1),
     )
     config = ModelConfig(family="roberta", encoder=encoder, lm=LM())
+    found = [
+        match[1] for name in weights if (match := re.fullmatch(r"(classification_heads\..+)\.out_proj\.weight", name))
+    ]
+    if len(found) == 1:
+        dropout = fields.number("pooler_dropout", 0.0)
+        task = Classification(
+            labels=len(weights[f"{found[0]}.out_proj.weight"]),
+            summary="dense",
+            activation=fields.activation("pooler_activation_fn", "tanh"),
+            input_dropout=dropout,
+            dropout=dropout,
+        )
+        config = replace(config, task=task, labels=heads.unnamed(task.labels))
+        layout = replace(layout, rules=(*layout.rules, *tables.fairseq_head(found[0])))
     return {"model": huggingface.assemble(config, weights, layout, source, allow_missing=allow_missing)}
 
 

@@ -145,6 +145,10 @@ _TF_PAIR = (
     Rule("pair.weight", ("cls/seq_relationship/output_weights",)),
     Rule("pair.bias", ("cls/seq_relationship/output_bias",)),
 )
+_TF_TASK = (  # of run_classifier.py, or of run_squad.py
+    Rule("task.out.weight", ("output_weights",), dialect=("cls/squad/output_weights",)),
+    Rule("task.out.bias", ("output_bias",), dialect=("cls/squad/output_bias",)),
+)
 
 BERT = Layout(
     prefix="bert.",
@@ -164,6 +168,7 @@ BERT_TF = Layout(
         *tf_linear("pooler.dense", "bert/pooler/dense"),
         *_tf_lm("cls/predictions"),
         *_TF_PAIR,
+        *_TF_TASK,
     )
 )
 
@@ -213,6 +218,12 @@ ROBERTA_FAIRSEQ = Layout(
     ignored=(r"sentence_encoder\.version$",),
 )
 
+
+def fairseq_head(theirs: str) -> Rules:
+    """A classification head of fairseq's RoBERTa."""
+    return (*linear("task.dense", f"{theirs}.dense"), *linear("task.out", f"{theirs}.out_proj"))
+
+
 # ALBERT
 
 _ALBERT_LAYER = "albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}."
@@ -248,6 +259,7 @@ ALBERT_TF = Layout(
         *tf_linear("pooler.dense", "bert/pooler/dense"),
         *_tf_lm("cls/predictions"),
         *_TF_PAIR,
+        *_TF_TASK,
     ),
     renames=((r"^module/", ""),),
 )
