@@ -78,7 +78,7 @@ def train(
         compile=compile,
     )
     result = run(case, corpus, setting, against)
-    _show(result, against)
+    _show(result)
     return result
 
 
@@ -237,7 +237,8 @@ def _check_counts(**given: int | None) -> None:
             raise ConfigError(f"{name} {count} is below 1; give at least 1")
 
 
-def _show(result: dict[str, Any], against: str | None) -> None:
+def _show(result: dict[str, Any]) -> None:
+    """Print the result of :func:`train`."""
     speeds = result["tokens_per_second"]
     lines = [(name, f"{speed:,.0f}", f"{result['memory'][name] / 2**20:,.0f}") for name, speed in speeds.items()]
     caption = (

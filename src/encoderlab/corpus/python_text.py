@@ -150,11 +150,12 @@ def cached(size: Size) -> Path:
         digest.update(_version(package).encode())
     folder = cache_folder() / f"python-{size}-{digest.hexdigest()[:16]}"
     if not folder.exists():
-        _fill(folder, size, files)
+        _fill(folder, files)
     return folder
 
 
-def _fill(folder: Path, size: Size, files: Sequence[PythonFile]) -> None:
+def _fill(folder: Path, files: Sequence[PythonFile]) -> None:
+    """Write the two files of :func:`cached` into ``folder``, which appears complete or not at all."""
     found = assign(collect(files))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,6 @@ from itertools import accumulate
 from encoderlab.errors import ConfigError, DataError, MissingDependency
 
 Segment = Callable[[str], Sequence[str]]
-BUILT_IN = ("rjieba", "characters")
 
 
 def load_segmenter(name: str) -> Segment:

@@ -87,7 +87,7 @@ class Masker:
         self.corruptor = Corruptor(
             masking,
             vocab_size=vocabulary.size,
-            mask_id=vocabulary.require_mask(),
+            mask_id=vocabulary.mask,
             special_ids=vocabulary.special,
             counts=vocabulary.counts,
         )

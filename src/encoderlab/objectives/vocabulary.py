@@ -7,22 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from encoderlab.errors import ConfigError
-
 if TYPE_CHECKING:
     from encoderlab.corpus.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """The ids 0 .. ``size`` - 1, of which ``special`` are never text.
+    """The ids 0 .. ``size`` - 1. Those in ``special``, with ``pad`` and ``mask`` among them, never stand for text.
 
-    ``counts`` (V,): how often each occurs in the corpus, if known.
+    ``counts`` (V,): how often each id occurs in the corpus, if known.
     """
 
     size: int
     pad: int
-    mask: int | None
+    mask: int
     special: tuple[int, ...]
     counts: np.ndarray | None = None
 
@@ -37,13 +35,3 @@ class Vocabulary:
             special=tuple(special.all_special),
             counts=counts,
         )
-
-    def require_mask(self) -> int:
-        """The id of [MASK].
-
-        Raises:
-            ConfigError: the tokenizer has none.
-        """
-        if self.mask is None:
-            raise ConfigError("the tokenizer has no [MASK] token; give one that has, or choose the causal objective")
-        return self.mask

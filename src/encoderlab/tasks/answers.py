@@ -62,10 +62,11 @@ def squad(
     """Exact match and F1 of SQuAD 1.1 and 2.0 as the official 2.0 evaluation computes them.
 
     Args:
-        gold: reference answers by question id; none for a question without an answer. predicted: one answer by question
-        id, ``""`` for "no answer". A question that is missing here scores 0. null_odds: score of "no answer" minus
-        score of the answer; an answer is withdrawn where it exceeds ``threshold``. With it,
-            the best thresholds for exact match and F1 are searched too (``best_exact``, ``best_exact_threshold``, ...).
+        gold: reference answers by question id; an empty list for a question without an answer.
+        predicted: one answer by question id, ``""`` for "no answer". A question that is missing here scores 0.
+        null_odds: score of "no answer" minus score of the answer, by question id. With them, the best thresholds for
+            exact match and F1 are searched too (``best_exact``, ``best_exact_threshold``, ...).
+        threshold: an answer counts as withdrawn where its null odds exceed this.
 
     Returns:
         ``exact``, ``f1``, ``total``; with questions of both kinds also ``has_answer_*`` and ``no_answer_*``.

@@ -41,9 +41,9 @@ def f1(
     (``micro``).
 
     Args:
-        positive: the class of ``binary``. labels: the classes of ``macro`` and ``micro``; by default every label that
-        occurs in ``gold`` or ``predicted``. A class
-            that occurs in neither counts 0, so that a label never seen lowers the mean rather than leaving it.
+        positive: the class of ``binary``.
+        labels: the classes of ``macro`` and ``micro``; by default every label that occurs in ``gold`` or ``predicted``.
+            A class that occurs in neither counts 0: a label that is never seen lowers the mean instead of leaving it.
     """
     gold, predicted = _pair(gold, predicted)
     seen = np.union1d(gold, predicted)

@@ -99,10 +99,8 @@ class Writer:
             if steps and steps[0].name == into:
                 point(self.folder / "latest", into)
             for old in steps[self.keep :]:
-                doomed = (
-                    self.folder / f"{PARTIAL}{old.name}"
-                )  # renamed first, so that no checkpoint is ever half deleted
-                old.rename(doomed)
+                doomed = self.folder / f"{PARTIAL}{old.name}"
+                old.rename(doomed)  # first, so that no checkpoint is ever half deleted
                 shutil.rmtree(doomed)
         except OSError as error:
             kept = _by_age(self.folder)
