@@ -265,10 +265,10 @@ class ShiftTerm(nn.Module):
             rows = torch.stack([rows, self._rows(mirrored, each, p, site).to(q.dtype)])
         segment = None
         if self.segments and different is not None:
-            segment = torch.einsum("bhld,shd->bhls", q + self.s[:, None], self.segment)
-        return (q + u[:, None]).to(q.dtype), Relative(
+            segment = torch.einsum("bhld,shd->bhls", _biased(q, self.s), self.segment)
+        return _biased(q, u), Relative(
             query_rows=rows,
-            position_query=q + v[:, None],
+            position_query=_biased(q, v),
             segment=segment,
             different=None if segment is None else different,
             table=None if reverse is None else reverse.long(),
@@ -277,6 +277,11 @@ class ShiftTerm(nn.Module):
     def _rows(self, rows: Tensor, keys: Tensor | None, p: float, site: int) -> Tensor:
         """(P, D), keys (P,) -> (P, H, K)."""
         return self.project(kernels.dropout(rows, p, keys, site)).view(-1, self.heads, self.head_width)
+
+
+def _biased(q: Tensor, bias: Tensor) -> Tensor:
+    """q (B, H, L, K) + bias (H, K) in q's precision, in which autocast adds the bias of a product too."""
+    return q + bias.to(q.dtype)[:, None]
 
 
 class ShawTerm(nn.Module):
@@ -291,7 +296,7 @@ class ShawTerm(nn.Module):
     def forward(self, q: Tensor, shared: Distances, scale: float, *, at: Tensor | None) -> tuple[Tensor, Tensor]:
         """The content query ``q + u`` and the scaled bias (B, H, L, M)."""
         table = per_head(q * scale, self.rows[shared.slots]) + self.bias[shared.slots].T[:, None] * scale
-        content = (q + self.u[:, None]).to(q.dtype)  # under autocast u is wider
+        content = _biased(q, self.u)
         if at is None:
             return content, skew(table, shared.keys)
         column = shared.length - 1 - at[:, :, None] + torch.arange(shared.keys, device=at.device)
