@@ -358,8 +358,8 @@ class SingleDocuments:
     """One document is one row, one segment.
 
     One that is too long is cropped, from either end with equal probability for each token (``overlong="crop"``,
-    Erlangshen), or makes several rows (``"split"``, DistilBERT, which also drops what has fewer than 12 tokens:
-    ``shortest=12``).
+    Erlangshen), or makes several rows (``"split"``, DistilBERT). Texts and parts of texts of fewer than ``shortest``
+    tokens are dropped; special tokens do not count.
     """
 
     kind: Literal["single_documents"] = "single_documents"
