@@ -52,6 +52,7 @@ class Model(nn.Module):
         self.to_empty(device=torch.get_default_device())
 
     def _make_parts(self, config: ModelConfig) -> None:
+        """Make the encoder and the heads; refuse those that do not fit each other."""
         encoder = config.encoder
         if (config.mask_decoder or config.mask_vector) and encoder.conv is not None:
             raise ConfigError(
@@ -106,14 +107,16 @@ class Model(nn.Module):
         return self.lm(self.token_states(states, chosen, noise), self.words)
 
     def token_states(self, states: States, chosen: Chosen, noise: Noise | None = None) -> Tensor:
-        """What the LM head reads at chosen places: (S, D), from all layers or the first :attr:`lm_depth`."""
+        """What the LM head reads at chosen places, (S, D), from ``states`` of all layers or of :attr:`lm_depth`."""
         if self.mask_positions is not None:
             return self.decode_masks(states, chosen, noise)
         return self.encoder.last_at(states, chosen, noise)
 
     @property
     def lm_depth(self) -> int:
-        """The layers that :meth:`token_states` needs of all places; of the last, if it can, it computes the rest."""
+        """How many layers :meth:`token_states` needs at every place. Where the last one is not among them, it computes
+        that layer itself, at the chosen places.
+        """
         splits = self.mask_positions is not None or self.encoder.splits_last_layer
         return self.encoder.depth - 1 if splits else self.encoder.depth
 
@@ -134,14 +137,18 @@ class Model(nn.Module):
         return encoder.query_stream(states, queries, at, layers=(last, last), noise=noise)[rows, slots]
 
     def with_config(self, config: ModelConfig) -> Model:
-        """A model of a configuration that asks for the same weights, on these very tensors, in the same mode."""
+        """The model under another configuration that has the same weights: they are shared with it, not copied."""
         with torch.device("meta"):
             model = Model(config, self.tokenizer)
         model.load_state_dict(self.state_dict(), assign=True)
         return model.train(self.training)
 
     def with_task(self, task: TaskHead, labels: Sequence[str], seed: int) -> Model:
-        """A copy of this model's weights under a new task head initialised from ``seed``, without pretraining heads."""
+        """A copy of this model with a new task head, initialised from ``seed``, and without its pretraining heads.
+
+        Raises:
+            ConfigError: the head reads the pooler, and this model has none.
+        """
         family, encoder, pooler = self.config.family, self.config.encoder, self.config.pooler
         needs_pooler = isinstance(task, Classification) and task.summary == "pooler"
         if needs_pooler and pooler is None:
@@ -192,7 +199,11 @@ def build(name: str, *, seed: int = 0, tokenizer: Tokenizer | None = None, **set
 
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:
-    """Parameters by part, counted without allocating memory; shared weights count once."""
+    """Parameters by part, counted without allocating memory; shared weights count once.
+
+    The parts of the encoder stand under their dotted names (``encoder.embeddings``), and their sum under ``encoder``;
+    the heads under theirs (``lm``, ``pooler``, ...). ``total`` is the sum of encoder and heads.
+    """
     with torch.device("meta"):
         model = Model(config)
     parts: dict[str, int] = {}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.nn.positions import Absolute, Disentangled, RelativeShift, Shaw
-from encoderlab.nn.spanconv import Bottleneck, DepthwiseSeparable, Dynamic, Light, SpanDynamic, kept_heads
+from encoderlab.nn.spanconv import Bottleneck, DepthwiseSeparable, Dynamic, Light, SpanDynamic
 
 BACKWARD = 2  # times the forward pass
 
@@ -28,7 +28,7 @@ def forward(config: ModelConfig, length: int, *, predicted: float = 0.15, memory
     """
     encoder = config.encoder
     layer = layer_forward(encoder, length, memory)
-    parts = {name: _depth(encoder) * count for name, count in layer.items()}
+    parts = {name: encoder.depth * count for name, count in layer.items()}
     width, words = encoder.width, encoder.word_width
     parts["embedding"] = 2.0 * words * width if words != width else 0.0
     if encoder.stem_conv is not None:
@@ -44,8 +44,7 @@ def forward(config: ModelConfig, length: int, *, predicted: float = 0.15, memory
 def layer_forward(encoder: EncoderConfig, length: int, memory: int = 0) -> dict[str, float]:
     """Operations per token of one layer, by part."""
     conv, width = encoder.conv, encoder.width
-    heads = encoder.heads if conv is None else kept_heads(encoder.heads, conv.head_ratio)
-    inner = heads * encoder.key_width
+    heads, inner = encoder.attention_heads, encoder.attention_width
     keys = length + memory
     branches = 1 if conv is None or isinstance(conv, Bottleneck) else 2
     parts = {
@@ -68,31 +67,25 @@ def layer_forward(encoder: EncoderConfig, length: int, memory: int = 0) -> dict[
     return parts
 
 
-def _depth(encoder: EncoderConfig) -> int:
-    """Layers that a forward pass applies."""
-    return encoder.layers * (encoder.sharing.inner if encoder.sharing else 1)
-
-
 def _terms(encoder: EncoderConfig) -> int:
-    """Products of attention with rows for distances."""
+    """How many products with rows for distances the attention scores have."""
     if isinstance(encoder.position, Disentangled):
         return len(encoder.position.terms)
     return 0 if isinstance(encoder.position, Absolute) else 1
 
 
 def _distances(encoder: EncoderConfig, length: int, memory: int) -> int:
-    """Between the queries and the keys of a row."""
+    """How many distances there are between the queries and the keys of a row."""
     return length + memory if encoder.causal else 2 * length + memory - 1
 
 
 def _keys_and_values(encoder: EncoderConfig, length: int, memory: int = 0) -> float:
-    """Of one layer, per token of the row: those of the memory before it are computed again for every row."""
-    heads = encoder.heads if encoder.conv is None else kept_heads(encoder.heads, encoder.conv.head_ratio)
-    return 4.0 * encoder.width * heads * encoder.key_width * (1 + memory / length)
+    """Operations per token of one layer's key and value maps. Those of the memory run again for every row."""
+    return 4.0 * encoder.width * encoder.attention_width * (1 + memory / length)
 
 
 def usual_share(config: ModelConfig) -> float:
-    """Of the tokens that the LM head sees: all from left to right, 15% of masked ones."""
+    """The share of tokens that the LM head usually sees: all from left to right, 15% where tokens are masked."""
     return 1.0 if config.encoder.causal else 0.15
 
 
@@ -112,15 +105,16 @@ def spared(config: ModelConfig, length: int, *, predicted: float) -> float:
 
 
 def _query_stream(config: ModelConfig, layer: dict[str, float], predicted: float) -> float:
-    """The layers' query side on the predicted tokens."""
+    """Operations per token of the query stream: the layers' query side, at the predicted tokens only."""
     encoder = config.encoder
-    inner = encoder.heads * encoder.key_width
-    queries = 4.0 * encoder.width * inner + sum(count for name, count in layer.items() if name != "projections")
-    turns = 2 if config.mask_decoder else _depth(encoder)
-    return turns * predicted * queries
+    maps = 4.0 * encoder.width * encoder.attention_width  # of the queries, and of the output
+    others = sum(count for name, count in layer.items() if name != "projections")
+    turns = 2 if config.mask_decoder else encoder.depth
+    return turns * predicted * (maps + others)
 
 
 def _head(config: ModelConfig, predicted: float) -> float:
+    """Operations per token of the pretraining heads."""
     encoder = config.encoder
     width, words = encoder.width, encoder.word_width
     count = 0.0
@@ -152,12 +146,11 @@ def electra_forward(config: ModelConfig, length: int) -> float:
     encoder = config.encoder
     width, inner_ff, words, vocab = encoder.width, encoder.ff_width, encoder.word_width, encoder.vocab
     products = sum(layer_forward(encoder, length).values())
-    heads = encoder.heads if encoder.conv is None else kept_heads(encoder.heads, encoder.conv.head_ratio)
-    inner = heads * encoder.key_width
+    heads, inner = encoder.attention_heads, encoder.attention_width
     scores = heads * length * (SOFTMAX + DROPOUT + 1)
     attention = 3 * inner + scores + width * (2 + DROPOUT) + NORM * width
     feed_forward = inner_ff * (GELU + 1) + width * (2 + DROPOUT + NORM)
-    layers = _depth(encoder) * (products + attention + feed_forward)
+    layers = encoder.depth * (products + attention + feed_forward)
     embedding = 2 * words * vocab + 2 * words * (length + 2) + words * (2 + NORM + DROPOUT)
     if words != width:
         embedding += 2 * words * width + width
@@ -215,12 +208,12 @@ def training_memory(
     encoder = config.encoder
     width, words, tokens, keys = encoder.width, encoder.word_width, rows * length, length + memory
     layer = _kept_by_layer(encoder, rows, length, memory)
-    kept = _depth(encoder) * layer + 3 * width + (2 * words if words != width else 0)
+    kept = encoder.depth * layer + 3 * width + (2 * words if words != width else 0)
     kept += keys / 4  # a byte that says whether a query sees a key
     if encoder.stem_conv is not None:
         kept += (encoder.stem_conv.kernel + 3) * width
     if config.mask_decoder or config.mask_vector:  # the ordinary last layer is not computed, but its keys and values
-        keyed = encoder.heads * encoder.key_width + (width if memory else 0)
+        keyed = encoder.attention_width + (width if memory else 0)
         kept += _kept_by_queries(config, rows, length, memory, predicted) - layer + 2 * keyed * keys / length
     if config.lm is not None:
         kept += predicted * (width + 4 * words) + compared * (width + 3 * words + 2 * encoder.vocab)
@@ -236,8 +229,7 @@ def _kept_by_layer(encoder: EncoderConfig, rows: int, length: int, memory: int) 
     """Values per token that a layer keeps: queries, keys, values, the heads' output, what each LayerNorm reads and
     writes, and the feed-forward width before the activation, and after it where no kernel computes it again."""
     conv, width, position = encoder.conv, encoder.width, encoder.position
-    heads = encoder.heads if conv is None else kept_heads(encoder.heads, conv.head_ratio)
-    inner, share = heads * encoder.key_width, 1 + memory / length
+    heads, inner, share = encoder.attention_heads, encoder.attention_width, 1 + memory / length
     fused = encoder.ff_groups == 1 and encoder.activation in ("gelu", "gelu_tanh")
     kept = 4 * width + 2 * inner + 2 * inner * share + (1 if fused else 2) * encoder.ff_width + heads + 4
     if memory:
@@ -257,7 +249,7 @@ def _kept_by_queries(config: ModelConfig, rows: int, length: int, memory: int, p
     encoder = config.encoder
     heads, keys, distances = encoder.heads, length + memory, _distances(encoder, length, memory)
     kept = predicted * (_kept_by_layer(encoder, rows, length, memory) + heads * (distances + keys) + 2 * keys)
-    kept += _terms(encoder) * (encoder.width + heads * encoder.key_width) * distances / (rows * length)
+    kept += _terms(encoder) * (encoder.width + encoder.attention_width) * distances / (rows * length)
     if isinstance(encoder.position, Disentangled) and "p2c" in encoder.position.terms:
         kept += heads * (distances + encoder.key_width)
-    return (2 if config.mask_decoder else _depth(encoder)) * kept
+    return (2 if config.mask_decoder else encoder.depth) * kept

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from encoderlab.nn import kernels
+from encoderlab.nn import kernels, noise
 from encoderlab.nn.kernels.plain import relative_bias
 from encoderlab.nn.positions import (
     Disentangled,
@@ -22,13 +22,13 @@ from encoderlab.nn.positions import (
     ShiftTerm,
     bias_at,
 )
-from encoderlab.nn.spanconv import Bottleneck, Convolution, ConvolutionHeads, kept_heads
+from encoderlab.nn.spanconv import Bottleneck, Convolution, ConvolutionHeads
 
 Biases = Literal["all", "query_value", "none"]
 
 
 class Keyed(NamedTuple):
-    """What a layer's queries read, (B, M, A) each; a second pass over the same states takes it instead of them."""
+    """A layer's keys and values, (B, M, A) each; a second pass over the same states reads these instead."""
 
     key: Tensor
     value: Tensor
@@ -58,9 +58,10 @@ class Scope:
 class Attention(nn.Module):
     """Multi-head attention (Vaswani et al., 2017, section 3.2) with the parts of the family.
 
-    Queries come from ``x`` (B, L, D), keys and values from ``source`` (B, M, D): x itself, memory before x, or the
-    stored states that a query stream reads; or they are given. One product makes queries, keys and values where they
-    have the same source.
+    Queries come from ``x`` (B, L, D). Keys and values come from ``source`` (B, M, D), which is x itself, memory and x,
+    or the stored states that a query stream reads; or they are given as they are (:class:`Keyed`). Where all three
+    have the same source, one product makes them. ``heads`` is the number of heads that attend
+    (``EncoderConfig.attention_heads``); beside them stand as many that convolve, if ``conv`` says so.
     """
 
     def __init__(
@@ -76,8 +77,7 @@ class Attention(nn.Module):
         position_dropout: float,
     ) -> None:
         super().__init__()
-        kept = heads if conv is None else kept_heads(heads, conv.head_ratio)
-        self.heads, self.head_width, self.inner = kept, head_width, kept * head_width
+        self.heads, self.head_width, self.inner = heads, head_width, heads * head_width
         self.biases, self.dropout, self.position_dropout = biases, dropout, position_dropout
         self.qkv = nn.Parameter(torch.empty(3 * self.inner, width))
         self.bias = None
@@ -86,26 +86,30 @@ class Attention(nn.Module):
         self.term: nn.Module | None = None
         terms = 1
         if isinstance(position, RelativeShift):
-            self.term = ShiftTerm(position, width, kept, head_width)
+            self.term = ShiftTerm(position, width, heads, head_width)
         elif isinstance(position, Shaw):
-            self.term = ShawTerm(position, kept, head_width)
+            self.term = ShawTerm(position, heads, head_width)
         elif isinstance(position, Disentangled):
-            self.term = DisentangledTerm(position, width, kept, head_width, key_bias=biases == "all")
+            self.term = DisentangledTerm(position, width, heads, head_width, key_bias=biases == "all")
             terms += len(position.terms)
         self.scale = (head_width * terms) ** -0.5
         self.conv = None
         outputs = self.inner
         if conv is not None and not isinstance(conv, Bottleneck):
-            self.conv = ConvolutionHeads(conv, width, kept, head_width)
+            self.conv = ConvolutionHeads(conv, width, heads, head_width)
             outputs *= 2
         self.out = nn.Linear(outputs, width, bias=biases != "none")
 
     def forward(self, x: Tensor, source: Tensor | Keyed, scope: Scope) -> tuple[Tensor, Keyed | None]:
-        """The heads' outputs (B, L, A), before the output map (which the block fuses with what follows), and what they
-        read, where the scope keeps it."""
+        """The heads' outputs (B, L, A), or (B, L, 2 A) with convolution heads, and the keys and values that they read,
+        if the scope keeps them. The output map is left to the block, which fuses it with what follows."""
         how: dict[str, Any] = {
-            "visible": scope.visible, "scale": self.scale, "p": self.dropout, "keys": scope.keys, "site": 0
-        }  # fmt: skip
+            "visible": scope.visible,
+            "scale": self.scale,
+            "p": self.dropout,
+            "keys": scope.keys,
+            "site": noise.ATTENTION_WEIGHTS,
+        }
         if source is x and self.term is None and not scope.keep_keyed and (self.conv is None or self.conv.mixes):
             packed = F.linear(x, self.qkv, self._bias())
             if self.conv is None:
@@ -158,15 +162,17 @@ class Attention(nn.Module):
         if isinstance(self.term, ShawTerm):
             content, bias = self.term(q, scope.distances, self.scale, at=scope.at)
             return content, {"bias": bias}
-        noise = {"keys": scope.shared_keys, "p": self.position_dropout, "site": 3}
+        dropout = {"keys": scope.shared_keys, "p": self.position_dropout, "site": noise.DISTANCES}
         if isinstance(self.term, ShiftTerm):
-            content, relative = self.term(q, scope.distances, different=scope.different, reverse=scope.reverse, **noise)
+            content, relative = self.term(
+                q, scope.distances, different=scope.different, reverse=scope.reverse, **dropout
+            )
         else:
             a, biases = self.inner, self._bias()
             maps = [
                 (self.qkv[i * a : (i + 1) * a], None if biases is None else biases[i * a : (i + 1) * a]) for i in (0, 1)
             ]
-            content, relative = q, self.term(scope.distances, query_map=maps[0], key_map=maps[1], **noise)
+            content, relative = q, self.term(scope.distances, query_map=maps[0], key_map=maps[1], **dropout)
         if scope.at is None:
             return content, {"relative": relative}
         return content, {"bias": bias_at(q, k, relative, self.scale, scope.at, scope.distances.length)}

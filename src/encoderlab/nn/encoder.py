@@ -21,9 +21,9 @@ from encoderlab.nn import kernels
 from encoderlab.nn.attention import Attention, Biases, Keyed, Scope
 from encoderlab.nn.embeddings import Adaptive, EmbeddingNorm, Embeddings
 from encoderlab.nn.feedforward import Activation, FeedForward, activation
-from encoderlab.nn.noise import Noise
+from encoderlab.nn.noise import ATTENTION_OUTPUT, FF_HIDDEN, FF_OUTPUT, STEM, Noise
 from encoderlab.nn.positions import Absolute, Disentangled, DistanceTable, Position, RelativeShift
-from encoderlab.nn.spanconv import Convolution
+from encoderlab.nn.spanconv import Convolution, kept_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +130,24 @@ class EncoderConfig:
             raise ConfigError(f"{sharing.groups} groups for {self.layers} layers; choose 1 to {self.layers}")
 
     @property
+    def depth(self) -> int:
+        """The number of layers that a forward pass applies: N, times the inner blocks of a shared group."""
+        return self.layers * (self.sharing.inner if self.sharing else 1)
+
+    @property
     def key_width(self) -> int:
         """K, the width of a head."""
         return self.head_width or self.width // self.heads
+
+    @property
+    def attention_heads(self) -> int:
+        """The heads that attend: all of them, or those that are left beside a convolution."""
+        return self.heads if self.conv is None else kept_heads(self.heads, self.conv.head_ratio)
+
+    @property
+    def attention_width(self) -> int:
+        """A, the width of the attending heads side by side."""
+        return self.attention_heads * self.key_width
 
     @property
     def word_width(self) -> int:
@@ -153,8 +168,8 @@ class EncoderConfig:
 class States:
     """The output of every layer, each (B, L, D), and the scope that they were computed in.
 
-    ``layers[0]`` is the first layer's input, ``layers[i]`` layer i's output. ``keyed``: what each layer's queries read,
-    where that was asked for.
+    ``layers[0]`` is the first layer's input, ``layers[i]`` the output of layer i, counted from 1. ``keyed``: the keys
+    and values of each layer, if they were asked for (``keep_keyed``).
     """
 
     layers: tuple[Tensor, ...]
@@ -167,8 +182,11 @@ class States:
 
 
 class Chosen(NamedTuple):
-    """Chosen places of the rows of a batch, S in all: a table ``at`` (B, T) of places, and which of its entries count,
-    ``rows`` (S,) and ``slots`` (S,), in any order. The other entries hold any place."""
+    """S chosen places in the rows of a batch, where rows may have different numbers of them.
+
+    ``at`` (B, T) is a table of places, and ``rows`` (S,) and ``slots`` (S,) say which of its entries count, in any
+    order. Entries that do not count may hold any place.
+    """
 
     at: Tensor
     rows: Tensor
@@ -176,11 +194,12 @@ class Chosen(NamedTuple):
 
     @classmethod
     def among_all(cls, rows: Tensor, places: Tensor, batch: int, length: int) -> Chosen:
-        """``places`` (S,) of ``rows`` (S,), in a table of all ``length`` places: for many of them."""
+        """``places`` (S,) of ``rows`` (S,), with a table that lists all ``length`` places: for where S is large."""
         return cls(torch.arange(length, device=rows.device).expand(batch, -1), rows, places)
 
     @property
     def places(self) -> Tensor:
+        """The chosen places (S,) within their rows."""
         return self.at[self.rows, self.slots]
 
 
@@ -204,7 +223,7 @@ class Block(nn.Module):
         else:
             self.attention = Attention(
                 width=config.width,
-                heads=config.heads,
+                heads=config.attention_heads,
                 head_width=config.key_width,
                 position=config.position,
                 conv=config.conv,
@@ -222,21 +241,24 @@ class Block(nn.Module):
             self.feed_forward_norm = nn.LayerNorm(config.width, eps=config.eps)
 
     def forward(self, x: Tensor, source: Tensor | Keyed, scope: Scope) -> tuple[Tensor, Keyed | None]:
-        """x (B, L, D) queries and residual, source (B, M, D) of keys and values, or these -> (B, L, D), and the keys
-        and values where the scope keeps them."""
+        """The layer's output (B, L, D), and its keys and values if the scope keeps them.
+
+        x (B, L, D): what queries come from and what the output is added to. ``source``: the states (B, M, D) that keys
+        and values come from, or these themselves.
+        """
         keys, out = scope.keys, self.attention.out
         if self.pre:
             normed = self.attention_norm(x)
             if isinstance(source, Tensor):
                 source = normed if source is x else self.attention_norm(source)
             attended, keyed = self.attention(normed, source, scope)
-            x = x + kernels.dropout(out(attended), self.dropout, keys, 1)
-            change = self.feed_forward(self.feed_forward_norm(x), keys, 4)
-            return x + kernels.dropout(change, self.dropout, keys, 2), keyed
+            x = x + kernels.dropout(out(attended), self.dropout, keys, ATTENTION_OUTPUT)
+            change = self.feed_forward(self.feed_forward_norm(x), keys, FF_HIDDEN)
+            return x + kernels.dropout(change, self.dropout, keys, FF_OUTPUT), keyed
         attended, keyed = self.attention(x, source, scope)
-        x = self._join(F.linear(attended, out.weight), out.bias, x, self.attention_norm, keys, 1)
-        change, bias = self.feed_forward.without_bias(x, keys, 4)
-        return self._join(change, bias, x, self.feed_forward_norm, keys, 2), keyed
+        x = self._join(F.linear(attended, out.weight), out.bias, x, self.attention_norm, keys, ATTENTION_OUTPUT)
+        change, bias = self.feed_forward.without_bias(x, keys, FF_HIDDEN)
+        return self._join(change, bias, x, self.feed_forward_norm, keys, FF_OUTPUT), keyed
 
     def _join(
         self, change: Tensor, bias: Tensor | None, x: Tensor, norm: nn.LayerNorm, keys: Tensor | None, site: int
@@ -261,7 +283,7 @@ class Stem(nn.Module):
         mixed = self._convolve(embedded, doc)
         if doc is not None:
             mixed = mixed * (doc >= 0)[..., None]
-        mixed = activation(self.config.activation)(kernels.dropout(mixed, self.dropout, keys, 5))
+        mixed = activation(self.config.activation)(kernels.dropout(mixed, self.dropout, keys, STEM))
         return self.norm(output + mixed)
 
     def _convolve(self, x: Tensor, doc: Tensor | None) -> Tensor:
@@ -284,7 +306,7 @@ class Stem(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embeddings and N layers, for every architecture of the family; which one, says the configuration."""
+    """Embeddings and N layers; the configuration says which architecture of the family this is."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -303,8 +325,9 @@ class Encoder(nn.Module):
         self.blocks = nn.ModuleList(self._make_blocks())
         self.distances = None
         if not isinstance(config.position, Absolute):
-            heads = self.block(0).attention.heads
-            self.distances = DistanceTable(config.position, config.width, heads, config.key_width, config.eps)
+            self.distances = DistanceTable(
+                config.position, config.width, config.attention_heads, config.key_width, config.eps
+            )
         self.stem = Stem(config.stem_conv, config.width, config.eps, config.dropout) if config.stem_conv else None
         self.norm = nn.LayerNorm(config.width, eps=config.eps) if config.norm == "pre" else None
 
@@ -324,8 +347,8 @@ class Encoder(nn.Module):
 
     @property
     def depth(self) -> int:
-        """The number of layer applications of a forward pass."""
-        return self.config.layers * (self.config.sharing.inner if self.config.sharing else 1)
+        """The number of layers that a forward pass applies."""
+        return self.config.depth
 
     def block(self, index: int) -> Block:
         """The block that layer ``index`` (0-based) applies."""
@@ -414,8 +437,10 @@ class Encoder(nn.Module):
         return self._finish(x, noise, stream=1)
 
     def last_at(self, states: States, chosen: Chosen, noise: Noise | None = None) -> Tensor:
-        """The last layer's states at chosen places, (S, D): computed there alone where ``states`` lack that layer, as
-        in a forward pass of ``depth`` - 1.
+        """The last layer's output at chosen places, (S, D).
+
+        It is read from ``states``, or computed at these places alone if ``states`` end one layer earlier (a forward
+        pass of ``depth`` - 1).
         """
         if len(states.layers) == self.depth:  # the embeddings and all layers but one
             return self.last_layer_at(states, chosen, noise)
@@ -424,9 +449,9 @@ class Encoder(nn.Module):
     def last_layer_at(self, states: States, chosen: Chosen, noise: Noise | None = None) -> Tensor:
         """The last layer's output at chosen places only, (S, D).
 
-        ``states`` hold the layers before it. Everything but keys and values is computed for the chosen places alone,
-        which is all that a loss on few places needs. Dropout masks are those of the place's slot. Not where a
-        convolution reads neighbours.
+        ``states`` hold the layers before it. Only keys and values are computed at every place; the rest is computed at
+        the chosen ones, which is all that a loss on few places needs. A place has the dropout masks of its slot in
+        ``chosen.at``. Not for a last layer whose convolution reads neighbours (:attr:`splits_last_layer`).
         """
         at, rows, slots = chosen
         scope = replace(self._at(states, at), keep_keyed=False)
@@ -569,9 +594,10 @@ class Encoder(nn.Module):
 def update_memory(
     memory: Sequence[Tensor] | None, inputs: Sequence[Tensor], length: int, *, reuse: int | None = None
 ) -> tuple[Tensor, ...] | None:
-    """What to remember of the ``inputs`` of all layers: the last ``length`` of memory and row, without gradient.
+    """The memory of every layer after a row, (B, at most ``length``, D) without gradient; None if ``length`` is 0.
 
-    ``reuse``: only the first ``reuse`` positions of the row are kept (XLNet, whose next row starts there).
+    It is the end of ``memory`` and ``inputs``, the states (B, L, D) that each layer has read. ``reuse``: of the row,
+    only the first ``reuse`` positions are remembered (XLNet, whose next row starts behind them).
     """
     if length == 0:
         return None

@@ -27,6 +27,9 @@ from encoderlab.seeds import derive
 
 GOLDEN = 0x9E3779B97F4A7C15
 
+# The sites of dropout in a layer. A further one takes the next number: with another order runs would not repeat.
+ATTENTION_WEIGHTS, ATTENTION_OUTPUT, FF_OUTPUT, DISTANCES, FF_HIDDEN, STEM = range(6)
+
 
 def signed(value: int, bits: int) -> int:
     """The two's complement reading of the low ``bits`` of ``value``, as torch integers need it."""
