@@ -36,14 +36,24 @@ def test_the_last_layer_at_the_summaries_alone_is_the_last_layer(family: str, ki
     torch.testing.assert_close(found(True), found(False), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("family", "drops"), [("bert", False), ("distilbert", True)])
-def test_the_answer_head_of_distilbert_begins_with_dropout(family: str, drops: bool) -> None:
-    task, splits = data("question", train=9)
+@pytest.mark.parametrize(
+    ("family", "kind", "drops"),
+    [
+        ("bert", "question", False),
+        ("distilbert", "question", True),  # before its answer head
+        ("bert", "single", True),
+        ("roberta", "single", False),  # fairseq's pooler_dropout is 0
+    ],
+)
+def test_the_dropout_of_heads_is_that_of_the_originals(family: str, kind: str, drops: bool) -> None:
+    task, splits = data(kind, train=9)
+    task = completed(task, splits["train"])
     start = model(f"{family}-tiny")  # no dropout in the layers
-    form = form_of(completed(task, splits["train"]), start, FormSettings(max_length=32))
+    form = form_of(task, start, FormSettings(max_length=32, pairs=has_pairs(splits["train"])))
     objective = TaskObjective(with_head(start, form, seed=1)[0], form)
     batch = pack(form.items(splits["train"].examples, train=True), pad=0, room=48)
     plain, noisy = (
-        objective(batch, noise=noise)[0]["span"].sum for noise in (None, Noise(0, 1, torch.arange(len(batch.ids))))
+        next(iter(objective(batch, noise=noise)[0].values())).sum
+        for noise in (None, Noise(0, 1, torch.arange(len(batch.ids))))
     )
     assert torch.equal(plain, noisy) != drops

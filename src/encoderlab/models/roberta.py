@@ -3,8 +3,8 @@
 Differs from BERT: byte-level BPE with 50,265 ids; no segment table (``transformers`` has one row of it, zero in the
 published weights; a folder where it is not zero is loaded with that one row); position ids start at 2, so the table has
 514 rows; LayerNorm eps 1e-5; normal initial values that are not cut; no next sentence prediction and no pretrained
-pooler. A pair is framed ``<s> A </s></s> B </s>``. The fine-tuning head is dropout, dense, tanh, dropout, affine on
-``<s>``.
+pooler. A pair is framed ``<s> A </s></s> B </s>``. The fine-tuning head is dense, tanh, affine on ``<s>``, without
+dropout (fairseq's ``pooler_dropout`` is 0; ``transformers`` drops .1 before both maps).
 """
 
 from __future__ import annotations
@@ -41,5 +41,5 @@ FAMILY = Family(
     name="roberta",
     about=__doc__,
     sizes=SIZES,
-    classification=Classification(labels=2, summary="dense", input_dropout=0.1),
+    classification=Classification(labels=2, summary="dense", dropout=0.0),
 )
