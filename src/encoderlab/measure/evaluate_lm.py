@@ -20,8 +20,8 @@ from torch import Tensor
 from encoderlab.batches.loader import Loader
 from encoderlab.batches.rows import Documents
 from encoderlab.batches.streams import ContiguousStreams
-from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.inference import tokenizer_of
 from encoderlab.model import Model
 from encoderlab.models.base import resized
 from encoderlab.nn.heads import AdaptiveLMHead
@@ -89,7 +89,7 @@ def evaluate_lm(model: Model, text: Text, protocol: Protocol = Protocol()) -> Sc
         ConfigError: the model is no left-to-right one, or has no positions that allow memory or clamping.
         DataError: the text is too short for so many streams.
     """
-    tokenizer = _tokenizer(model)
+    tokenizer = tokenizer_of(model)
     settings = CausalSettings(memory=protocol.memory, same_length=protocol.same_length)
     objective = Causal(clamped(model, protocol.clamp), settings, Vocabulary.of(tokenizer)).eval()
     form = ContiguousStreams(length=protocol.window, separator=protocol.separator)
@@ -138,7 +138,7 @@ def context_losses(model: Model, text: Documents, positions: Sequence[int], *, s
     Raises:
         DataError: a position has fewer than c tokens before it.
     """
-    tokenizer = _tokenizer(model)
+    tokenizer = tokenizer_of(model)
     line = ContiguousStreams(separator=separator).line(text, row_framing(tokenizer))
     device = next(model.parameters()).device
 
@@ -212,9 +212,3 @@ def _losses(model: Model, states: Tensor, targets: Tensor) -> Tensor:
     if model.lm is None:
         raise ConfigError("this model has no LM head; give a left-to-right language model")
     return F.cross_entropy(model.lm(states, model.words).float(), targets, reduction="none")
-
-
-def _tokenizer(model: Model) -> Tokenizer:
-    if model.tokenizer is None:
-        raise ConfigError("the model has no tokenizer; load it from a model folder")
-    return model.tokenizer

@@ -120,12 +120,15 @@ def places(doc: Tensor | None, length: int, device: torch.device) -> Tensor:
     Padding counts as one document.
     """
     index = torch.arange(length, device=device)
-    if doc is None:
-        return index[None]
-    starts = torch.ones_like(doc, dtype=torch.bool)
-    starts[:, 1:] = doc[:, 1:] != doc[:, :-1]
-    first = torch.where(starts, index, 0).cummax(dim=1).values
-    return index - first
+    return index[None] if doc is None else index - document_starts(doc)
+
+
+def document_starts(doc: Tensor) -> Tensor:
+    """The place of the first token of each token's document: (B, L) -> (B, L)."""
+    index = torch.arange(doc.shape[1], device=doc.device)
+    opens = torch.ones_like(doc, dtype=torch.bool)
+    opens[:, 1:] = doc[:, 1:] != doc[:, :-1]
+    return torch.where(opens, index, 0).cummax(dim=1).values
 
 
 def sinusoid(positions: Tensor, width: int) -> Tensor:
@@ -208,6 +211,7 @@ class DistanceTable(nn.Module):
             self.v = nn.Parameter(torch.empty(heads, head_width))
 
     def forward(self, length: int, keys: int, *, causal: bool, device: torch.device, dtype: torch.dtype) -> Distances:
+        """The distances between the last ``length`` of ``keys`` tokens, which ask, and all of them."""
         position = self.position
         distance = distances(length, keys, causal=causal, device=device)
         if isinstance(position, Disentangled):

@@ -21,6 +21,7 @@ from encoderlab.nn.encoder import Chosen, States
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.kernels.plain import draw
 from encoderlab.nn.noise import Noise, stream
+from encoderlab.nn.positions import document_starts
 from encoderlab.objectives.base import Memory, Objective, Term
 from encoderlab.objectives.mlm import (
     Masker,
@@ -179,14 +180,6 @@ GENERATOR_SAMPLES = 1 << 20  # a layer number that no encoder has
 def uniform(keys: Tensor, places: Tensor) -> Tensor:
     """Numbers in [0, 1) with 53 random bits, one per (row key, place): (S,), (S,) -> (S,) float64."""
     return ((stream(keys, places) >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
-
-
-def document_starts(doc: Tensor) -> Tensor:
-    """The place of the first token of each token's document: (B, L) -> (B, L)."""
-    index = torch.arange(doc.shape[1], device=doc.device)
-    opens = torch.ones_like(doc, dtype=torch.bool)
-    opens[:, 1:] = doc[:, 1:] != doc[:, :-1]
-    return torch.where(opens, index, 0).cummax(dim=1).values
 
 
 def share_embeddings(generator: Model, discriminator: Model, sharing: Sharing, *, continued: bool = False) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from encoderlab.batches.batch import Batch
 from encoderlab.errors import ConfigError
+from encoderlab.inference import tokenizer_of
 from encoderlab.model import Model
 from encoderlab.models import FAMILIES
 from encoderlab.nn.encoder import States
@@ -66,16 +67,13 @@ def form_of(task: Task, model: Model, settings: FormSettings) -> Form:
     Raises:
         ConfigError: the model has no tokenizer, or its rows cannot be as long as the settings want.
     """
-    if model.tokenizer is None:
-        raise ConfigError(
-            "the model has no tokenizer; load it from a folder with tokenizer.json, or set model.tokenizer"
-        )
+    tokenizer = tokenizer_of(model)
     limit = model.config.encoder.max_length
     if limit is not None and settings.max_length > limit:
         raise ConfigError(
             f"max_length {settings.max_length} exceeds the model's {limit} positions; set it to {limit} or less"
         )
-    return FORMS[task.form](task, model.tokenizer, settings)
+    return FORMS[task.form](task, tokenizer, settings)
 
 
 def with_head(
