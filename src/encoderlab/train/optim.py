@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -165,8 +165,10 @@ def _layer_rates(module: nn.Module, settings: LayerDecay) -> dict[str, float]:
 
 
 def _depth(name: str, layers: int) -> int:
-    """Embeddings and tables shared by all layers 0, layer i (0-based) and what is added to its output i + 1, the last
-    norm L.
+    """The depth of a parameter, as :class:`LayerDecay` counts.
+
+    0 for the embeddings and for tables that all layers share, i + 1 for layer i (0-based) and what is added to its
+    output, L for the last norm.
     """
     if match := re.match(r"blocks\.(\d+)\.", name):
         return int(match[1]) + 1
@@ -178,6 +180,19 @@ def _depth(name: str, layers: int) -> int:
             "give its part a depth in train/optim.py"
         )
     return known[part]
+
+
+class Shards(NamedTuple):
+    """The parameters of a group that have gradients, as this process's tensors; all lists are in one order.
+
+    ``means`` and ``squares`` are the running averages of the gradients and of their squares.
+    """
+
+    names: list[str]
+    weights: list[Tensor]
+    grads: list[Tensor]
+    means: list[Tensor]
+    squares: list[Tensor]
 
 
 class Optimizer:
@@ -206,44 +221,35 @@ class Optimizer:
         """Divide the gradients by ``grad_scale``, then update with rate ``lr``; nothing changes where ``skip`` is 1.
 
         Both are float scalars on the parameters' device, so that neither clipping nor a non-finite gradient waits for
-        it. The gradients are used up. A parameter without gradient is left alone. ``counted``: other parameters were
-        updated in this step already.
+        it. The gradients are overwritten. A parameter without gradient is left alone. ``counted``: this call belongs to
+        a step that has been counted, by an earlier call for other parameters.
         """
         self.steps += not counted
         for group in self.groups:
             kept = [(n, p) for n, p in zip(group.names, group.parameters, strict=True) if p.grad is not None]
             if not kept:
                 continue
-            weights = [local(p) for _, p in kept]
-            grads = [local(p.grad) for _, p in kept if p.grad is not None]
-            means = [local(self.state[n]["exp_avg"]) for n, _ in kept]
-            squares = [local(self.state[n]["exp_avg_sq"]) for n, _ in kept]
-            if isinstance(self.optim, Lamb):
-                self._lamb(group, [n for n, _ in kept], weights, grads, means, squares, lr, grad_scale, skip)
-            else:
-                self._adam(group, weights, grads, means, squares, lr, grad_scale, skip)
+            shards = Shards(
+                names=[n for n, _ in kept],
+                weights=[local(p) for _, p in kept],
+                grads=[local(p.grad) for _, p in kept if p.grad is not None],
+                means=[local(self.state[n]["exp_avg"]) for n, _ in kept],
+                squares=[local(self.state[n]["exp_avg_sq"]) for n, _ in kept],
+            )
+            update = self._lamb if isinstance(self.optim, Lamb) else self._adam
+            update(group, shards, lr, grad_scale, skip)
 
-    def _adam(
-        self,
-        group: Group,
-        weights: list[Tensor],
-        grads: list[Tensor],
-        means: list[Tensor],
-        squares: list[Tensor],
-        lr: float,
-        grad_scale: Tensor | None,
-        skip: Tensor | None,
-    ) -> None:
+    def _adam(self, group: Group, shards: Shards, lr: float, grad_scale: Tensor | None, skip: Tensor | None) -> None:
         """One fused pass over memory; BERT's Adam is AdamW at a step count where both corrections have become 1."""
         count = float(self.steps) if isinstance(self.optim, AdamW) else UNCORRECTED
-        step = torch.full((), count, device=weights[0].device)
+        step = torch.full((), count, device=shards.weights[0].device)
         torch._fused_adamw_(
-            weights,
-            grads,
-            means,
-            squares,
+            shards.weights,
+            shards.grads,
+            shards.means,
+            shards.squares,
             [],
-            [step] * len(weights),
+            [step] * len(shards.weights),
             lr=lr * group.rate,
             beta1=self.optim.betas[0],
             beta2=self.optim.betas[1],
@@ -277,18 +283,9 @@ class Optimizer:
             dist.all_reduce(sums)
         return (sums[0] / sums[1]).sqrt()
 
-    def _lamb(
-        self,
-        group: Group,
-        names: list[str],
-        weights: list[Tensor],
-        grads: list[Tensor],
-        means: list[Tensor],
-        squares: list[Tensor],
-        lr: float,
-        grad_scale: Tensor | None,
-        skip: Tensor | None,
-    ) -> None:
+    def _lamb(self, group: Group, shards: Shards, lr: float, grad_scale: Tensor | None, skip: Tensor | None) -> None:
+        """The formula of :class:`Lamb`, on whole tensors."""
+        names, weights, grads, means, squares = shards
         (beta1, beta2), eps = self.optim.betas, self.optim.eps
         left_out = torch.zeros((), dtype=torch.bool, device=weights[0].device) if skip is None else skip.bool()
         gained, kept, taken = (
