@@ -23,6 +23,7 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import huggingface
 from encoderlab.model import Model
 from encoderlab.models.base import resized
+from encoderlab.nn.encoder import Sharing
 from encoderlab.nn.heads import Classification, Span, Tagging
 from encoderlab.nn.spanconv import SpanDynamic
 from tests.interchange.tiny_models import CONFIGS, make, same_weights
@@ -408,6 +409,17 @@ def test_the_map_of_albert_at_equal_widths(tmp_path: Path) -> None:
     assert same_weights(model, load(tmp_path / "out"))
     rewrite(tmp_path / "out", lambda tensors: tensors | {name: torch.eye(128) * 2})
     refused(tmp_path / "out", "embedding_hidden_mapping_in.weight")
+
+
+def test_albert_without_sharing(tmp_path: Path) -> None:
+    config = resized(CONFIGS["albert"], sharing=None)
+    model = make(config)
+    huggingface.save(model, tmp_path / "out")
+    back = load(tmp_path / "out")
+    assert same_weights(back, model) and back.config.encoder.sharing == Sharing(groups=2)
+    with pytest.raises(DataError, match="no place for sharing"):
+        shared = resized(config, sharing=Sharing(parts=("attention",)))
+        huggingface.save(make(shared), tmp_path / "attention")
 
 
 def test_convbert_in_transformers(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange.configs import absolute, relative
 from encoderlab.interchange.configs.fields import Fields
 from encoderlab.models.base import ModelConfig
-from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.encoder import EncoderConfig, Sharing
 from encoderlab.nn.positions import Absolute
 from encoderlab.nn.spanconv import SpanDynamic
 
@@ -116,6 +116,8 @@ def comparable(encoder: EncoderConfig, name: str) -> Any:
     if name == "head_width":
         return encoder.key_width
     value = getattr(encoder, name)
+    if name == "sharing" and value == Sharing(groups=encoder.layers):
+        return None  # every layer has weights of its own
     if name == "types" and value == 1 and isinstance(encoder.position, Absolute):
         return 0  # one row is a constant, and where there is none there a row of zeros
     if name == "conv" and isinstance(value, SpanDynamic):
