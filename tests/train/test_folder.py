@@ -17,6 +17,7 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.train.folder import RunFolder, compare
 from encoderlab.train.optim import AdamW
 from encoderlab.train.recipe import Execution
+from tests.tasks.tiny import tokenizer
 from tests.train.toy import RECIPE, run, toy_data
 
 
@@ -94,7 +95,7 @@ def test_a_file_of_the_run_that_cannot_be_written(file: str, tmp_path: Path) -> 
     RunFolder(tmp_path, {}, {}).close()  # nobody holds it
 
 
-@pytest.mark.parametrize("file", ["recipe.json", "provenance.json"])
+@pytest.mark.parametrize("file", ["recipe.json", "provenance.json", "tokenizer.json"])
 def test_a_session_killed_while_it_claimed_the_folder(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,12 +109,12 @@ def test_a_session_killed_while_it_claimed_the_folder(
     child = os.fork()
     if not child:
         monkeypatch.setattr(os, "replace", killed)
-        RunFolder(tmp_path, {"seed": 1}, {})
+        RunFolder(tmp_path, {"seed": 1}, {}).keep(tokenizer())
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    assert list(tmp_path.glob(f".{file}.*.tmp"))
+    assert list(tmp_path.rglob(f".{file}.*.tmp"))
     RunFolder(tmp_path, {"seed": 1}, {}).close()
-    assert not list(tmp_path.glob(".*.tmp"))
+    assert not list(tmp_path.rglob(".*.tmp"))
     assert json.loads((tmp_path / "recipe.json").read_text()) == {"seed": 1}
 
 

@@ -101,7 +101,7 @@ def kind_of(path: Path) -> Source | None:
         return "encoderlab"
     if path.is_dir() and any(is_pair(candidate) for candidate in (path, path / "model")):
         return "pair"
-    if (path.is_dir() and any(path.glob("*.index"))) or path.with_name(path.name + ".index").exists():
+    if (path.is_dir() and any(path.glob("*.index"))) or Path(f"{path}.index").exists():
         return "tensorflow"
     if path.suffix == ".index":
         return "tensorflow"

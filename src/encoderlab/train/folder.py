@@ -20,6 +20,8 @@ from typing import IO, Any
 import torch
 
 import encoderlab
+from encoderlab.corpus.shards import TOKENIZER
+from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.corpus.workers import cores
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import locked, write_text
@@ -64,8 +66,9 @@ class RunFolder:
     def _claim(self, recipe: dict[str, Any], data: dict[str, str]) -> None:
         """Make the folder this run's, or check that it is already."""
         known, provenance = self.path / RECIPE, self.path / PROVENANCE
-        for cut in (aside for file in (known, provenance) for aside in self.path.glob(f".{file.name}.*.tmp")):
-            cut.unlink()  # a session that was killed while it wrote the file left this
+        for place in (self.path, self.path / TOKENIZER):
+            for cut in place.glob(".*.json.*.tmp"):
+                cut.unlink()  # a session that was killed while it wrote the file left this
         sessions: list[dict[str, Any]] = []
         if known.exists():
             differences = compare(read(known), recipe)
@@ -93,6 +96,17 @@ class RunFolder:
             )
         replace(known, recipe)  # first, because it is what makes the folder a run
         replace(provenance, {"sessions": [*sessions, describe_session(data)]})
+
+    def keep(self, tokenizer: Tokenizer) -> None:
+        """Write the tokenizer beside the checkpoints, which so become models without the corpus.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        try:
+            tokenizer.save(self.path / TOKENIZER)
+        except OSError as error:
+            raise _unwritable(self.path / TOKENIZER, error) from None
 
     def open_metrics(self, size: int) -> None:
         """Continue ``metrics.jsonl`` after its first ``size`` bytes: what an interrupted session wrote beyond its

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from encoderlab import config
 from encoderlab.batches.batch import Batch
+from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError, Diverged, Stopped, nearest
 from encoderlab.objectives.base import Objective
 from encoderlab.train import checkpoint, doctor
@@ -60,7 +61,8 @@ class Data:
     called; ``score`` gives further validation numbers of a task, and is called with the objective in evaluation mode.
 
     ``hashes`` identify the data in the run folder; ``bytes_per_token`` turns the losses in ``Objective.per_token``
-    into bits per byte; ``operations`` are those of training per token, which a budget in FLOPs needs.
+    into bits per byte; ``operations`` are those of training per token, which a budget in FLOPs needs; ``tokenizer`` is
+    kept in the run folder.
     """
 
     source: OpenSource
@@ -69,6 +71,7 @@ class Data:
     hashes: Mapping[str, str] = field(default_factory=dict)
     bytes_per_token: float | None = None
     operations: Callable[[Phase], float] | None = None
+    tokenizer: Tokenizer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +191,8 @@ class _Run:
         """Hold the run folder, which is the first process's to write."""
         self.folder = RunFolder(self.out, config.to_dict(self.recipe), self.data.hashes)
         stack.callback(self.folder.close)
+        if self.data.tokenizer is not None:
+            self.folder.keep(self.data.tokenizer)
         return 0
 
     # The course of a run

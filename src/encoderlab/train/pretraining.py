@@ -18,7 +18,7 @@ from encoderlab.batches.loader import Format, Loader
 from encoderlab.batches.pack import ElectraSegments, Framing, Row, SegmentPairs, SentencePairs
 from encoderlab.batches.streams import ContiguousStreams, StreamFormat, XLNetStreams
 from encoderlab.config import from_dict, read_file
-from encoderlab.corpus.shards import MANIFEST, Corpus, file_hash, verify
+from encoderlab.corpus.shards import MANIFEST, TOKENIZER, Corpus, file_hash, verify
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import folder as folders
@@ -116,8 +116,8 @@ def save_models(objective: Objective, tokenizer: Tokenizer, out: Path) -> None:
 
 
 def models_at(folder: Path) -> dict[str, Model]:
-    """The models as the checkpoint ``folder`` of a run has them, by the names of :meth:`Objective.models`, without
-    tokenizer.
+    """The models as the checkpoint ``folder`` of a run has them, by the names of :meth:`Objective.models`, with the
+    tokenizer that lies in the run.
 
     Raises:
         DataError: the checkpoint is damaged, or not one of pretraining.
@@ -131,7 +131,11 @@ def models_at(folder: Path) -> dict[str, Model]:
     teacher = load(settings.teacher) if isinstance(settings, DistillSettings) else None
     objective = _objective(recipe, *_networks(recipe, None, resumed=True), teacher, vocabulary)
     load_weights(objective, folder)
-    return {name: model.eval() for name, model in objective.models().items()}
+    models = {name: model.eval() for name, model in objective.models().items()}
+    place = folder.resolve().parents[1] / TOKENIZER
+    for model in models.values() if place.is_dir() else ():
+        folders.give_tokenizer(model, Tokenizer.load(place), place)
+    return models
 
 
 def check(recipe: Recipe) -> None:
@@ -447,6 +451,7 @@ def corpus_data(recipe: Recipe, objective: Objective, path: Path, tokenizer: Tok
         validation=None if problem else validation,
         hashes=hashes,
         bytes_per_token=text.num_bytes / max(text.num_tokens, 1),
+        tokenizer=tokenizer,
     )
 
 
