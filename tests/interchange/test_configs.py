@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from encoderlab import models
+from encoderlab.errors import DataError
 from encoderlab.interchange import configs
 from encoderlab.nn.positions import Absolute
 
@@ -117,3 +118,22 @@ def test_published_configurations(name: str) -> None:
 def test_offsets_of_roberta() -> None:
     _, found = configs.read(PUBLISHED["roberta-base"], "roberta")
     assert found.encoder.position == Absolute(length=512, offset=2)
+
+
+@pytest.mark.parametrize(
+    ("value", "norm"), [("none", False), ("Layer_Norm", True), ("none|layer_norm", True), (" layer_norm | none ", True)]
+)
+def test_norms_of_the_distances_may_be_several(value: str, norm: bool) -> None:
+    """As in the original code; of one that it does not know a file says more than is understood."""
+    fields = PUBLISHED["deberta-v3-base"] | {"norm_rel_ebd": value}
+    assert configs.read(fields, "deberta")[1].encoder.position.norm == norm
+    with pytest.raises(DataError, match="norm_rel_ebd"):
+        configs.read(fields | {"norm_rel_ebd": f"{value}|rms"}, "deberta")
+
+
+@pytest.mark.parametrize(("share", "tied"), [(True, "all_but_first"), (False, "none")])
+def test_ties_of_transformer_xl_without_their_list(share: bool, tied: str) -> None:
+    """``transformers`` and the TensorFlow code tie no projection where they are not to tie all but the first."""
+    fields = {name: value for name, value in PUBLISHED["transformer-xl-wt103-large"].items() if name != "tie_projs"}
+    found = configs.read(fields | {"proj_share_all_but_first": share}, "transformer-xl")[1].encoder.adaptive
+    assert found is not None and found.tied_projections == tied

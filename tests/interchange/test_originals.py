@@ -24,6 +24,7 @@ from encoderlab.interchange import configs, fairseq, folder, huggingface, names,
 from encoderlab.interchange.load import kind_of, load, read
 from encoderlab.model import Model
 from encoderlab.models.base import resized
+from encoderlab.nn.embeddings import Adaptive
 from encoderlab.nn.heads import Classification, ClassificationHead, Span
 from encoderlab.nn.spanconv import SpanDynamic
 from tests.interchange.tiny_models import CONFIGS, make, same_weights
@@ -297,6 +298,80 @@ def test_transformer_xl_state(tmp_path: Path) -> None:
     torch.save({"model": [1]}, tmp_path / "model_state.pt")
     with pytest.raises(DataError, match="no dictionary of weights"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("tied", ["all", "all_but_first", "none"])
+@pytest.mark.parametrize(("divisor", "width"), [(1, 24), (1, 32), (2, 32), (2, 24)])
+def test_maps_of_transformer_xl(
+    divisor: int, width: int, tied: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """State dictionaries name a tied map once for every cluster, also where all share the one of the input."""
+    mapped = divisor > 1 or width != 32
+    adaptive = Adaptive(cutoffs=(10, 30), divisor=divisor, tied_projections=tied)
+    model = make(resized(CONFIGS["transformer-xl"], adaptive=adaptive, embed_width=width))
+    vocab, encoder = model.config.encoder.vocab, model.config.encoder
+    state = names.write(
+        tables.transformer_xl(adaptive, vocab, original=True), folder.weights(model), encoder, ties=True
+    )
+    assert [f"crit.out_projs.{i}" in state for i in range(3)] == [mapped] * 3
+    torch.save(state, tmp_path / "model_state.pt")
+    config = configs.write(model.config)
+    del config["model_type"]
+    (tmp_path / "transformer_xl_config.json").write_text(json.dumps(config))
+    assert same_weights(read(tmp_path)["model"], model)
+    assert not caplog.records
+    found = names.write(tables.transformer_xl_tf(adaptive, vocab), folder.weights(model), encoder)
+    fields = configs.Fields({name: value for name, value in config.items() if "proj" not in name}, "TF")
+    again, _ = originals._txl_tf(fields, found)  # told by the variables
+    assert not mapped or again.encoder.adaptive == adaptive
+
+
+@pytest.mark.parametrize("tied", ["all_but_first", "none"])
+def test_clusters_as_wide_as_the_layers_may_have_no_map(tied: Any) -> None:
+    """TensorFlow's ``proj_same_dim=False``, with which its one-billion-word models were trained."""
+    adaptive = Adaptive(cutoffs=(10, 30), divisor=2, tied_projections=tied)
+    model = make(resized(CONFIGS["transformer-xl"], adaptive=adaptive, eps=1e-12))
+    clusters = model.encoder.embeddings.clusters
+    with torch.no_grad():
+        clusters.maps[0].copy_(torch.eye(32))
+        model.lm.maps["0"].copy_(torch.eye(32))
+    layout = tables.transformer_xl_tf(adaptive, 50)
+    tensors = names.write(layout, folder.weights(model), model.config.encoder)
+    for name in ("adaptive_embed/cutoff_0/proj_W", "adaptive_softmax/cutoff_0/proj"):
+        del tensors[f"transformer/{name}"]
+    given = {"n_token": 50, "n_layer": 2, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48, "div_val": 2}
+    fields = configs.Fields({**given, "cutoffs": [10, 30], "proj_same_dim": False}, "TF")
+    config, found = originals._txl_tf(fields, tensors)
+    again = huggingface.assemble(config, found, tables.transformer_xl_tf(config.encoder.adaptive, 50), Path("TF"))
+    ids, targets = torch.randint(50, (2, 7)), torch.arange(14) * 3
+    with torch.no_grad():
+        states, others = (m.encoder(ids).last.flatten(0, 1) for m in (model, again))
+        torch.testing.assert_close(others, states)
+        one, two = (m.lm.losses(states, targets, m.encoder.embeddings) for m in (model, again))
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cutoffs", "tied"),
+    [
+        ({"dataset": "wt103", "adaptive": True}, (20000, 40000, 200000), "all_but_first"),
+        ({"dataset": "lm1b", "adaptive": True, "div_val": 4}, (60000, 100000, 640000), "none"),
+        ({"dataset": "enwik8", "adaptive": False}, (), "all_but_first"),
+    ],
+)
+def test_arguments_of_transformer_xl_scripts(arguments: dict[str, Any], cutoffs: tuple[int, ...], tied: str) -> None:
+    """All that ``train.py`` was called with; what it derives from them is derived here too."""
+    given = {
+        "n_layer": 2, "d_model": 32, "d_embed": -1, "n_head": 4, "d_head": 8, "d_inner": 48, "n_token": 700000,
+        "lr": 0.00025, "optim": "adam", "max_step": 200000, "batch_size": 60, "cuda": True, "not_tied": False,
+        "tied": True, "same_length": False, "clamp_len": -1, "mem_len": 150, "pre_lnorm": False, "attn_type": 0,
+    }  # fmt: skip
+    found = originals.transformer_xl_config(configs.Fields(given | arguments, "args"), eps=1e-5).encoder
+    assert found.adaptive is not None
+    assert (found.adaptive.cutoffs, found.adaptive.tied_projections) == (cutoffs, tied)
+    for name, value in {"not_tied": True, "pre_lnorm": True, "attn_type": 1, "unheard_of": 1}.items():
+        with pytest.raises(DataError, match=name):
+            originals.transformer_xl_config(configs.Fields(given | arguments | {name: value}, "args"), eps=1e-5)
 
 
 def test_nothing_known(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_adaptive_softmax_is_its_definition(divisor: int, tied: str) -> None:
 
 @pytest.mark.parametrize(("tied", "reads"), [("all", [1, 1, 1]), ("all_but_first", [0, 1, 1]), ("none", [0, 0, 0])])
 def test_clusters_of_one_table_read_the_map_they_are_tied_to(tied: str, reads: list[int]) -> None:
-    """With divisor 1 there is one map of the input; the output's own is the first cluster's, or all clusters'."""
+    """With divisor 1 there is one map of the input; clusters that are not tied to it have one each of their own."""
     model = adaptive_model(1, tied, embed_width=6)
     head, embeddings = model.lm, model.encoder.embeddings
     x = torch.randn(3, 8, dtype=torch.float64)
@@ -86,6 +86,12 @@ def test_clusters_of_one_table_read_the_map_they_are_tied_to(tied: str, reads: l
     assert changed == reads
     losses = head.losses(x, torch.tensor([0, 5, 19]), embeddings)
     torch.testing.assert_close(-after[torch.arange(3), torch.tensor([0, 5, 19])], losses)
+    assert list(head.maps) == [str(cluster) for cluster, read in enumerate(reads) if not read]
+    if tied == "none":
+        (start, stop), before = head.clusters[1], head.log_probabilities(x, embeddings)
+        head.maps["1"].data += 1
+        moved = (head.log_probabilities(x, embeddings) - before).abs().amax(0) > 1e-9
+        assert moved.tolist() == [start <= word < stop for word in range(20)]
 
 
 def test_adaptive_softmax_without_tails_is_plain() -> None:

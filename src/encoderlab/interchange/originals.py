@@ -23,6 +23,7 @@ from encoderlab.interchange import configs, fairseq, heads, huggingface, names, 
 from encoderlab.interchange.tensorflow import Checkpoint
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
+from encoderlab.nn.embeddings import TiedMaps
 from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.nn.heads import LM, RTD, Classification, Span
 from encoderlab.nn.positions import Absolute
@@ -65,7 +66,7 @@ def read_tensorflow(path: Path, *, allow_missing: bool = False) -> Models:
         config = _xlnet_tf(_config_beside(folder, "xlnet_config.json"), tensors)
         return {"model": assemble(config, tensors, tables.XLNET_TF, source)}
     if any(name.startswith("transformer/adaptive_embed/") for name in tensors):
-        config = transformer_xl_config(_config_beside(folder, "transformer_xl_config.json"), eps=1e-12)
+        config, tensors = _txl_tf(_config_beside(folder, "transformer_xl_config.json"), tensors)
         assert config.encoder.adaptive is not None
         layout = tables.transformer_xl_tf(config.encoder.adaptive, config.encoder.vocab)
         return {"model": assemble(config, tensors, layout, source)}
@@ -189,16 +190,58 @@ def _electra_config(tensors: Mapping[str, Tensor], scope: str) -> ModelConfig:
     return ModelConfig(family=family, encoder=encoder, rtd=RTD())
 
 
+# Options of the original scripts that say how to train or to run, and nothing of the model.
+_TXL_RUN = frozenset(
+    "data dataset optim lr mom scheduler warmup_step decay_rate lr_min clip clip_nonemb max_step batch_size "
+    "batch_chunk eval_tgt_len seed cuda varlen multi_gpu gpu0_bsz log_interval eval_interval work_dir restart "
+    "restart_dir debug eta_min max_eval_steps patience finetune_v2 finetune_v3 fp16 static_loss_scale "
+    "dynamic_loss_scale emb_init emb_init_range n_all_param n_nonemb_param".split()
+)
+_TXL_CUTOFFS = {"wt103": [20000, 40000, 200000], "lm1b": [60000, 100000, 640000]}  # of train.py, by data set
+
+
 def transformer_xl_config(fields: configs.Fields, *, eps: float) -> ModelConfig:
-    """The arguments of the original training scripts, as a dictionary."""
-    fields.data = dict(fields.data)
-    fields.data.setdefault("vocab_size", fields.take("n_token", None))
-    fields.data.setdefault("untie_r", False)
-    fields.data.setdefault("clamp_len", -1)
-    fields.data.setdefault("cutoffs", [])
-    fields.data.setdefault("layer_norm_epsilon", eps)
+    """The arguments of the original training scripts, as a dictionary; what the scripts derive from them may be left
+    out.
+    """
+    given = fields.data
+    fields.data = data = {name: value for name, value in given.items() if name not in _TXL_RUN}
+    data.setdefault("vocab_size", fields.take("n_token", None))
+    data.setdefault("untie_r", False)
+    data.setdefault("clamp_len", -1)
+    data.setdefault("layer_norm_epsilon", eps)
+    fields.only("not_tied", False)
+    fields.only("tied", True)
+    if data.pop("adaptive", True) is False:
+        data["cutoffs"] = []  # the original's plain softmax is the adaptive one of a single cluster
+    elif "cutoffs" not in data:
+        data["cutoffs"] = _TXL_CUTOFFS.get(given.get("dataset", ""), [])
+        data.setdefault("proj_share_all_but_first", given.get("dataset") != "lm1b")
+    if data.get("d_embed") == -1:
+        del data["d_embed"]
     fields.take("proj_same_dim", None)
     return _finished(fields, configs.FORMATS["transfo-xl"].read(fields))
+
+
+def _txl_tf(fields: configs.Fields, tensors: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """The output's maps tell which clusters are tied. Without ``proj_same_dim`` a cluster as wide as the layers has no
+    map: here it has one that changes nothing.
+    """
+    config = transformer_xl_config(fields, eps=1e-12)
+    encoder, adaptive = config.encoder, config.encoder.adaptive
+    assert adaptive is not None
+    into, out_of = "transformer/adaptive_embed/cutoff_%d/proj_W", "transformer/adaptive_softmax/cutoff_%d/proj"
+    clusters = range(len(adaptive.cutoffs) + 1)
+    own = [out_of % i in tensors for i in clusters]
+    tied: TiedMaps = "none" if any(own[1:]) else "all_but_first" if own[0] else "all"
+    found = dict(tensors)
+    if adaptive.divisor > 1 and fields.data.get("proj_same_dim") is False:
+        for i in clusters:
+            if encoder.word_width // adaptive.divisor**i == encoder.width:
+                for name in [into % i, *([out_of % i] if tied == "none" else [])]:
+                    found.setdefault(name, torch.eye(encoder.width))
+    adaptive = replace(adaptive, tied_projections=tied)
+    return replace(config, encoder=replace(encoder, adaptive=adaptive)), found
 
 
 # PyTorch

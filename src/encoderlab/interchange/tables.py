@@ -483,7 +483,9 @@ def transformer_xl(adaptive: Adaptive, vocab: int, *, original: bool) -> Layout:
     cluster_rows = REVERSED if original else SAME
     layer = prefix + "layers.{layer}."
     sizes = [stop - start for start, stop in adaptive.sizes(vocab)]
-    tables = range(len(sizes) if adaptive.divisor > 1 else 1)
+    per_cluster = adaptive.divisor > 1  # else one table and one map of the input serve all clusters
+    clusters = range(len(sizes))
+    tables = clusters if per_cluster else range(1)
     return Layout(
         rules=(
             *(
@@ -498,7 +500,7 @@ def transformer_xl(adaptive: Adaptive, vocab: int, *, original: bool) -> Layout:
                 Rule(
                     f"{EMBEDDINGS}clusters.maps.{i}",
                     (f"{prefix}word_emb.emb_projs.{i}",),
-                    ties=(f"crit.out_projs.{i}",) if _tied(adaptive, i) else (),
+                    ties=tuple(f"crit.out_projs.{j}" for j in clusters if j * per_cluster == i and _tied(adaptive, j)),
                 )
                 for i in tables
             ),
@@ -519,7 +521,7 @@ def transformer_xl(adaptive: Adaptive, vocab: int, *, original: bool) -> Layout:
             Rule("lm.maps.{cluster}", ("crit.out_projs.{cluster}",)),
         ),
         pieces={"crit.out_layers.0.bias": tuple((f"crit.out_layers.{i}.bias", size) for i, size in enumerate(sizes))}
-        if adaptive.divisor == 1
+        if not per_cluster
         else {},
         ignored=(r"pos_emb\.inv_freq$",),
     )

@@ -8,10 +8,8 @@ one pair u, v serves all layers; the large TensorFlow models have one per layer 
 
 from __future__ import annotations
 
-from typing import Literal
-
 from encoderlab.models.base import Family, ModelConfig
-from encoderlab.nn.embeddings import Adaptive
+from encoderlab.nn.embeddings import Adaptive, TiedMaps
 from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.nn.heads import LM
 from encoderlab.nn.positions import RelativeShift
@@ -27,7 +25,7 @@ def transformer_xl(
     vocab: int,
     cutoffs: tuple[int, ...] = (),
     divisor: int = 1,
-    tied_projections: Literal["all", "all_but_first", "none"] = "all_but_first",
+    tied_projections: TiedMaps = "all_but_first",
     dropout: float = 0.1,
     attention_dropout: float = 0.0,
     shared_biases: bool = True,

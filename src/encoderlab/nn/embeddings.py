@@ -16,6 +16,7 @@ from encoderlab.nn import kernels
 from encoderlab.nn.positions import Absolute, Disentangled, Position, places, sinusoid
 
 EmbeddingNorm = Literal["embedding", "width", "none"]
+TiedMaps = Literal["all", "all_but_first", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class Adaptive:
 
     cutoffs: tuple[int, ...]
     divisor: int = 1
-    tied_projections: Literal["all", "all_but_first", "none"] = "all_but_first"
+    tied_projections: TiedMaps = "all_but_first"
 
     def __post_init__(self) -> None:
         check_least(self, 1, "divisor")

@@ -148,16 +148,14 @@ class AdaptiveLMHead(nn.Module):
     def __init__(self, adaptive: Adaptive, vocab: int, width: int, embed_width: int) -> None:
         super().__init__()
         self.clusters = adaptive.sizes(vocab)
-        self.divisor, self.tied = adaptive.divisor, adaptive.tied_projections
+        self.divisor = adaptive.divisor
         tails = len(self.clusters) - 1
         self.cluster_weight = nn.Parameter(torch.empty(tails, embed_width)) if tails else None
         self.cluster_bias = nn.Parameter(torch.zeros(tails)) if tails else None
         self.biases = nn.ParameterList(torch.zeros(stop - start) for start, stop in self.clusters)
         owned = {"all": [], "all_but_first": [0], "none": range(len(self.clusters))}[adaptive.tied_projections]
-        mapped = adaptive.divisor > 1 or embed_width != width
-        widths = [embed_width // adaptive.divisor**i for i in range(len(self.clusters))]
-        owned = [i for i in owned if mapped and (adaptive.divisor > 1 or i == 0)]
-        self.maps = nn.ParameterDict({str(i): torch.empty(width, widths[i]) for i in owned})
+        owned = owned if adaptive.divisor > 1 or embed_width != width else []
+        self.maps = nn.ParameterDict({str(i): torch.empty(width, embed_width // adaptive.divisor**i) for i in owned})
 
     def members(self, targets: Tensor) -> list[Tensor]:
         """Of each cluster but the first, which ``targets`` (S,) lie in it; on an accelerator this waits."""
@@ -208,11 +206,11 @@ class AdaptiveLMHead(nn.Module):
         return embeddings.clusters.tables[0][start:stop]
 
     def _mapped(self, x: Tensor, cluster: int, embeddings: Embeddings) -> Tensor:
-        index = cluster if self.divisor > 1 else 0
-        if str(index) in self.maps and (index == cluster or self.tied == "none"):
-            return x @ self.maps[str(index)]
+        if str(cluster) in self.maps:
+            return x @ self.maps[str(cluster)]
         assert embeddings.clusters is not None
-        return x if embeddings.clusters.maps is None else x @ embeddings.clusters.maps[index]
+        maps = embeddings.clusters.maps  # one for all clusters with divisor 1
+        return x if maps is None else x @ maps[cluster if self.divisor > 1 else 0]
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

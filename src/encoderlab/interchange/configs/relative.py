@@ -7,12 +7,11 @@ from typing import Any, Literal
 from encoderlab.errors import DataError
 from encoderlab.interchange.configs.fields import THEIR_ACTIVATION, Fields, common, their_common
 from encoderlab.models.base import ModelConfig
-from encoderlab.nn.embeddings import Adaptive
+from encoderlab.nn.embeddings import Adaptive, TiedMaps
 from encoderlab.nn.encoder import EncoderConfig, StemConvolution
 from encoderlab.nn.heads import LM, RTD
 from encoderlab.nn.positions import Disentangled, RelativeShift
 
-Tied = Literal["all", "all_but_first", "none"]
 TERMS: tuple[tuple[Literal["c2p", "p2c"], ...], ...] = (("c2p", "p2c"), ("c2p",), ("p2c",))
 
 
@@ -23,6 +22,14 @@ def _deberta_terms(f: Fields) -> tuple[Literal["c2p", "p2c"], ...]:
         if isinstance(names, list) and sorted(map(str, names)) == list(terms):
             return terms
     raise DataError(f"{f.source}: pos_att_type {value!r} is not implemented; expected c2p, p2c or both")
+
+
+def _normed_table(f: Fields) -> bool:
+    value = f.take("norm_rel_ebd", "none")
+    names = {part.strip() for part in value.lower().split("|")} if isinstance(value, str) else set()
+    if not names or names - {"none", "layer_norm"}:
+        raise DataError(f"{f.source}: norm_rel_ebd {value!r} is not implemented; expected none or layer_norm")
+    return "layer_norm" in names
 
 
 def read_deberta(f: Fields, *, position: dict[str, Any], **more: Any) -> ModelConfig:
@@ -56,7 +63,6 @@ def read_deberta_v1(f: Fields) -> ModelConfig:
 
 
 def read_deberta_v2(f: Fields) -> ModelConfig:
-    f.only("norm_rel_ebd", "none", "layer_norm")
     buckets = f.count("position_buckets", -1, least=-1)
     kernel = f.count("conv_kernel_size", 0, least=0)
     activation, groups = f.activation("conv_act", "tanh"), f.count("conv_groups", 1)
@@ -64,7 +70,7 @@ def read_deberta_v2(f: Fields) -> ModelConfig:
     position = {
         "buckets": buckets if buckets > 0 else None,
         "share_projections": f.switch("share_att_key", False),
-        "norm": f.take("norm_rel_ebd", "none") == "layer_norm",
+        "norm": _normed_table(f),
     }
     return read_deberta(f, position=position, stem_conv=stem)
 
@@ -180,7 +186,7 @@ def read_transformer_xl(f: Fields) -> ModelConfig:
     ties = f.take("tie_projs", None)
     all_but_first = f.switch("proj_share_all_but_first", True)
     if ties is None:
-        ties = [not all_but_first, *[True] * len(cutoffs)]
+        ties = [False, *[all_but_first] * len(cutoffs)]
     tied = _tied(ties)
     if tied is None:
         raise DataError(f"{f.source}: tie_projs {ties} is not implemented; all, all but the first, or none can be tied")
@@ -210,7 +216,7 @@ def read_transformer_xl(f: Fields) -> ModelConfig:
     return ModelConfig(family="transformer_xl", encoder=encoder, lm=LM(transform=False))
 
 
-def _tied(ties: Any) -> Tied | None:
+def _tied(ties: Any) -> TiedMaps | None:
     """Which clusters share their projections, from one truth value per cluster."""
     if not isinstance(ties, list) or not ties or not all(isinstance(tie, bool) for tie in ties):
         return None
