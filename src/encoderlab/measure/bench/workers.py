@@ -12,15 +12,23 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from encoderlab.batches.pack import Row
+import torch
+from torch import Tensor
+
+from encoderlab.batches.rows import Row
 from encoderlab.errors import EncoderlabError
+from encoderlab.inference import device_name, usual_device
+from encoderlab.measure.bench.contenders import CONTENDERS, LR, Ours
 from encoderlab.measure.bench.families import Case
+from encoderlab.measure.bench.parts import time_by_part
+from encoderlab.nn import kernels
 from encoderlab.objectives.vocabulary import Vocabulary
+from encoderlab.train.precision import precision, products
 from encoderlab.train.recipe import Precision
 
 BURST = 0.02  # seconds, of products in a row on a GPU
@@ -74,122 +82,135 @@ class Worker:
 
 
 def _serve(pipe: Connection, work: Work) -> None:
-    import torch
-    from torch import Tensor
-
-    from encoderlab.inference import device_name, usual_device
-    from encoderlab.measure.bench.contenders import CONTENDERS, LR, Ours
-    from encoderlab.nn import kernels
-    from encoderlab.train.precision import precision, products
-
-    torch.set_num_threads(work.threads)
-    case, rows = work.case, work.rows
-    device = usual_device()
-    torch.backends.cudnn.allow_tf32 = False  # as for products by default: fp32 is single precision, whoever computes
-    ours = nullcontext if work.contender != "ours" else lambda: products(work.precision, device)  # as in our loop
-    if work.contender == "ours":
-        kernels.keep_memory()  # as our training loop does
-    before = _peak_memory()
-    state = {"step": 0, "memory": 0}
+    """Answer the requests that come through ``pipe`` until one says to stop: what the worker's process runs."""
     try:
-        player = CONTENDERS[work.contender](case, work.vocabulary, compile=work.compile)
-        maker = player if isinstance(player, Ours) else Ours(case, work.vocabulary)
-        started = time.perf_counter()
-        made = maker.batches(rows)
-        arranged = [player.arranged(batch) for batch in made]
-        preparing = (time.perf_counter() - started) / len(rows)  # seconds per batch
-        batches, sizes = [batch.to(device) for batch in arranged], [batch.num_tokens for batch in made]
-        if maker is not player:
-            del maker
-        network = player.objective if isinstance(player, Ours) else player.networks
-        network.to(device)
-        optimizer = torch.optim.AdamW(player.parameters, lr=LR, fused=True)
-    except Exception as error:
+        player = _Player(work)
+    except Exception as error:  # whatever it is, the process that waits is told
         pipe.recv()
         pipe.send(_failure(work, error))
         return
-
-    def now() -> float:
-        """The time in seconds when the device has done all it was given."""
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def step() -> Tensor:
-        batch = batches[state["step"] % len(batches)]
-        with ours():
-            with precision(work.precision, device):
-                loss = player.loss(batch, state["step"])
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        state["step"] += 1
-        return loss.detach()
-
-    def steps(count: int, before: int = 0) -> tuple[float, float, list[float]]:
-        """Seconds, real tokens and losses of ``count`` steps, after some ``before`` them that are not counted."""
-        for _ in range(before):
-            step()
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        tokens = sum(sizes[(state["step"] + i) % len(batches)] for i in range(count))
-        started = now()
-        losses = [step() for _ in range(count)]
-        seconds = now() - started
-        if device.type == "cuda":
-            state["memory"] = max(state["memory"], torch.cuda.max_memory_allocated())
-            torch.cuda.empty_cache()  # the other contender has the device to itself
-        return seconds, float(tokens), [float(loss) for loss in losses]
-
-    def peak() -> tuple[float, float]:
-        """Operations per second of matrix products at the model's own feed-forward shape: of the best of eight bursts,
-        and of all of them together, which is what a shared machine sustains.
-        """
-        encoder = case.model.encoder
-        dtype = torch.bfloat16 if work.precision == "bf16" else torch.float32
-        x = torch.randn(rows_tokens(rows), encoder.width, device=device, dtype=dtype)
-        w = torch.randn(encoder.width, encoder.ff_width, device=device, dtype=dtype)
-
-        def burst(products: int) -> float:
-            started = now()
-            with ours():
-                for _ in range(products):
-                    x @ w
-            return now() - started
-
-        products = 4
-        if device.type == "cuda":  # until the clock of the host and the launch of a product do not matter
-            burst(products)
-            products = max(products, math.ceil(products * BURST / burst(products)))
-        seconds = [burst(products) for _ in range(8)]
-        operations = products * 2.0 * x.shape[0] * w.numel()
-        return operations / min(seconds), operations * len(seconds) / sum(seconds)
-
-    def profile() -> dict[str, float]:
-        from encoderlab.measure.bench.parts import time_by_part
-
-        def once() -> None:
-            step()
-            now()
-
-        if device.type == "cuda":
-            once()  # whose memory is at hand again
-        parts = time_by_part(once, case, device)
-        return parts if device.type == "cuda" else parts | {"data": preparing}  # a GPU does not wait for it
-
     verbs: dict[str, Callable[..., Any]] = {
-        "steps": steps,
-        "peak": peak,
-        "profile": profile,
-        "memory": lambda: state["memory"] if device.type == "cuda" else _peak_memory() - before,
-        "device": lambda: device_name(device),
+        "steps": player.steps,
+        "peak": player.peak,
+        "profile": player.profile,
+        "memory": player.memory,
+        "device": lambda: device_name(player.device),
     }
     while (message := pipe.recv())[0] != "stop":
         verb, arguments = message
         try:
             pipe.send(verbs[verb](*arguments))
-        except Exception as error:
+        except Exception as error:  # as above; the next request may still succeed
             pipe.send(_failure(work, error))
+
+
+class _Player:
+    """The contender of a worker on its device, with its batches made and its optimizer at hand.
+
+    Raises:
+        EncoderlabError: the contender cannot be built, or a batch has nothing to predict.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.work, self.device = work, usual_device()
+        self.is_ours = work.contender == "ours"
+        torch.set_num_threads(work.threads)
+        torch.backends.cudnn.allow_tf32 = False  # as for products by default: fp32 is single precision, for everybody
+        if self.is_ours:
+            kernels.keep_memory()  # as our training loop does
+        self.memory_before = _peak_memory()
+        self.gpu_memory = 0  # the largest allocation during counted steps
+        self.number = 0  # of the next step
+
+        self.contender = CONTENDERS[work.contender](work.case, work.vocabulary, compile=work.compile)
+        maker = self.contender if isinstance(self.contender, Ours) else Ours(work.case, work.vocabulary)
+        started = time.perf_counter()
+        made = maker.batches(work.rows)
+        arranged = [self.contender.arranged(batch) for batch in made]
+        self.preparing = (time.perf_counter() - started) / len(work.rows)  # seconds per batch
+        self.batches = [batch.to(self.device) for batch in arranged]
+        self.sizes = [batch.num_tokens for batch in made]
+        del maker  # before the optimizer takes its memory
+        contender = self.contender
+        network = contender.objective if isinstance(contender, Ours) else contender.networks
+        network.to(self.device)
+        self.optimizer = torch.optim.AdamW(contender.parameters, lr=LR, fused=True)
+
+    def steps(self, count: int, before: int = 0) -> tuple[float, float, list[float]]:
+        """Seconds, real tokens and losses of ``count`` steps; ``before`` more steps come first and are not counted."""
+        for _ in range(before):
+            self._step()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        tokens = sum(self.sizes[(self.number + i) % len(self.batches)] for i in range(count))
+        started = self._now()
+        losses = [self._step() for _ in range(count)]
+        seconds = self._now() - started
+        if self.device.type == "cuda":
+            self.gpu_memory = max(self.gpu_memory, torch.cuda.max_memory_allocated())
+            torch.cuda.empty_cache()  # the other contender has the device to itself
+        return seconds, float(tokens), [float(loss) for loss in losses]
+
+    def peak(self) -> tuple[float, float]:
+        """Operations per second of matrix products at the model's own feed-forward shape: of the best of eight bursts,
+        and of all of them together, which is what a shared machine sustains.
+        """
+        encoder = self.work.case.model.encoder
+        dtype = torch.bfloat16 if self.work.precision == "bf16" else torch.float32
+        x = torch.randn(rows_tokens(self.work.rows), encoder.width, device=self.device, dtype=dtype)
+        w = torch.randn(encoder.width, encoder.ff_width, device=self.device, dtype=dtype)
+
+        def burst(count: int) -> float:
+            started = self._now()
+            with self._products():
+                for _ in range(count):
+                    x @ w
+            return self._now() - started
+
+        count = 4
+        if self.device.type == "cuda":  # until the clock of the host and the launch of a product do not matter
+            burst(count)
+            count = max(count, math.ceil(count * BURST / burst(count)))
+        seconds = [burst(count) for _ in range(8)]
+        operations = count * 2.0 * x.shape[0] * w.numel()
+        return operations / min(seconds), operations * len(seconds) / sum(seconds)
+
+    def profile(self) -> dict[str, float]:
+        """Seconds of one step by part; on a CPU with ``data``, the making of a batch."""
+
+        def once() -> None:
+            self._step()
+            self._now()
+
+        if self.device.type == "cuda":
+            once()  # whose memory is at hand again
+            return time_by_part(once, self.work.case, self.device)  # a GPU does not wait for its batches
+        return time_by_part(once, self.work.case, self.device) | {"data": self.preparing}
+
+    def memory(self) -> int:
+        """Bytes: on a GPU the most that counted steps allocated, else how far the process has grown."""
+        return self.gpu_memory if self.device.type == "cuda" else _peak_memory() - self.memory_before
+
+    def _step(self) -> Tensor:
+        batch = self.batches[self.number % len(self.batches)]
+        with self._products():
+            with precision(self.work.precision, self.device):
+                loss = self.contender.loss(batch, self.number)
+            loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.number += 1
+        return loss.detach()
+
+    def _products(self) -> AbstractContextManager[None]:
+        """How matrix products are computed: ours as in our training loop, others as torch does."""
+        return products(self.work.precision, self.device) if self.is_ours else nullcontext()
+
+    def _now(self) -> float:
+        """The time in seconds when the device has done all it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
 
 def _failure(work: Work, error: Exception) -> EncoderlabError:
