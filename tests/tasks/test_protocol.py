@@ -59,6 +59,15 @@ def test_bert_searches_what_its_paper_searches():
             PROTOCOLS["bert"].recipe_for(task(name), model())
 
 
+def test_convbert_searches_no_epochs_for_answers():
+    answers = PROTOCOLS["convbert-answers"]
+    squad = answers.recipe_for(task("squad1"), model(width=768))
+    assert (squad.epochs, squad.form.max_length, squad.optim.lr, squad.optim.weight_decay) == (2.0, 512, 1e-4, 0.01)
+    assert not answers.grid and PROTOCOLS["convbert"].grid["epochs"] == (10.0, 3.0)
+    with pytest.raises(ConfigError, match="does not cover squad1.*give --protocol convbert-answers"):
+        PROTOCOLS["convbert"].recipe_for(task("squad1"), model())
+
+
 def published(size: str) -> Model:
     with torch.device("meta"):
         return Model(models.config(size))

@@ -107,6 +107,7 @@ _ELECTRA = Recipe(
     form=FormSettings(max_length=128, swap=True),
     select="last",
 )
+_CONVBERT = replace(_ELECTRA, name="convbert", optim=replace(_ELECTRA.optim, weight_decay=0.01))
 _SIZES = {1: {"optim.lr": 3e-4}, 768: {"optim.lr": 1e-4}, 1024: {"optim.lr": 5e-5, "optim.layer_decay.decay": 0.9}}
 _ELECTRA_TASKS: dict[str, Mapping[str, Any]] = {
     "rte": {"epochs": 10.0},
@@ -326,11 +327,20 @@ PROTOCOLS: dict[str, Protocol] = {
         Protocol(
             name="convbert",
             source="Jiang et al., 2020, section 6.3: ELECTRA's, searched over rate, weight decay and epochs",
-            recipe=replace(_ELECTRA, name="convbert", optim=replace(_ELECTRA.optim, weight_decay=0.01)),
+            recipe=_CONVBERT,
             tasks=_ELECTRA_TASKS,
+            elsewhere={"squad1": "convbert-answers", "squad2": "convbert-answers"},
             widths=_SIZES,
             grid={"optim.lr": (5e-5, 1e-4, 2e-4, 3e-4), "optim.weight_decay": (0.01, 0.1), "epochs": (10.0, 3.0)},
             seeds=1,
+            report="best",
+        ),
+        Protocol(
+            name="convbert-answers",
+            source="yitu-opensource/ConvBert, configure_finetuning: SQuAD with ELECTRA's settings, two epochs",
+            recipe=replace(_CONVBERT, name="convbert-answers"),
+            tasks=_ELECTRA_TASKS,
+            widths=_SIZES,
             report="best",
         ),
         Protocol(
