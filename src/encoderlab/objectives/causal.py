@@ -50,7 +50,7 @@ class Causal(Objective):
         if not model.config.encoder.causal:
             raise ConfigError("left-to-right modelling needs attention to the left only; set model.encoder.causal=true")
         if model.lm is None:
-            raise ConfigError("left-to-right modelling needs an LM head; set model.lm")
+            raise ConfigError("left-to-right modelling needs an LM head; set model.lm={}")
         remembers = settings.memory or settings.evaluation_memory
         if remembers and isinstance(model.config.encoder.position, Absolute):
             raise ConfigError(

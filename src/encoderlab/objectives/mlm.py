@@ -139,7 +139,7 @@ class MLM(Objective):
         if not isinstance(model.lm, LMHead):
             raise ConfigError(
                 f"masked language modelling needs an LM head over one word table, which family {model.config.family!r} "
-                "has not; set model.lm"
+                "has not; set model.lm={}"
             )
         if model.config.encoder.causal:
             raise ConfigError(

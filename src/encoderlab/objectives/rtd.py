@@ -227,7 +227,7 @@ def _check(generator: Model, discriminator: Model, settings: RTDSettings) -> Non
             "the discriminator has no detection head; give a model of family electra, convbert or deberta v3"
         )
     if settings.predict.startswith("original") and not isinstance(discriminator.lm, LMHead):
-        raise ConfigError(f"predict {settings.predict!r} needs an LM head on the discriminator; set discriminator.lm")
+        raise ConfigError(f"predict {settings.predict!r} needs an LM head on the discriminator; set model.lm={{}}")
     if one.causal or two.causal:
         raise ConfigError("replaced token detection needs attention to both sides; set causal to false")
     if settings.updates == "alternating" and settings.sharing in ("block", "tables"):
