@@ -411,6 +411,14 @@ def test_the_map_of_albert_at_equal_widths(tmp_path: Path) -> None:
     refused(tmp_path / "out", "embedding_hidden_mapping_in.weight")
 
 
+def test_a_pooler_that_its_class_lacks_is_kept_and_said(tmp_path: Path) -> None:
+    """BERT pretrained without pairs (``bert-base-no-nsp``)."""
+    model = make(replace(CONFIGS["bert"], pair=False))
+    (note,) = huggingface.save(model, tmp_path / "out")
+    assert "no pooler" in note and same_weights(load(tmp_path / "out"), model)
+    assert not huggingface.save(make(CONFIGS["bert"]), tmp_path / "with pairs")
+
+
 def test_albert_without_sharing(tmp_path: Path) -> None:
     config = resized(CONFIGS["albert"], sharing=None)
     model = make(config)

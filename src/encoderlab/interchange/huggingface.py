@@ -389,6 +389,8 @@ def _notes(config: ModelConfig) -> list[str]:
         notes.append("convolutions in transformers read padding, so outputs of padded rows differ from ours there")
     if config.rtd is not None and config.family != "electra":
         notes.append("transformers has no class for this family's detection head; its weights are kept in the file")
+    if config.pooler is not None and config.lm is not None and not config.pair:
+        notes.append("the class for masked tokens in transformers has no pooler; its weights are kept, for AutoModel")
     if isinstance(config.task, Classification) and config.family == "transformer_xl":
         notes.append("transformers 5 no longer has Transformer-XL")
     elif config.family == "transformer_xl":
