@@ -84,12 +84,19 @@ def plan(
     """
     scratch.mkdir(exist_ok=True)
     counts: Counter[str] = Counter()
+    judged = _judge_each_alone(pieces, selection, scratch, counts)
+    plans = _split(judged, selection, scratch, counts)
+    return _shards(pieces, plans, counts, out, vocab_size), dict(counts)
+
+
+def _judge_each_alone(pieces: Sequence[Path], selection: Selection, scratch: Path, counts: Counter[str]) -> list[Path]:
+    """Drop repeated lines, then documents by their own length; one file of decisions per piece, in the same order."""
     repeated = np.zeros(0, bool)
     if selection.drop_lines:
         total = sum(len(Piece(path).line_digests) for path in pieces)
         repeated = find_repeated((Piece(path).line_digests for path in pieces), total, scratch / "lines")
-    first = 0
-    digest_files = []
+    first = 0  # line of the piece, among the lines of all
+    judged = []
     for path in pieces:
         piece = Piece(path)
         kept = np.ones(len(piece.line_tokens), bool)
@@ -97,16 +104,23 @@ def plan(
             kept = ~repeated[first : first + len(kept)]
             first += len(kept)
         codes, digests = _judge(piece, kept, selection, counts)
-        digest_files.append(scratch / f"{path.stem}.digests")
-        write_tensors(digest_files[-1], {"codes": codes, "digests": digests, "lines": kept.view(np.uint8)})
+        judged.append(scratch / f"{path.stem}.digests")
+        write_tensors(judged[-1], {"codes": codes, "digests": digests, "lines": kept.view(np.uint8)})
+    return judged
+
+
+def _split(judged: Sequence[Path], selection: Selection, scratch: Path, counts: Counter[str]) -> list[Path]:
+    """Drop repeated documents and hold some of the others out; returns files as :func:`_judge_each_alone` does."""
+    repeated = np.zeros(0, bool)
     if selection.drop_documents:
-        total = sum(len(_candidates(path)) for path in digest_files)
-        repeated = find_repeated((_candidates(path) for path in digest_files), total, scratch / "documents")
-    first = 0
+        total = sum(len(_candidates(path)) for path in judged)
+        repeated = find_repeated((_candidates(path) for path in judged), total, scratch / "documents")
+    first = 0  # candidate of the piece, among the candidates of all
     limit = int(selection.validation * 2**64)
     smallest: list[tuple[int, int, int]] = []  # hashes, numbers of pieces and places of two documents
     documents = 0
-    for number, path in enumerate(digest_files):
+    plans = []
+    for number, path in enumerate(judged):
         tensors = map_tensors(path)
         codes, hashes = tensors["codes"].copy(), mix(tensors["digests"] ^ np.uint64(_SPLIT))
         open_places = np.flatnonzero(codes)
@@ -121,11 +135,11 @@ def plan(
         smallest = sorted([*smallest, *((int(hashes[place]), number, int(place)) for place in first_two)])[:2]
         held_out = hashes[open_places] < limit if limit < 2**64 else np.ones(len(open_places), bool)
         codes[open_places[held_out]] = VALIDATION
-        write_tensors(path.with_suffix(".plan"), {"codes": codes, "lines": tensors["lines"]})
-    plans = [path.with_suffix(".plan") for path in digest_files]
+        plans.append(path.with_suffix(".plan"))
+        write_tensors(plans[-1], {"codes": codes, "lines": tensors["lines"]})
     if selection.validation:
         _hold_out(plans, smallest[: min(2 if documents >= TWO_HELD_OUT else 1, documents - 1)])
-    return _shards(pieces, plans, counts, out, vocab_size), dict(counts)
+    return plans
 
 
 def _candidates(path: Path) -> np.ndarray:
