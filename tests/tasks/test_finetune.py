@@ -453,6 +453,14 @@ def test_a_model_for_pairs_takes_no_single_texts(tmp_path):
         predictor.predict([Text(id="0", text="red")])
 
 
+@pytest.mark.parametrize(("name", "done"), [("single", "were cut"), ("tagged", "were read in parts")])
+def test_what_is_longer_than_a_sequence_is_counted(tmp_path, name, done):
+    task, splits = data(name, train=8, dev=4)
+    result = finetune(model(), task, splits, replace(RECIPE, epochs=1, form=FormSettings(max_length=4)), tmp_path)
+    (said,) = (note for note in result.record["notes"] if "longer than 4 tokens" in note)
+    assert said.endswith(done)
+
+
 def test_leaderboard_files_are_written_and_wrong_counts_noted(tmp_path):
     task, splits = data("tagged", train=20, dev=6)
     splits["test"] = replace(splits["dev"], name="test")

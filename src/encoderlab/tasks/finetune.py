@@ -150,7 +150,8 @@ def finetune(
     predictions, scores, notes = _evaluate(objective, task, splits, encodings)
     if cut and task.form != "span":  # passages are read in windows
         were = ("example is", "was") if cut == 1 else ("examples are", "were")
-        notes.append(f"{cut:,} training {were[0]} longer than {recipe.form.max_length} tokens and {were[1]} cut")
+        done = "read in parts" if task.form == "tagging" else "cut"
+        notes.append(f"{cut:,} training {were[0]} longer than {recipe.form.max_length} tokens and {were[1]} {done}")
     if model.config.task is not None:
         notes.append(said)
     form.finish(objective.model)
