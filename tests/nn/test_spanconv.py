@@ -68,6 +68,7 @@ def test_light_and_dynamic_kernels() -> None:
         heads = ConvolutionHeads(config, D, H, K).double()
         for p in heads.parameters():
             p.data = torch.randn_like(p)
+        assert not isinstance(config, Dynamic) or heads.kernel.bias is None  # as in fairseq
         value = heads.value(x).view(1, L, H, K)
         logits = (
             heads.kernel(heads.value(x)).view(1, L, H, 3)

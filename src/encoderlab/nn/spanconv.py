@@ -119,7 +119,7 @@ class ConvolutionHeads(nn.Module):
             self.value = None if config.share_value else nn.Linear(width, inner)
         elif isinstance(config, Dynamic):
             self.value = nn.Linear(width, inner)
-            self.kernel = nn.Linear(inner, taps)
+            self.kernel = nn.Linear(inner, taps, bias=False)
         elif isinstance(config, Light):
             self.value = nn.Linear(width, inner)
             self.weight = nn.Parameter(torch.empty(heads, config.kernel))
