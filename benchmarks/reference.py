@@ -126,7 +126,8 @@ Machine: {machine["cpu"]}, {machine["threads"]} thread of {machine["cores"]} cor
 second are a lower bound. *weights* begins the SHA-256 of `model.safetensors`: the same command on the same text, thread
 count, processor and torch gives the same file with the same version of this project. These were recorded on 2026-11-21;
 kernels that changed since round differently, and from some step on losses part, by 1e-3 at the end. transformer-xl-mini
-and xlnet-mini were recorded before the dropout of relative positions was drawn by distance. Versions: {versions}.
+and xlnet-mini were recorded before the dropout of relative positions was drawn by distance and once for all layers.
+Versions: {versions}.
 
 ## Commands
 

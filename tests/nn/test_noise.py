@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from encoderlab import build
 from encoderlab.errors import ConfigError
 from encoderlab.nn import noise
 from encoderlab.nn.noise import Noise
@@ -150,6 +151,21 @@ def test_masks_do_not_depend_on_the_padded_length():
     assert torch.equal(noise.kept(keys(2), 0, (2, 9, 40), 0.3)[:, :6], noise.kept(keys(2), 0, (2, 6, 40), 0.3))
     long, short = (noise.kept_pairs(keys(2), 0, 3, n, n, 0.3) for n in (70, 41))
     assert torch.equal(long[:, :, :41, :41], short)
+
+
+def test_the_sinusoid_of_distances_is_dropped_once():
+    """For all layers and both streams, as in the codes of Transformer-XL and XLNet; anew in every step."""
+    model = build("xlnet-tiny", **{"encoder.vocab": 9}).train()
+    seen = []
+    for block in model.encoder.blocks:
+        block.attention.term.project.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    ids, at = torch.arange(8)[None], torch.tensor([[3, 5]])
+    for step in range(2):
+        dropout = Noise(0, step, torch.arange(1))
+        states = model.encoder(ids, noise=dropout)
+        model.encoder.query_stream(states, torch.zeros(1, 2, 128), at, layers=range(2), noise=dropout)
+    first, *same, other = seen[:5]
+    assert all(torch.equal(rows, first) for rows in same) and not torch.equal(other, first)
 
 
 def test_fresh_noise_follows_torch_s_generator():

@@ -7,7 +7,7 @@ layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -579,13 +579,18 @@ class Encoder(nn.Module):
         mask = at_queries(scope.visible) if given is None else given
         return replace(scope, visible=mask, different=at_queries(scope.different), at=at, keep_keyed=True)
 
-    @staticmethod
-    def _with_keys(scope: Scope, noise: Noise | None, layers: range) -> list[Scope]:
+    def _with_keys(self, scope: Scope, noise: Noise | None, layers: range) -> list[Scope]:
         """The scope of each layer, with its keys of dropout, made for all at once: on a GPU every small operation costs
-        a launch."""
+        a launch. The sinusoid of a relative shift is dropped once for all layers and both streams, as in the originals;
+        DeBERTa's table by each layer.
+        """
         if noise is None:
             return [scope] * len(layers)
-        shared = noise.layers_shared(layers) if scope.distances is not None else [None] * len(layers)
+        shared: Iterable[Tensor | None] = [None] * len(layers)
+        if isinstance(self.config.position, RelativeShift):
+            shared = [noise.layers_shared(range(1))[0]] * len(layers)
+        elif scope.distances is not None:
+            shared = noise.layers_shared(layers)
         return [
             replace(scope, keys=keys, shared_keys=one) for keys, one in zip(noise.layers(layers), shared, strict=True)
         ]
