@@ -29,7 +29,8 @@ def test_recipes_are_those_of_the_papers():
     start = model()
     bert = PROTOCOLS["bert"]
     assert bert.grid == {"optim.lr": (5e-5, 4e-5, 3e-5, 2e-5)} and bert.recipe_for(task("mrpc"), start).batch == 32
-    assert PROTOCOLS["roberta"].recipe_for(task("rte"), start).steps == 2036
+    roberta = PROTOCOLS["roberta"].recipe_for(task("rte"), start)
+    assert (roberta.steps, roberta.clip, roberta.optim.weight_decay, roberta.optim.no_decay) == (2036, None, 0.1, ())
     assert PROTOCOLS["albert"].recipe_for(task("cola"), start).dropout == 0.0
     electra = PROTOCOLS["electra"]
     small, large = electra.recipe_for(task("rte"), start), electra.recipe_for(task("rte"), model(width=1024))

@@ -267,10 +267,11 @@ PROTOCOLS: dict[str, Protocol] = {
         ),
         Protocol(
             name="roberta",
-            source="fairseq, examples/roberta/config/finetuning: weight decay 0.1, no clipping, absolute steps",
+            source="fairseq, examples/roberta/config/finetuning: weight decay 0.1 of everything, no clipping, absolute "
+            "steps",
             recipe=Recipe(
                 name="roberta",
-                optim=AdamW(lr=1e-5, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1),
+                optim=AdamW(lr=1e-5, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1, no_decay=()),
                 clip=None,
                 epochs=10.0,
                 form=FormSettings(max_length=512),
