@@ -122,6 +122,8 @@ def test_what_the_released_code_says() -> None:
     assert sorted(separated) == [
         f"transformer-xl-{name}" for name in ("lm1b-base", "lm1b-large", "wt103-base", "wt103-large")
     ]
+    deviations = {name: models.config(f"transformer-xl-wt103-{name}").encoder.init_std for name in ("base", "large")}
+    assert deviations == {"base": 0.02, "large": 0.005}
 
 
 def test_every_family_has_a_size_for_a_cpu() -> None:
