@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -144,38 +144,58 @@ def check(recipe: Recipe) -> None:
     Raises:
         ConfigError: with the reason and a remedy.
     """
-    objective, streams = recipe.objective, isinstance(recipe.rows, StreamFormat)
-    if isinstance(objective, RTDSettings) and recipe.generator is None:
+    _check_generator(recipe)
+    _check_streams(recipe)
+    _check_decoders(recipe)
+    if isinstance(recipe.rows, SegmentPairs) and not recipe.model.pair and isinstance(recipe.objective, MLMSettings):
+        log.info("rows are pairs, but the model has no sentence-pair head: the pair label is not trained")
+    _check_lengths(recipe)
+    if not isinstance(recipe.objective, DistillSettings):  # whose other network is not known from the recipe alone
+        with torch.device("meta"):
+            model = Model(recipe.model)
+            generator = None if recipe.generator is None else Model(recipe.generator)
+            _objective(recipe, model, generator, None, _any_vocabulary(recipe))
+
+
+def _check_generator(recipe: Recipe) -> None:
+    needed = isinstance(recipe.objective, RTDSettings)
+    if needed and recipe.generator is None:
         raise ConfigError(
             "replaced token detection needs a generator; "
             "take a recipe of electra, convbert or deberta-v3, or set generator"
         )
-    if not isinstance(objective, RTDSettings) and recipe.generator is not None:
-        raise ConfigError(f"objective {objective.kind!r} trains one network; set generator to null")
+    if not needed and recipe.generator is not None:
+        raise ConfigError(f"objective {recipe.objective.kind!r} trains one network; set generator to null")
+
+
+def _check_streams(recipe: Recipe) -> None:
+    """Shuffled rows and streams each serve some objectives and settings only."""
+    objective, rows = recipe.objective, recipe.rows
+    streams = isinstance(rows, StreamFormat)
     if not streams and any(getattr(objective, name, None) for name in ("memory", "evaluation_memory")):
         raise ConfigError(
-            f"memory of earlier rows means nothing for shuffled rows ({recipe.rows.kind}); "
+            f"memory of earlier rows means nothing for shuffled rows ({rows.kind}); "
             "set rows to contiguous_streams or xlnet_streams, or memory and evaluation_memory to 0"
         )
-    if isinstance(objective, CausalSettings) and isinstance(recipe.rows, XLNetStreams):
+    if isinstance(objective, CausalSettings) and isinstance(rows, XLNetStreams):
         raise ConfigError("xlnet_streams hold reused and paired text, not a stream; set rows to contiguous_streams")
-    if isinstance(recipe.rows, ContiguousStreams) and not isinstance(objective, CausalSettings):
+    if isinstance(rows, ContiguousStreams) and not isinstance(objective, CausalSettings):
         raise ConfigError(
             f"contiguous_streams serve the causal objective, not {objective.kind!r}; set rows to full_sentences"
         )
-    if streams and len({phase.rows for phase in recipe.phases}) > 1 or streams and recipe.ramp is not None:
+    if streams and (len({phase.rows for phase in recipe.phases}) > 1 or recipe.ramp is not None):
         raise ConfigError("streams keep one number of rows; give every phase the same rows and no ramp")
     for phase in recipe.phases:
-        if isinstance(recipe.rows, XLNetStreams) and not 0 < recipe.rows.reuse < phase.length - 4:
+        if isinstance(rows, XLNetStreams) and not 0 < rows.reuse < phase.length - 4:
             raise ConfigError(
-                f"rows of {phase.length} tokens cannot reuse {recipe.rows.reuse}: a stream advances by what is reused, "
+                f"rows of {phase.length} tokens cannot reuse {rows.reuse}: a stream advances by what is reused, "
                 f"and two texts with three special tokens follow it; set rows.reuse to {phase.length // 2}"
             )
     if isinstance(objective, PermutationSettings):
-        reuse = recipe.rows.reuse if isinstance(recipe.rows, XLNetStreams) else 0
+        reuse = rows.reuse if isinstance(rows, XLNetStreams) else 0
         if reuse != objective.reuse:
             raise ConfigError(
-                f"the rows ({recipe.rows.kind}) reuse {reuse} tokens and the objective {objective.reuse}, but what is "
+                f"the rows ({rows.kind}) reuse {reuse} tokens and the objective {objective.reuse}, but what is "
                 f"remembered is what is reused; set objective.reuse to {reuse}"
             )
         for phase in recipe.phases:
@@ -185,15 +205,21 @@ def check(recipe: Recipe) -> None:
             f"duplicates {recipe.duplicates} repeats shuffled rows and their masks after so many epochs; "
             "give at least 1, and null for streams"
         )
+
+
+def _check_decoders(recipe: Recipe) -> None:
     for config in filter(None, (recipe.model, recipe.generator)):
         if config.mask_decoder and not isinstance(config.encoder.position, Disentangled):
             raise ConfigError(
                 f"the enhanced mask decoder adds absolute positions to an encoder with relative ones, and this one has "
                 f"{config.encoder.position.kind}; set mask_decoder to 0, or take a model of family deberta"
             )
-    if isinstance(recipe.rows, SegmentPairs) and not recipe.model.pair and isinstance(objective, MLMSettings):
-        log.info("rows are pairs, but the model has no sentence-pair head: the pair label is not trained")
-    beyond = recipe.rows.longest - recipe.rows.length if isinstance(recipe.rows, ContiguousStreams) else 0
+
+
+def _check_lengths(recipe: Recipe) -> None:
+    """Rows must fit the positions of every network."""
+    rows = recipe.rows
+    beyond = rows.longest - rows.length if isinstance(rows, ContiguousStreams) else 0
     longest = max(phase.length for phase in recipe.phases) + beyond
     for config in filter(None, (recipe.model, recipe.generator)):
         limit = config.encoder.max_length
@@ -207,16 +233,11 @@ def check(recipe: Recipe) -> None:
                 f"rows of {longest} tokens exceed the mask decoder's {config.mask_decoder} positions; "
                 f"shorten phases.length to {config.mask_decoder}, or raise model.mask_decoder"
             )
-    if recipe.rows.length not in (type(recipe.rows)().length, *(phase.length for phase in recipe.phases)):
+    if rows.length not in (type(rows)().length, *(phase.length for phase in recipe.phases)):
         raise ConfigError(
-            f"rows.length {recipe.rows.length} has no effect, because each phase sets the length of its rows; "
+            f"rows.length {rows.length} has no effect, because each phase sets the length of its rows; "
             "set phases.0.length"
         )
-    if not isinstance(objective, DistillSettings):  # whose other network is not known from the recipe alone
-        with torch.device("meta"):
-            networks = [None if c is None else Model(c) for c in (recipe.model, recipe.generator)]
-            assert networks[0] is not None
-            _objective(recipe, networks[0], networks[1], None, _any_vocabulary(recipe))
 
 
 def _any_vocabulary(recipe: Recipe) -> Vocabulary:
@@ -372,87 +393,94 @@ def row_framing(tokenizer: Tokenizer) -> Framing:
 
 def corpus_data(recipe: Recipe, objective: Objective, path: Path, tokenizer: Tokenizer) -> Data:
     """Batches of the corpus's training split for the loop, and of its validation split."""
-    text, held_out = Corpus(path), Corpus(path, split="validation")
-    framing, world = row_framing(tokenizer), join(recipe.execution.device)
-
-    def make(seed: int) -> Callable[[list[Row]], Batch]:
-        def batch(rows: list[Row]) -> Batch:
-            made = objective.make_batch(rows, seed=seed)
-            return made.pin() if world.device.type == "cuda" else made  # a copy from other memory waits for the GPU
-
-        return batch
-
-    def source(phase: Phase, rows: int, state: dict[str, int] | None) -> LoaderSource:
-        form = replace(recipe.rows, length=phase.length)
-        loader = Loader(
-            text,
-            form,
-            framing=framing,
-            seed=recipe.seed,
-            batch_rows=rows,
-            rank=world.rank,
-            world=world.size,
-            state=state,
-            transform=make(recipe.seed),
-            duplicates=recipe.duplicates,
-        )
-        return LoaderSource(loader)
-
+    splits = _Splits(recipe, objective, path, row_framing(tokenizer))
     for phase in recipe.phases:
-        source(phase, phase.rows, None)  # what the text is too short for is refused now
-
-    def validation_loader(phase: Phase) -> Loader:
-        form = replace(recipe.rows, length=phase.length)
-        rows = min(phase.rows, VALIDATION_BATCH)
-        while True:
-            try:
-                return Loader(
-                    held_out,
-                    form,
-                    framing=framing,
-                    seed=VALIDATION_SEED,
-                    batch_rows=rows,
-                    transform=make(VALIDATION_SEED),
-                    epochs=1,
-                )
-            except DataError:
-                if not isinstance(form, StreamFormat) or rows <= 2:
-                    raise
-                rows = max(2, rows // 4 * 2)  # a short split has fewer streams, in pairs for XLNet
-
-    def validation(phase: Phase) -> Iterator[Batch]:
-        done = 0
-        for batch in validation_loader(phase):
-            yield batch
-            done += len(batch)
-            if done >= recipe.evaluation.rows:
-                return
-
-    def why_not() -> str | None:
-        """What keeps the validation split from being used, found before the first evaluation rather than by it."""
-        if held_out.num_documents < 2:
-            return f"the validation split of {path} has {held_out.num_documents} documents of the 2 that it takes"
-        for phase in recipe.phases:
-            try:
-                source = LoaderSource(validation_loader(phase))
-                next(source)
-                source.close()
-            except (DataError, StopIteration) as error:
-                return f"the validation split of {path} gives no rows of {phase.length} tokens ({error})"
-        return None
-
-    if (problem := why_not()) and world.main:
+        splits.training(phase, phase.rows, None)  # what the text is too short for is refused now
+    if (problem := splits.why_no_validation()) and splits.world.main:
         log.warning("no validation: %s; build the corpus with a larger validation share", problem)
     hashes = {"corpus": file_hash(path / MANIFEST), "tokenizer": tokenizer.hash()}
     if isinstance(objective, Distill):
         hashes["teacher"] = weights_hash(objective.teacher)
     return Data(
-        source=source,
-        validation=None if problem else validation,
+        source=splits.training,
+        validation=None if problem else splits.validation,
         hashes=hashes,
-        bytes_per_token=text.num_bytes / max(text.num_tokens, 1),
+        bytes_per_token=splits.text.num_bytes / max(splits.text.num_tokens, 1),
         tokenizer=tokenizer,
     )
+
+
+class _Splits:
+    """The training and validation splits of the corpus at ``path``, as batches for an objective."""
+
+    def __init__(self, recipe: Recipe, objective: Objective, path: Path, framing: Framing) -> None:
+        self.recipe, self.objective, self.path, self.framing = recipe, objective, path, framing
+        self.text, self.held_out = Corpus(path), Corpus(path, split="validation")
+        self.world = join(recipe.execution.device)
+
+    def training(self, phase: Phase, rows: int, state: dict[str, int] | None) -> LoaderSource:
+        """This process's share of batches of ``rows`` rows, from where ``state`` is, or from the start."""
+        loader = Loader(
+            self.text,
+            self._form(phase),
+            framing=self.framing,
+            seed=self.recipe.seed,
+            batch_rows=rows,
+            rank=self.world.rank,
+            world=self.world.size,
+            state=state,
+            transform=partial(self._batch, seed=self.recipe.seed),
+            duplicates=self.recipe.duplicates,
+        )
+        return LoaderSource(loader)
+
+    def validation(self, phase: Phase) -> Iterator[Batch]:
+        """The same batches each time, until they hold the rows that an evaluation takes."""
+        done = 0
+        for batch in self._validation_loader(phase):
+            yield batch
+            done += len(batch)
+            if done >= self.recipe.evaluation.rows:
+                return
+
+    def why_no_validation(self) -> str | None:
+        """What keeps the validation split from being used, found before the first evaluation rather than by it."""
+        split = f"the validation split of {self.path}"
+        if self.held_out.num_documents < 2:
+            return f"{split} has {self.held_out.num_documents} documents of the 2 that it takes"
+        for phase in self.recipe.phases:
+            try:
+                source = LoaderSource(self._validation_loader(phase))
+                next(source)
+                source.close()
+            except (DataError, StopIteration) as error:
+                return f"{split} gives no rows of {phase.length} tokens ({error})"
+        return None
+
+    def _validation_loader(self, phase: Phase) -> Loader:
+        rows = min(phase.rows, VALIDATION_BATCH)
+        while True:
+            try:
+                return Loader(
+                    self.held_out,
+                    self._form(phase),
+                    framing=self.framing,
+                    seed=VALIDATION_SEED,
+                    batch_rows=rows,
+                    transform=partial(self._batch, seed=VALIDATION_SEED),
+                    epochs=1,
+                )
+            except DataError:
+                if not isinstance(self.recipe.rows, StreamFormat) or rows <= 2:
+                    raise
+                rows = max(2, rows // 4 * 2)  # a short split has fewer streams, in pairs for XLNet
+
+    def _form(self, phase: Phase) -> Format:
+        return replace(self.recipe.rows, length=phase.length)
+
+    def _batch(self, rows: list[Row], seed: int) -> Batch:
+        batch = self.objective.make_batch(rows, seed=seed)
+        return batch.pin() if self.world.device.type == "cuda" else batch  # a copy from other memory waits for the GPU
 
 
 VALIDATION_BATCH = 32  # rows
