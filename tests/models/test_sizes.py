@@ -8,14 +8,16 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 
 from encoderlab import models
 from encoderlab.config import from_dict, override, to_dict
 from encoderlab.errors import ConfigError
-from encoderlab.model import count_parameters
+from encoderlab.model import Model, count_parameters
 from encoderlab.models.base import ModelConfig, resized
 from encoderlab.nn.heads import Classification, Pooler, Span, Tagging
 from encoderlab.nn.spanconv import Bottleneck
+from encoderlab.objectives.rtd import share_embeddings
 
 ENCODERS = {
     "bert-tiny": 4_369_408, "bert-mini": 11_104_768, "bert-small": 28_500_992, "bert-medium": 41_110_528,
@@ -53,6 +55,12 @@ TOTALS = {  # with the pretraining heads
     "transformer-xl-text8-large": 277_050_395,
 }  # fmt: skip
 
+JOINT = {  # generator and discriminator, common embeddings counted once
+    "electra-small": 14_196_219, "electra-base": 119_386_427, "electra-large": 354_655_291,
+    "electra-small++": 23_122_875,
+    "convbert-small": 14_019_903, "convbert-medium-small": 18_539_191, "convbert-base": 115_836_059,
+}  # fmt: skip
+
 # The 24 compact models, with pooler: rows of layers 2 .. 12, columns of widths 128, 256, 512, 768.
 GRID = {
     2: (4_385_920, 9_591_040, 22_458_880, 38_603_520),
@@ -73,6 +81,14 @@ def test_encoder_counts(name: str) -> None:
 def test_pretraining_counts(name: str) -> None:
     # The mask decoder's position table lies outside the tables' counts.
     assert count_parameters(replace(models.config(name), mask_decoder=0))["total"] == TOTALS[name]
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_joint_counts(name: str) -> None:
+    with torch.device("meta"):
+        generator, discriminator = Model(models.config(f"{name}-generator")), Model(models.config(name))
+    share_embeddings(generator, discriminator, "block")
+    assert sum(p.numel() for p in {*generator.parameters(), *discriminator.parameters()}) == JOINT[name]
 
 
 def test_compact_bert_grid() -> None:
