@@ -111,6 +111,33 @@ def test_heads_of_fine_tuned_tensorflow_models(
     assert load(tmp_path / "hf").config.task == head and not caplog.records
 
 
+@pytest.mark.parametrize(
+    ("scores", "labels"),
+    [
+        ("model/classification_mnli/logit", ("LABEL_0", "LABEL_1", "LABEL_2")),
+        ("model/regression_sts-b/logit", ("number",)),
+        ("logits/dense", ("choice",)),
+        ("start_logits", ()),
+    ],
+)
+def test_heads_of_fine_tuned_xlnet(
+    scores: str, labels: tuple[str, ...], tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = Classification(labels=len(labels), summary="dense") if labels else Span(form="beam", dropout=0.1)
+    config = replace(CONFIGS["xlnet"], task=head, labels=labels, lm=None, mask_vector=False)
+    model = make(config)
+    rules = tables.xlnet_tf_classifier(scores) if labels else tables.XLNET_TF_SPAN
+    layout = replace(tables.XLNET_TF, rules=(*rules, *tables.XLNET_TF.rules))
+    tensors = names.write(layout, folder.weights(model), config.encoder)
+    sizes = {"n_layer": 2, "d_model": 128, "n_head": 2, "d_head": 64, "d_inner": 512, "n_token": 50}
+    (tmp_path / "xlnet_config.json").write_text(json.dumps(sizes | {"ff_activation": "gelu", "untie_r": True}))
+    monkeypatch.setattr(originals, "Checkpoint", lambda path: Recorded(tensors, tmp_path))
+    found = originals.read_tensorflow(tmp_path)["model"]
+    assert same_weights(found, model) and found.config == config and not caplog.records
+    huggingface.save(found, tmp_path / "hf")
+    assert load(tmp_path / "hf").config == config and not caplog.records
+
+
 def test_fairseq_folders(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
     for case in ("roberta_fairseq", "roberta_fairseq_old_layout"):
         path = shared / "golden/fairseq_checkpoints" / case

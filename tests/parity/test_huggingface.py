@@ -19,8 +19,9 @@ from encoderlab.corpus.tokenizer_training import train as train_tokenizer
 from encoderlab.interchange import huggingface, names
 from encoderlab.model import Model
 from encoderlab.models.base import resized
+from encoderlab.nn.heads import Classification, Span, Tagging
 from encoderlab.nn.positions import Absolute
-from tests.interchange.tiny_models import CONFIGS, make
+from tests.interchange.tiny_models import CONFIGS, make, same_weights
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 transformers = pytest.importorskip("transformers", reason="parity needs the extra [hf]")
@@ -394,6 +395,20 @@ def test_the_beam_head_of_xlnet(tmp_path: Path) -> None:
         torch.testing.assert_close(ours.task.start_logits(states, allowed), theirs.start_logits(states))
         ends = theirs.end_logits(states, start_positions=starts[:, 0])
         torch.testing.assert_close(ours.task.end_logits(states, allowed, starts)[:, 0], ends, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "head", [Classification(labels=2, summary="dense"), Tagging(labels=2), Span(form="beam", dropout=0.1)]
+)
+def test_a_fine_tuned_xlnet_lacks_nothing(head: Any, tmp_path: Path) -> None:
+    """Classes of ``transformers`` have the start of the query stream, which nothing but pretraining reads, too."""
+    model = make(CONFIGS["xlnet"]).with_task(head, () if isinstance(head, Span) else ("no", "yes"), 0)
+    assert not model.config.mask_vector
+    huggingface.save(model, tmp_path)
+    kind = getattr(transformers, json.loads((tmp_path / "config.json").read_text())["architectures"][0])
+    _, report = kind.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert same_weights(load(tmp_path), model) and load(tmp_path).config == model.config
 
 
 def test_convolutions_read_padding_on_the_left_too(tmp_path: Path) -> None:

@@ -281,6 +281,10 @@ def _settle(
     if absolute and types is not None and len(types) == 1 and not bool(types.any()):
         config = replace(config, encoder=replace(encoder, types=0))
         del reading.weights["encoder.embeddings.types"]
+    start = reading.weights.get("mask_vector")
+    if start is not None and not bool(start.any()):  # see _additions
+        config = replace(config, mask_vector=False)
+        del reading.weights["mask_vector"]
     if config.family == "albert" and encoder.word_width == encoder.width:
         name = "encoder.embedding_hidden_mapping_in"
         found = {key: value for key, value in tensors.items() if f"{name}." in key}
@@ -341,6 +345,8 @@ def _additions(config: ModelConfig, model_type: str) -> dict[str, Tensor]:
     if model_type == "albert" and encoder.word_width == encoder.width:
         name = "albert.encoder.embedding_hidden_mapping_in"
         found |= {f"{name}.weight": torch.eye(encoder.width), f"{name}.bias": torch.zeros(encoder.width)}
+    if model_type == "xlnet" and not config.mask_vector:  # which pretraining alone reads
+        found["transformer.mask_emb"] = torch.zeros(1, 1, encoder.width)
     if model_type == "transfo-xl":
         steps = torch.arange(0, encoder.width, 2, dtype=torch.float32)
         found["transformer.pos_emb.inv_freq"] = 10000.0 ** (-steps / encoder.width)

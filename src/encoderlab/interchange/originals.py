@@ -30,6 +30,7 @@ from encoderlab.nn.positions import Absolute
 from encoderlab.nn.spanconv import SpanDynamic
 
 log = logging.getLogger("encoderlab")
+XLNET_SCORES = re.compile(r"(model/(?:classification|regression)_[^/]+/logit|logits/dense)/kernel")
 Models = dict[str, Model]  # {"model": ...}, or "generator" and "discriminator" of a joint checkpoint
 
 
@@ -63,8 +64,8 @@ def read_tensorflow(path: Path, *, allow_missing: bool = False) -> Models:
         config = _bert_tf(_config_beside(folder, "bert_config.json"))
         return {"model": assemble(_with_task(config, tensors), tensors, tables.BERT_TF, source)}
     if "model/transformer/word_embedding/lookup_table" in tensors:
-        config = _xlnet_tf(_config_beside(folder, "xlnet_config.json"), tensors)
-        return {"model": assemble(config, tensors, tables.XLNET_TF, source)}
+        config, layout = _xlnet_tf(_config_beside(folder, "xlnet_config.json"), tensors)
+        return {"model": assemble(config, tensors, layout, source)}
     if any(name.startswith("transformer/adaptive_embed/") for name in tensors):
         config, tensors = _txl_tf(_config_beside(folder, "transformer_xl_config.json"), tensors)
         assert config.encoder.adaptive is not None
@@ -118,15 +119,27 @@ def _with_task(config: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelConfi
     return config
 
 
-def _xlnet_tf(fields: configs.Fields, tensors: Mapping[str, Tensor]) -> ModelConfig:
-    """XLNet's own names of fields; dropout was an option of the run, 0.1 in the published ones."""
+def _xlnet_tf(fields: configs.Fields, tensors: Mapping[str, Tensor]) -> tuple[ModelConfig, names.Layout]:
+    """XLNet's own names of fields, and the head that its scripts train, where there is one. Dropout was an option of
+    the run, 0.1 in the published ones.
+    """
     fields.data = dict(fields.data)
     fields.data.setdefault(
         "vocab_size", fields.take("n_token", len(tensors["model/transformer/word_embedding/lookup_table"]))
     )
     if fields.data.get("ff_activation") == "gelu":
         fields.data["ff_activation"] = "gelu_new"
-    return _finished(fields, configs.FORMATS["xlnet"].read(fields))
+    config, layout = _finished(fields, configs.FORMATS["xlnet"].read(fields)), tables.XLNET_TF
+    if "start_logits/dense/kernel" in tensors:
+        head = replace(config, task=Span(form="beam", dropout=0.1))
+        return head, replace(layout, rules=(*layout.rules, *tables.XLNET_TF_SPAN))
+    found = [match[1] for name in tensors if (match := XLNET_SCORES.fullmatch(name))]
+    if len(found) != 1 or "model/sequnece_summary/summary/kernel" not in tensors:
+        return config, layout
+    count = tensors[f"{found[0]}/kernel"].shape[-1]
+    labels = heads.CHOICES if found[0] == "logits/dense" else heads.unnamed(count)
+    config = replace(config, task=Classification(labels=count, summary="dense"), labels=labels)
+    return config, replace(layout, rules=(*layout.rules, *tables.xlnet_tf_classifier(found[0])))
 
 
 def _electra_tf(tensors: Mapping[str, Tensor], source: Path, *, allow_missing: bool) -> Models:

@@ -470,6 +470,20 @@ XLNET_TF = Layout(
     ),
     stacked=tuple(_XLNET_TF + name for name in ("r_w_bias", "r_r_bias", "r_s_bias", "seg_embed")),
 )
+XLNET_TF_SPAN = (  # of run_squad.py
+    *tf_linear("task.start", "start_logits/dense"),
+    *tf_linear("task.end_dense", "end_logits/dense_0"),
+    *tf_norm("task.end_norm", "end_logits/LayerNorm"),
+    *tf_linear("task.end_out", "end_logits/dense_1"),
+    *tf_linear("task.answer_dense", "answer_class/dense_0"),
+    *tf_linear("task.answer_out", "answer_class/dense_1"),
+)
+
+
+def xlnet_tf_classifier(out: str) -> Rules:
+    """The head of ``run_classifier.py`` or ``run_race.py``, whose scores are made under ``out``."""
+    return *tf_linear("task.dense", "model/sequnece_summary/summary"), *tf_linear("task.out", out)  # written so there
+
 
 # Transformer-XL
 
