@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,11 +22,11 @@ from torch import Tensor
 from encoderlab import load
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.interchange import huggingface
+from encoderlab.interchange import folder, huggingface
 from encoderlab.model import Model
 from encoderlab.models.base import resized
 from encoderlab.nn.encoder import Sharing
-from encoderlab.nn.heads import Classification, Span, Tagging
+from encoderlab.nn.heads import Classification, Pooler, Span, Tagging
 from encoderlab.nn.spanconv import SpanDynamic
 from tests.interchange.tiny_models import CONFIGS, make, same_weights
 
@@ -477,6 +479,8 @@ def test_multiple_choice_that_transformers_lacks(case: str, head: Classification
         ("distilbert", Classification(labels=2, summary="dense", activation="relu", dropout=0.3)),
         ("deberta-v2", Classification(labels=2, summary="dense", activation="gelu", input_dropout=0.3, dropout=0.4)),
         ("xlnet", Tagging(labels=2, dropout=0.3)),
+        ("albert", Tagging(labels=2, dropout=0.3)),
+        ("distilbert", Tagging(labels=2, dropout=0.3)),
         ("distilbert", Span(dropout=0.3)),
     ],
 )
@@ -487,6 +491,31 @@ def test_the_dropout_of_a_head_comes_back(case: str, head: Any, tmp_path: Path) 
         config = replace(config, pooler=None)
     huggingface.save(make(config), tmp_path / "out")
     assert load(tmp_path / "out").config.task == head
+
+
+@pytest.mark.parametrize(
+    ("case", "head", "field", "usual"),
+    [
+        ("albert", Classification(labels=2), "classifier_dropout_prob", 0.1),
+        ("albert", Tagging(labels=2), "classifier_dropout_prob", 0.1),
+        ("distilbert", Classification(labels=2, summary="dense", activation="relu"), "seq_classif_dropout", 0.2),
+        ("distilbert", Tagging(labels=2), "classifier_dropout", 0.3),  # that of the layers
+        ("distilbert", Span(), "qa_dropout", 0.1),
+        ("bert", Classification(labels=2), "classifier_dropout", 0.3),
+    ],
+)
+def test_a_dropout_that_is_missing_is_that_of_transformers(
+    case: str, head: Any, field: str, usual: float, tmp_path: Path
+) -> None:
+    pooler = Pooler() if isinstance(head, Classification) and head.summary == "pooler" else None
+    labels = () if isinstance(head, Span) else ("a", "b")
+    config = replace(CONFIGS[case], task=head, labels=labels, lm=None, pair=False, pooler=pooler)
+    huggingface.save(make(resized(config, dropout=0.3)), tmp_path / "out")
+    written = json.loads((tmp_path / "out/config.json").read_text())
+    del written[field]
+    (tmp_path / "out/config.json").write_text(json.dumps(written))
+    task = load(tmp_path / "out").config.task
+    assert task is not None and task.dropout == usual
 
 
 def test_a_link_to_a_folder_stays_one(tmp_path: Path) -> None:
@@ -510,3 +539,29 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not finite"):
         huggingface.save(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("save", [huggingface.save, folder.save])
+def test_a_full_disk_is_named_and_nothing_is_lost(save: Callable[..., Any], tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))  # as a full disk, the system refuses to write on
+    try:
+        with pytest.raises(DataError, match=r"out: could not be written .*make room and run again"):
+            save(make(CONFIGS["bert"]), tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_left_is_swept_up(tmp_path: Path) -> None:
+    def killed(aside: Path) -> None:
+        (aside / "half").touch()
+        os._exit(9)
+
+    child = os.fork()
+    if not child:
+        folder.write_whole(tmp_path / "out", killed)
+    os.waitpid(child, 0)
+    assert list(tmp_path.glob(".out-*/half"))
+    folder.save(make(CONFIGS["bert"]), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

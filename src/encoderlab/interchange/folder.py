@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -65,10 +66,14 @@ def save(model: Model, folder: str | os.PathLike[str], *, card: str = "") -> Non
 def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
     """Make ``folder`` with the files that ``fill`` writes into a folder aside; an older one is replaced when it is
     done. Where ``folder`` is a link, this is what it leads to.
+
+    Raises:
+        DataError: weights could not be written, as on a full disk.
     """
     folder = folder.resolve()
+    for left in folder.parent.glob(f".{glob.escape(folder.name)}-*[0-9]"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     aside = folder.with_name(f".{folder.name}-{os.getpid()}")
-    shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
         fill(aside)
@@ -83,6 +88,8 @@ def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
             shutil.rmtree(old)
         else:
             os.rename(aside, folder)
+    except SafetensorError as error:
+        raise DataError(f"{folder}: could not be written ({error}); make room and run again") from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -58,8 +58,7 @@ def write_run(
     """
     if isinstance(model, FrozenModel):
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-        (out / "model").mkdir(exist_ok=True)
-        safetensors.torch.save_file(weights, out / "model" / HEAD_FILE)
+        folders.write_whole(out / "model", lambda aside: safetensors.torch.save_file(weights, aside / HEAD_FILE))
     else:
         folders.save(model, out / "model")
     write_task(task, settings, out / "model", predictions)
