@@ -33,8 +33,9 @@ class Classifier:
     """Where ``transformers`` keeps a classifier of one vector per text, and what its ``config.json`` says of it.
 
     ``dense``: the name of its dense map (None: the pretrained pooler); ``field``: the field with the activation after
-    it, where one has it; ``dropout``: the field of the dropout, which is also ``before`` the dense map or not;
-    ``summary``: the ``summary_type`` that it must have.
+    it, where one has it; ``dropout``: the field of the dropout, which is also ``before`` the dense map or not, and
+    ``usual`` its value where it is missing (None: that of the layers); ``summary``: the ``summary_type`` that it must
+    have.
     """
 
     dense: str | None = None
@@ -42,20 +43,25 @@ class Classifier:
     activation: Activation = "tanh"
     field: str | None = None
     dropout: str = "classifier_dropout"
+    usual: float | None = None
     before: bool = False
     summary: str | None = None
 
 
 _SUMMARY = Classifier(
-    dense="sequence_summary.summary", field="summary_activation", dropout="summary_last_dropout", summary="last"
+    dense="sequence_summary.summary",
+    field="summary_activation",
+    dropout="summary_last_dropout",
+    usual=0.1,
+    summary="last",
 )
 _POOLED = Classifier(dense="pooler.dense", activation="gelu", field="pooler_hidden_act", dropout="cls_dropout")
 _OF_TOKEN = Classifier(dense="classifier.dense", out="classifier.out_proj", before=True)
 SEQUENCE: dict[str, Classifier] = {
     "bert": Classifier(),
-    "albert": Classifier(dropout="classifier_dropout_prob"),
+    "albert": Classifier(dropout="classifier_dropout_prob", usual=0.1),
     "roberta": _OF_TOKEN,
-    "distilbert": Classifier(dense="pre_classifier", activation="relu", dropout="seq_classif_dropout"),
+    "distilbert": Classifier(dense="pre_classifier", activation="relu", dropout="seq_classif_dropout", usual=0.2),
     "electra": replace(_OF_TOKEN, activation="gelu"),
     "convbert": replace(_OF_TOKEN, activation="gelu", field="hidden_act"),
     "deberta": _POOLED,
@@ -113,11 +119,12 @@ def read_task(data: dict[str, Any], source: str, model_type: str, config: ModelC
         head = _classification(fields, form, len(labels))
     elif kind == "TokenClassification" and model_type in SEQUENCE:
         labels = _labels(fields)
-        head = Tagging(labels=len(labels), dropout=_dropout(fields, "classifier_dropout", SEQUENCE[model_type].dropout))
+        field, usual = _tagging_dropout(model_type)
+        head = Tagging(labels=len(labels), dropout=_dropout(fields, field, usual))
     elif kind == "QuestionAnswering" and model_type == "xlnet":
         head = Span(form="beam", dropout=fields.number("dropout", 0.1))
     elif kind in ("QuestionAnswering", "QuestionAnsweringSimple") and model_type in SEQUENCE:
-        head = Span(dropout=fields.number("qa_dropout", 0.0))
+        head = Span(dropout=fields.number("qa_dropout", 0.1 if model_type == "distilbert" else 0.0))
     else:
         raise _unknown(architecture)
     return replace(config, task=head, labels=labels)
@@ -135,17 +142,27 @@ def _unknown(architecture: str) -> DataError:
     return DataError(f"{architecture} is not implemented; load it as a bare encoder: remove 'architectures'")
 
 
-def _dropout(fields: Fields, *names: str) -> float:
-    """The first of the fields that has a value, else what the layers have."""
-    given = (name for name in (*names, "hidden_dropout_prob", "dropout") if fields.data.get(name) is not None)
+def _dropout(fields: Fields, name: str, usual: float | None) -> float:
+    """The field if it has a value, else the usual one, else what the layers have."""
+    if fields.data.get(name) is None and usual is not None:
+        return usual
+    given = (one for one in (name, "hidden_dropout_prob", "dropout") if fields.data.get(one) is not None)
     return fields.number(next(given, "dropout"), 0.1)
+
+
+def _tagging_dropout(model_type: str) -> tuple[str, float | None]:
+    """The field of the dropout of tags, and its usual value. DistilBERT, DeBERTa and XLNet have none: what is written
+    for them is read by us alone.
+    """
+    form = SEQUENCE[model_type]
+    return (form.dropout, form.usual) if form.dropout.startswith("classifier") else ("classifier_dropout", None)
 
 
 def _classification(fields: Fields, form: Classifier, labels: int) -> Classification:
     if form.summary is not None:
         fields.only("summary_type", form.summary)
         fields.only("summary_use_proj", True)
-    dropout = _dropout(fields, form.dropout)
+    dropout = _dropout(fields, form.dropout, form.usual)
     return Classification(
         labels=labels,
         summary="pooler" if form.dense is None else "dense",
@@ -167,7 +184,7 @@ def write_task(config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any
     if isinstance(head, Tagging):
         if head.dense:
             raise DataError(f"tagging with a dense map has no counterpart for {model_type} in transformers")
-        return "ForTokenClassification", _their_labels(labels) | {"classifier_dropout": head.dropout}
+        return "ForTokenClassification", _their_labels(labels) | {_tagging_dropout(model_type)[0]: head.dropout}
     assert isinstance(head, Span)
     if head.form == "conditional" or (head.form == "beam" and model_type != "xlnet"):
         raise DataError(f"a {head.form} answer head has no counterpart for {model_type} in transformers")
