@@ -218,6 +218,10 @@ def test_what_cannot_be_used_says_so(tokenizer: Tokenizer) -> None:
         model.fill_mask("The [MASK].", top=-1)
     with pytest.raises(ConfigError, match="got one text, expected a list"):
         model.encode(TEXTS[0])
+    with pytest.raises(ConfigError, match="got nan as text 1 of 2, expected a text; leave it out"):
+        model.encode(["The river.", float("nan")])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match=r"ids of shape \[7\], expected \(rows, tokens\)"):
+        model(torch.arange(7))
     with pytest.raises(ConfigError, match="fill_mask got list, expected one text"):
         model.fill_mask(["The [MASK]."])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="pooling 'max' is unknown"):

@@ -133,10 +133,14 @@ def encode(model: Model, texts: Sequence[str], *, pooling: Pooling = "mean") -> 
     settings of the C library's ``malloc``): the next batch is faster, and the process does not shrink.
 
     Raises:
-        ConfigError: one text instead of several, another ``pooling``, or a model without tokenizer.
+        ConfigError: one text instead of several, something that is no text, another ``pooling``, or a model without
+            tokenizer.
     """
     if isinstance(texts, str):
         raise ConfigError("encode got one text, expected a list of texts; write encode([text])")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ConfigError(f"encode got {text!r:.40} as text {number} of {len(texts)}, expected a text; leave it out")
     out = np.empty((len(texts), model.config.encoder.width), np.float32)
     done = 0
     for vectors in encode_parts(model, texts, pooling=pooling):
@@ -204,7 +208,7 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
     tokenizer = tokenizer_of(model)
     if not isinstance(model.lm, LMHead):
         raise ConfigError(
-            f"a {model.config.family} model without LM head cannot fill masks; "
+            f"a model of family {model.config.family} without LM head cannot fill masks; "
             "use its generator or a pretraining checkpoint"
         )
     if not isinstance(text, str):

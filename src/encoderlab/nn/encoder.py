@@ -487,6 +487,8 @@ class Encoder(nn.Module):
         return kernels.dropout(x, self.config.output_dropout, keys, stream)
 
     def _check_length(self, ids: Tensor, memory: Sequence[Tensor] | None) -> None:
+        if ids.ndim != 2:
+            raise ConfigError(f"ids of shape {list(ids.shape)}, expected (rows, tokens); of one text give ids[None]")
         limit = self.config.max_length
         if limit is not None and ids.shape[1] > limit:
             raise ConfigError(
