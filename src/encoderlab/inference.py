@@ -140,7 +140,9 @@ def encode(model: Model, texts: Sequence[str], *, pooling: Pooling = "mean") -> 
         raise ConfigError("encode got one text, expected a list of texts; write encode([text])")
     for number, text in enumerate(texts):
         if not isinstance(text, str):
-            raise ConfigError(f"encode got {text!r:.40} as text {number} of {len(texts)}, expected a text; leave it out")
+            raise ConfigError(
+                f"encode got {text!r:.40} as text {number} of {len(texts)}, expected a text; leave it out"
+            )
     out = np.empty((len(texts), model.config.encoder.width), np.float32)
     done = 0
     for vectors in encode_parts(model, texts, pooling=pooling):
