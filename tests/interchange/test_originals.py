@@ -353,6 +353,16 @@ def test_maps_of_transformer_xl(
     assert not mapped or again.encoder.adaptive == adaptive
 
 
+def test_shared_biases_stand_in_every_layer_of_transformers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = make(CONFIGS["transformer-xl"])
+    huggingface.save(model, tmp_path)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    for name in ("r_w_bias", "r_r_bias"):
+        tensors |= {f"transformer.layers.{i}.dec_attn.{name}": tensors[f"transformer.{name}"].clone() for i in range(2)}
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    assert same_weights(load(tmp_path), model) and not caplog.records
+
+
 @pytest.mark.parametrize("tied", ["all_but_first", "none"])
 def test_clusters_as_wide_as_the_layers_may_have_no_map(tied: Any) -> None:
     """TensorFlow's ``proj_same_dim=False``, with which its one-billion-word models were trained."""

@@ -537,7 +537,8 @@ def transformer_xl(adaptive: Adaptive, vocab: int, *, original: bool) -> Layout:
         pieces={"crit.out_layers.0.bias": tuple((f"crit.out_layers.{i}.bias", size) for i, size in enumerate(sizes))}
         if not per_cluster
         else {},
-        ignored=(r"pos_emb\.inv_freq$",),
+        # transformers repeats biases that all layers share in every layer.
+        ignored=(r"pos_emb\.inv_freq$", *(() if original else (r"dec_attn\.r_[wr]_bias$",))),
     )
 
 
