@@ -71,7 +71,7 @@ def _erlangshen(name: str) -> Recipe:
         model=models.config(name),
         objective=MLMSettings(masking=Masking(unit=NGrams())),
         rows=SingleDocuments(),
-        optim=AdamW(lr=1e-4, weight_decay=0.1),
+        optim=AdamW(lr=1e-4, eps=1e-8, weight_decay=0.1),
         schedule=Polynomial(warmup=0.01, end=1e-3),
         budget=Budget(amount=1_000_000),
         phases=(Phase(length=512, rows=1024),),
