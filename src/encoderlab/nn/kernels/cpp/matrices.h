@@ -35,10 +35,9 @@ void product(Matrix a, Matrix b, bf16* c, int64_t c_row, const float* bias, int6
   const int64_t turn = std::max<int64_t>(1, downs * acrosses / (8 * threads));  // neighbours share columns
 #pragma omp parallel num_threads((int)threads)
   {
-    Taker take(DEPTH * left_row + (held ? pieces : 1) * DEPTH * block_columns + block_rows * block_columns);
-    float* left = take(DEPTH * left_row);
-    float* right = take((held ? pieces : 1) * DEPTH * block_columns);
-    float* sums = take(block_rows * block_columns);
+    const int64_t left_size = DEPTH * left_row, right_size = (held ? pieces : 1) * DEPTH * block_columns;
+    float* left = scratch.get(left_size + right_size + block_rows * block_columns);
+    float *right = left + left_size, *sums = right + right_size;
     int64_t packed = -1;
 #pragma omp for schedule(dynamic, turn)
     for (int64_t task = 0; task < downs * acrosses; task++) {

@@ -94,9 +94,13 @@ EXPORT encoderlab_cross_entropy(int64_t half, void* logits, int64_t stride, cons
 }
 
 template <class T>
-static Relative<T> relative_of(const Pointers& p) {
-  return {(const T*)p.query_rows, (const T*)p.key_rows, (const T*)p.position_query, p.table,     p.segment,
-          p.different,            p.dquery_rows,        p.dkey_rows,                p.dsegment, (T*)p.dposition_query};
+static Inputs<T> inputs_of(const void* q, const void* k, const void* v, const void* bias, const uint8_t* visible,
+                           const int64_t* row_keys, const Pointers* pointers) {
+  const Pointers p = pointers ? *pointers : Pointers{};
+  const Relative<T> relative = {(const T*)p.query_rows, (const T*)p.key_rows, (const T*)p.position_query,
+                                p.table, p.segment, p.different, p.dquery_rows, p.dkey_rows, p.dsegment,
+                                (T*)p.dposition_query};
+  return {(const T*)q, (const T*)k, (const T*)v, (const T*)bias, visible, row_keys, relative};
 }
 
 EXPORT encoderlab_attend(int64_t half, const Attention* at, const void* q, const void* k, const void* v,
@@ -104,9 +108,7 @@ EXPORT encoderlab_attend(int64_t half, const Attention* at, const void* q, const
                          void* out, float* normalisers) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
-    Relative<T> relative = pointers ? relative_of<T>(*pointers) : Relative<T>{};
-    attend(*at, (const T*)q, (const T*)k, (const T*)v, (const T*)bias, visible, row_keys,
-           pointers ? &relative : nullptr, (T*)out, normalisers);
+    attend(*at, inputs_of<T>(q, k, v, bias, visible, row_keys, pointers), (T*)out, normalisers);
   });
 }
 
@@ -116,9 +118,8 @@ EXPORT encoderlab_attend_backward(int64_t half, const Attention* at, const Atten
                                   void* dk, void* dv, void* dbias) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
-    Relative<T> relative = pointers ? relative_of<T>(*pointers) : Relative<T>{};
-    attend_backward(*at, *to, (const T*)grad, (const T*)q, (const T*)k, (const T*)v, (const T*)bias, visible, row_keys,
-                    normalisers, pointers ? &relative : nullptr, (T*)dq, (T*)dk, (T*)dv, (T*)dbias);
+    const auto in = inputs_of<T>(q, k, v, bias, visible, row_keys, pointers);
+    Backward<T>{*at, *to, in, (const T*)grad, normalisers, (T*)dq, (T*)dk, (T*)dv, (T*)dbias}.run();
   });
 }
 

@@ -64,6 +64,16 @@ struct Tables {
   }
 };
 
+// The tables of all heads: of rows that queries meet, and of rows that keys meet.
+template <class T>
+struct Positions {
+  const Tables<T> queries, keys;
+
+  Positions(const Attention& at, const Relative<T>& relative, bool gradients)
+      : queries(at, relative.query_rows, at.query_rows, false, gradients, 1.0f),
+        keys(at, relative.key_rows, at.key_rows, true, gradients, at.scale) {}
+};
+
 inline int64_t panel_floor(int64_t column) { return column / PANEL * PANEL; }
 
 // the room of one band of `rows` states over `length` partners
@@ -131,8 +141,8 @@ void query_rows_gradient(const float* ds, int64_t stride, int64_t rows, int64_t 
   for (int64_t c = first; c < last; c += GROUP) {  // a column meets only the queries whose band it lies in
     const int64_t n = std::min(GROUP, last - c);
     const int64_t from = std::max<int64_t>(0, base - (c + n - 1)), to = std::min(rows, base - c + seen);
-    multiply<true>(band + from * ld + c - first, ld, queries_packed + from * PANEL, drows + c * wide, wide, n, to - from,
-                   panels, true, rows);
+    multiply<true>(band + from * ld + c - first, ld, queries_packed + from * PANEL, drows + c * wide, wide, n,
+                   to - from, panels, true, rows);
   }
 }
 

@@ -75,9 +75,15 @@ void pack_transposed(const T* src, int64_t stride, int64_t rows, int64_t depth, 
       }
 }
 
+// Zeros in the columns of the panels of p (columns, depth) behind those of the last that was packed.
+inline void clear_panels(float* p, int64_t packed, int64_t columns, int64_t depth) {
+  const int64_t filled = round_up(packed, PANEL);
+  std::memset(p + filled * depth, 0, (columns - filled) * depth * sizeof(float));
+}
+
 // c (ROWS, PANEL) = [c +] a (ROWS, depth) b (depth, PANEL); a's element (r, k) is a[r * stride + k], or
-// a[k * stride + r] where the product takes its transpose. The sums stay in registers only where all loops over rows are
-// unrolled.
+// a[k * stride + r] where the product takes its transpose. The sums stay in registers only where all loops over rows
+// are unrolled.
 template <int ROWS, bool TRANSPOSED, bool ADD>
 void tile(const float* a, int64_t stride, const float* b, int64_t depth, float* c, int64_t c_row) {
   floats sum[ROWS][2];

@@ -273,12 +273,16 @@ struct Memory {
   Memory(const Memory&) = delete;
 };
 
-// Parts of this thread's scratch memory, one after the other.
-struct Taker {
-  float* next;
-  explicit Taker(int64_t floats_needed) : next(scratch.get(floats_needed)) {}
-  float* operator()(int64_t n) { return std::exchange(next, next + n); }
-};
+// A Room, whose constructor takes its parts one after the other, in this thread's scratch memory; first to count them.
+template <class Room, class Sizes>
+Room in_scratch(const Sizes& sizes) {
+  int64_t total = 0;
+  auto count = [&](int64_t n) -> float* { return total += n, nullptr; };
+  Room(sizes, count);
+  float* next = scratch.get(total);
+  auto take = [&](int64_t n) { return std::exchange(next, next + n); };
+  return Room(sizes, take);
+}
 
 // Calls f(row, partial) for every row, in parallel, then adds the partial sums (CHUNKS, columns) into sums (columns).
 template <class F>
