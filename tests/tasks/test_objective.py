@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from encoderlab.errors import ConfigError
+from encoderlab.nn.heads import Classification, Tagging
 from encoderlab.nn.noise import Noise
 from encoderlab.tasks.finetune import completed, has_pairs
 from encoderlab.tasks.form import FormSettings
@@ -57,3 +61,18 @@ def test_the_dropout_of_heads_is_that_of_the_originals(family: str, kind: str, d
         for noise in (None, Noise(0, 1, torch.arange(len(batch.ids))))
     )
     assert torch.equal(plain, noisy) != drops
+
+
+@pytest.mark.parametrize("labels", [2, 5])
+def test_a_head_that_is_given_has_the_labels_of_the_task(labels: int) -> None:
+    """As the one that ``transformers`` puts on ELECTRA."""
+    task, splits = data("single", train=9)
+    task = completed(task, splits["train"])
+    form = form_of(task, model("electra-tiny"), FormSettings(max_length=32))
+    given = Classification(labels=labels, summary="dense", activation="gelu", input_dropout=0.1)
+    made, _ = with_head(model("electra-tiny"), form, seed=1, head=given)
+    assert made.config.task == replace(given, labels=len(task.labels or ()))
+    again, said = with_head(made, form, seed=1, head=given, same=True)
+    assert again is made and "kept" in said
+    with pytest.raises(ConfigError, match="head of kind 'tagging' does not fit .* set head.kind to classification"):
+        with_head(model("electra-tiny"), form, seed=1, head=Tagging())

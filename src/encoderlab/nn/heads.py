@@ -61,7 +61,7 @@ class Classification:
     """
 
     kind: Literal["classification"] = "classification"
-    labels: int
+    labels: int = 2
     summary: Literal["pooler", "dense", "raw"] = "pooler"
     activation: Activation = "tanh"
     input_dropout: float = 0.0
@@ -78,7 +78,7 @@ class Tagging:
     """One score per tag for each chosen token: dropout, affine (``dense``: DeBERTa's dense and GELU between)."""
 
     kind: Literal["tagging"] = "tagging"
-    labels: int
+    labels: int = 2
     dropout: float = 0.1
     dense: bool = False
     glorot: bool = False

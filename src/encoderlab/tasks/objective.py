@@ -14,7 +14,7 @@ from encoderlab.inference import tokenizer_of
 from encoderlab.model import Model
 from encoderlab.models import FAMILIES
 from encoderlab.nn.encoder import States
-from encoderlab.nn.heads import Classification, TaskHead
+from encoderlab.nn.heads import Classification, Span, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
 from encoderlab.tasks.base import Task
@@ -83,17 +83,28 @@ def with_head(
 
     The model's own head is kept if it was trained for this very task (``same``), has its labels, and is as ``head``
     wants it; of a head that differs in dropout alone the weights are kept. Any other is replaced by a new one,
-    initialised from ``seed``.
+    initialised from ``seed``. How many labels ``head`` has, the task says.
+
+    Raises:
+        ConfigError: ``head`` is of another kind than the task.
     """
     own = model.config.task
+    usual = form.head(FAMILIES[model.config.family], model)
+    wanted = head or usual
+    if wanted.kind != usual.kind:
+        raise ConfigError(
+            f"a head of kind {wanted.kind!r} does not fit {form.task.name}, which is {form.task.form}; "
+            f"set head.kind to {usual.kind}"
+        )
+    if not isinstance(wanted, Span) and not isinstance(usual, Span):
+        wanted = replace(wanted, labels=usual.labels)
     if own is not None and same and model.config.labels == form.head_labels():
-        if head is None or head == own:
+        if head is None or wanted == own:
             return model, "the model's task head is kept: it was trained for this task"
-        if type(head) is type(own) and replace(own, dropout=head.dropout) == head:
-            changed = model.with_task(head, form.head_labels(), seed)
+        if type(wanted) is type(own) and replace(own, dropout=wanted.dropout) == wanted:
+            changed = model.with_task(wanted, form.head_labels(), seed)
             changed.load_state_dict(model.state_dict(), strict=False)
-            return changed, f"the model's task head is kept, with dropout {head.dropout:g}"
-    wanted = head or form.head(FAMILIES[model.config.family], model)
+            return changed, f"the model's task head is kept, with dropout {wanted.dropout:g}"
     if isinstance(wanted, Classification) and wanted.summary == "pooler" and model.config.pooler is None:
         wanted = replace(wanted, summary="dense")  # a model that was pretrained without a pooler learns one here
     why = "its labels or its kind are others" if same else "it was not trained for this task"
