@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from encoderlab.model import Model
-    from encoderlab.tasks.base import Split
+    from encoderlab.tasks.base import Split, Task
+    from encoderlab.tasks.form import Predictions
+    from encoderlab.tasks.infer import Given
     from encoderlab.tasks.predict import Predictor
 
 
@@ -66,30 +68,17 @@ def evaluate(
     label
         Its column of the label.
     """
-    from encoderlab.tasks import suites
     from encoderlab.tasks.base import is_unlabelled
     from encoderlab.tasks.infer import Given
     from encoderlab.tasks.predict import joint_windows, predict_ensemble
-    from encoderlab.tasks.scores import score
-    from encoderlab.tasks.span import SpanQA, best_texts
+    from encoderlab.tasks.span import SpanQA
     from encoderlab.tasks.submit import check_submission, write_submission
-    from encoderlab.tasks.tables import is_file_name
-    from encoderlab.tasks.use import allow_no_answer, fitted, predictor_of, renamed, task_of_file
+    from encoderlab.tasks.use import allow_no_answer, predictor_of, renamed
 
     places = [model, *(ensemble or ())]
     members = [predictor_of(place, note) for place in places]
     own = members[0].form.task
-    names: dict[str, str] = {}
-    if Path(data).is_file():
-        task = task_of_file(Path(data), own, Given(form=own.form, text=text, pair=pair, label=label), note)
-        part = task.read([Path(data)], split)
-    elif is_file_name(data) or "/" in data:
-        raise ConfigError(f"{data}: no such file; give labelled data, or the name of a benchmark")
-    else:
-        task, names = fitted(suites.task(data), own, note)
-        if folder is None:
-            raise ConfigError(f"{data} is a benchmark; give the folder of its files with --data")
-        part = task.load(folder, split)
+    task, part, names = _data(data, split, folder, own, Given(form=own.form, text=text, pair=pair, label=label))
     _warn(part)
     unlabelled = sum(map(is_unlabelled, part.examples))
     if submission is not None:
@@ -108,24 +97,16 @@ def evaluate(
     for line in dict.fromkeys(_cut(member) for member in members):
         if line:
             note(line)
-    found = {}
     if names:
         together, each = renamed(together, names), [renamed(one, names) for one in each]
-    labels = [str(place) for place in places]
+    scored = dict(zip(map(str, places), each, strict=True))
     if len(members) > 1:
-        labels, each = ["ensemble", *labels], [together, *each]
+        scored = {"ensemble": together, **scored}
+    found = {}
     if unlabelled:
-        labels = []
         note(f"{task.name}: the {split} examples have no labels; nothing to score")
-    for name, predictions in zip(labels, each, strict=False):
-        withdrawn = task.answers == "squad" and predictions.null_odds is not None
-        values = best_texts(predictions) if withdrawn else predictions.values
-        found[name], notes = score(
-            task, part.examples, values, null_odds=predictions.null_odds, threshold=predictions.threshold
-        )
-        for remark in notes:
-            note(f"{name}: {remark}")
-    if found:
+    else:
+        found = {name: _score(name, task, part, predictions) for name, predictions in scored.items()}
         _show_scores(f"{task.name}, {len(part):,} examples (× 100)", found)
     files = []
     if submission is not None:
@@ -134,6 +115,37 @@ def evaluate(
         )
         say(f"written: {', '.join(map(str, files))}")
     return {"task": task.name, "examples": len(part), "data": part.sha256, "scores": found, "submission": files}
+
+
+def _data(data: str, split: str, folder: Path | None, own: Task, given: Given) -> tuple[Task, Split, dict[str, str]]:
+    """The labelled file or benchmark ``data`` for a model of the task ``own``: its task, its examples, and its label
+    for each of the model's where they differ.
+    """
+    from encoderlab.tasks import suites
+    from encoderlab.tasks.tables import is_file_name
+    from encoderlab.tasks.use import fitted, task_of_file
+
+    if Path(data).is_file():
+        task = task_of_file(Path(data), own, given, note)
+        return task, task.read([Path(data)], split), {}
+    if is_file_name(data) or "/" in data:
+        raise ConfigError(f"{data}: no such file; give labelled data, or the name of a benchmark")
+    task, names = fitted(suites.task(data), own, note)
+    if folder is None:
+        raise ConfigError(f"{data} is a benchmark; give the folder of its files with --data")
+    return task, task.load(folder, split), names
+
+
+def _score(name: str, task: Task, part: Split, found: Predictions) -> dict[str, float]:
+    from encoderlab.tasks.scores import score
+    from encoderlab.tasks.span import best_texts
+
+    withdrawn = task.answers == "squad" and found.null_odds is not None  # the official scorer withdraws answers itself
+    values = best_texts(found) if withdrawn else found.values
+    scores, notes = score(task, part.examples, values, null_odds=found.null_odds, threshold=found.threshold)
+    for remark in notes:
+        note(f"{name}: {remark}")
+    return scores
 
 
 def _show_scores(title: str, found: Mapping[str, Mapping[str, float]]) -> None:
