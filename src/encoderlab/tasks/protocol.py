@@ -35,7 +35,8 @@ class Protocol:
         elsewhere: tasks that the source treats in another way, with the name of the protocol that does.
         widths: fields that differ by the width of the model; the widest entry that is not wider than the model holds.
         grid: fields and the values to try for each, on the development set with the first ``search_seeds`` seeds.
-        seeds: runs at the chosen point. report: the number of them that is given first.
+        seeds: how many runs are made at the chosen point.
+        report: which number of those runs is given first.
     """
 
     name: str
@@ -108,7 +109,7 @@ _ELECTRA = Recipe(
     select="last",
 )
 _CONVBERT = replace(_ELECTRA, name="convbert", optim=replace(_ELECTRA.optim, weight_decay=0.01))
-_SIZES = {1: {"optim.lr": 3e-4}, 768: {"optim.lr": 1e-4}, 1024: {"optim.lr": 5e-5, "optim.layer_decay.decay": 0.9}}
+_WIDTHS = {1: {"optim.lr": 3e-4}, 768: {"optim.lr": 1e-4}, 1024: {"optim.lr": 5e-5, "optim.layer_decay.decay": 0.9}}
 _ELECTRA_TASKS: dict[str, Mapping[str, Any]] = {
     "rte": {"epochs": 10.0},
     "stsb": {"epochs": 10.0},
@@ -117,9 +118,12 @@ _ELECTRA_TASKS: dict[str, Mapping[str, Any]] = {
 }
 
 
+# What a protocol sets for one task, its values in the order of its source's tables.
+
+
 def _albert(lr: float, batch: int, steps: int, warmup: int, length: int = 512, **more: Any) -> dict[str, Any]:
     fields = {"optim.lr": lr, "batch": batch, "steps": steps, "schedule.warmup": warmup, "form.max_length": length}
-    return fields | {key.replace("__", "."): value for key, value in more.items()}
+    return fields | more
 
 
 def _deberta(length: int, lr: float, batch: int, epochs: float, warmup: float, dropout: float) -> dict[str, Any]:
@@ -128,6 +132,7 @@ def _deberta(length: int, lr: float, batch: int, epochs: float, warmup: float, d
 
 
 def _clue(lr: float, batch: int, epochs: float, length: int = 128, **more: Any) -> dict[str, Any]:
+    """``more``: further fields, with ``__`` for the dot of a path."""
     fields = {"optim.lr": lr, "batch": batch, "epochs": epochs, "form.max_length": length}
     return fields | {key.replace("__", "."): value for key, value in more.items()}
 
@@ -322,7 +327,7 @@ PROTOCOLS: dict[str, Protocol] = {
             source="Clark et al., 2020, table 7: median of ten runs, last step, layer-wise rates, no weight decay",
             recipe=_ELECTRA,
             tasks=_ELECTRA_TASKS,
-            widths=_SIZES,
+            widths=_WIDTHS,
             seeds=10,
         ),
         Protocol(
@@ -331,7 +336,7 @@ PROTOCOLS: dict[str, Protocol] = {
             recipe=_CONVBERT,
             tasks=_ELECTRA_TASKS,
             elsewhere={"squad1": "convbert-answers", "squad2": "convbert-answers"},
-            widths=_SIZES,
+            widths=_WIDTHS,
             grid={"optim.lr": (5e-5, 1e-4, 2e-4, 3e-4), "optim.weight_decay": (0.01, 0.1), "epochs": (10.0, 3.0)},
             seeds=1,
             report="best",
@@ -341,7 +346,7 @@ PROTOCOLS: dict[str, Protocol] = {
             source="yitu-opensource/ConvBert, configure_finetuning: SQuAD with ELECTRA's settings, two epochs",
             recipe=replace(_CONVBERT, name="convbert-answers"),
             tasks=_ELECTRA_TASKS,
-            widths=_SIZES,
+            widths=_WIDTHS,
             report="best",
         ),
         Protocol(
