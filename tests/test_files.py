@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,21 @@ def test_what_cannot_be_written_has_the_name_that_was_asked_for(tmp_path: Path) 
             file.write(b"x")
         assert error.value.filename == str(path) and error.value.filename2 is None
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_full_disk_has_the_name_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)  # as a file system does that became read-only
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as error, replace_file(tmp_path / "a.txt") as file:
+            file.write(b"x" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert error.value.filename == str(tmp_path / "a.txt")
 
 
 def no_flock(*args: Any) -> None:

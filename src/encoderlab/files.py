@@ -49,11 +49,12 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         os.replace(aside, path)
     except OSError as error:
-        if error.filename == str(aside):  # a name that nobody asked for
+        if error.filename in (None, str(aside)):  # a name that nobody asked for
             error.filename, error.filename2 = str(path), None
         raise
     finally:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a file system that is read-only, it is not even missing
+            aside.unlink()
 
 
 @contextlib.contextmanager

@@ -160,6 +160,14 @@ def test_a_missing_weight_of_a_head_is_listed(bert: tuple[Model, Path], caplog: 
     assert "cls.predictions.bias" in caplog.text
 
 
+def test_a_missing_pooler_that_a_classifier_reads_is_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = replace(CONFIGS["albert"], task=Classification(labels=2), labels=("a", "b"), lm=None, pair=False)
+    huggingface.save(make(config), tmp_path / "out")
+    rewrite(tmp_path / "out", lambda tensors: {n: t for n, t in tensors.items() if "pooler" not in n})
+    assert load(tmp_path / "out").pooler is not None
+    assert "missing weights, initialised at random: albert.pooler.weight, albert.pooler.bias" in caplog.text
+
+
 @pytest.mark.parametrize("both", [False, True])
 def test_both_dialects_of_deberta(both: bool, tmp_path: Path) -> None:
     model = make(CONFIGS["deberta-v2"])
@@ -546,7 +554,7 @@ def test_a_full_disk_is_named_and_nothing_is_lost(save: Callable[..., Any], tmp_
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))  # as a full disk, the system refuses to write on
     try:
-        with pytest.raises(DataError, match=r"out: could not be written .*make room and run again"):
+        with pytest.raises(DataError, match=r"out: could not be written .*; check permissions and space"):
             save(make(CONFIGS["bert"]), tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

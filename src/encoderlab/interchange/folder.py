@@ -68,14 +68,14 @@ def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
     done. Where ``folder`` is a link, this is what it leads to.
 
     Raises:
-        DataError: weights could not be written, as on a full disk.
+        DataError: it could not be written, as on a full disk.
     """
     folder = folder.resolve()
     for left in folder.parent.glob(f".{glob.escape(folder.name)}-*[0-9]"):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     aside = folder.with_name(f".{folder.name}-{os.getpid()}")
-    aside.mkdir(parents=True)
     try:
+        aside.mkdir(parents=True)
         fill(aside)
         for file in aside.rglob("*"):
             if file.is_file():
@@ -88,8 +88,11 @@ def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
             shutil.rmtree(old)
         else:
             os.rename(aside, folder)
-    except SafetensorError as error:
-        raise DataError(f"{folder}: could not be written ({error}); make room and run again") from None
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(
+            f"{folder}: could not be written ({reason}); check permissions and space, and run again"
+        ) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
