@@ -84,9 +84,13 @@ BEAM = (
 
 
 def without(config: ModelConfig, missing: Collection[str], expected: Collection[str]) -> ModelConfig:
-    """The configuration without the pretraining heads of which every tensor is ``missing``."""
+    """The configuration without the pretraining heads of which every tensor is ``missing``; a pooler that the head of
+    fine-tuning reads stays.
+    """
     absent = {}
     for field, prefix, none in PRETRAINING:
+        if field == "pooler" and isinstance(config.task, Classification) and config.task.summary == "pooler":
+            continue
         names = [name for name in expected if name.startswith(prefix)]
         if names and all(name in missing for name in names):
             absent[field] = none
