@@ -29,6 +29,9 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 # The sites of dropout in a layer. A further one takes the next number: with another order runs would not repeat.
 ATTENTION_WEIGHTS, ATTENTION_OUTPUT, FF_OUTPUT, DISTANCES, FF_HIDDEN, STEM = range(6)
+# Where the other ranges of sites begin, far enough apart that no two streams are one: the tokens of a row, further
+# networks or passes on the same rows, layers, and what SiFT (encoderlab.tasks.sift) starts from and passes again.
+TOKENS, BRANCHES, LAYERS, SIFT_START, SIFT_PASSES = 1 << 31, 3 << 30, 1 << 32, 3 << 32, 5 << 32
 
 
 def signed(value: int, bits: int) -> int:
@@ -115,7 +118,7 @@ class Noise:
 
     def layer(self, index: int) -> Tensor:
         """The keys (B,) of layer ``index``; they differ from those of every other layer and from ``keys``."""
-        return stream(self.keys, (1 << 32) + index)
+        return stream(self.keys, LAYERS + index)
 
     def layers(self, indices: range) -> Tensor:
         """The keys (N, B) of several layers, for the cost of one."""
@@ -126,14 +129,14 @@ class Noise:
         return stream(self.step, self._sites(indices))
 
     def _sites(self, layers: range) -> Tensor:
-        return (1 << 32) + torch.arange(layers.start, layers.stop, device=self.keys.device)[:, None]
+        return LAYERS + torch.arange(layers.start, layers.stop, device=self.keys.device)[:, None]
 
     def at(self, rows: Tensor, places: Tensor) -> Tensor:
         """One key per chosen token, (S,): ``rows`` (S,) index the batch, ``places`` (S,) the row."""
-        return stream(self.keys[rows], (1 << 31) + places)
+        return stream(self.keys[rows], TOKENS + places)
 
     def branch(self, index: int) -> Noise:
         """Noise of its own for a second network on the same rows."""
         other = Noise.__new__(Noise)
-        other.keys, other.step = stream(self.keys, (3 << 30) + index), stream(self.step, (3 << 30) + index)
+        other.keys, other.step = stream(self.keys, BRANCHES + index), stream(self.step, BRANCHES + index)
         return other

@@ -21,18 +21,25 @@ from encoderlab.batches.batch import Batch
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.nn.encoder import States
-from encoderlab.nn.noise import Noise, mix64, stream
+from encoderlab.nn.noise import SIFT_PASSES, SIFT_START, Noise, mix64, stream
 from encoderlab.objectives.base import Memory, Term
 from encoderlab.tasks.form import Form
 from encoderlab.tasks.objective import TaskObjective
 from encoderlab.tasks.rows import TaskBatch
 
-EPS = 1e-7
+EPS = 1e-7  # of the LayerNorm without weights
+WEYL = 0x9E3779B97F4A7C1  # odd, so that products with it are different words
 
 
 @dataclass(frozen=True, kw_only=True)
 class SiFT:
-    """``weight`` of the divergence, ``start`` deviation of the first perturbation, length of its one ``step``."""
+    """The adversarial term.
+
+    Args:
+        weight: of the divergence in the loss.
+        start: standard deviation of the first perturbation.
+        step: length of the one step along the gradient.
+    """
 
     weight: float = 5.0
     start: float = 1e-2
@@ -103,8 +110,8 @@ class SiFTObjective(TaskObjective):
         """Normal numbers (B, L, E) that belong to step and row."""
         size = like[0].numel()
         places = torch.arange(size, device=like.device)
-        bits = mix64(stream(noise.keys, 3 << 32)[:, None] + (places + 1) * 0x9E3779B97F4A7C1)
-        uniform = ((bits >> 11) & ((1 << 52) - 1)).double() / (1 << 52) + 2.0**-53
+        bits = mix64(stream(noise.keys, SIFT_START)[:, None] + (places + 1) * WEYL)
+        uniform = ((bits >> 11) & ((1 << 52) - 1)).double() / (1 << 52) + 2.0**-53  # 52 bits, neither 0 nor 1
         normal = (torch.special.ndtri(uniform) * self.settings.start).float().view_as(like)
         return normal.clamp(-2 * self.settings.start, 2 * self.settings.start).requires_grad_()
 
@@ -124,6 +131,6 @@ class SiFTObjective(TaskObjective):
 def _other(noise: Noise, number: int) -> Noise:
     """Masks of a further pass of the same step."""
     other = copy.copy(noise)
-    other.keys = stream(noise.keys, (5 << 32) + number)
-    other.step = stream(noise.step, (5 << 32) + number)
+    other.keys = stream(noise.keys, SIFT_PASSES + number)
+    other.step = stream(noise.step, SIFT_PASSES + number)
     return other
