@@ -12,6 +12,7 @@ from encoderlab.tasks.finetune import completed, has_pairs
 from encoderlab.tasks.form import FormSettings
 from encoderlab.tasks.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.rows import pack
+from encoderlab.tasks.span import SpanQA
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
 
@@ -76,3 +77,21 @@ def test_a_head_that_is_given_has_the_labels_of_the_task(labels: int) -> None:
     assert again is made and "kept" in said
     with pytest.raises(ConfigError, match="head of kind 'tagging' does not fit .* set head.kind to classification"):
         with_head(model("electra-tiny"), form, seed=1, head=Tagging())
+
+
+@pytest.mark.parametrize(("family", "last"), [("electra", True), ("albert", False), ("xlnet", True)])
+def test_where_answers_may_stand(family: str, last: bool) -> None:
+    """The separator behind the passage is a place in ELECTRA's code and none in ALBERT's; XLNet's row ends with its
+    summary token.
+    """
+    task, splits = data("question", train=9)
+    start = model(f"{family}-tiny")
+    form = form_of(completed(task, splits["train"]), start, FormSettings(max_length=32))
+    assert isinstance(form, SpanQA)
+    made = with_head(start, form, seed=1)[0]
+    batch = pack(form.items(splits["train"].examples, train=True), pad=0, room=48)
+    states = made.encoder(batch.ids, doc=batch.documents, segments=batch.segments)
+    windows = form._unpacked(made, states, batch)
+    ends = windows.real.sum(1) - 1
+    assert windows.allowed[torch.arange(len(ends)), ends].tolist() == [last] * len(ends)
+    assert windows.allowed[torch.arange(len(ends)), windows.summary].all() and (windows.allowed <= windows.real).all()

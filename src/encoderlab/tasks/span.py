@@ -224,11 +224,14 @@ class SpanQA(Form):
         places = torch.arange(int(batch.on_host.labels["length"].max()), device=rows.device)
         real = places < length[:, None]
         at = torch.where(real, begin[:, None] + places, 0)
+        allowed = batch.labels["allowed"][rows[:, None], at] & real
+        if model.task.config.form == "beam" and self.tokenizer.framing != "xlnet":
+            allowed &= places < length[:, None] - 1  # ALBERT's code forbids the separator that ELECTRA's allows
         keys = None if noise is None else noise.at(rows, begin)
         return _Windows(
             head=model.task,
             x=model.task.dropped(states.last[rows[:, None], at], keys),
-            allowed=batch.labels["allowed"][rows[:, None], at] & real,
+            allowed=allowed,
             real=real,
             rows=rows,
             slots=slots,
