@@ -108,7 +108,7 @@ def test_what_is_no_file_is_told_so(tmp_path, tiny, capsys):
     assert "is a folder; give a file, or texts" in messages(capsys, 3, "predict", out, tmp_path)
     assert "is a folder; name a file to write" in messages(capsys, 2, "predict", out, data, "--out", tmp_path)
     said = messages(capsys, 2, "evaluate", out, data, "--submission", tmp_path / "submission")
-    assert "reviews: no leaderboard file for the split 'dev'" in said
+    assert "reviews: has no leaderboard; leave out --submission" in said
 
 
 def test_a_model_made_for_something_else_is_refused(tmp_path, tiny, capsys):
@@ -237,6 +237,9 @@ def test_verbs_of_fengshen(verb, tmp_path, tiny, capsys):
 def test_names_and_options_that_do_not_go_together_are_refused(tmp_path, tiny, capsys):
     data, to = reviews(tmp_path / "r.csv"), ("--model", tiny, "--out", tmp_path / "run")
     assert "gone.csv: no such file" in messages(capsys, 2, "finetune", "gone.csv", *to)
+    assert f"is a folder; give a file in it, or the name of a benchmark with --data {tmp_path}" in messages(
+        capsys, 2, "finetune", tmp_path, *to
+    )
     assert "sst2 is a benchmark" in messages(capsys, 2, "finetune", "sst2", "--data", tmp_path, "--text", "x", *to)
     assert "leave one of them out" in messages(capsys, 2, "finetune", data, "--data", tmp_path, *to)
     assert "one text per line" in messages(capsys, 3, "encode", tiny, "--file", data)

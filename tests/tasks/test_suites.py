@@ -52,7 +52,7 @@ def test_glue_submission_counts_rows_and_names_labels(tmp_path):
     assert path.name == "RTE.tsv" and lines[:2] == ["index\tprediction", "0\tentailment"] and len(lines) == 3001
     with pytest.raises(DataError, match="10 predictions for test, the leaderboard expects 3,000"):
         write_submission(task("rte"), "test", texts(10), ["entailment"] * 10, tmp_path)
-    with pytest.raises(ConfigError, match="no leaderboard file for the split 'dev'"):
+    with pytest.raises(ConfigError, match="rte: no leaderboard file for 'dev', only for test"):
         write_submission(task("rte"), "dev", [], [], tmp_path)
     stsb = write_submission(task("stsb"), "test", texts(1379), [5.7] * 1379, tmp_path)[0]
     assert stsb.read_text().splitlines()[1] == "0\t5.000"

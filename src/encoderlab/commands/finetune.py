@@ -241,6 +241,8 @@ def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, giv
             splits["test"] = without_fillers(task.read([test], "test"), splits["train"])
         jobs = [(task, splits)]
     elif is_file_name(name) or "/" in name:
+        if path.is_dir():
+            raise ConfigError(f"{name}: is a folder; give a file in it, or the name of a benchmark with --data {name}")
         raise ConfigError(f"{name}: no such file; give labelled texts, or the name of a benchmark")
     else:
         if dev is not None or test is not None or given != Given():

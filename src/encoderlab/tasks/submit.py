@@ -23,8 +23,10 @@ def check_submission(task: Task, split: str, count: int) -> Submission:
         DataError: the number of predictions is not the one that the leaderboard expects.
     """
     submission = task.submission
-    if submission is None or split not in submission.files:
-        raise ConfigError(f"{task.name}: no leaderboard file for the split {split!r}")
+    if submission is None:
+        raise ConfigError(f"{task.name}: has no leaderboard; leave out --submission, or write labels with predict")
+    if split not in submission.files:
+        raise ConfigError(f"{task.name}: no leaderboard file for {split!r}, only for {', '.join(submission.files)}")
     expected = submission.rows.get(split, count)
     if expected != count:
         raise DataError(
