@@ -281,8 +281,34 @@ def test_deberta_files_that_are_not_complete(deberta: Path) -> None:
     with pytest.raises(DataError, match="vocab_size"):
         read(deberta)
     torch.save({}, deberta / "second.pt")
-    with pytest.raises(DataError, match="2 .bin or .pt files"):
+    with pytest.raises(DataError, match="vocab_size"):  # of several the one that releases are called
         read(deberta)
+    (deberta / "pytorch_model.bin").rename(deberta / "first.bin")
+    with pytest.raises(DataError, match=r"2 \.bin, \.pt or \.safetensors files"):
+        read(deberta)
+
+
+def test_a_state_dict_may_be_safetensors(deberta: Path) -> None:
+    state = torch.load(deberta / "pytorch_model.bin")
+    (deberta / "pytorch_model.bin").unlink()
+    safetensors.torch.save_file(state, deberta / "model.safetensors")
+    assert same_weights(read(deberta)["model"], make(CONFIGS["deberta"]))
+
+
+def test_the_generator_beside_a_discriminator(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in the releases of version 3: one configuration, two files, and a vocabulary that is no weights."""
+    discriminator, generator = CONFIGS["deberta-v3"], resized(CONFIGS["deberta-v2"], layers=1, stem_conv=None)
+    for name, config in (("pytorch_model", discriminator), ("pytorch_model.generator", generator)):
+        model = make(config)
+        written = names.write(tables.DEBERTA_V2, folder.weights(model), config.encoder, dialects=True)
+        torch.save({n: t for n, t in written.items() if not n.startswith("cls.")}, tmp_path / f"{name}.bin")
+    torch.save({}, tmp_path / "bpe_encoder.bin")
+    (tmp_path / "config.json").write_text(json.dumps(configs.write(discriminator) | {"max_position_embeddings": 16}))
+    found = read(tmp_path / "pytorch_model.generator.bin")["model"]
+    assert same_weights(found, make(generator)) and found.config.mask_decoder == 16
+    assert same_weights(read(tmp_path)["model"], make(discriminator))
+    assert same_weights(read(tmp_path, kind="deberta")["model"], make(discriminator))
+    assert not caplog.records
 
 
 def lacking(folder: Path, **read_as: Any) -> None:

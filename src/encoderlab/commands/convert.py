@@ -28,10 +28,11 @@ def convert(
     """Convert a model folder or checkpoint to or from another library's format.
 
     Reads folders of encoderlab and of Hugging Face, TensorFlow checkpoints of BERT,
-    ALBERT, ELECTRA, ConvBERT, XLNet and Transformer-XL, fairseq's RoBERTa and
-    Microsoft's DeBERTa. Two networks that were trained together become two folders,
-    OUT/generator and OUT/discriminator. Of a pretraining run that is not finished,
-    the newest checkpoint is taken, or one that is given.
+    ALBERT, ELECTRA, ConvBERT, XLNet and Transformer-XL, fairseq's RoBERTa,
+    Microsoft's DeBERTa and Transformer-XL's PyTorch code. Two networks that were
+    trained together become two folders, OUT/generator and OUT/discriminator. Of a
+    pretraining run that is not finished, the newest checkpoint is taken, or one that
+    is given.
 
     Example:
         encoderlab convert runs/wiki wiki-hf --to hf

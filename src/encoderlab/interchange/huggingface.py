@@ -192,7 +192,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """
     for whole, index in ((SAFE, SAFE_INDEX), (PICKLED, PICKLED_INDEX)):
         if (folder / whole).exists():
-            return _read_file(folder / whole)
+            return read_file(folder / whole)
         if (folder / index).exists():
             return _read_shards(folder, folder / index)
     raise DataError(f"{folder}: holds no {SAFE}, {SAFE_INDEX} or {PICKLED}; give a model folder")
@@ -234,7 +234,12 @@ def read_state(path: Path) -> dict[str, Tensor]:
     return data
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
+def read_file(path: Path) -> dict[str, Tensor]:
+    """The weights in a PyTorch or safetensors file, by name.
+
+    Raises:
+        DataError: as for :func:`read_state`.
+    """
     return folders.read_weights(path) if path.suffix == ".safetensors" else read_state(path)
 
 
@@ -246,7 +251,7 @@ def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
     for file in sorted(set(where.values())):
         if Path(file).name != file:
             raise DataError(f"{index}: names {file!r}, which is not a file of this folder; restore it")
-        tensors |= _read_file(folder / file)
+        tensors |= read_file(folder / file)
     lost = sorted(name for name in where if name not in tensors)
     if lost:
         raise DataError(f"{index}: {lost[0]} is not in {where[lost[0]]}; copy the folder again from its source")

@@ -137,7 +137,8 @@ def read(path: Path, *, kind: Source | None = None, allow_missing: bool = False)
     if kind is None:
         raise DataError(
             f"{path}: holds no model that is known; folders of encoderlab and Hugging Face, TensorFlow checkpoints, "
-            "fairseq's model.pt with dict.txt, and DeBERTa's .bin with config.json are read"
+            "fairseq's model.pt with dict.txt, DeBERTa's .bin with config.json, and Transformer-XL's .pt with "
+            "transformer_xl_config.json are read"
         )
     readers = {
         "tensorflow": originals.read_tensorflow,

@@ -266,7 +266,7 @@ def read_transformer_xl(path: Path, *, allow_missing: bool = False) -> Models:
     ``transformer_xl_config.json``. The original saves whole pickled modules (``model.pt``), which are refused.
     """
     path = _weights_file(path)
-    tensors = huggingface.read_state(path)
+    tensors = huggingface.read_file(path)
     config = transformer_xl_config(_config_beside(path.parent, "transformer_xl_config.json"), eps=1e-5)
     return {"model": transformer_xl(config, tensors, path, allow_missing=allow_missing)}
 
@@ -336,16 +336,20 @@ def read_fairseq(path: Path, *, allow_missing: bool = False) -> Models:
 
 
 def read_deberta(path: Path, *, allow_missing: bool = False) -> Models:
-    """DeBERTa from Microsoft's own files: ``pytorch_model.bin`` (or another ``.bin`` or ``.pt``) beside
-    ``config.json`` or ``model_config.json``, in the released layout of version 1 or the code's. A joint file of
+    """DeBERTa from Microsoft's own files: ``pytorch_model.bin`` (or another ``.bin``, ``.pt`` or ``.safetensors``)
+    beside ``config.json`` or ``model_config.json``, in the released layout of version 1 or the code's. A joint file of
     replaced token detection (``generator.``, ``discriminator.``) gives both networks; the discriminator's word table
-    is the generator's plus its difference.
+    is the generator's plus its difference. ``pytorch_model.generator.bin`` of version 3 lies beside the
+    discriminator's configuration, and has half its layers.
     """
     file = _weights_file(path)
-    tensors = huggingface.read_state(file)
+    tensors = huggingface.read_file(file)
     for name in ("config.json", "model_config.json"):
         if (file.parent / name).exists():
-            return deberta(huggingface.read_json(file.parent / name), tensors, file, allow_missing=allow_missing)
+            data = huggingface.read_json(file.parent / name)
+            if file.name.endswith(".generator.bin") and isinstance(data.get("num_hidden_layers"), int):
+                data["num_hidden_layers"] //= 2
+            return deberta(data, tensors, file, allow_missing=allow_missing)
     raise DataError(f"{file.parent}: holds no config.json or model_config.json; the checkpoint's sizes are unknown")
 
 
@@ -386,7 +390,9 @@ def materialized(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _weights_file(path: Path) -> Path:
     if path.is_file():
         return path
-    found = sorted([*path.glob("*.bin"), *path.glob("*.pt")])
+    if (path / huggingface.PICKLED).exists():  # a release has its vocabulary and its generator beside it
+        return path / huggingface.PICKLED
+    found = sorted(file for kind in ("*.bin", "*.pt", "*.safetensors") for file in path.glob(kind))
     if len(found) != 1:
-        raise DataError(f"{path}: holds {len(found)} .bin or .pt files; name the one to read")
+        raise DataError(f"{path}: holds {len(found)} .bin, .pt or .safetensors files; name the one to read")
     return found[0]
