@@ -57,12 +57,21 @@ from encoderlab.train.schedule import Polynomial, Schedule
 class Recipe(Training):
     """Everything that determines a fine-tuning run, but for model and data.
 
-    ``budget``, ``phases`` and ``evaluation`` are set from ``epochs``, ``batch`` (examples per step) and the size of the
-    data, unless ``steps`` gives a length. ``row_length``: of packed rows at most; None is the longest sequence, but not
-    less than 256 or the model's limit. ``dropout``: of the encoder, None keeps the model's. ``head``: None is the
-    family's. ``frozen``: train on the activations of the frozen encoder instead. ``sift``: add DeBERTa's adversarial
-    term. ``distill``: learn from a fine-tuned teacher too. ``select``: the weights of the epoch that validates best, or
-    the last ones.
+    The fields ``budget``, ``phases`` and ``evaluation`` of :class:`Training` are set from ``epochs``, ``batch`` and the
+    size of the data.
+
+    Args:
+        epochs: passes over the training examples; ``steps``, where given, sets the length of training instead.
+        batch: examples per step.
+        row_length: tokens of a packed row at most; None takes the longest sequence or 256, whichever is more, within
+            the model's limit.
+        dropout: of the encoder; None keeps the model's.
+        head: None is the family's.
+        head_dropout: of the head's input; None keeps the head's own.
+        frozen: train on the activations of the frozen encoder instead.
+        sift: add DeBERTa's adversarial term.
+        distill: learn from a fine-tuned teacher too.
+        select: keep the weights of the epoch that validates best, or the last ones.
     """
 
     name: str = "finetune"
@@ -112,9 +121,13 @@ def finetune(
     """Fine-tune ``model`` on ``splits["train"]``, choose weights on ``splits["dev"]``, predict every other split.
 
     The run resumes after an interruption; a finished one is read, not run again, and predicts the splits that it did
-    not have. ``about`` is written into the score beside the recipe (the hash of the initial model, intermediate tasks,
-    ...). ``encodings`` keeps encoded examples for further runs. ``trained``: what :func:`read_task` says of the folder
-    that the model is from, without which its head is not kept.
+    not have.
+
+    Args:
+        about: written into the score beside the recipe (the hash of the initial model, intermediate tasks, ...).
+        session: limits this call rather than the run, which the next call resumes.
+        encodings: keeps encoded examples for further runs.
+        trained: what :func:`read_task` says of the folder that the model is from; without it, its head is not kept.
 
     Raises:
         ConfigError, DataError, Stopped, Diverged, OutOfMemory: as the training loop.
@@ -148,10 +161,7 @@ def finetune(
     if outcome.best is not None:
         load_weights(objective, outcome.best)
     predictions, scores, notes = _evaluate(objective, task, splits, encodings)
-    if cut and task.form != "span":  # passages are read in windows
-        were = ("example is", "was") if cut == 1 else ("examples are", "were")
-        done = "read in parts" if task.form == "tagging" else "cut"
-        notes.append(f"{cut:,} training {were[0]} longer than {recipe.form.max_length} tokens and {were[1]} {done}")
+    notes += _note_of_length(cut, task, recipe)
     if model.config.task is not None:
         notes.append(said)
     form.finish(objective.model)
@@ -185,6 +195,15 @@ def finetune(
         write_run(objective.model, task, form.settings, splits, predictions, written, out)
     world.wait()  # for what others read from here on
     return Result(folder=out, record=written, model=out / "model", predictions=predictions)
+
+
+def _note_of_length(cut: int, task: Task, recipe: Recipe) -> list[str]:
+    """What is said where ``cut`` training examples were too long, except of passages, which are read in windows."""
+    if not cut or task.form == "span":
+        return []
+    are, were = ("example is", "was") if cut == 1 else ("examples are", "were")
+    done = "read in parts" if task.form == "tagging" else "cut"
+    return [f"{cut:,} training {are} longer than {recipe.form.max_length} tokens and {were} {done}"]
 
 
 def remarks_of(splits: Mapping[str, Split]) -> list[str]:

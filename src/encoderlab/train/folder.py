@@ -94,8 +94,8 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path}: is not empty and holds no run (found {strangers[0]!r}); choose another output folder"
             )
-        replace(known, recipe)  # first, because it is what makes the folder a run
-        replace(provenance, {"sessions": [*sessions, describe_session(data)]})
+        _write(known, recipe)  # first, because it is what makes the folder a run
+        _write(provenance, {"sessions": [*sessions, describe_session(data)]})
 
     def keep(self, tokenizer: Tokenizer) -> None:
         """Write the tokenizer beside the checkpoints, which so become models without the corpus.
@@ -184,7 +184,7 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a JSON object; restore the file, or choose another output folder") from None
 
 
-def replace(path: Path, data: Any) -> None:
+def _write(path: Path, data: Any) -> None:
     """Write JSON in one step: readers see the old or the new file."""
     write_text(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 

@@ -50,10 +50,13 @@ VALIDATION_SEED = 20181011  # validation rows and masks are the same in every ru
 class Recipe(Training):
     """Everything that determines a pretraining run, but for the corpus.
 
-    ``generator``: the second network of replaced token detection. ``rows``: how rows are made of text; each phase sets
-    their length. ``duplicates``: epochs repeat after so many (static masking with that duplication factor); None draws
-    every epoch afresh. ``init_from``: a model folder to continue from instead of starting fresh; ``fresh_generator``
-    keeps only its discriminator.
+    Args:
+        generator: the second network of replaced token detection.
+        rows: how rows are made of text; each phase sets their length.
+        duplicates: after so many epochs the same rows and masks come again (static masking with that duplication
+            factor); None draws every epoch afresh.
+        init_from: a model folder to continue from instead of starting fresh.
+        fresh_generator: of ``init_from``, continue the discriminator alone.
     """
 
     name: str = ""

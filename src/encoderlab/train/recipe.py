@@ -137,9 +137,10 @@ class Stage(NamedTuple):
 class Training:
     """How to train any objective: the part that pretraining and fine-tuning share.
 
-    ``clip``: largest global norm of the gradient; None for no clipping. ``precision``: bf16 and fp16 compute under
-    autocast with fp32 weights, fp16 with a dynamic loss scale. ``log_every``: steps between two lines of training
-    metrics.
+    Args:
+        clip: largest global norm of the gradient; None for no clipping.
+        precision: bf16 and fp16 compute under autocast with fp32 weights, fp16 with a dynamic loss scale.
+        log_every: steps between two lines of training metrics.
     """
 
     budget: Budget = Budget()
