@@ -295,6 +295,20 @@ def test_a_state_dict_may_be_safetensors(deberta: Path) -> None:
     assert same_weights(read(deberta)["model"], make(CONFIGS["deberta"]))
 
 
+def test_differences_beside_the_tables_of_a_discriminator(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = make(CONFIGS["deberta-v3"])
+    state = names.write(tables.DEBERTA_V2, folder.weights(model), model.config.encoder)
+    state["deberta.embeddings.word_embeddings._weight"] = torch.randn(50, 128)
+    state["deberta.embeddings.position_embeddings.weight"] = torch.randn(16, 128)  # no head reads it
+    torch.save(state, tmp_path / "pytorch.model-1000.bin")
+    fields = {name: value for name, value in configs.write(model.config).items() if name != "model_type"}
+    (tmp_path / "model_config.json").write_text(json.dumps(fields))
+    assert same_weights(read(tmp_path)["model"], model) and not caplog.records
+    del state["deberta.embeddings.word_embeddings.weight"]
+    torch.save(state, tmp_path / "pytorch.model-1000.bin")
+    lacking(tmp_path)
+
+
 def test_the_generator_beside_a_discriminator(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As in the releases of version 3: one configuration, two files, and a vocabulary that is no weights."""
     discriminator, generator = CONFIGS["deberta-v3"], resized(CONFIGS["deberta-v2"], layers=1, stem_conv=None)

@@ -98,7 +98,9 @@ def assemble(
     expected = _shapes(model)
     state = {name: tensor for name, tensor in reading.weights.items() if name in expected}
     missing = [name for name in expected if name not in state]
-    unused = reading.unexpected + sorted(reading.weights.keys() - state.keys())
+    dropped = layout.bound(sorted(reading.weights.keys() - state.keys()), config.encoder)
+    left = [name for rule in dropped for name in rule.theirs if not names.is_ignored(layout, name)]
+    unused = reading.unexpected + left
     if unused:
         log.warning("%s: unexpected weights, not used: %s", source, ", ".join(unused))
     if missing:

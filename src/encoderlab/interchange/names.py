@@ -200,11 +200,13 @@ def read(
                 )
         result.weights[rule.ours] = value.to(torch.float32).contiguous()
     result.missing = [name for name in expected if name not in covered]
-    ignored = [re.compile(pattern) for pattern in (*IGNORED, *layout.ignored)]
-    result.unexpected = sorted(
-        name for name in found if name not in used and not any(pattern.search(name) for pattern in ignored)
-    )
+    result.unexpected = sorted(name for name in found if name not in used and not is_ignored(layout, name))
     return result
+
+
+def is_ignored(layout: Layout, name: str) -> bool:
+    """Whether a foreign name carries no weight that a user would miss."""
+    return any(re.search(pattern, name) for pattern in (*IGNORED, *layout.ignored))
 
 
 def _read_one(rule: Rule, parts: Sequence[Tensor], shape: torch.Size, config: EncoderConfig) -> Tensor | None:

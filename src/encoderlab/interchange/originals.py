@@ -373,7 +373,9 @@ def deberta(
     config = configs.FORMATS["deberta" if released else "deberta-v2"].read(fields)
     fields.finish()
     layout = tables.DEBERTA_V1 if released else tables.DEBERTA_V2
-    layout = replace(layout, ignored=(*layout.ignored, r"embeddings\.position_embeddings\.weight$"))
+    # A discriminator saved alone has its tables beside their differences to the generator's.
+    ignored = (*layout.ignored, r"embeddings\.position_embeddings\.weight$", r"_embeddings\._weight$")
+    layout = replace(layout, ignored=ignored)
     return {"model": huggingface.assemble(config, tensors, layout, source, allow_missing=allow_missing)}
 
 
