@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from encoderlab.commands.finetune import _adjustment, _check_folder, _Finished
+from encoderlab.commands.finetune import _adjustment, _check_folder, _check_searched, _fields, _Finished, _unset
 from encoderlab.errors import ConfigError
 from encoderlab.tasks.finetune import Recipe
+from encoderlab.tasks.protocol import protocol
 
 
 def outcome(seeds: dict[str, dict[str, Any]]) -> Any:
@@ -51,14 +52,39 @@ def test_epochs_count_instead_of_the_steps_of_a_protocol(
     option: float | None, file: str, assignments: list[str], found: tuple[float, int | None], tmp_path: Path
 ) -> None:
     (tmp_path / "a.yaml").write_text(file)
-    made = _adjustment(option, [tmp_path / "a.yaml"], assignments)(Recipe(steps=500))
+    made = _adjustment(_fields(option, [tmp_path / "a.yaml"], assignments))(Recipe(steps=500))
     assert (made.epochs, made.steps) == found
 
 
 def test_epochs_of_the_environment_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENCODERLAB_EPOCHS", "4")
-    made = _adjustment(None, [], [])(Recipe(steps=500))
+    made = _adjustment(_fields(None, [], []))(Recipe(steps=500))
     assert (made.epochs, made.steps) == (4.0, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ([("--set", {"optim.lr": "1e-3"})], {"optim.weight_decay", "epochs"}),
+        ([("--set", {"optim": None})], {"epochs"}),
+        ([("a.yaml", {"steps": 2})], {"optim.lr", "optim.weight_decay"}),
+        ([("--epochs", {"epochs": 2.0})], {"optim.lr", "optim.weight_decay"}),
+        ([("environment", {"optim.lr_scale": 2, "batch": 3})], {"optim.lr", "optim.weight_decay", "epochs"}),
+    ],
+)
+def test_what_is_set_is_not_searched_by_a_protocol(
+    given: list[tuple[str, dict[str, Any]]], left: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(_unset(protocol("convbert"), given)) == left
+    assert ("is set, so it is not searched" in capsys.readouterr().err) == (len(left) < 3)
+
+
+def test_what_the_command_line_searches_it_does_not_set() -> None:
+    with pytest.raises(ConfigError, match="optim.lr is searched, and --set sets it; leave one of them out"):
+        _check_searched({"optim.lr": (1e-3,)}, [("--set", {"optim.lr": "1e-4"})])
+    with pytest.raises(ConfigError, match="epochs is searched, and --set sets it"):
+        _check_searched({"epochs": (3, 10)}, [("--set", {"steps": "9"})])
+    _check_searched({"optim.lr": (1e-3,)}, [("a.yaml", {"optim.lr": 1e-4}), ("environment", {"optim.lr": "1"})])
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -130,10 +130,15 @@ def finetune(
     if grid is not None:
         chosen = replace(chosen, grid=protocols.parse_grid(grid))
     space = parse_space(tune or ())
+    fields = _fields(epochs, config or (), [protocols.spelled_out(word) for word in set_ or ()])
+    if grid is None and tune is None:
+        chosen = replace(chosen, grid=_unset(chosen, fields))
+    else:
+        _check_searched(space or chosen.grid, fields)
     given = Given(form=form, text=text, pair=pair, label=label)  # type: ignore[arg-type]
     _check_folder(out)
     jobs = _jobs(task, data, dev, test, given)
-    adjust = _adjustment(epochs, config or (), [protocols.spelled_out(word) for word in set_ or ()])
+    adjust = _adjustment(fields)
 
     origin = best_seed(model, note)
     start, trained = load(origin), read_task(origin)
@@ -183,13 +188,18 @@ def finetune(
     }
 
 
-def _adjustment(epochs: float | None, files: Sequence[Path], assignments: Sequence[str]) -> Callable[[Recipe], Recipe]:
+Fields = Sequence[tuple[str, Mapping[str, Any]]]
+
+
+def _fields(epochs: float | None, files: Sequence[Path], assignments: Sequence[str]) -> Fields:
+    """The fields of the recipe that the user sets, and where; what comes later wins."""
+    given = list(settings.sources(files, assignments))
+    return given if epochs is None else [*given, ("--epochs", {"epochs": epochs})]
+
+
+def _adjustment(given: Fields) -> Callable[[Recipe], Recipe]:
     """What sets the user's fields in a protocol's recipe, where epochs count instead of steps."""
     from encoderlab.tasks.protocol import at_point
-
-    given = list(settings.sources(files, assignments))
-    if epochs is not None:
-        given.append(("--epochs", {"epochs": epochs}))
 
     def adjust(recipe: Recipe) -> Recipe:
         for where, fields in given:
@@ -197,6 +207,33 @@ def _adjustment(epochs: float | None, files: Sequence[Path], assignments: Sequen
         return recipe
 
     return adjust
+
+
+def _unset(protocol: Protocol, given: Fields) -> dict[str, tuple[Any, ...]]:
+    """The protocol's grid without what the user sets, which is said."""
+    left = {name: values for name, values in protocol.grid.items() if not _setter(name, given)}
+    if taken := [name for name in protocol.grid if name not in left]:
+        note(f"protocol {protocol.name}: {', '.join(taken)} is set, so it is not searched")
+    return left
+
+
+def _check_searched(space: Mapping[str, Any], given: Fields) -> None:
+    """Refuse a field that the command line searches and sets; files and environment give way to it."""
+    line = [(where, fields) for where, fields in given if where.startswith("--")]
+    for name in space:
+        if where := _setter(name, line):
+            raise ConfigError(f"{name} is searched, and {where} sets it; leave one of them out")
+
+
+def _setter(name: str, given: Fields) -> str:
+    """What sets the field ``name``, or a part or the whole of what it belongs to; steps and epochs are one length."""
+    length = {"steps": "epochs"}
+    wanted = f"{length.get(name, name)}."
+    for where, fields in given:
+        for path in (f"{length.get(one, one)}." for one in fields):
+            if path.startswith(wanted) or wanted.startswith(path):
+                return where
+    return ""
 
 
 def _check_folder(out: Path) -> None:
