@@ -176,7 +176,7 @@ def _unknown_verb(tokens: Sequence[str], word: str) -> str:
 
 
 def _missing(error: MissingArgumentError) -> str:
-    """What a verb needs and was not given; an option that was given without its value, as cyclopts says it."""
+    """The message for an argument that was not given; for an option without its value it is that of cyclopts."""
     if error.argument is None or error.keyword is not None or error.argument.tokens or not error.command_chain:
         return " ".join(str(error).split())
     verb = " ".join(error.command_chain)

@@ -81,7 +81,7 @@ def override(config: T, assignments: Mapping[str, Any], *, where: str = "--set")
 
 
 def _defaults(option: Any) -> dict[str, Any]:
-    """What the fields of an option are where nothing is said; none of an option that there is not."""
+    """The defaults of an option's fields that have one, as plain data; empty for an option that is None."""
     fields = () if option is None else dataclasses.fields(option)
     return {field.name: to_dict(field.default) for field in fields if field.default is not dataclasses.MISSING}
 

@@ -117,7 +117,7 @@ Unit = Tokens | Words | NGrams | WindowedNGrams | Spans | RareTokens
 class Masking:
     """What is chosen, how much of it, and what is shown there.
 
-    Attributes:
+    Args:
         unit: what is chosen together.
         rate: share of all tokens of the row, special ones included, that is chosen.
         count: ``"round"``: max(1, round(rate * n)); ``"stochastic"``: int(rate * n + u) with u from [0, 1).

@@ -27,7 +27,7 @@ from encoderlab.errors import ConfigError
 class Targets:
     """Which tokens are predicted, and in what order.
 
-    Attributes:
+    Args:
         count: targets per row, divided among its parts (85 of 512: one in K = 6, the paper's partial prediction). A
             short row has at most half of its tokens.
         longest: spans have n = 1 .. longest tokens, p(n) proportional to 1/n.
@@ -80,7 +80,7 @@ class Permuted:
 
 
 class Draws(Protocol):
-    """What is used of a generator here."""
+    """The part of :class:`numpy.random.Generator` that is used here."""
 
     def random(self) -> float: ...
     def integers(self, high: int, /) -> int: ...

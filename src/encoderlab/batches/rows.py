@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Documents(Protocol):
-    """What is asked of a corpus here; :class:`encoderlab.corpus.shards.Corpus` is one."""
+    """The part of :class:`encoderlab.corpus.shards.Corpus` that rows are made from."""
 
     num_documents: int
     num_tokens: int

@@ -71,7 +71,7 @@ class ShardWork:
     vocab_size: int
 
     def record_path(self, scratch: Path) -> Path:
-        """What the manifest will say of the shard, once it is written; the counts of ids lie beside it."""
+        """The file for this shard's part of the manifest, written after the shard; counts of ids lie beside it."""
         return scratch / f"{self.path.parent.name}-{self.path.stem}.json"
 
 
@@ -148,7 +148,7 @@ def _candidates(path: Path) -> np.ndarray:
 
 
 def _judge(piece: Piece, kept: np.ndarray, selection: Selection, counts: Counter[str]) -> tuple[np.ndarray, np.ndarray]:
-    """For the documents of a piece whether they stay, (d,) uint8, and their digests, (d,) uint64."""
+    """Per document of a piece its code, DROPPED or TRAIN, (d,) uint8, and its digest, (d,) uint64."""
     edges = np.concatenate([[0], np.cumsum(piece.document_lines)])
     chars, tokens, lines = (_sums(values * kept, edges) for values in (piece.line_chars, piece.line_tokens, kept))
     places = np.cumsum(kept) - np.repeat((np.cumsum(kept) - kept)[edges[:-1]], piece.document_lines)

@@ -204,7 +204,10 @@ class Shard:
         return first, end
 
     def damaged(self) -> DataError:
-        """For a table that leads out of the file, or an id out of the vocabulary; :func:`verify` finds all damage."""
+        """The error to raise where an offset points outside the file or an id outside the vocabulary.
+
+        Reading notices only these; :func:`verify` finds all damage.
+        """
         return DataError(f"{self.path}: damaged; delete the corpus and build it again")
 
 
@@ -443,7 +446,10 @@ _SPLIT = {**_NUMBERS, "shards": [{**_NUMBERS, **_FILE, "size": int}]}
 
 
 def _misfit(value: Any, shape: Any, name: str) -> str | None:
-    """What of ``value`` is not as ``shape`` has it: a type, a list of one shape, or the shapes of some entries."""
+    """The first place where ``value`` does not have ``shape``, as text for an error; None if it has.
+
+    A shape is a type, a list of one shape for all elements, or a dict of the shapes of entries that must be there.
+    """
     if isinstance(shape, dict):
         if not isinstance(value, dict):
             return f"{name} {str(value)[:40]!r}, expected an object"

@@ -146,7 +146,7 @@ _MODEL_TYPES = {
 
 @dataclass
 class _Config:
-    """What the small files of a folder say."""
+    """What a tokenizer folder's configuration files say, beside its vocabulary."""
 
     family: str | None = None
     tokens: dict[str, str] = field(default_factory=dict)  # role -> token

@@ -32,10 +32,15 @@ PRETRAINING: tuple[tuple[str, str, Any], ...] = (
 class Classifier:
     """Where ``transformers`` keeps a classifier of one vector per text, and what its ``config.json`` says of it.
 
-    ``dense``: the name of its dense map (None: the pretrained pooler); ``field``: the field with the activation after
-    it, where one has it; ``dropout``: the field of the dropout, which is also ``before`` the dense map or not, and
-    ``usual`` its value where it is missing (None: that of the layers); ``summary``: the ``summary_type`` that it must
-    have.
+    Args:
+        dense: the name of its dense map; None for the pretrained pooler.
+        out: the name of its output map.
+        activation: after the dense map, where ``field`` does not say otherwise.
+        field: the field with the activation after the dense map, if there is such a field.
+        dropout: the field with the dropout.
+        before: whether there is dropout before the dense map too.
+        usual: the dropout where the field is missing; None for that of the layers.
+        summary: the ``summary_type`` that the file must have.
     """
 
     dense: str | None = None

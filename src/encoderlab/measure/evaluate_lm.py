@@ -42,10 +42,15 @@ class Text(Documents, Interface):
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How a text is read. ``window`` tokens at a time, with ``memory`` earlier states; ``same_length``: each token sees
-    exactly ``memory`` keys, wherever it stands in its window; ``clamp``: larger distances count as this one (0: none);
-    ``streams`` are read side by side, each starting without memory; ``separator``: documents end with a token that is
-    predicted too.
+    """How a text is read.
+
+    Args:
+        window: tokens that are read at a time.
+        memory: how many earlier states a window sees.
+        same_length: each token sees exactly ``memory`` keys, wherever it stands in its window.
+        clamp: larger distances count as this one; 0 for no limit.
+        streams: parts of the text that are read side by side, each starting without memory.
+        separator: documents end with a token that is predicted too.
     """
 
     window: int = 64

@@ -158,7 +158,10 @@ class AdaptiveLMHead(nn.Module):
         self.maps = nn.ParameterDict({str(i): torch.empty(width, embed_width // adaptive.divisor**i) for i in owned})
 
     def members(self, targets: Tensor) -> list[Tensor]:
-        """Of each cluster but the first, which ``targets`` (S,) lie in it; on an accelerator this waits."""
+        """For each cluster but the first, the indices of the ``targets`` (S,) that lie in it.
+
+        On an accelerator this waits for the device.
+        """
         return [((targets >= start) & (targets < stop)).nonzero().squeeze(1) for start, stop in self.clusters[1:]]
 
     def losses(

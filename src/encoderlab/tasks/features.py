@@ -166,13 +166,13 @@ class FrozenEncoder(nn.Module):
 
     @staticmethod
     def last_at(states: States, chosen: Chosen, noise: Noise | None = None) -> Tensor:
-        """As of an :class:`encoderlab.nn.encoder.Encoder`."""
+        """As :meth:`encoderlab.nn.encoder.Encoder.last_at`."""
         return states.last[chosen.rows, chosen.places]
 
 
 class FrozenModel(nn.Module):
-    """What stands on the frozen encoder, in the shape of a :class:`encoderlab.model.Model`: an encoder and a task
-    head.
+    """The part that is trained on a frozen encoder's activations. Forms use it as a :class:`encoderlab.model.Model`, so
+    it has the attributes that they read: tokenizer, config, encoder and task head.
     """
 
     def __init__(self, store: Store, settings: Frozen, head: TaskHead, labels: tuple[str, ...], seed: int) -> None:

@@ -169,8 +169,8 @@ def read_task(folder: Path) -> dict[str, Any] | None:
 
 
 def same_task(trained: Mapping[str, Any] | None, task: Task, settings: FormSettings) -> bool:
-    """Whether a head that was trained as ``trained`` says answers ``task``: its name, form, labels and columns, and its
-    numbers as training is to see them (a saved head answers in those of the file).
+    """Whether a head that was trained on the task ``trained`` can go on with ``task``: name, form, labels and columns
+    are equal, and so are the numbers of a regression (a saved head answers in the file's own, unscaled).
     """
     if trained is None or (task.form == "regression" and settings.targets != "raw"):
         return False
@@ -180,7 +180,7 @@ def same_task(trained: Mapping[str, Any] | None, task: Task, settings: FormSetti
 
 
 def identity_of(task: Task, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes a run another one besides its recipe and its data: task and columns, labels, initial model."""
+    """What tells runs apart beside their recipe and data: the task with its columns and labels, the initial model."""
     return {
         "task": task.name,
         "labels": None if task.labels is None else list(task.labels),

@@ -38,7 +38,7 @@ class Predictor:
 
     @property
     def tokens(self) -> int:
-        """Of one forward pass."""
+        """How many tokens one forward pass is given."""
         return batch_tokens(next(self.objective.parameters()).device)
 
     @classmethod

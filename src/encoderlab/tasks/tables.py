@@ -167,8 +167,8 @@ def document(path: Path) -> Any:
 
 
 def is_document(path: Path) -> bool:
-    """Whether a JSON file is one value over many lines, or a list of lists, rather than records, which its name may
-    promise."""
+    """Whether a JSON file is a single value that may span lines, or a list of lists, rather than records. A name that
+    ends with .jsonl or .ndjson promises records."""
     if suffix(path) in (".jsonl", ".ndjson"):
         return False
     if starts_with(path, "["):

@@ -166,8 +166,8 @@ def unlabelled_task_of_file(path: Path, predictor: Predictor, text: str | None, 
 
 
 def _fits(layout: Any, path: Path, names: tuple[str, ...]) -> bool:
-    """Whether a file has a layout of the training data. Layouts that ask for no names are kept from files that have
-    some.
+    """Whether a file has ``layout``, one of the training data's. A layout that needs no column names fits only a file
+    without any.
     """
     kind = suffix(path)
     if isinstance(layout, Conll):

@@ -41,8 +41,12 @@ DTYPES |= {torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL"}
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What a checkpoint holds: whole, unsharded tensors in CPU memory, and plain data. ``weights`` lists tied tensors
-    once.
+    """What a checkpoint holds: unsharded tensors in CPU memory, and plain data.
+
+    Args:
+        weights: of the objective; tied tensors are listed once.
+        carried, state: what else passes from step to step, as tensors and as plain data.
+        recipe: of the run.
     """
 
     weights: dict[str, Tensor]

@@ -181,13 +181,13 @@ class Engine:
         return self._gather(named_tensors(self.objective))
 
     def carried(self) -> dict[str, Tensor]:
-        """What else passes from step to step in tensors: the optimiser's moments and the memory, as :meth:`weights`."""
+        """The other tensors that pass from step to step, the optimiser's moments and the memory; as :meth:`weights`."""
         moments = self.optimizer.state.items()
         tensors = self._gather({f"{kind}/{name}": tensor for name, kinds in moments for kind, tensor in kinds.items()})
         return tensors | {f"memory/{i}": self.world.gather_rows(m).cpu() for i, m in enumerate(self.memory or ())}
 
     def counters(self) -> dict[str, float]:
-        """What else passes from step to step in numbers."""
+        """The plain numbers that pass from step to step."""
         return {"updates": self.optimizer.steps, "scale": self.scale, "fine_steps": self.fine_steps}
 
     def restore(self, carried: Mapping[str, Tensor], counters: Mapping[str, float]) -> None:

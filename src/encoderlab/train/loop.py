@@ -57,12 +57,16 @@ OpenSource = Callable[[Phase, int, "dict[str, int] | None"], Source]
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Where a run's batches come from. ``validation`` gives the same whole batches, on every process, each time it is
-    called; ``score`` gives further validation numbers of a task, and is called with the objective in evaluation mode.
+    """What a run trains and validates on.
 
-    ``hashes`` identify the data in the run folder; ``bytes_per_token`` turns the losses in ``Objective.per_token``
-    into bits per byte; ``operations`` are those of training per token, which a budget in FLOPs needs; ``tokenizer`` is
-    kept in the run folder.
+    Args:
+        source: opens the training batches.
+        validation: gives the same whole batches each time it is called, on every process.
+        score: further validation numbers of a task; called with the objective in evaluation mode.
+        hashes: identify the data in the run folder.
+        bytes_per_token: turns the losses in ``Objective.per_token`` into bits per byte.
+        operations: floating-point operations of training per token, which a budget in FLOPs needs.
+        tokenizer: kept in the run folder.
     """
 
     source: OpenSource
@@ -117,9 +121,9 @@ def train(
 
 @dataclass
 class Place:
-    """Where a run is: with the integers of the batch source and the engine's state, all that a checkpoint holds.
+    """How far a run has come. A checkpoint holds this, the state of the batch source and that of the engine.
 
-    ``window_...`` belong to the line of metrics that is being added up; ``best`` is the best validation so far.
+    ``window_...`` are sums since the last line of metrics; ``best`` is the best validation so far.
     """
 
     step: int = 0
@@ -134,7 +138,7 @@ class Place:
     best: float | None = None
 
     def spent(self, budget: Budget) -> float:
-        """In the unit of ``budget``."""
+        """How much of ``budget`` is used up, in its unit."""
         spent = {"steps": self.step, "tokens": self.tokens, "flops": self.flops, "hours": self.seconds / 3600}
         return float(spent[budget.unit])
 

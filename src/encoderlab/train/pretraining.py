@@ -373,7 +373,7 @@ def operations(recipe: Recipe, length: int, teacher: ModelConfig | None = None) 
 
 
 def compared_share(settings: ObjectiveSettings) -> float:
-    """Of the tokens whose logits a distillation compares."""
+    """The share of tokens at which a distillation compares logits with the teacher's; 0 for other objectives."""
     if not isinstance(settings, DistillSettings) or not settings.logits_weight:
         return 0.0
     return 1.0 if settings.at == "real" else settings.masking.rate

@@ -116,7 +116,7 @@ class Theirs:
         return replace(batch, labels=batch.labels | given)
 
     def loss(self, batch: Batch, step: int) -> Tensor:
-        """Of a batch that is :meth:`arranged`."""
+        """The loss of a batch that was :meth:`arranged`."""
         settings = self.case.objective
         if isinstance(settings, RTDSettings):
             return self._detection(batch, step, settings)

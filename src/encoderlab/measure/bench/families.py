@@ -116,7 +116,7 @@ def _comparable(config: ModelConfig) -> ModelConfig:
 
 
 def _teacher(name: str, student: ModelConfig) -> ModelConfig | None:
-    """Of DistilBERT and DistilRoBERTa: twice as deep."""
+    """The teacher of DistilBERT or DistilRoBERTa, twice as deep as the student; None for other families."""
     if not name.startswith("distil"):
         return None
     teacher = roberta if student.family == "roberta" else bert

@@ -55,8 +55,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Step:
-    """Where the time of a step goes without communication: ``buckets`` are (seconds from its start until the bucket
-    is filled, bytes), ``computed`` is the end of the backward pass, ``update`` what the optimiser takes after it.
+    """The times of a step without communication, in seconds.
+
+    Args:
+        buckets: of each bucket of gradients, when it is filled, counted from the start of the step, and its bytes.
+        computed: when the backward pass ends.
+        update: how long the optimiser takes after that.
     """
 
     buckets: Sequence[tuple[float, int]]

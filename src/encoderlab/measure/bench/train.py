@@ -129,7 +129,10 @@ def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict
 
 
 def operations_per_token(case: Case, rows: list[list[Row]], setting: Setting) -> float:
-    """Of training, as :func:`operations` counts them: tokens of a document attend to no other document of the row."""
+    """Floating-point operations of training per real token, as :func:`operations` counts them.
+
+    Tokens attend within their own document, so of rows with several the operations depend on the documents' lengths.
+    """
     recipe = Recipe(model=case.model, generator=case.second, objective=case.objective)
     if not setting.documents:
         return operations(recipe, setting.length, case.second)
@@ -191,7 +194,7 @@ def real_rows(case: Case, path: Path, setting: Setting) -> tuple[Vocabulary, lis
 
 
 def shares(seconds: dict[str, float]) -> dict[str, float]:
-    """Of the whole."""
+    """Each part's share of all seconds."""
     total = sum(seconds.values())
     return {part: value / total for part, value in seconds.items()}
 

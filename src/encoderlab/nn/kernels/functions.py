@@ -20,7 +20,7 @@ def comes_again() -> bool:
 
 
 def dropout_function(dropout: Callable[..., Tensor]) -> type[Function]:
-    """Of ``dropout(x, keys, site, p)``; its gradient is the same function again."""
+    """The Function of ``dropout(x, keys, site, p)``, which applied to the gradient is its own backward pass."""
 
     class Dropout(Function):
         @staticmethod

@@ -47,7 +47,7 @@ class Matrix(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What is added to the scores, and which of them count."""
+    """The matrices that are added to the scores, and ``visible``, which says which scores count."""
 
     bias: Matrix
     query_table: Matrix
@@ -347,8 +347,8 @@ def _added_shapes(
     q: Tensor, k: Tensor, bias: Tensor | None, query_table: Tensor | None, key_table: Tensor | None,
     segment: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Of the gradients of bias, tables and segment, empty where there is none. Entries of a table that belong to no
-    pair stay zero."""
+    """Tensors for the gradients of bias, both tables and segment; empty for those that are not given. The tables' are
+    zero, because entries that belong to no pair of query and key are never written."""
     dbias = q.new_empty(0) if bias is None else bias.new_empty(*q.shape[:3], k.shape[2])
     dquery_table, dkey_table = (q.new_empty(0) if x is None else torch.zeros_like(x) for x in (query_table, key_table))
     return dbias, dquery_table, dkey_table, q.new_empty(0) if segment is None else torch.empty_like(segment)
@@ -417,7 +417,7 @@ def differentiate(
 class Attend(Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        """Of the arguments of :func:`attend_forward`."""
+        """Takes the arguments of :func:`attend_forward`."""
         out, log_sum = attend_forward(*given)
         ctx.save_for_backward(*given[:-3], out, log_sum)
         ctx.rest = given[-3:]
@@ -475,8 +475,8 @@ WIDEST = 512  # bytes of a head's row; tiles of wider ones do not fit the shared
 
 
 def left_to_torch(q: Tensor, v: Tensor, *added: Any) -> bool:
-    """Whether torch's operations take it: heads that are too wide for tiles, and on a GPU plain attention with nothing
-    added, hidden or dropped, of which torch has the makers' own kernels."""
+    """Whether torch's operations compute this attention: where heads are too wide for tiles, and on a GPU where nothing
+    is added, hidden or dropped, because for that torch has the vendor's own kernels."""
     width = triton.next_power_of_2(max(q.shape[-1], v.shape[-1]))
     return width * q.element_size() > WIDEST or q.is_cuda and all(x is None for x in added)
 
@@ -493,7 +493,7 @@ def attend(
     site: int,
     relative: Relative | None,
 ) -> Tensor:
-    """Of the arguments of :func:`encoderlab.nn.kernels.attend`."""
+    """As :func:`encoderlab.nn.kernels.attend`."""
     if left_to_torch(q, v, bias, visible, keys, relative):
         return plain.attend(
             q, k, v, bias=bias, visible=visible, scale=scale, p=p, keys=keys, site=site, relative=relative
@@ -519,7 +519,7 @@ def attend(
 def attend_packed(
     qkv: Tensor, heads: int, visible: Tensor | None, keys: Tensor | None, scale: float, p: float, site: int
 ) -> Tensor:
-    """Of the arguments of :func:`encoderlab.nn.kernels.attend_packed`."""
+    """As :func:`encoderlab.nn.kernels.attend_packed`."""
     batch, length, _ = qkv.shape
     parts = packed_heads(qkv, heads)
     if left_to_torch(parts, parts, visible, keys):

@@ -23,7 +23,7 @@ WARPS = 1536  # that make partial sums: 12 for each multiprocessor of an H100, a
 
 
 class Rows(NamedTuple):
-    """What programs a tensor x (B, ..., D) needs."""
+    """How a tensor x (B, ..., D) is divided among programs."""
 
     number: int  # of positions
     length: int  # positions of a row of the batch
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
 
 def layout(x: Tensor, most: int | None = None) -> Rows:
-    """For programs of whole positions, or of at most ``most`` words of them."""
+    """The division of x into programs of a whole position each, or of at most ``most`` words of one."""
     batch, width = x.shape[0], x.shape[-1]
     words = 16 * triton.next_power_of_2(triton.cdiv(width, 32))
     words = words if most is None else min(words, most)
@@ -81,7 +81,7 @@ def tile_of(row, columns, length, width, keys, site):
 
 @triton.jit
 def load(x, tile):
-    """What x has of a tile, or a vector of columns; zero outside."""
+    """The elements of x, or of a vector of columns, that belong to a tile; zero outside."""
     return tl.load(x + tile.at, mask=tile.inside, other=0.0).to(tl.float32)
 
 
