@@ -35,6 +35,18 @@ def test_there_and_back(case: str, tmp_path: Path, capsys: pytest.CaptureFixture
     assert same_weights(load(tmp_path / "back"), model)
 
 
+def test_the_best_of_several_seeds(tmp_path: Path) -> None:
+    """The folder that ``encoderlab finetune`` made."""
+    models = {seed: make(CONFIGS["bert"], seed) for seed in (1, 2, 3)}
+    for seed, model in models.items():
+        model.save(tmp_path / f"run/lr=0.1/seed-{seed}/model")
+    scores = {str(seed): {"scores": {"dev": {"accuracy": score}}} for seed, score in ((1, 0.5), (2, 0.9))}
+    record = {"metric": "accuracy", "chosen": {"optim.lr": 0.1}, "seeds": scores | {"3": {"failed": "diverged"}}}
+    (tmp_path / "run/score.json").write_text(json.dumps(record))
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    assert same_weights(load(tmp_path / "out"), models[2])
+
+
 def test_deberta_says_that_the_mask_decoder_does_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(CONFIGS["deberta"]).save(tmp_path / "ours")
     assert main(["convert", str(tmp_path / "ours"), str(tmp_path / "theirs"), "--to", "hf"]) == 0

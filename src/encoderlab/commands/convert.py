@@ -58,11 +58,13 @@ def convert(
     from encoderlab.interchange import folder, huggingface
     from encoderlab.interchange.load import find_tokenizer, kind_of, read
     from encoderlab.tasks.folder import find_task
+    from encoderlab.tasks.trials import best_seed
     from encoderlab.train import checkpoint
     from encoderlab.train.pretraining import models_at
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: exists and is not empty; choose another folder")
+    model = best_seed(model, terminal.say)
     taken = checkpoint.found_in(model) if source is None else None
     if taken is None:
         models = read(model, kind=source, allow_missing=allow_missing)
