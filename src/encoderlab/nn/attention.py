@@ -38,10 +38,16 @@ class Keyed(NamedTuple):
 class Scope:
     """What the layers of one forward pass share: who sees whom, distances, and the keys of dropout.
 
-    ``doc`` (B, L): the document of each token, -1 for padding; None where every row is one document. ``visible``
-    (B|1, 1, L, M) bool, or None for everything. ``different`` (B, 1, L, M) bool: segments differ. ``reverse`` (B,)
-    bool: rows whose tokens run backwards. ``at`` (B, T): places of a query stream's queries. ``keys`` (B,) and
-    ``shared_keys`` (1,): of the layer; None outside training. ``keep_keyed``: layers hand out their keys and values.
+    Args:
+        doc: (B, L), the document of each token, -1 for padding; None where every row is one document.
+        visible: (B|1, 1, L, M) bool, which keys a query sees; None for all.
+        distances: between tokens, for relative positions; None for others.
+        different: (B, 1, L, M) bool, where query and key are in different segments.
+        reverse: (B,) bool, rows whose tokens run backwards.
+        at: (B, T), the places of a query stream's queries; None for the states' own.
+        keys: (B,), keys of the layer's dropout, one per row; None outside training.
+        shared_keys: (1,), the key for what has no row axis; None outside training.
+        keep_keyed: layers hand out their keys and values.
     """
 
     doc: Tensor | None

@@ -23,8 +23,10 @@ TiedMaps = Literal["all", "all_but_first", "none"]
 class Adaptive:
     """Adaptive input and output (Grave et al., 2017; Baevski and Auli, 2019) for vocabularies sorted by frequency.
 
-    Ids are cut at ``cutoffs``; cluster i has width ``embed_width / divisor**i``. The projections of the output are
-    those of the input for the clusters in ``tied_projections``.
+    Args:
+        cutoffs: the ids at which a new cluster begins.
+        divisor: cluster i has width ``embed_width / divisor**i``.
+        tied_projections: the clusters whose output projection is that of the input.
     """
 
     cutoffs: tuple[int, ...]

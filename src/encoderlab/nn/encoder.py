@@ -30,8 +30,10 @@ from encoderlab.nn.spanconv import Convolution, kept_heads
 class Sharing:
     """Layers with common weights (Lan et al., 2020, section 3.1): layer i of N uses group ``i // (N / groups)``.
 
-    ``parts``: what is shared; the other part keeps weights of its own in every layer. A group of ``inner`` blocks runs
-    them in turn, and shares both parts.
+    Args:
+        groups: how many different sets of weights there are.
+        inner: blocks of a group, which each of its layers runs in turn; more than one share both parts.
+        parts: what is shared; the other part keeps weights of its own in every layer.
     """
 
     groups: int = 1
@@ -73,9 +75,34 @@ class StemConvolution:
 class EncoderConfig:
     """Everything that determines an :class:`Encoder`. Defaults are BERT-base.
 
-    ``head_width`` None means ``width / heads``. ``ff_dropout`` follows the feed-forward activation, ``output_dropout``
-    the last layer (XLNet, Transformer-XL). ``truncated_init``: normal values are cut at two standard deviations
-    (TensorFlow originals); ``glorot_map``: the map from E to D starts Glorot-uniform (ELECTRA, ConvBERT).
+    Args:
+        vocab: V, the rows of the word table.
+        layers: N, see also ``sharing``.
+        width: D, of the states between layers.
+        heads: of attention, those that convolve included (``conv``).
+        head_width: K; None means ``width / heads``.
+        ff_width: of the feed-forward block inside.
+        position: how layers know where a token stands.
+        causal: tokens see no later ones.
+        conv: convolution in the place of some heads (ConvBERT).
+        ff_groups: both maps of the feed-forward block are block-diagonal with so many blocks (ConvBERT).
+        embed_width: E, of the embedding tables, with a map to D where they differ; None means ``width``.
+        embed_norm: LayerNorm of the embeddings at width E (``embedding``), at width D (``width``), or none.
+        adaptive: word tables of several widths by frequency (Transformer-XL).
+        types: rows of the segment table; 0 for no table.
+        sharing: layers with common weights (ALBERT).
+        stem_conv: a convolution over the embeddings (DeBERTa v2).
+        norm: LayerNorm after the residual sums (``post``), or before attention and feed-forward (``pre``).
+        eps: added to the variance in every LayerNorm.
+        activation: of the feed-forward block.
+        attention_biases: which maps of attention have a bias.
+        dropout: of embeddings and of the outputs of attention and feed-forward.
+        attention_dropout: of attention's weights.
+        ff_dropout: after the feed-forward activation.
+        output_dropout: after the last layer (XLNet, Transformer-XL).
+        init_std: standard deviation of initial weights.
+        truncated_init: initial weights stay within two standard deviations (TensorFlow originals).
+        glorot_map: the map from E to D starts Glorot-uniform (ELECTRA, ConvBERT).
     """
 
     vocab: int
@@ -206,8 +233,8 @@ class Chosen(NamedTuple):
 class Block(nn.Module):
     """One layer: attention, then feed-forward, each with dropout, residual and LayerNorm.
 
-    LayerNorm stands after the sum ("post") or before attention and feed-forward ("pre"). ``parts`` are those of
-    ``shared``; the others are new.
+    LayerNorm stands after the sum ("post") or before attention and feed-forward ("pre"). The ``parts``, "attention" or
+    "feed_forward", are taken from the block ``shared`` with their weights; the others are made anew.
     """
 
     attention: Attention

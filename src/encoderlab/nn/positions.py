@@ -48,8 +48,12 @@ class Absolute:
 class RelativeShift:
     """Transformer-XL's term (Dai et al., 2019, section 3.3): ``(q_i + u) k_j + (q_i + v) W_r R_{i-j}``.
 
-    R is a fixed sinusoid. ``segments`` adds XLNet's ``(q_i + s) e_same_or_different`` (Yang et al., 2019, section 2.5).
-    ``shared_biases`` keeps one pair u, v for all layers. ``clamp`` > 0 limits the distance.
+    R is a fixed sinusoid.
+
+    Args:
+        segments: add XLNet's term ``(q_i + s) e_same_or_different`` (Yang et al., 2019, section 2.5).
+        shared_biases: one pair u, v for all layers.
+        clamp: larger distances count as this one; 0 for no limit.
     """
 
     kind: Literal["relative_shift"] = "relative_shift"
@@ -79,13 +83,17 @@ class Shaw:
 class Disentangled:
     """DeBERTa's content-to-position and position-to-content terms (He et al., 2021, section 3.1).
 
-    The table of relative positions has 2 x ``slots`` rows. ``buckets`` (DeBERTa v2 and later): distances beyond
-    ``buckets / 2`` share logarithmic buckets up to ``span``, and ``slots = buckets``; otherwise ``slots = span``.
-    ``share_projections``: the content maps project the table too. ``norm``: the table passes a LayerNorm.
-    ``input_positions`` > 0 also adds an absolute table of that length to the input.
+    The table of relative positions has 2 x ``slots`` rows. The index of the position-to-content term is that of the
+    published code (distance i - j for both terms), not the paper's.
 
-    The index of the position-to-content term is that of the published code (distance i - j for both terms), not the
-    paper's.
+    Args:
+        span: the largest distance, in tokens, that is told apart from larger ones.
+        buckets: ``slots``; distances beyond ``buckets / 2`` share logarithmic buckets up to ``span`` (DeBERTa v2 and
+            later). None: ``slots`` is ``span``, one per distance.
+        share_projections: the content maps project the table too.
+        norm: the table passes a LayerNorm.
+        terms: content-to-position, position-to-content, or both.
+        input_positions: rows of an absolute table that is added to the input too; 0 for none.
     """
 
     kind: Literal["disentangled"] = "disentangled"
