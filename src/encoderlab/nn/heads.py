@@ -56,8 +56,15 @@ class RTD:
 class Classification:
     """One score per label from one vector per text; regression has one label.
 
-    ``summary``: ``pooler`` uses the pretrained pooler, ``dense`` a new map D -> D with ``activation`` after dropout at
-    ``input_dropout``, ``raw`` nothing. Then dropout, then an affine map.
+    The vector's summary, dropout, an affine map to the labels.
+
+    Args:
+        labels: how many.
+        summary: ``pooler``, the pretrained one; ``dense``, a new map D -> D; ``raw``, the vector as it is.
+        activation: of the summary ``dense``.
+        input_dropout: of the vector before the summary ``dense``.
+        dropout: of the summary.
+        glorot: the affine map starts Glorot-uniform.
     """
 
     kind: Literal["classification"] = "classification"
@@ -92,9 +99,10 @@ class Tagging:
 class Span:
     """Start and end of an answer.
 
-    ``form``: ``independent`` (BERT: affine D -> 2), ``conditional`` (ELECTRA, ConvBERT) or ``beam`` (XLNet, ALBERT v2),
-    whose end is scored given a start, and which also score answerability. ``dropout`` stands before the map of the
-    ``independent`` form (DistilBERT), or in the answerability of the ``beam`` form.
+    Args:
+        form: ``independent`` (BERT) is an affine map D -> 2. ``conditional`` (ELECTRA, ConvBERT) and ``beam`` (XLNet,
+            ALBERT v2) score the end given a start, and whether there is an answer.
+        dropout: before the map of the form ``independent`` (DistilBERT), or in the answerability of the form ``beam``.
     """
 
     kind: Literal["span"] = "span"
