@@ -32,7 +32,7 @@ def convert(
     Microsoft's DeBERTa and Transformer-XL's PyTorch code. Two networks that were
     trained together become two folders, OUT/generator and OUT/discriminator. Of a
     pretraining run that is not finished, the newest checkpoint is taken, or one that
-    is given.
+    is given; of several seeds of fine-tuning the best.
 
     Example:
         encoderlab convert runs/wiki wiki-hf --to hf
