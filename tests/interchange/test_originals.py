@@ -25,7 +25,7 @@ from encoderlab.interchange.load import kind_of, load, read
 from encoderlab.model import Model
 from encoderlab.models.base import resized
 from encoderlab.nn.embeddings import Adaptive
-from encoderlab.nn.heads import Classification, ClassificationHead, Span
+from encoderlab.nn.heads import Classification, ClassificationHead, Span, Tagging
 from encoderlab.nn.spanconv import SpanDynamic
 from tests.interchange.tiny_models import CONFIGS, make, same_weights
 
@@ -293,6 +293,38 @@ def test_a_state_dict_may_be_safetensors(deberta: Path) -> None:
     (deberta / "pytorch_model.bin").unlink()
     safetensors.torch.save_file(state, deberta / "model.safetensors")
     assert same_weights(read(deberta)["model"], make(CONFIGS["deberta"]))
+
+
+@pytest.mark.parametrize("case", ["deberta", "deberta-v2"])
+@pytest.mark.parametrize(
+    ("head", "labels"),
+    [
+        (Classification(labels=3, summary="dense", input_dropout=0.2), ("LABEL_0", "LABEL_1", "LABEL_2")),
+        (Classification(labels=1, summary="dense", activation="gelu"), ("number",)),
+        (Tagging(labels=2, dense=True), ("LABEL_0", "LABEL_1")),
+    ],
+)
+def test_heads_of_fine_tuned_debertas(
+    case: str, head: Any, labels: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the original code: a pooler, whose settings stand beside the sizes, or a map of every token."""
+    config = replace(CONFIGS[case], task=head, labels=labels, lm=None, mask_decoder=0)
+    model, layout = make(config), {"deberta": tables.DEBERTA_V1, "deberta-v2": tables.DEBERTA_V2}[case]
+    tagging = isinstance(head, Tagging)
+    own = (
+        *tables.linear("task.dense", "proj" if tagging else "pooler.dense"),
+        *tables.linear("task.out", "classifier"),
+    )
+    state = names.write(replace(layout, rules=(*own, *layout.rules)), folder.weights(model), config.encoder)
+    state["deberta.embeddings.position_embeddings.weight"] = torch.randn(16, 128)
+    torch.save(state, tmp_path / "pytorch.model-100.bin")
+    fields = {name: value for name, value in configs.write(CONFIGS[case]).items() if name != "model_type"}
+    if not tagging and head.activation == "tanh":
+        fields["pooling"] = {"dropout": 0.2, "hidden_act": "tanh"}
+    (tmp_path / "model_config.json").write_text(json.dumps(fields))
+    found = read(tmp_path)["model"]
+    assert same_weights(found, model) and found.config.task == head and found.config.labels == labels
+    assert not caplog.records
 
 
 def test_differences_beside_the_tables_of_a_discriminator(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,8 @@ from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models.base import resized
 from encoderlab.models.transformer_xl import transformer_xl
-from encoderlab.nn.heads import AdaptiveLMHead, Span, SpanHead
+from encoderlab.nn.heads import AdaptiveLMHead, Span, SpanHead, Tagging, TaggingHead
+from encoderlab.nn.noise import Noise
 
 
 def adaptive_model(divisor: int, tied: str, cutoffs: tuple[int, ...] = (5, 9), embed_width: int | None = None) -> Model:
@@ -131,3 +132,14 @@ def test_span_heads_never_choose_a_forbidden_place(form: str) -> None:
     if form != "independent":
         assert starts[:, [1, 4]].max() < -500 and ends[..., [1, 4]].max() < -500
         assert head.answer_logits(x, x[:, 0], starts).shape == (2,)
+
+
+def test_deberta_drops_what_its_tags_are_made_of() -> None:
+    """Behind the dense map and its GELU, as in microsoft/DeBERTa's ``ner.py``."""
+    head = TaggingHead(Tagging(labels=64, dropout=0.5, dense=True), 64)
+    with torch.no_grad():
+        head.dense.bias.fill_(50.0)
+        head.out.weight.copy_(torch.eye(64))
+        head.out.bias.zero_()
+        found = head(torch.randn(20, 64), Noise(0, 0, torch.arange(20)).keys)
+    assert 0.4 < float((found == 0).float().mean()) < 0.6 and float(found[found != 0].min()) > 50

@@ -271,17 +271,18 @@ def _labels(fields: Fields) -> tuple[str, ...]:
     """The names in the order of their numbers."""
     names = fields.take("id2label", None)
     if not names:
-        return _numbered(fields.count("num_labels", 2))
+        return numbered(fields.count("num_labels", 2))
     numbers = [str(index) for index in range(len(names))] if isinstance(names, dict) else []
     if not numbers or set(names) != set(numbers):
         raise DataError(f"{fields.source}: id2label is {names!r}, expected names by number; number them from 0")
     return tuple(str(names[number]) for number in numbers)
 
 
-def _numbered(count: int) -> tuple[str, ...]:
+def numbered(count: int) -> tuple[str, ...]:
+    """The names that ``transformers`` gives to labels without any."""
     return tuple(f"LABEL_{index}" for index in range(count))
 
 
 def unnamed(count: int) -> tuple[str, ...]:
     """The labels of a classifier of the original code, whose files name none: a single output is a number there."""
-    return NUMBER if count == 1 else _numbered(count)
+    return NUMBER if count == 1 else numbered(count)

@@ -25,7 +25,7 @@ from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.embeddings import TiedMaps
 from encoderlab.nn.encoder import EncoderConfig
-from encoderlab.nn.heads import LM, RTD, Classification, Span
+from encoderlab.nn.heads import LM, RTD, Classification, Span, Tagging
 from encoderlab.nn.positions import Absolute
 from encoderlab.nn.spanconv import SpanDynamic
 
@@ -368,15 +368,38 @@ def deberta(
             for part, found in parts.items()
         }
     released = any(name.endswith("attention.self.in_proj.weight") for name in tensors)
-    data = {name: value for name, value in data.items() if name not in ("backbone", "embedding_sharing", "rtd_lambda")}
-    fields = configs.Fields(data, str(source))
+    left_out = ("backbone", "embedding_sharing", "rtd_lambda", "pooling")
+    fields = configs.Fields({name: value for name, value in data.items() if name not in left_out}, str(source))
     config = configs.FORMATS["deberta" if released else "deberta-v2"].read(fields)
     fields.finish()
     layout = tables.DEBERTA_V1 if released else tables.DEBERTA_V2
     # A discriminator saved alone has its tables beside their differences to the generator's.
     ignored = (*layout.ignored, r"embeddings\.position_embeddings\.weight$", r"_embeddings\._weight$")
     layout = replace(layout, ignored=ignored)
+    if "classifier.weight" in tensors:
+        config, rules = _deberta_task(config, data.get("pooling"), tensors, str(source))
+        layout = replace(layout, rules=(*layout.rules, *rules))
     return {"model": huggingface.assemble(config, tensors, layout, source, allow_missing=allow_missing)}
+
+
+def _deberta_task(
+    config: ModelConfig, pooling: Any, tensors: Mapping[str, Tensor], source: str
+) -> tuple[ModelConfig, tables.Rules]:
+    """The head that its code fine-tunes: of one vector per text (``pooler``), or of every token (``proj``)."""
+    count = len(tensors["classifier.weight"])
+    out = tables.linear("task.out", "classifier")
+    if "proj.weight" in tensors:
+        config = replace(config, task=Tagging(labels=count, dense=True), labels=heads.numbered(count))
+        return config, (*tables.linear("task.dense", "proj"), *out)
+    fields = configs.Fields(pooling if isinstance(pooling, dict) else {}, source)
+    task = Classification(
+        labels=count,
+        summary="dense",
+        activation=fields.activation("hidden_act"),
+        input_dropout=fields.number("dropout", 0.0),
+    )
+    config = replace(config, task=task, labels=heads.unnamed(count))
+    return config, (*tables.linear("task.dense", "pooler.dense"), *out)
 
 
 def materialized(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

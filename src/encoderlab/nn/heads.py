@@ -82,7 +82,7 @@ class Classification:
 
 @dataclass(frozen=True, kw_only=True)
 class Tagging:
-    """One score per tag for each chosen token: dropout, affine (``dense``: DeBERTa's dense and GELU between)."""
+    """One score per tag for each chosen token: dropout, affine (``dense``: after DeBERTa's dense and GELU)."""
 
     kind: Literal["tagging"] = "tagging"
     labels: int = 2
@@ -286,8 +286,8 @@ class TaggingHead(nn.Module):
         self.out = nn.Linear(width, config.labels)
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        x = kernels.dropout(x, self.config.dropout, keys, 1)
-        return self.out(x if self.dense is None else F.gelu(self.dense(x)))
+        x = x if self.dense is None else F.gelu(self.dense(x))
+        return self.out(kernels.dropout(x, self.config.dropout, keys, 1))
 
 
 class SpanHead(nn.Module):
