@@ -134,8 +134,9 @@ def test_a_corpus_that_the_run_was_not_trained_on_is_refused(tmp_path, capsys):
         write_corpus(tmp_path / name, {"train": [document] * len(name)}, vocab_size=8000)
     run = folder(tmp_path / "run", line(1, 9.0), corpus=tmp_path / "ours")
     assert cli.main(["report", str(run), "--corpus", str(tmp_path / "ours")]) == 0
-    assert cli.main(["report", str(run), "--corpus", str(tmp_path / "other")]) == 2
-    assert "run: trained on another corpus than" in capsys.readouterr().err
+    for verb in ("report", "doctor"):
+        assert cli.main([verb, str(run), "--corpus", str(tmp_path / "other")]) == 2
+        assert "run: trained on another corpus than" in capsys.readouterr().err
 
 
 def test_what_is_only_counted_has_no_loss(tmp_path):

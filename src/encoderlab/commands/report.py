@@ -29,21 +29,19 @@ def report(
     title
         Title of the page.
     """
-    from encoderlab.corpus.shards import MANIFEST, Corpus, file_hash
+    from encoderlab.corpus.shards import Corpus
     from encoderlab.measure import runs as run_folders
     from encoderlab.measure.report import columns, write
+    from encoderlab.train.evidence import check_corpus
 
     if out is None and len(runs) > 1:
         raise ConfigError("a page about several runs belongs to none of their folders; give --out FILE")
     path = out or runs[0] / "report.html"
     counts = None
     if corpus is not None:
-        counts, known = Corpus(corpus).counts(), (None, file_hash(corpus / MANIFEST))
+        counts = Corpus(corpus).counts()
         for run in runs:
-            if run_folders.read_run(run).data.get("corpus") not in known:
-                raise ConfigError(
-                    f"{run}: trained on another corpus than {corpus}; give its own, or leave --corpus out"
-                )
+            check_corpus(run, corpus)
     page = run_folders.report(runs, counts=counts, title=title)
     write(page, path)
     say(page.verdict)

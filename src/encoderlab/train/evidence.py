@@ -13,8 +13,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from encoderlab.corpus.shards import Corpus, unigram_entropy
-from encoderlab.errors import DataError
+from encoderlab.corpus.shards import MANIFEST, Corpus, file_hash, unigram_entropy
+from encoderlab.errors import ConfigError, DataError
 from encoderlab.train import folder
 
 log = logging.getLogger("encoderlab")
@@ -110,6 +110,7 @@ def read(run: Path, corpus: Path | None = None) -> Evidence:
         from encoderlab.corpus.tokenizer import Tokenizer
 
         text = Corpus(corpus)
+        check_corpus(run, corpus)
         facts = CorpusFacts.of(text, Tokenizer.load(text.tokenizer_path).special.unk)
     return Evidence(
         train=[line for line in lines if line["split"] == "train"],
@@ -120,6 +121,19 @@ def read(run: Path, corpus: Path | None = None) -> Evidence:
         reference=reference(recipe.get("name", "")),
         diverged=next((line for line in lines if line["split"] == "diverged"), None),
     )
+
+
+def check_corpus(run: Path, corpus: Path) -> None:
+    """Refuse a corpus that is not the run's, where the run says which is.
+
+    Raises:
+        ConfigError: names both.
+    """
+    path = run / folder.PROVENANCE
+    sessions = folder.read(path).get("sessions") if path.exists() else None
+    known = sessions[0].get("data", {}).get("corpus") if sessions else None
+    if known not in (None, file_hash(corpus / MANIFEST)):
+        raise ConfigError(f"{run}: trained on another corpus than {corpus}; give its own, or leave --corpus out")
 
 
 def reference(name: str) -> Mapping[str, Any] | None:
