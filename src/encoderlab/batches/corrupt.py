@@ -212,15 +212,10 @@ class Corruptor:
     def _choose(self, text: _Text) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Chosen tokens of the line; for each, the number of the unit it was chosen with (ascending), and the token of
         its row whose random numbers decide what is shown."""
-        masking, unit, candidates = self.masking, self.masking.unit, text.candidates
-        if masking.count == "round":
-            count = np.maximum(np.rint(masking.rate * text.lengths), 1).astype(np.int64)
-        else:
-            count = (masking.rate * text.lengths + text.uniform(_COUNT, text.starts)).astype(np.int64)
-        count = count if masking.most is None else np.minimum(count, masking.most)
+        unit, candidates, count = self.masking.unit, text.candidates, self._counts(text)
         row = text.row[candidates]
-        available = np.bincount(row, minlength=len(text.lengths))
-        first = np.cumsum(available) - available
+        available = np.bincount(row, minlength=len(text.lengths))  # candidates of each row
+        first = np.cumsum(available) - available  # where they begin
         if isinstance(unit, Tokens) and unit.replacement:
             count = count * (available > 0)
             draw = np.repeat(text.starts, count) + _ramp(count)
@@ -229,35 +224,51 @@ class Corruptor:
             return chosen, np.arange(len(draw)), draw
         count = np.minimum(count, available)
         if isinstance(unit, Tokens | RareTokens):
-            score = text.uniform(_ORDER, candidates)
-            if self._weights is not None:
-                # The smallest of exponential arrival times is a weighted draw without replacement (Efraimidis and
-                # Spirakis 2006). Times of frequent tokens can be so long that a sum with the row would make them equal.
-                order = np.lexsort((-np.log1p(-score) / self._weights[text.ids[candidates]], row))
-            else:
-                order = np.argsort(row + score)
-            chosen = candidates[order[np.repeat(first, count) + _ramp(count)]]
+            chosen = candidates[self._shuffled(text, row)[np.repeat(first, count) + _ramp(count)]]
             return chosen, np.arange(len(chosen)), chosen
         opens = text.opens[candidates]
         if isinstance(unit, WindowedNGrams) and unit.longest == 1:
             opens[:] = True
         words = WordRuns(candidates, opens, row)
-        heads = candidates[words.first]
-        if isinstance(unit, WindowedNGrams):
-            lengths = _lengths(1 / np.arange(1, unit.longest + 1), text.uniform(_LENGTH, heads))
-            runs = _take_windows(words, count, lengths, text.uniform(_ORDER, heads), int(1 / masking.rate))
-        else:
-            order = np.argsort(words.row + text.uniform(_ORDER, heads))
-            if isinstance(unit, Words):
-                runs = _take_words(words, count, order)
-            else:
-                geometric = (1 - unit.success) ** np.arange(unit.longest) if isinstance(unit, Spans) else None
-                weights = 1 / np.arange(1, unit.longest + 1) if geometric is None else geometric
-                runs = _take_runs(words, count, order, _lengths(weights, text.uniform(_LENGTH, heads)))
+        runs = self._runs(text, words, count)
         bounds = np.append(words.first, len(candidates))
         begin, end = bounds[runs[:, 0]], bounds[runs[:, 1]]
         chosen = candidates[np.repeat(begin, end - begin) + _ramp(end - begin)]
         return chosen, np.repeat(np.arange(len(runs)), end - begin), chosen
+
+    def _counts(self, text: _Text) -> np.ndarray:
+        """How many tokens of each row the rate and its limit ask for."""
+        masking = self.masking
+        if masking.count == "round":
+            count = np.maximum(np.rint(masking.rate * text.lengths), 1).astype(np.int64)
+        else:
+            count = (masking.rate * text.lengths + text.uniform(_COUNT, text.starts)).astype(np.int64)
+        return count if masking.most is None else np.minimum(count, masking.most)
+
+    def _shuffled(self, text: _Text, row: np.ndarray) -> np.ndarray:
+        """The candidates' numbers, row after row, in random order within each; rare tokens come early by weight."""
+        score = text.uniform(_ORDER, text.candidates)
+        if self._weights is None:
+            return np.argsort(row + score)
+        # The smallest of exponential arrival times is a weighted draw without replacement (Efraimidis and
+        # Spirakis 2006). Times of frequent tokens can be so long that a sum with the row would make them equal.
+        return np.lexsort((-np.log1p(-score) / self._weights[text.ids[text.candidates]], row))
+
+    def _runs(self, text: _Text, words: WordRuns, count: np.ndarray) -> np.ndarray:
+        """The chosen runs of words, (r, 2): the first word of each and the one behind its last."""
+        unit, heads = self.masking.unit, text.candidates[words.first]
+        if isinstance(unit, WindowedNGrams):
+            lengths = _lengths(1 / np.arange(1, unit.longest + 1), text.uniform(_LENGTH, heads))
+            return _take_windows(words, count, lengths, text.uniform(_ORDER, heads), int(1 / self.masking.rate))
+        order = np.argsort(words.row + text.uniform(_ORDER, heads))
+        if isinstance(unit, Words):
+            return _take_words(words, count, order)
+        assert isinstance(unit, NGrams | Spans)
+        if isinstance(unit, Spans):
+            weights = (1 - unit.success) ** np.arange(unit.longest)  # geometric
+        else:
+            weights = 1 / np.arange(1, unit.longest + 1)
+        return _take_runs(words, count, order, _lengths(weights, text.uniform(_LENGTH, heads)))
 
 
 # What a random number of a token is used for.
