@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -57,41 +58,17 @@ def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict
     time, and the share of a step in which one runs), and the difference of the losses after 20 steps from equal weights
     without dropout.
     """
-    if setting.documents:
-        case = replace(case, model=replace(case.model, pooler=None, pair=False))  # which reads pairs
-    if isinstance(case.objective, PermutationSettings):  # a sixth of a row is predicted, as published
-        targets = replace(case.objective.targets, count=max(1, setting.length // 6))
-        case = replace(case, objective=replace(case.objective, targets=targets))
     others = [] if against is None else [against, f"{against} {COMPILED}"] if setting.compile else [against]
-    names = ["ours", *others]
+    case = _adapted(case, setting)
     vocabulary, rows = real_rows(case, corpus, setting)
     position = case.model.encoder.position
     if isinstance(position, Absolute) and position.offset:  # RoBERTa's positions, from the padding id on
         case = replace(case, model=resized(case.model, position=replace(position, offset=vocabulary.pad + 1)))
-    gpu = torch.cuda.is_available()
     with ExitStack() as stack:
-        workers = {name: _start(stack, name, case, vocabulary, rows, setting) for name in names}
-        speed: dict[str, list[float]] = {name: [] for name in names}
-        took: dict[str, list[float]] = {name: [] for name in names}  # seconds per step
-        failed: dict[str, str] = {}
-        peaks = []
-        for turn in range(setting.turns + 1):
-            for name in [n for n in names if n not in failed]:
-                try:
-                    before = warming(len(rows), first=turn == 0, gpu=gpu, compiled=name.endswith(COMPILED))
-                    seconds, tokens, _ = workers[name].call("steps", setting.steps if turn else 1, before)
-                except EncoderlabError as error:
-                    if name == "ours":
-                        raise
-                    failed[name] = str(error)
-                    workers[name].close()  # which gives its memory back
-                    continue
-                if turn:
-                    speed[name].append(tokens / seconds)
-                    took[name].append(seconds / setting.steps)
-            if turn:
-                peaks.append(workers["ours"].call("peak"))
-        parts = {name: worker.call("profile") for name, worker in workers.items() if name not in failed}
+        workers = {name: _start(stack, name, case, vocabulary, rows, setting) for name in ("ours", *others)}
+        took = _time(workers, setting, len(rows))
+        working = {name: worker for name, worker in workers.items() if name not in took.failed}
+        parts = {name: worker.call("profile") for name, worker in working.items()}
         result: dict[str, Any] = {
             "case": case.name,
             "device": workers["ours"].call("device"),
@@ -100,32 +77,82 @@ def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict
             "rows": setting.rows,
             "length": setting.length,
             "threads": setting.threads,
-            "tokens_per_second": {name: statistics.median(values) for name, values in speed.items() if values},
-            "memory": {name: worker.call("memory") for name, worker in workers.items() if name not in failed},
+            "tokens_per_second": {name: statistics.median(values) for name, values in took.speed.items() if values},
+            "memory": {name: worker.call("memory") for name, worker in working.items()},
             "parts": {name: shares(seconds) for name, seconds in parts.items()},
-            "peak": statistics.median(best for best, _ in peaks),
-            "sustained": statistics.median(rate for _, rate in peaks),
+            "peak": statistics.median(best for best, _ in took.peaks),
+            "sustained": statistics.median(rate for _, rate in took.peaks),
         }
-    if gpu:
-        result["busy"] = {name: sum(found.values()) / statistics.median(took[name]) for name, found in parts.items()}
-    share = padded_share(rows)
+    if torch.cuda.is_available():
+        result["busy"] = {
+            name: sum(found.values()) / statistics.median(took.seconds[name]) for name, found in parts.items()
+        }
     work = operations_per_token(case, rows, setting)
-    result["padding"] = share
+    result["padding"] = padded_share(rows)
     result["peak_share"] = result["tokens_per_second"]["ours"] * work / result["peak"]
-    rates = [rate for _, rate in peaks]  # each beside the steps of its turn
     result["sustained_share"] = statistics.median(
-        tokens * work / rate for tokens, rate in zip(speed["ours"], rates, strict=True)
+        tokens * work / rate for tokens, (_, rate) in zip(took.speed["ours"], took.peaks, strict=True)
     )
     for name, key in zip(others, ("ratio", "ratio_compiled"), strict=False):
-        if name not in failed:
-            ratios = [ours / theirs for ours, theirs in zip(speed["ours"], speed[name], strict=True)]
+        if name in working:
+            ratios = [ours / theirs for ours, theirs in zip(took.speed["ours"], took.speed[name], strict=True)]
             result[key] = {setting.precision: statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
-    if against and against not in failed:
+    if against in working:
         result["memory_ratio"] = result["memory"]["ours"] / max(result["memory"][against], 1)
         result["loss_difference"] = loss_difference(case, vocabulary, rows, setting, against)
-    if failed:
-        result["failed"] = failed
+    if took.failed:
+        result["failed"] = took.failed
     return result
+
+
+def _adapted(case: Case, setting: Setting) -> Case:
+    """The case as the setting's rows ask for it."""
+    if setting.documents:
+        case = replace(case, model=replace(case.model, pooler=None, pair=False))  # which reads pairs
+    if isinstance(case.objective, PermutationSettings):  # a sixth of a row is predicted, as published
+        targets = replace(case.objective.targets, count=max(1, setting.length // 6))
+        case = replace(case, objective=replace(case.objective, targets=targets))
+    return case
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Timing:
+    """What the turns measured, one number per counted turn.
+
+    Args:
+        speed: tokens per second by contender.
+        seconds: of a step, by contender.
+        peaks: operations per second of matrix products, the best and the sustained, beside each turn.
+        failed: the error of each contender that dropped out.
+    """
+
+    speed: dict[str, list[float]]
+    seconds: dict[str, list[float]]
+    peaks: list[tuple[float, float]]
+    failed: dict[str, str]
+
+
+def _time(workers: Mapping[str, Worker], setting: Setting, batches: int) -> _Timing:
+    """Let the contenders train in turns. One that fails drops out, but for ours, whose error is raised."""
+    took = _Timing(speed={name: [] for name in workers}, seconds={name: [] for name in workers}, peaks=[], failed={})
+    gpu = torch.cuda.is_available()
+    for turn in range(setting.turns + 1):
+        for name in [name for name in workers if name not in took.failed]:
+            try:
+                before = warming(batches, first=turn == 0, gpu=gpu, compiled=name.endswith(COMPILED))
+                seconds, tokens, _ = workers[name].call("steps", setting.steps if turn else 1, before)
+            except EncoderlabError as error:
+                if name == "ours":
+                    raise
+                took.failed[name] = str(error)
+                workers[name].close()  # which gives its memory back
+                continue
+            if turn:
+                took.speed[name].append(tokens / seconds)
+                took.seconds[name].append(seconds / setting.steps)
+        if turn:
+            took.peaks.append(workers["ours"].call("peak"))
+    return took
 
 
 def operations_per_token(case: Case, rows: list[list[Row]], setting: Setting) -> float:
