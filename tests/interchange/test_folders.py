@@ -429,6 +429,15 @@ def test_a_pooler_that_its_class_lacks_is_kept_and_said(tmp_path: Path) -> None:
     assert not huggingface.save(make(CONFIGS["bert"]), tmp_path / "with pairs")
 
 
+@pytest.mark.parametrize(
+    ("head", "lost"), [(Tagging(labels=2), "lm, pair, pooler"), (Classification(labels=2), "lm, pair")]
+)
+def test_heads_beside_a_task_head_are_left_out_and_said(head: Any, lost: str, tmp_path: Path) -> None:
+    model = make(replace(CONFIGS["bert"], task=head, labels=("a", "b")))
+    (note,) = huggingface.save(model, tmp_path / "out")
+    assert note.endswith(f"have none: {lost}") and load(tmp_path / "out").lm is None
+
+
 def test_albert_without_sharing(tmp_path: Path) -> None:
     config = resized(CONFIGS["albert"], sharing=None)
     model = make(config)
