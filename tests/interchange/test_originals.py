@@ -21,7 +21,7 @@ import torch
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import DataError
 from encoderlab.interchange import configs, fairseq, folder, huggingface, names, originals, tables
-from encoderlab.interchange.load import kind_of, load, read
+from encoderlab.interchange.load import find_tokenizer, kind_of, load, read
 from encoderlab.model import Model
 from encoderlab.models.base import resized
 from encoderlab.nn.embeddings import Adaptive
@@ -256,6 +256,33 @@ def test_fairseq_tokenizer_is_robertas(shared: Path, tmp_path: Path) -> None:
 # DeBERTa's own files
 
 
+def test_the_tokenizer_of_deberta(shared: Path, tmp_path: Path) -> None:
+    """``bpe_encoder.bin`` has GPT-2's pieces in an order of its own, which is RoBERTa's with other first symbols."""
+    vocabularies = shared / "data/vocab"
+    gpt2 = json.loads(gzip.decompress((vocabularies / "gpt2/vocab.json.gz").read_bytes()))
+    lines = gzip.decompress((vocabularies / "gpt2/merges.txt.gz").read_bytes()).decode().splitlines()[1:]
+    roberta = json.loads(gzip.decompress((vocabularies / "roberta-base/vocab.json.gz").read_bytes()))
+    order = sorted((token for token in roberta if token in gpt2), key=roberta.__getitem__)
+    data = {
+        "dict_map": [(str(gpt2[token]), 1) for token in order],
+        "vocab": [tuple(line.split(" ")) for line in lines],
+        "encoder": gpt2,
+    }
+    torch.save(data, tmp_path / "bpe_encoder.bin")
+    found = find_tokenizer(tmp_path, "deberta")
+    assert found is not None
+    records = gzip.decompress((vocabularies / "golden/gpt2.reference.jsonl.gz").read_bytes()).splitlines()
+    for record in map(json.loads, records):
+        if "[MASK]" not in record["text"]:  # a special token here
+            ids = [gpt2[order[index - 4]] for index in found.encode(record["text"]).ids]
+            assert ids == record["ids"], record["text"]
+    special = found.special
+    assert (special.pad, special.cls, special.sep, special.unk, special.mask) == (0, 1, 2, 3, 4 + len(order))
+    torch.save({"dict_map": 3}, tmp_path / "bpe_encoder.bin")
+    with pytest.raises(DataError, match="holds no dict_map, vocab and encoder"):
+        find_tokenizer(tmp_path / "bpe_encoder.bin", "deberta")
+
+
 @pytest.fixture
 def deberta(shared: Path, tmp_path: Path) -> Path:
     about = json.loads((shared / "golden/deberta_v1_released_layout_mlm.json").read_text())
@@ -342,13 +369,12 @@ def test_differences_beside_the_tables_of_a_discriminator(tmp_path: Path, caplog
 
 
 def test_the_generator_beside_a_discriminator(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As in the releases of version 3: one configuration, two files, and a vocabulary that is no weights."""
+    """As in the releases of version 3: one configuration and two files."""
     discriminator, generator = CONFIGS["deberta-v3"], resized(CONFIGS["deberta-v2"], layers=1, stem_conv=None)
     for name, config in (("pytorch_model", discriminator), ("pytorch_model.generator", generator)):
         model = make(config)
         written = names.write(tables.DEBERTA_V2, folder.weights(model), config.encoder, dialects=True)
         torch.save({n: t for n, t in written.items() if not n.startswith("cls.")}, tmp_path / f"{name}.bin")
-    torch.save({}, tmp_path / "bpe_encoder.bin")
     (tmp_path / "config.json").write_text(json.dumps(configs.write(discriminator) | {"max_position_embeddings": 16}))
     found = read(tmp_path / "pytorch_model.generator.bin")["model"]
     assert same_weights(found, make(generator)) and found.config.mask_decoder == 16

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from encoderlab.corpus.layouts import FAMILIES
+from encoderlab.corpus.layouts import FAMILIES, Layout
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.corpus.vocabularies import byte_bpe
 from encoderlab.errors import DataError
@@ -80,16 +80,21 @@ def tokenizer(dictionary: Path, gpt2: Path) -> Tokenizer:
     vocabulary = json.loads(_first(gpt2, "vocab.json", "encoder.json"))
     lines = _first(gpt2, "merges.txt", "vocab.bpe").splitlines()
     merges = [(first, second) for first, _, second in (line.partition(" ") for line in lines) if second]
-    tokens = {str(index): token for token, index in vocabulary.items()}
     symbols = read_dictionary(dictionary)
-    strange = [symbol for symbol in symbols if symbol.isdigit() and symbol not in tokens]
+    strange = sorted({symbol for symbol in symbols if symbol.isdigit()} - {str(index) for index in vocabulary.values()})
     if strange:
         raise DataError(f"{dictionary}: {strange[0]!r} is no id of the vocabulary in {gpt2}; give GPT-2's")
+    return reordered(symbols, vocabulary, merges, FAMILIES["roberta"].layout)
+
+
+def reordered(
+    symbols: Sequence[str], vocabulary: Mapping[str, int], merges: Iterable[tuple[str, str]], layout: Layout
+) -> Tokenizer:
+    """GPT-2's byte-level BPE with other ids: ``symbols`` are by id GPT-2's own ids as text, or tokens beside them."""
+    tokens = {str(index): token for token, index in vocabulary.items()}
     ids = {tokens.get(symbol, symbol): index for index, symbol in enumerate(symbols)}
-    known = [
-        pair for pair in merges if not pair[0].startswith("#version") and all(p in ids for p in (*pair, "".join(pair)))
-    ]
-    return Tokenizer(byte_bpe(ids, known), FAMILIES["roberta"].layout)
+    known = [pair for pair in merges if all(part in ids for part in (*pair, "".join(pair)))]
+    return Tokenizer(byte_bpe(ids, known), layout)
 
 
 def _first(folder: Path, *choices: str) -> str:

@@ -15,6 +15,7 @@ from encoderlab.interchange import folder as ours
 from encoderlab.model import Model
 
 Source = Literal["encoderlab", "hf", "pair", "tensorflow", "fairseq", "deberta", "transformer-xl"]
+BPE = "bpe_encoder.bin"
 TOKENIZERS = {
     "albert": "albert",
     "xlnet": "xlnet",
@@ -155,7 +156,11 @@ def read(path: Path, *, kind: Source | None = None, allow_missing: bool = False)
 
 
 def find_tokenizer(path: Path, family: str) -> Tokenizer | None:
-    """The tokenizer in a file, or in a folder if it has one; fairseq's is GPT-2's vocabulary beside ``dict.txt``."""
+    """The tokenizer in a file, or in a folder if it has one; fairseq's is GPT-2's vocabulary beside ``dict.txt``, that
+    of DeBERTa v1 also ``bpe_encoder.bin``.
+    """
+    if path.name == BPE:
+        return originals.deberta_tokenizer(path)
     if path.is_file():
         return Tokenizer.load(path, family=TOKENIZERS.get(family))
     if (path / "dict.txt").exists():
@@ -164,5 +169,5 @@ def find_tokenizer(path: Path, family: str) -> Tokenizer | None:
     files = [path / "tokenizer.json", path / "vocab.txt", path / "vocab.json", *sorted(path.glob("*.model"))]
     file = next((file for file in files if file.exists()), None)
     if file is None:
-        return None
+        return originals.deberta_tokenizer(path / BPE) if (path / BPE).exists() else None
     return Tokenizer.load(file if file.suffix == ".model" else path, family=TOKENIZERS.get(family))

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from encoderlab.corpus.layouts import FAMILIES
+from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import DataError
 from encoderlab.interchange import configs, fairseq, heads, huggingface, names, tables
 from encoderlab.interchange.tensorflow import Checkpoint
@@ -400,6 +402,23 @@ def _deberta_task(
     )
     config = replace(config, task=task, labels=heads.unnamed(count))
     return config, (*tables.linear("task.dense", "pooler.dense"), *out)
+
+
+def deberta_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of DeBERTa v1 in ``bpe_encoder.bin``: GPT-2's pieces and merges, and their order in the model.
+
+    Raises:
+        DataError: as for :func:`huggingface.read_pickled`, or it holds anything else.
+    """
+    data = huggingface.read_pickled(path)
+    try:
+        words = [str(word) for word, _ in data["dict_map"]]
+        merges = [(str(first), str(second)) for first, second in data["vocab"]]
+        vocabulary = {str(token): int(index) for token, index in data["encoder"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise DataError(f"{path}: holds no dict_map, vocab and encoder; restore it from its source") from None
+    family = FAMILIES["deberta"]
+    return fairseq.reordered([*family.first, *words, *family.last], vocabulary, merges, family.layout)
 
 
 def materialized(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
