@@ -14,6 +14,7 @@ import json
 import math
 from html import escape
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,7 @@ def record(run: Path, place: Path) -> dict[str, Any]:
         "tokens_per_second": round(speeds[len(speeds) // 2]),
         "seconds": round(last["seconds"]),
         "sessions": len(read.sessions),
+        "recorded": session["started"][:10],
         "weights": hashlib.sha256(weights.read_bytes()).hexdigest(),
         "data": session["data"],
         "versions": session["versions"],
@@ -87,6 +89,15 @@ def further(name: str, loss: float, share: float | None) -> str:
     """A loss beside the main one, with the share of right answers; what is only counted has no loss."""
     parts = [name.replace("_", " "), f"{loss:.3f}" if loss else "", f"({share:.1%})" if share is not None else ""]
     return " ".join(part for part in parts if part)
+
+
+def occasions(records: list[dict[str, Any]]) -> str:
+    """When and on which processor the runs were recorded, the names of those that stand apart."""
+    groups: dict[str, list[str]] = {}
+    for r in records:
+        groups.setdefault(f"on {r['recorded']} on {r['hardware']['cpu']}", []).append(r["recipe"])
+    most, *others = sorted(groups, key=lambda place: -len(groups[place]))
+    return "; ".join([f"Recorded {most}", *(f"{', '.join(groups[place])} {place}" for place in others)]) + "."
 
 
 def page(records: list[dict[str, Any]]) -> str:
@@ -101,9 +112,15 @@ def page(records: list[dict[str, Any]]) -> str:
             f"| {right} | {bits} | {others} | {r['tokens_per_second']:,} | {r['seconds'] / 60:.0f} "
             f"| `{r['weights'][:12]}` |"
         )
-    first = records[0]
-    machine = first["hardware"]
-    versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in records[0]["versions"].items())
+    made = fill(
+        f"{occasions(records)} One thread of two cores that other work shared, so tokens per second are a lower bound. "
+        "*weights* begins the SHA-256 of `model.safetensors`: the same command on the same text, thread count, "
+        "processor and torch gives the same file with the same version of this project. Kernels that changed since "
+        f"round differently, and from some step on losses part, by 1e-3 at the end. Versions: {versions}.",
+        width=120,
+        break_on_hyphens=False,
+    )
     commands = "\n".join(r["command"] for r in records)
     return f"""# Reference runs
 
@@ -122,12 +139,7 @@ predicted tokens. For replaced token detection the loss is the generator's, and 
 |---|---|---|---|---|---|---|---|---|---|
 {chr(10).join(rows)}
 
-Machine: {machine["cpu"]}, {machine["threads"]} thread of {machine["cores"]} cores, shared with other work: tokens per
-second are a lower bound. *weights* begins the SHA-256 of `model.safetensors`: the same command on the same text, thread
-count, processor and torch gives the same file with the same version of this project. These were recorded on 2026-11-21;
-kernels that changed since round differently, and from some step on losses part, by 1e-3 at the end. transformer-xl-mini
-and xlnet-mini were recorded before the dropout of relative positions was drawn by distance and once for all layers.
-Versions: {versions}.
+{made}
 
 ## Commands
 
