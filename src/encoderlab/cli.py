@@ -11,7 +11,6 @@ Exit codes: 0 done; 1 bug; 2 usage or configuration; 3 data; 4 a missing optiona
 from __future__ import annotations
 
 import json as jsonlib
-import math
 import os
 import sys
 import traceback
@@ -23,6 +22,7 @@ from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter,
 from encoderlab import __version__
 from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError, DataError, EncoderlabError, OutOfMemory, nearest
+from encoderlab.files import finite
 
 DATA, TRAIN, USE, STUDY = "Data", "Train", "Use", "Study"
 VERBS: dict[str, tuple[str, str, str]] = {  # verb: group, import string, one line
@@ -144,7 +144,7 @@ def main(tokens: Sequence[str] | None = None) -> int:
     try:
         result = make_app(tokens)(tokens)
         if terminal.json_mode() and isinstance(result, dict):
-            _print_json(_finite(result))
+            _print_json(finite(result))
         sys.stdout.flush()
         return 0
     except SystemExit as stop:
@@ -210,17 +210,8 @@ def _print_json(value: Any) -> None:
     print(jsonlib.dumps(value, ensure_ascii=plain, allow_nan=False, default=_plain), flush=True)
 
 
-def _finite(value: Any) -> Any:
-    """``value`` with null for numbers that JSON does not have: infinities and NaN."""
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _plain(value: Any) -> Any:
     """What ``json`` cannot write by itself: paths, and numbers of other libraries."""
     if hasattr(value, "tolist"):
-        return _finite(value.tolist())
+        return finite(value.tolist())
     return str(value)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 try:
     import fcntl
@@ -29,6 +31,20 @@ def write_text(path: Path, text: str) -> None:
     What UTF-8 cannot hold, as the names of some files have it, is written as the escapes of JSON: ``\\udcfc``.
     """
     write_bytes(path, text.encode(errors="backslashreplace"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as indented JSON, as :func:`write_text` does."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """``value`` with null for numbers that JSON does not have: infinities and NaN."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_bytes(path: Path, data: bytes) -> None:

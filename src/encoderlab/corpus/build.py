@@ -50,7 +50,7 @@ from encoderlab.corpus.sources import Reading, Source, find_sources
 from encoderlab.corpus.tokenizer import Kind, Tokenizer
 from encoderlab.corpus.workers import Workers
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import locked, write_text
+from encoderlab.files import locked, write_json
 
 PART, PIECES, ASSEMBLY = "part.json", "pieces", "assembly"
 PART_FIELDS = ("settings", "sources", "tokenizer", "shard_index", "num_shards", "pieces")
@@ -258,7 +258,7 @@ def _claim(
     if (part / PLAN).exists():
         begun = json.loads((part / PLAN).read_bytes())
         if begun != asked and not (part / TOKENIZER).exists():
-            _write_json(part / PLAN, asked)  # nothing was made yet: the settings of its tokenizer were refused, perhaps
+            write_json(part / PLAN, asked)  # nothing was made yet: the settings of its tokenizer were refused, perhaps
         elif begun != asked:
             changed = _differences(begun, asked)
             raise ConfigError(
@@ -279,7 +279,7 @@ def _begin(folder: Path, out: Path, name: str, value: Any) -> None:
     if any(out.iterdir()):
         raise ConfigError(f"{out}: not empty, and holds no corpus; choose another folder, or delete it")
     folder.mkdir(exist_ok=True)
-    _write_json(folder / name, value)
+    write_json(folder / name, value)
 
 
 def _complete(settings: BuildSettings, sources: list[Source], out: Path) -> dict[str, Any]:
@@ -413,7 +413,7 @@ def _make_pieces(
         "num_shards": num_shards,
         "pieces": number,
     }
-    _write_json(part / PART, record)
+    write_json(part / PART, record)
     return record
 
 
@@ -525,7 +525,3 @@ def _require_text(record: dict[str, Any], read: dict[str, int], shards: Sequence
     dropped = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in read.items() if count)
     remedy = "hold nothing out: --validation 0" if shards else "filter less"
     raise DataError(f"{names}: no text left for training ({dropped or 'nothing read'}); give more text, or {remedy}")
-
-
-def _write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")

@@ -32,7 +32,7 @@ import numpy as np
 
 from encoderlab.corpus.workers import cores
 from encoderlab.errors import DataError
-from encoderlab.files import replace_file, write_text
+from encoderlab.files import replace_file, write_json
 
 FORMAT, VERSION = "encoderlab-corpus", 1
 MANIFEST = "manifest.json"
@@ -407,7 +407,7 @@ def write_manifest(folder: Path, *, counts: np.ndarray, **fields: Any) -> None:
         np.save(file, counts.astype(np.int64), allow_pickle=False)
     record = {"file": COUNTS, "sha256": file_hash(folder / COUNTS)}
     manifest = {"format": FORMAT, "version": VERSION, **fields, "counts": record}
-    write_text(folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+    write_json(folder / MANIFEST, manifest)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

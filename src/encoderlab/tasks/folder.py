@@ -16,7 +16,7 @@ import safetensors.torch
 
 from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import write_text
+from encoderlab.files import write_json, write_text
 from encoderlab.interchange import folder as folders
 from encoderlab.model import Model
 from encoderlab.tasks import readers, suites
@@ -103,7 +103,7 @@ def write_predictions(splits: Mapping[str, Split], predictions: Mapping[str, Pre
 
 
 def write_score(written: Mapping[str, Any], out: Path) -> None:
-    write_text(out / SCORE_FILE, json.dumps(written, indent=1, ensure_ascii=False) + "\n")
+    write_json(out / SCORE_FILE, written)
 
 
 def write_task(
@@ -121,7 +121,7 @@ def write_task(
         "settings": to_dict(replace(settings, targets="raw")),  # the saved head answers in the numbers of the file
         "threshold": thresholds[0] if thresholds else 0.0,
     }
-    write_text(folder / TASK_FILE, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    write_json(folder / TASK_FILE, data)
 
 
 def plain_layouts(task: Task) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from encoderlab.config import to_dict
 from encoderlab.errors import DataError, Diverged
-from encoderlab.files import write_text
+from encoderlab.files import write_json
 from encoderlab.model import Model
 from encoderlab.tasks.base import Split, Task
 from encoderlab.tasks.encodings import Encodings
@@ -72,6 +72,7 @@ def run(
     about = {"protocol": protocol.name, "model": model_hash(model), "after": list(after)}
     points = [dict(zip(protocol.grid, values, strict=True)) for values in itertools.product(*protocol.grid.values())]
     recipes = [at_point(base, point, where="--grid") for point in points]  # a wrong one is refused before any training
+    encodings = Encodings()
 
     def attempt(number: int, seed: int, splits: Mapping[str, Split]) -> Result | str:
         recipe = replace(recipes[number], seed=seed)
@@ -82,7 +83,6 @@ def run(
         except Diverged as error:
             return str(error)
 
-    encodings = Encodings()
     search: list[dict[str, Any]] = []
     chosen = 0
     if len(points) > 1:
@@ -119,7 +119,7 @@ def run(
         "seconds": sum(float(found.record["seconds"]) for found in runs),
         "elapsed": time.perf_counter() - start,
     }
-    write_text(out / SCORE_FILE, json.dumps(written, indent=1, ensure_ascii=False) + "\n")
+    write_json(out / SCORE_FILE, written)
     return Outcome(task=task, record=written, runs=runs)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from encoderlab.config import parse_value
 from encoderlab.errors import ConfigError, Diverged, MissingDependency
-from encoderlab.files import write_text
+from encoderlab.files import write_json
 from encoderlab.model import Model
 from encoderlab.tasks.base import Split, Task
 from encoderlab.tasks.encodings import Encodings
@@ -113,7 +112,7 @@ def tune(
         except Diverged as error:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
             tried.append({"point": point, "failed": str(error)})
-        write_text(out / "tune.json", json.dumps({"space": _plain(space), "trials": tried}, indent=1) + "\n")
+        write_json(out / "tune.json", {"space": _plain(space), "trials": tried})
     ended = [entry for entry in tried if "dev" in entry]
     if not ended:
         raise Diverged(f"{task.name}: all {trials} trials diverged; search lower rates")

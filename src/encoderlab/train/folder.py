@@ -24,7 +24,7 @@ from encoderlab.corpus.shards import TOKENIZER
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.corpus.workers import cores
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import locked, write_text
+from encoderlab.files import finite, locked, write_json
 
 log = logging.getLogger("encoderlab")
 
@@ -81,8 +81,9 @@ class RunFolder:
                         f"{provenance}: names no data of a session; restore the file, or choose another output folder"
                     ) from None
             if differences:
+                more = f"; {len(differences) - 5} more" if len(differences) > 5 else ""
                 raise ConfigError(
-                    f"{self.path}: holds a run of another recipe ({'; '.join(differences[:5])}); "
+                    f"{self.path}: holds a run of another recipe ({'; '.join(differences[:5])}{more}); "
                     "choose another output folder, or give the same settings to resume"
                 )
         elif any((self.path / "checkpoints").glob(f"step-*/{RECIPE}")):
@@ -94,8 +95,8 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path}: is not empty and holds no run (found {strangers[0]!r}); choose another output folder"
             )
-        _write(known, recipe)  # first, because it is what makes the folder a run
-        _write(provenance, {"sessions": [*sessions, describe_session(data)]})
+        write_json(known, recipe)  # first, because it is what makes the folder a run
+        write_json(provenance, {"sessions": [*sessions, describe_session(data)]})
 
     def keep(self, tokenizer: Tokenizer) -> None:
         """Write the tokenizer beside the checkpoints, which so become models without the corpus.
@@ -132,7 +133,7 @@ class RunFolder:
         """
         assert self._metrics is not None
         try:
-            self._metrics.write(json.dumps(_finite(line), allow_nan=False).encode() + b"\n")
+            self._metrics.write(json.dumps(finite(line), allow_nan=False).encode() + b"\n")
             self._metrics.flush()
         except OSError as error:
             raise DataError(
@@ -167,11 +168,11 @@ class _Log(logging.FileHandler):
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """``"optim.lr was 0.001, now 0.0005"`` for each difference that matters."""
+    """``"optim.lr was 0.001, now 0.0005"`` for each difference that matters, that of the name first."""
     old, new = _flat(before, prefix), _flat(now, prefix)
     return [
         f"{key} was {json.dumps(old.get(key))}, now {json.dumps(new.get(key))}"
-        for key in sorted(old | new)
+        for key in sorted(old | new, key=lambda key: (key != "name", key))
         if old.get(key) != new.get(key) and not key.startswith(EXECUTION)
     ]
 
@@ -182,11 +183,6 @@ def read(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_bytes()))
     except (ValueError, TypeError):
         raise ConfigError(f"{path}: not a JSON object; restore the file, or choose another output folder") from None
-
-
-def _write(path: Path, data: Any) -> None:
-    """Write JSON in one step: readers see the old or the new file."""
-    write_text(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
 def describe_session(data: Mapping[str, str]) -> dict[str, Any]:
@@ -255,11 +251,3 @@ def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, float) and value - value != 0.0:
-        return None
-    return value
