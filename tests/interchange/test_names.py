@@ -52,6 +52,14 @@ def test_round_trip(case: str, kind: str, everything: bool) -> None:
     assert again.keys() == tensors.keys() and all(torch.equal(again[name], tensors[name]) for name in tensors)
 
 
+def test_two_tensors_with_one_place_are_refused() -> None:
+    """DeBERTa has one table of positions, at the input or in the mask decoder."""
+    position = replace(CONFIGS["deberta-v2"].encoder.position, input_positions=16)
+    config = resized(CONFIGS["deberta-v2"], position=position)
+    with pytest.raises(DataError, match=r"one place, .*position_embeddings.*positions and mask_positions"):
+        names.write(tables.DEBERTA_V2, folder.weights(make(config)), config.encoder)
+
+
 @pytest.mark.parametrize("head", [Classification(labels=3), Tagging(labels=3), Span()], ids=lambda h: type(h).__name__)
 @pytest.mark.parametrize("case", ["bert", "roberta", "albert", "distilbert", "electra", "convbert", "deberta", "xlnet"])
 def test_round_trip_of_task_heads(case: str, head: Classification | Tagging | Span) -> None:

@@ -224,12 +224,15 @@ def write(
     """The foreign tensors that hold our ``weights``; with ``dialects`` and ``ties`` also under their other names.
 
     Raises:
-        DataError: a tensor that the format has no place for.
+        DataError: a tensor that the format has no place for, or two that it has one place for.
     """
     tensors: dict[str, Tensor] = {}
-    covered = set()
+    owners: dict[str, str] = {}
     for rule in layout.bound(weights, config):
-        covered.add(rule.ours)
+        taken = [name for name in rule.theirs if name in owners]
+        if taken:
+            raise DataError(f"the format has one place, {taken[0]}, for {owners[taken[0]]} and {rule.ours}")
+        owners |= dict.fromkeys(rule.theirs, rule.ours)
         forms = [
             rule.theirs,
             *([rule.dialect] if dialects and rule.dialect else []),
@@ -240,7 +243,7 @@ def write(
             # A tensor under two names is written twice: a file of weights has no tensors that share memory.
             copies = [part.clone() if names is not rule.theirs else part for part in parts]
             tensors |= {name: part.contiguous() for name, part in zip(names, copies, strict=True)}
-    lost = sorted(set(weights) - covered)
+    lost = sorted(set(weights) - set(owners.values()))
     if lost:
         raise DataError(f"the format has no place for {', '.join(lost[:6])}{', ...' if len(lost) > 6 else ''}")
     return _join(layout, tensors)
