@@ -49,3 +49,7 @@ def test_an_error_survives_the_way_out_of_a_process(error: errors.EncoderlabErro
 )
 def test_the_nearest_name(name: str, known: list[str], clause: str) -> None:
     assert errors.nearest(name, known).endswith(clause)
+
+
+def test_messages_are_one_line() -> None:
+    assert str(errors.DataError("no column 'a' among x\ny; rename it")) == "no column 'a' among x y; rename it"

@@ -15,6 +15,9 @@ class EncoderlabError(Exception):
 
     code = 1
 
+    def __str__(self) -> str:
+        return " ".join(super().__str__().splitlines())  # names in a user's data may hold line ends
+
 
 class ConfigError(EncoderlabError):
     """A wrong option, recipe, or combination of options."""

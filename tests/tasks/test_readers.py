@@ -356,6 +356,27 @@ def test_squad_records_of_hugging_face(tmp_path):
 # Bad data: one line with file and row, or a counted remark.
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "record", "shown"),
+    [
+        (
+            "squad2",
+            "train-v2.0.json",
+            {"data": [{"paragraphs": [{"context": "a", "qas": [{"id": "1", "question": None, "answers": []}]}]}]},
+            "None",
+        ),
+        ("c3", "d-train.json", [[["a"], [{"question": "q", "choice": ["a", ["b"]], "answer": "a"}], "1"]], r"\['b'\]"),
+        ("race", "train.jsonl", {"article": 3, "questions": ["q"], "options": [["a", "b"]], "answers": ["A"]}, "3"),
+        ("copa", "train.jsonl", {"premise": "a", "choice1": 1, "choice2": "b", "question": "cause", "label": 0}, "1"),
+        ("multirc", "train.jsonl", {"paragraph": {}, "question": "q", "answer": "a", "label": 0, "idx": {}}, "{}"),
+    ],
+)
+def test_what_stands_for_a_text_and_is_none_is_refused(tmp_path, name, file, record, shown):
+    path = write(tmp_path / file, json.dumps(record))
+    with pytest.raises(DataError, match=rf"{file}:1: {shown} stands for a text; correct the row"):
+        task(name).load(path, "train")
+
+
 def test_words_without_their_sentences_are_said(tmp_path):
     path = write(tmp_path / "train.csv", "sentence,words,labels\n1,Sue,B-PER\n1,ran,O\n")
     layout = WordLists(words="words", tags="labels")

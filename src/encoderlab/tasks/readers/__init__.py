@@ -11,7 +11,7 @@ from pathlib import Path
 
 from encoderlab.errors import DataError, nearest
 from encoderlab.tasks import tables
-from encoderlab.tasks.base import Example, Layout, Remarks
+from encoderlab.tasks.base import Choice, Example, Layout, Question, Remarks, Text
 from encoderlab.tasks.readers.questions import C3, Cloze, Copa, EntityCloze, IdiomGaps, Options, Race, Squad, Stems
 from encoderlab.tasks.readers.texts import Columns, Keywords, MarkedText, MultiRC, WordInContext
 from encoderlab.tasks.readers.words import CharacterSpans, Conll, WordLists
@@ -52,11 +52,25 @@ def examples(layout: Layout, path: Path, remarks: Remarks) -> Iterator[Example]:
         DataError: a record lacks a field, or a field holds something of another kind.
     """
     try:
-        yield from layout.read(path, remarks)
+        for example in layout.read(path, remarks):
+            if strange := [text for text in _texts(example) if not isinstance(text, str)]:
+                raise DataError(f"{path}:{example.row}: {strange[0]!r:.40} stands for a text; correct the row")
+            yield example
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         found = f"no field {error}" if isinstance(error, KeyError) else f"a field of another kind ({error})"
         place = f"{path}:{remarks.row}" if remarks.row else str(path)  # in what comes before the first row
         raise DataError(f"{place}: {found}; expected {_form(layout)}") from error
+
+
+def _texts(example: Example) -> Sequence[object]:
+    """What is to be texts, and is whatever stands in the file."""
+    if isinstance(example, Text):
+        return (example.text,) if example.pair is None else (example.text, example.pair)
+    if isinstance(example, Question):
+        return example.question, example.passage
+    if isinstance(example, Choice):
+        return example.context, example.question, *example.options
+    return ()
 
 
 def _form(layout: Layout) -> str:
