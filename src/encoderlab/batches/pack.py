@@ -437,6 +437,10 @@ def _best_fit(sizes: np.ndarray, room: int) -> np.ndarray:
 # ---
 
 RowFormat = SegmentPairs | SentencePairs | ElectraSegments | FullSentences | Chunks | SingleDocuments | PackedDocuments
+"""A format of shuffled rows. Its ``plan(corpus, documents, rng, framing)`` makes the rows of one block, the documents
+with the numbers ``documents`` (n,): it draws from ``rng`` alone, and no row has more than ``length`` tokens, those of
+``framing`` included.
+"""
 
 
 def check_length(length: int, framing: Framing) -> None:

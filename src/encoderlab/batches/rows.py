@@ -82,7 +82,10 @@ Layout = Literal["single", "pair", "joined", "packed"]
 
 @dataclass(frozen=True)
 class Plan:
-    """The rows of a block as ranges of tokens: row r holds the pieces ``first[r] : first[r + 1]``, at least one."""
+    """The rows of a block as ranges of tokens: row r holds the pieces ``first[r] : first[r + 1]``, at least one.
+
+    Piece p is the tokens ``start[p] : stop[p]`` of document ``document[p]``.
+    """
 
     layout: Layout
     first: np.ndarray  # (R + 1,) int64
@@ -110,8 +113,13 @@ class Plan:
         key: tuple[int, ...] = (),
         numbers: Sequence[int] | None = None,
     ) -> list[Row]:
-        """Rows ``index`` (r,), read from the corpus now, keyed by ``(*key, index)``; all at once, about 10 microseconds
-        each."""
+        """Some rows of the plan, read from the corpus now: all at once, about 10 microseconds each.
+
+        Args:
+            index: (r,), which rows.
+            key: with the row's index behind it, the key of its random numbers (:attr:`Row.key`).
+            numbers: of the rows within the run, for :attr:`Row.number`; None for 0.
+        """
         counts = self.first[index + 1] - self.first[index]
         row = np.repeat(np.arange(len(index)), counts)
         place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
