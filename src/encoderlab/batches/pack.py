@@ -218,6 +218,7 @@ class ElectraSegments:
     def _split(
         self, chunk: list[tuple[int, int, int]], target: int, framing: Framing, uniform: Callable[[], float]
     ) -> list[tuple[int, int, int, int]]:
+        """The sentences of a chunk as pieces (document, start, stop, part), A before B, each cut to what fits."""
         middle = 1 << 62 if uniform() < self.single_share else (target - framing.pair) // 2
         inverted = self.rule == "convbert_release"
         sizes: list[int] = [0, 0]

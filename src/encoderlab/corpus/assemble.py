@@ -189,6 +189,7 @@ def _hold_out(plans: Sequence[Path], documents: Sequence[tuple[int, int, int]]) 
 def _shards(
     pieces: Sequence[Path], plans: Sequence[Path], counts: Counter[str], out: Path, vocab_size: int
 ) -> list[ShardWork]:
+    """Divide the kept documents of both splits among shards. A shard ends with the piece that fills it."""
     work: list[ShardWork] = []
     open_pieces: dict[int, list[tuple[Path, Path]]] = {TRAIN: [], VALIDATION: []}
     totals = {TRAIN: [0, 0], VALIDATION: [0, 0]}

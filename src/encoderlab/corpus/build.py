@@ -323,6 +323,7 @@ def _short(value: Any) -> str:
 
 
 def _tokenizer(settings: BuildSettings, sources: list[Source], part: Path, progress: Progress) -> Tokenizer:
+    """The part's tokenizer: given, trained now, or there from an earlier session."""
     folder = part / TOKENIZER
     if folder.exists():
         return Tokenizer.load(folder)
@@ -382,6 +383,7 @@ def _make_pieces(
     num_shards: int,
     progress: Progress,
 ) -> dict[str, Any]:
+    """Make this part's pieces, but for those that are there, and return the part's record."""
     if (part / PART).exists():
         return json.loads((part / PART).read_bytes())
     folder = part / PIECES
@@ -475,6 +477,7 @@ def _part_record(folder: Path) -> dict[str, Any]:
 
 
 def _assemble(parts: Sequence[Path], out: Path, workers: int, progress: Progress) -> dict[str, Any]:
+    """Make the corpus ``out`` of the pieces of all parts, and delete what it was made from; returns its manifest."""
     for leftover in out.rglob(".*.tmp"):
         leftover.unlink()
     record = json.loads((parts[0] / PART).read_bytes())

@@ -138,6 +138,11 @@ def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
 
 
 def _expand(pattern: str, reading: Reading) -> Iterator[Source]:
+    """The sources that a path, a folder or a glob stands for.
+
+    Raises:
+        DataError: there are none, or the folder is a corpus.
+    """
     path = Path(os.path.expanduser(pattern))  # unlike Path.expanduser it takes a name such as ~draft.txt as it is
     if path.is_dir():
         if _is_corpus(path):
@@ -256,6 +261,11 @@ def _refuse_binary(source: Source, head: bytes) -> None:
 
 
 def _inspect_jsonl(source: Source, reading: Reading, head: bytes) -> Source:
+    """The source with its field of text: the given one, else one of a known name, else the longest of the first line.
+
+    Raises:
+        DataError: the first line is no JSON, or has no such field.
+    """
     if reading.field is not None and reading.invalid_records == "skip":
         return dataclasses.replace(source, field=reading.field)
     line = head.removeprefix(codecs.BOM_UTF8).lstrip().split(b"\n", 1)[0]
@@ -284,6 +294,12 @@ def _inspect_jsonl(source: Source, reading: Reading, head: bytes) -> Source:
 
 
 def _inspect_table(source: Source, reading: Reading, head: str) -> Source:
+    """The source with its delimiter and column of text: the given one, else one of a known name, else the one with the
+    most text in the first 50 rows, by its number where the first row is no header.
+
+    Raises:
+        DataError: no rows, or no such column.
+    """
     unquoted = re.sub('"[^"]*"', "", head.lstrip("\r\n")).split("\n", 1)[0]
     delimiter = "\t" if source.format == "tsv" else max(",;|\t", key=unquoted.count)
     source = dataclasses.replace(source, delimiter=delimiter)

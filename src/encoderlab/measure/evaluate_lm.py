@@ -149,6 +149,7 @@ def context_losses(model: Model, text: Documents, positions: Sequence[int], *, s
 
     @torch.no_grad()
     def losses(context: int) -> np.ndarray:
+        """Negative log-likelihoods in nats of the tokens at ``positions``, each from ``context`` tokens before it."""
         if min(positions) < context:
             raise DataError(
                 f"position {min(positions)} has fewer than {context} tokens before it; choose later positions"

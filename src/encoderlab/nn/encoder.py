@@ -537,6 +537,9 @@ class Encoder(nn.Module):
         window: int | None,
         reverse: Tensor | None,
     ) -> Scope:
+        """The scope of states x (B, L, D). Arguments are those of :meth:`forward`; ``asking`` (B, L) are the documents
+        that queries belong to. Tokens see all memory, within causality and ``window``; padding sees none of it.
+        """
         length = x.shape[1]
         remembered = 0 if memory is None else memory[0].shape[1]
         keys = length + remembered

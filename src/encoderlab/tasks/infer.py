@@ -232,6 +232,12 @@ def _word_columns(path: Path, given: Given) -> tuple[Layout, Form, str]:
 def _text_columns(
     path: Path, columns: Sequence[str], lower: dict[str, str], given: Given, named_id: str | None
 ) -> tuple[Layout, Form, str]:
+    """The columns of text, second text and label: those given, else by their names; also the form, and a sentence that
+    says what was found.
+
+    Raises:
+        DataError: no column is known to be the text.
+    """
     text, pair = given.text, given.pair
     label = given.label or _first([name for name in LABELS if lower.get(name) not in (text, pair)], lower)
     if text is None:

@@ -148,6 +148,9 @@ def _tensors(
     length: int,
     number: int,
 ) -> TaskBatch:
+    """The batch of rows that hold (item, option) pairs side by side, padded to ``length``; ``number`` is that of the
+    first item in the run, from which rows get the numbers that dropout is drawn by.
+    """
     slots = max(map(len, rows))
     first = items[rows[0][0][0]].sequences[0]
     ids = np.full((len(rows), length), pad, np.int64)

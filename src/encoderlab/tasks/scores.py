@@ -107,6 +107,7 @@ def _span(
     null_odds: Mapping[str, float] | None,
     threshold: float,
 ) -> Scores:
+    """The official scores of answers, as shares: they are per cent in :mod:`encoderlab.tasks.answers`."""
     gold: dict[str, list[str]] = {}
     for example in examples:
         assert isinstance(example, Question)

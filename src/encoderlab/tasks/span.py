@@ -218,6 +218,7 @@ class SpanQA(Form):
         return torch.cat([windows.starts(), windows.ends(any_start)[:, 0]])
 
     def _unpacked(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None = None) -> _Windows:
+        """The windows of all rows, one each and padded to the longest, with the places where answers may stand."""
         assert isinstance(model.task, SpanHead)
         rows, slots = batch.sequences()
         begin, length = (batch.labels[name][rows, slots] for name in ("begin", "length"))

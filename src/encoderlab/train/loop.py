@@ -269,6 +269,9 @@ class _Run:
         return 0 if session and place.spent(session) - self.started.spent(session) >= session.amount else None
 
     def _next_batch(self, spent: float) -> Batch:
+        """This process's part of the next batch. Where a phase or another number of rows begins, a new source takes
+        over from the old one, and memory starts empty.
+        """
         recipe, place = self.recipe, self.place
         stage = recipe.stage(spent)
         moved = (stage.phase, stage.rows) != (place.phase, place.batch_rows)

@@ -18,6 +18,8 @@ from encoderlab.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class _Schedule:
+    """What all schedules have: ``warmup``, in steps where it is at least 1, else as a share of the budget."""
+
     warmup: float = 0.0
 
     def warm(self, total: float) -> float:

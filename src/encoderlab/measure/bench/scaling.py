@@ -178,6 +178,7 @@ class _Wire:
 
 
 def _launch(world: int, work: Work) -> dict[str, Any]:
+    """Run ``world`` processes of :func:`_serve`; returns what the first one measured."""
     context = mp.get_context("spawn")
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as place:
@@ -200,6 +201,7 @@ def _launch(world: int, work: Work) -> dict[str, Any]:
 
 
 def _serve(rank: int, world: int, meeting: str, work: Work, results: Any) -> None:
+    """Time steps with and without the exchange of gradients, in turns, and exchanges alone; what a process runs."""
     torch.set_num_threads(1)
     kernels.keep_memory()  # as our training loop does
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
