@@ -10,6 +10,7 @@ import pytest
 
 from encoderlab.corpus.tokenizer import Encoding, Tokenizer
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.interchange.load import find_tokenizer
 from encoderlab.tasks import suites
 from encoderlab.tasks.answers import cmrc, squad
 from encoderlab.tasks.base import Answer, Choice, Question, Task, Text, Words
@@ -112,6 +113,30 @@ def test_document_context_surrounds_the_sentence_without_labels():
     assert items[1].sequences[0].marks["target"].tolist() == [-100] * 3 + [0, 1] + [-100] * 4
     assert shown(items[0].sequences[0]) == "[CLS] one two three red cat four dog [SEP]"
     assert shown(items[3].sequences[0]) == "[CLS] oslo [SEP]"
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "albert"])
+def test_a_sentence_within_its_document_is_the_text_of_the_document(shared, family):
+    """Byte-level BPE has the space before a word within it: a sentence that follows another begins with one."""
+    folder = shared / "data/vocab"
+    text = {
+        "bert": lambda: Tokenizer.load(folder / "bert-base-cased/vocab.txt", lowercase=False),
+        "roberta": lambda: Tokenizer.load(
+            folder / "roberta-base/vocab.json.gz", merges=folder / "gpt2/merges.txt.gz", family="roberta"
+        ),
+        "albert": lambda: find_tokenizer(folder / "albert-style-30k", "albert"),
+    }[family]()
+    lines = ("EU rejects German call .", "Peter Blackburn", "Çelik 's x")
+    sentences = [
+        Words(id=str(i), words=tuple(line.split()), tags=("O",) * len(line.split()), document=0)
+        for i, line in enumerate(lines)
+    ]
+    form = Tagging(task("tagging", labels=("O", "B-X")), text, FormSettings(max_length=64, context="document"))
+    whole, _ = text.frame(text.encode(" ".join(lines)).ids)
+    for item, line in zip(form.items(sentences), lines, strict=True):
+        assert item.sequences[0].ids.tolist() == whole.tolist()
+        words = item.sequences[0].marks["word"]
+        assert words[words >= 0].tolist() == list(range(len(line.split())))
 
 
 # Choice

@@ -45,8 +45,9 @@ class Tagging(Form):
 
     def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
         sentences = [example for example in examples if isinstance(example, Words)]
-        texts = [" ".join(sentence.words) for sentence in sentences]
-        encodings = self.tokenizer.encode_batch(texts)
+        # Within its document a sentence begins with the space before it, which byte-level BPE makes part of its word.
+        shown = [("", *one.words) if self._goes_on(sentences, n) else one.words for n, one in enumerate(sentences)]
+        encodings = self.tokenizer.encode_batch([" ".join(words) for words in shown])
         room = self.settings.max_length - 2
         if room < 1:
             raise ConfigError(f"max_length {self.settings.max_length} leaves no place for a word; choose at least 3")
@@ -54,7 +55,8 @@ class Tagging(Form):
         for number, (sentence, encoding) in enumerate(zip(sentences, encodings, strict=True)):
             if train and sentence.tags is None:
                 continue
-            words = first_tokens(sentence.words, encoding)
+            words = first_tokens(shown[number], encoding)
+            words = np.where(words < 0, -1, words - (len(shown[number]) - len(sentence.words)))
             tags = self._tags(sentence, words)
             left, right = self._context(sentences, encodings, number, room - len(encoding))
             for start in range(0, max(len(encoding), 1), room):
@@ -73,6 +75,11 @@ class Tagging(Form):
             places = np.flatnonzero(words >= 0)
             tags[places] = [self.index.get(sentence.tags[word], IGNORE) for word in words[places]]
         return tags
+
+    def _goes_on(self, sentences: Sequence[Words], number: int) -> bool:
+        """Whether a sentence is shown behind another one of its document."""
+        before = self.settings.context == "document" and number > 0
+        return before and sentences[number - 1].document == sentences[number].document
 
     def _context(
         self, sentences: Sequence[Words], encodings: Sequence[Encoding], number: int, room: int
