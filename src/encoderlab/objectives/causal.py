@@ -22,9 +22,12 @@ from encoderlab.objectives.vocabulary import Vocabulary
 
 @dataclass(frozen=True, kw_only=True)
 class CausalSettings:
-    """``memory``: states remembered in training; ``evaluation_memory``: in evaluation (None: as many).
+    """Settings of :class:`Causal`.
 
-    ``same_length``: in evaluation every token sees the same number of earlier ones, ``evaluation_memory``.
+    Args:
+        memory: how many earlier states each layer sees in training.
+        evaluation_memory: the same in evaluation; None for as many.
+        same_length: in evaluation every token sees exactly ``evaluation_memory`` earlier ones.
     """
 
     kind: Literal["causal"] = "causal"

@@ -30,11 +30,20 @@ from encoderlab.seeds import derive
 class DistillSettings:
     """Settings of :class:`Distill`; a weight of 0 removes its term. Defaults are DistilBERT's.
 
-    ``teacher``: a model folder. ``at``: where logits are compared, at all ``real`` tokens (DistilBERT) or at the
-    ``masked`` ones. ``student_from``: teacher layers that the student's layers start from, in order; empty for a fresh
-    student, and without effect on one that continues (``init_from``). ``match``: pairs (student layer, teacher layer)
-    whose outputs ``hidden_weight`` and attention ``attention_weight`` compare; 0 is the embedding output, which has no
-    attention. ``attention``: compared as ``scores`` before the softmax (TinyBERT) or as ``distributions`` (MobileBERT).
+    Args:
+        teacher: a model folder.
+        masking: what is hidden from both.
+        temperature: divides the logits that are compared.
+        at: where logits are compared: at all ``real`` tokens (DistilBERT), or at the ``masked`` ones.
+        logits_weight: of the divergence between the distributions over the vocabulary.
+        mlm_weight: of the student's own prediction of masked tokens.
+        cosine_weight: of the angle between the last layers' states.
+        hidden_weight: of the difference between the states of the layers in ``match``.
+        attention_weight: of the difference between the attention of the layers in ``match``.
+        attention: is compared as ``scores`` before the softmax (TinyBERT), or as ``distributions`` (MobileBERT).
+        student_from: teacher layers that the student's layers start from, in order; empty for a fresh student, and
+            without effect on one that continues (``init_from``).
+        match: pairs (student layer, teacher layer); layer 0 is the embedding output, which has no attention.
     """
 
     kind: Literal["distill"] = "distill"

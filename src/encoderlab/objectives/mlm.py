@@ -28,7 +28,9 @@ PAIR_LABELS = ("next_sentence", "sentence_order")
 class MLMSettings:
     """Settings of :class:`MLM`.
 
-    ``masking``: what is hidden, drawn afresh for every row of every epoch; ``pair_weight``: of the sentence-pair term.
+    Args:
+        masking: what is hidden, drawn afresh for every row of every epoch.
+        pair_weight: of the sentence-pair term.
     """
 
     kind: Literal["mlm"] = "mlm"

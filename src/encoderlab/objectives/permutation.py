@@ -27,9 +27,11 @@ from encoderlab.seeds import generator
 class PermutationSettings:
     """Settings of :class:`Permutation`.
 
-    ``targets``: what is predicted and in what order; ``memory``: states of earlier rows; ``reuse``: tokens at the start
-    of a row that continue the stream, and whose states are remembered (the ``reuse`` of the rows; 0 for rows that are
-    no streams).
+    Args:
+        targets: what is predicted, and in what order.
+        memory: how many states of earlier rows each layer sees.
+        reuse: tokens at the start of a row that continue the stream, and whose states are remembered: the ``reuse`` of
+            the rows, 0 for rows that are no streams.
     """
 
     kind: Literal["permutation"] = "permutation"

@@ -42,12 +42,17 @@ Sharing = Literal["block", "tables", "none", "disentangled"]
 class RTDSettings:
     """Settings of :class:`RTD`; the defaults are ELECTRA's.
 
-    ``sharing`` of the embeddings: ``block`` (ELECTRA: tables and LayerNorm), ``tables`` alone, ``none``, or
-    ``disentangled`` (DeBERTa v3, section 3.3: the discriminator's tables of words and positions are the generator's,
-    without gradient, plus differences that only the discriminator trains). ``updates``: ``joint``, or ``alternating``
-    as in DeBERTa v3's code: the generator's step, then the discriminator's on what was sampled before it, each clipped
-    by itself. ``predict``: ``replaced`` is the paper's objective; its ablations (section 3.4): ``replaced_masked``, the
-    loss on masked places only; ``original_masked``, replace-MLM; ``original_all``, all-tokens MLM with a copy gate.
+    Args:
+        masking: what the generator predicts.
+        sharing: of the two networks' embeddings. ``block``: tables and LayerNorm (ELECTRA); ``tables`` alone; ``none``;
+            ``disentangled``: the discriminator's tables of words and positions are the generator's, without gradient,
+            plus differences that only the discriminator trains (DeBERTa v3, section 3.3).
+        updates: ``joint``, or ``alternating`` as in DeBERTa v3's code: the generator's step, then the discriminator's
+            on what was sampled before it, each clipped by itself.
+        predict: ``replaced`` is the paper's objective. Its ablations (section 3.4): ``replaced_masked``, the loss on
+            masked places only; ``original_masked``, replace-MLM; ``original_all``, all-tokens MLM with a copy gate.
+        temperature: divides the generator's logits before tokens are sampled.
+        generator_weight, discriminator_weight: of the two losses.
     """
 
     kind: Literal["rtd"] = "rtd"

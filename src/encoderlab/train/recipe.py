@@ -32,7 +32,13 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A stretch of the budget with rows of ``length`` tokens, ``rows`` of them per step over all processes."""
+    """A stretch of the budget.
+
+    Args:
+        length: tokens of a row.
+        rows: per step, over all processes.
+        share: of the budget.
+    """
 
     length: int = 128
     rows: int = 256
@@ -67,10 +73,13 @@ class Ramp:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Validation every ``every`` steps and at the end, on ``rows`` rows.
+    """Validation while a run goes on, and at its end.
 
-    ``best`` is ``loss``, or names an accuracy or score of the validation such as ``f1``; the weights where the loss was
-    lowest, or that number highest, are kept in ``checkpoints/best``.
+    Args:
+        every: steps from one validation to the next.
+        rows: how many are validated on.
+        best: ``loss``, or an accuracy or score of the validation such as ``f1``. The weights where the loss was lowest,
+            or that number highest, are kept in ``checkpoints/best``; None keeps none.
     """
 
     every: int = 1000
@@ -86,8 +95,11 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Saved whenever ``minutes`` or ``steps`` have passed since the last one (None: not for that reason), and at the
-    end; ``keep`` newest stay.
+    """When the state of a run is saved; it is saved at the end too.
+
+    Args:
+        minutes, steps: save when so many have passed since the last time; None: not for that reason.
+        keep: how many checkpoints stay, the newest.
     """
 
     minutes: float | None = 5.0
@@ -109,8 +121,12 @@ class Checkpoints:
 class Execution:
     """How a run is computed, without influence on what is computed; may change when it is resumed.
 
-    ``micro_rows``: rows per forward pass and process; None takes all of a process's rows at once. ``parallel``
-    matters under torchrun only.
+    Args:
+        device: ``auto`` takes a GPU where there is one.
+        micro_rows: rows per forward pass and process; None takes all of a process's rows at once.
+        compile: run the layers through ``torch.compile``.
+        parallel: how processes share the work under torchrun: each has all weights (``ddp``) or a part (``fsdp``).
+        tensorboard: write the metrics for TensorBoard too.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
