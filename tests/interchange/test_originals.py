@@ -163,6 +163,14 @@ def test_the_head_of_a_fine_tuned_fairseq_model(labels: int, shared: Path, tmp_p
     torch.testing.assert_close(scores(load(tmp_path / "hf"), ids), expected)
 
 
+def test_the_dropouts_of_a_fairseq_model(shared: Path, tmp_path: Path) -> None:
+    weights, settings = fairseq.read(shared / "golden/fairseq_checkpoints/roberta_fairseq")
+    given = {"dropout": 0.1, "attention_dropout": 0.2, "activation_dropout": 0.3}
+    torch.save({"model": weights, "args": argparse.Namespace(**settings | given)}, tmp_path / "model.pt")
+    encoder = originals.read_fairseq(tmp_path)["model"].config.encoder
+    assert (encoder.dropout, encoder.attention_dropout, encoder.ff_dropout) == (0.1, 0.2, 0.3)
+
+
 def test_of_several_heads_of_a_fairseq_model_none_is_used(
     shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -318,6 +318,7 @@ def read_fairseq(path: Path, *, allow_missing: bool = False) -> Models:
         activation=fields.activation("activation_fn"),
         dropout=fields.number("dropout", 0.1),
         attention_dropout=fields.number("attention_dropout", 0.1),
+        ff_dropout=fields.number("activation_dropout", 0.0),
     )
     config = ModelConfig(family="roberta", encoder=encoder, lm=LM())
     found = [
