@@ -92,8 +92,13 @@ REVERSED = _one(lambda x: x.flip(0), lambda x: x.flip(0))
 class Rule:
     """One of our tensors and the foreign ones that hold it.
 
-    ``ties``: foreign names of the very same tensor; a file may have them, then they must be equal. ``dialect``: other
-    names under which the tensor may come instead; they are written too where :func:`write` is asked for them.
+    Args:
+        ours: our name, with ``{layer}`` and the like for numbers.
+        theirs: the foreign names.
+        change: how the foreign tensors become ours, and back.
+        ties: foreign names of the very same tensor; a file may have them, then they must be equal.
+        dialect: other names under which the tensor may come instead; they are written too where :func:`write` is asked
+            for them.
     """
 
     ours: str
@@ -107,10 +112,13 @@ class Rule:
 class Layout:
     """All names of one foreign format of one family.
 
-    ``prefix``: what a bare encoder's names lack; ``renames``: patterns of older names and what they became;
-    ``ignored``: names that carry no weight of the model; ``stacked``: tensors that hold all layers along their first
-    axis, read and written as ``NAME/{layer}``; ``pieces``: tensors that hold several, with the name and the length of
-    each.
+    Args:
+        rules: one for each of our tensors.
+        prefix: what a bare encoder's names lack.
+        renames: patterns of older names, and what they became.
+        ignored: patterns of names that carry no weight of the model.
+        stacked: tensors that hold all layers along their first axis, read and written as ``NAME/{layer}``.
+        pieces: tensors that hold several, with the name and the length of each.
     """
 
     rules: tuple[Rule, ...]

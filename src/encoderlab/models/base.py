@@ -13,12 +13,18 @@ from encoderlab.nn.heads import LM, RTD, Classification, Pooler, Span, Tagging, 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """One model. ``family`` names the module in ``encoderlab.models`` that explains it and maps its weights.
+    """One model: an encoder, and the heads that it has.
 
-    ``pooler``, ``lm``, ``pair`` (next sentence, sentence order: D -> 2 on the pooled vector), ``rtd``: the pretraining
-    heads that it has. ``mask_decoder`` > 0: DeBERTa's enhanced mask decoder with a table of that many absolute
-    positions. ``mask_vector``: XLNet's learned start of the query stream. ``task``: the head of a fine-tuned model, its
-    labels by name in ``labels``.
+    Args:
+        family: names the module in ``encoderlab.models`` that explains it.
+        pooler: the vector of a text (BERT's [CLS] pooler); None for no pooler.
+        lm: the head that predicts tokens.
+        pair: whether it has the head of next sentence or sentence order, D -> 2 on the pooled vector.
+        rtd: the head that detects replaced tokens.
+        mask_decoder: rows of the table of absolute positions in DeBERTa's enhanced mask decoder; 0 for no decoder.
+        mask_vector: whether it has XLNet's learned start of the query stream.
+        task: the head of a fine-tuned model.
+        labels: of the task, in the order of the head's scores.
     """
 
     family: str
@@ -42,9 +48,13 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What a family module declares: its sizes, and the heads that fine-tuning puts on it.
+    """What a family module declares.
 
-    ``sizes`` maps a published name to its configuration; ``generators`` maps a discriminator's name to its generator's.
+    Args:
+        about: a description of the family.
+        sizes: published names and their configurations.
+        generators: names of discriminators and the configurations of their generators.
+        classification, tagging, span: the heads that fine-tuning puts on the family's models.
     """
 
     name: str

@@ -270,8 +270,9 @@ class Block(nn.Module):
     def forward(self, x: Tensor, source: Tensor | Keyed, scope: Scope) -> tuple[Tensor, Keyed | None]:
         """The layer's output (B, L, D), and its keys and values if the scope keeps them.
 
-        x (B, L, D): what queries come from and what the output is added to. ``source``: the states (B, M, D) that keys
-        and values come from, or these themselves.
+        Args:
+            x: (B, L, D), what queries come from and what the output is added to.
+            source: the states (B, M, D) that keys and values come from, or these themselves.
         """
         keys, out = scope.keys, self.attention.out
         if self.pre:
@@ -633,8 +634,8 @@ def update_memory(
 ) -> tuple[Tensor, ...] | None:
     """The memory of every layer after a row, (B, at most ``length``, D) without gradient; None if ``length`` is 0.
 
-    It is the end of ``memory`` and ``inputs``, the states (B, L, D) that each layer has read. ``reuse``: of the row,
-    only the first ``reuse`` positions are remembered (XLNet, whose next row starts behind them).
+    It is the end of ``memory`` and ``inputs``, the states (B, L, D) that each layer has read; of these only the first
+    ``reuse`` positions, if it is given (XLNet, whose next row starts behind them).
     """
     if length == 0:
         return None

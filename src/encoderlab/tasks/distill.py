@@ -42,8 +42,11 @@ FLOOR = -1e30  # the score of what does not exist: a place behind a window, an o
 class Teaching:
     """Who teaches, and how much it counts. Defaults are those of DistilBERT's code for SQuAD.
 
-    ``teacher``: a fine-tuned model folder; in what a run keeps of its recipe, the hash of that model's weights and
-    labels. ``temperature``: T, of both distributions. ``weight``: a, the teacher's share of the loss.
+    Args:
+        teacher: a fine-tuned model folder; in what a run keeps of its recipe, the hash of that model's weights and
+            labels.
+        temperature: T, of both distributions.
+        weight: a, the teacher's share of the loss.
     """
 
     teacher: str = ""

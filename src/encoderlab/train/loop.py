@@ -102,8 +102,9 @@ def train(
     """Train ``objective`` in place until the recipe's budget is spent, in the run folder ``out``, resuming what lies
     there.
 
-    ``session`` limits this call rather than the run: when it is spent, a checkpoint is written and Stopped raised.
-    ``peak``: operations per second of one device; with ``data.operations``, the run's share of it is shown.
+    Args:
+        session: limits this call rather than the run: when it is spent, a checkpoint is written and Stopped raised.
+        peak: operations per second of one device; with ``data.operations``, the run's share of it is shown.
 
     Raises:
         Stopped: by SIGINT, SIGTERM or the end of ``session``, after a checkpoint; its code is 130, 143 or 75.
