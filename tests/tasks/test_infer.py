@@ -74,6 +74,9 @@ def test_columns_of_passages_are_given(tmp_path):
     (example,) = task.read([path], "train").examples
     assert (example.passage, example.question, example.answers) == ("it is red", "what?", (Answer("red", 6),))
     assert "asked about page, answer = 'found'" in said
+    path.write_text("1,it is red,what?,red\n2,it is blue,what?,\n")
+    task, _ = task_of(path, Given(form="span", text="1", pair="2", label="3"))
+    assert [e.answers for e in task.read([path], "train").examples] == [(Answer("red", 6),), ()]
     path.write_text("context,question,gold\na,b,a\n")
     with pytest.raises(DataError, match=r"t.csv:2: no label; .*no column 'answers'"):
         task_of(path)[0].read([path], "train")

@@ -23,7 +23,8 @@ class Squad:
 
     An answer that does not stand at its offset is moved to its nearest mention; one that stands nowhere keeps its
     text for scoring and cannot be trained on. Both are counted. Case may differ: TriviaQA's answers are in lower case.
-    ``context``, ``question`` and ``answer`` are the columns of records; answers may also stand in ``answer``.
+    ``context``, ``question`` and ``answer`` are the columns of records, or numbers for a table without a header;
+    answers may also stand in ``answer``.
     """
 
     context: str = "context"
@@ -31,17 +32,22 @@ class Squad:
     answer: str = "answers"
 
     @property
+    def positional(self) -> bool:
+        return all(name.isdigit() for name in self.needs)
+
+    @property
     def needs(self) -> tuple[str, ...]:
         return (self.context, self.question)
 
     def matches(self, columns: Sequence[str]) -> bool:
-        return not columns or set(self.needs) <= set(columns) or {"context_text", "qas"} <= set(columns)
+        found = holds(columns, self.needs, self.positional, None) if columns else True
+        return found or {"context_text", "qas"} <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Question]:
         if tables.suffix(path) not in (*TABLES, ".parquet") and tables.is_document(path):
             yield from self._nested(path, remarks)
             return
-        for record in records(path, remarks, self.needs, quoted=True):
+        for record in records(path, remarks, self.needs, positional=self.positional, quoted=True):
             for qa in record.fields.get("qas", ()):
                 passage = text_of(record, "context_text", path)
                 answers = self._answers(qa)
