@@ -170,3 +170,9 @@ def test_compare() -> None:
     before = {"a": {"b": 1, "c": [1, 2]}, "execution": {"compile": False}, "log_every": 1}
     assert compare(before, {"a": {"b": 1, "c": [1, 2]}, "execution": {"compile": True}, "log_every": 5}) == []
     assert compare(before, {"a": {"b": 2}, "d": None}) == ["a.b was 1, now 2", "a.c was [1, 2], now null"]
+
+
+def test_another_recipe_by_name_is_said_first_and_the_rest_counted(tmp_path: Path) -> None:
+    RunFolder(tmp_path, {"name": "one"} | {f"a{n}": n for n in range(9)}, {}).close()
+    with pytest.raises(ConfigError, match=r'name was "one", now "two"; a0 was .*; a3 was 3, now null; 5 more\)'):
+        RunFolder(tmp_path, {"name": "two"}, {})
