@@ -89,6 +89,14 @@ def test_columns_without_a_header_are_numbers(tmp_path):
     assert [e.label for e in task.read([path], "train").examples] == ["x", "x", "y"]
 
 
+def test_names_and_numbers_of_columns_do_not_mix(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text,label,2\na,x,p\nb,y,q\n")
+    with pytest.raises(ConfigError, match="column 'label' has a name and column 0 a number; give all names"):
+        task_of(path, Given(text="0", label="label"))
+    assert task_of(path, Given(text="text", pair="2", label="label"))[0].form == "classification"
+
+
 def test_labels_come_from_training(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("text,label\na,10\nb,9\nc,10\n")

@@ -79,9 +79,16 @@ def task_of(path: Path, given: Given | None = None) -> tuple[Task, str]:
         raise ConfigError(f"form {given.form!r}{nearest(given.form, FORMS)}")
     remarks = Remarks(path)
     columns = tables.columns(path, remarks)
-    for name in (given.text, given.pair, given.label, given.id):
-        if name is not None and name not in columns and not name.isdigit():
+    named = [name for name in (given.text, given.pair, given.label, given.id) if name is not None]
+    for name in named:
+        if name not in columns and not name.isdigit():
             raise ConfigError(f"{path}: no column {name!r}{nearest(name, columns)}")
+    number, word = (next((name for name in named if name.isdigit() == digits), None) for digits in (True, False))
+    if number is not None and word is not None and number not in columns:
+        raise ConfigError(
+            f"{path}: column {word!r} has a name and column {number} a number; give all names, or, where the first row "
+            f"is no header, all numbers"
+        )
     layout, form, words = _layout(path, columns, given)
     if isinstance(layout, Columns) and layout.label in layout.needs:
         raise ConfigError(f"{path}: {layout.label!r} is text and label at once; give another --text or --label")
