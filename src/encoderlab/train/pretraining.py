@@ -175,10 +175,12 @@ def _check_streams(recipe: Recipe) -> None:
     """Shuffled rows and streams each serve some objectives and settings only."""
     objective, rows = recipe.objective, recipe.rows
     streams = isinstance(rows, StreamFormat)
-    if not streams and any(getattr(objective, name, None) for name in ("memory", "evaluation_memory")):
+    remembered = [name for name in ("memory", "evaluation_memory") if getattr(objective, name, None)]
+    if remembered and not streams:
+        kind = "contiguous_streams" if isinstance(objective, CausalSettings) else "xlnet_streams"
         raise ConfigError(
-            f"memory of earlier rows means nothing for shuffled rows ({rows.kind}); "
-            "set rows to contiguous_streams or xlnet_streams, or memory and evaluation_memory to 0"
+            f"memory of earlier rows means nothing for shuffled rows ({rows.kind}); set rows to {kind}, or "
+            f"{' and '.join(f'objective.{name}' for name in remembered)} to 0"
         )
     if isinstance(objective, CausalSettings) and isinstance(rows, XLNetStreams):
         raise ConfigError("xlnet_streams hold reused and paired text, not a stream; set rows to contiguous_streams")
