@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memory_corpus import MemoryCorpus
 
 from encoderlab.batches.pack import Framing, Row
-from encoderlab.batches.permutation import Targets, arrange, hidden, permute, sample_spans
+from encoderlab.batches.permutation import Permuted, Targets, arrange, permute, sample_spans
 from encoderlab.batches.streams import Stream, TokenLine, XLNetStreams
 from encoderlab.corpus.shards import Document
 from encoderlab.errors import ConfigError
@@ -23,6 +23,11 @@ HALF = 16
 @pytest.fixture(scope="module")
 def golden(shared: Path) -> dict[str, np.ndarray]:
     return dict(np.load(shared / "golden" / "xlnet_data_functions.npz"))
+
+
+def hidden(permuted: Permuted) -> np.ndarray:
+    """What each position may not see, (n, n)."""
+    return permuted.query_rank[:, None] <= permuted.key_rank[None, :]
 
 
 class LegacyNumpy:
@@ -88,7 +93,7 @@ def test_orders_equal_the_release(golden: dict[str, np.ndarray]) -> None:
         orders = [golden[f"input/permutations_{half}_half"][record] for half in ("first", "second")]
         chosen = golden["output/record.is_masked"][record].astype(bool)
         permuted = arrange(ids, chosen, special, [HALF, HALF], orders)
-        mask = hidden(permuted.query_rank, permuted.key_rank)
+        mask = hidden(permuted)
         assert np.array_equal(mask, golden["output/features.perm_mask"][record].astype(bool))
         count = len(permuted.positions)
         assert np.array_equal(golden["output/features.target_mask"][record], np.arange(8) < count)
@@ -131,7 +136,7 @@ def test_order_against_explicit_construction(seed: int, shape: tuple[int, int, i
     chosen, special = rng.random(first + second) < 0.3, rng.random(first + second) < 0.1
     orders = [rng.permutation(block), rng.permutation(block)]
     permuted = arrange(np.arange(first + second), chosen, special, [first, second], orders)
-    mask = hidden(permuted.query_rank, permuted.key_rank)
+    mask = hidden(permuted)
     assert np.array_equal(mask, explicit_mask(chosen, special, first, orders))
     # No leak: over any number of layers of the content stream, a target does not reach its own query.
     content = (~mask | np.eye(len(mask), dtype=bool)).astype(float)

@@ -71,6 +71,7 @@ def bad(tmp_path: Path, name: str, content: bytes | str) -> str:
         ("a.txt.gz", gzip.compress(b"", mtime=0), 3, "a.txt.gz: the file is empty"),
         ("a.txt", b"%PDF-1.7 text", 3, r"a.txt: binary data \(PDF\), expected text"),
         ("a.txt", bytes(range(256)) * 10, 3, "a.txt: binary data .250 control bytes"),
+        ("a.txt", TEXT.encode("utf-32"), 3, "UTF-32, expected UTF-8; convert it: iconv"),
         ("a.txt", TEXT.encode("utf-16"), 3, "UTF-16, expected UTF-8; convert it: iconv"),
         ("a.txt.gz", gzip.compress(TEXT.encode() * 9, mtime=0)[:-20], 3, "a.txt.gz: .* truncated"),
         ("a.txt.gz", b"no gzip at all", 3, "a.txt.gz: damaged"),

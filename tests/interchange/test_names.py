@@ -22,7 +22,7 @@ def layouts(case: str, config: ModelConfig) -> dict[str, names.Layout]:
     adaptive, generator = config.encoder.adaptive, config.rtd is None
     if adaptive is not None:
         found["pytorch"] = tables.transformer_xl(adaptive, config.encoder.vocab, original=True)
-        found["tensorflow"] = tables.transformer_xl_tf(adaptive, config.encoder.vocab)
+        found["tensorflow"] = tables.transformer_xl_tf(adaptive)
     elif config.family in ("electra", "convbert"):
         grouped = config.encoder.ff_groups > 1
         found["tensorflow"] = (tables.electra_tf_grouped if grouped else tables.electra_tf)(generator=generator)

@@ -453,7 +453,7 @@ def test_maps_of_transformer_xl(
     (tmp_path / "transformer_xl_config.json").write_text(json.dumps(config))
     assert same_weights(read(tmp_path)["model"], model)
     assert not caplog.records
-    found = names.write(tables.transformer_xl_tf(adaptive, vocab), folder.weights(model), encoder)
+    found = names.write(tables.transformer_xl_tf(adaptive), folder.weights(model), encoder)
     fields = configs.Fields({name: value for name, value in config.items() if "proj" not in name}, "TF")
     again, _ = originals._txl_tf(fields, found)  # told by the variables
     assert not mapped or again.encoder.adaptive == adaptive
@@ -478,14 +478,14 @@ def test_clusters_as_wide_as_the_layers_may_have_no_map(tied: Any) -> None:
     with torch.no_grad():
         clusters.maps[0].copy_(torch.eye(32))
         model.lm.maps["0"].copy_(torch.eye(32))
-    layout = tables.transformer_xl_tf(adaptive, 50)
+    layout = tables.transformer_xl_tf(adaptive)
     tensors = names.write(layout, folder.weights(model), model.config.encoder)
     for name in ("adaptive_embed/cutoff_0/proj_W", "adaptive_softmax/cutoff_0/proj"):
         del tensors[f"transformer/{name}"]
     given = {"n_token": 50, "n_layer": 2, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48, "div_val": 2}
     fields = configs.Fields({**given, "cutoffs": [10, 30], "proj_same_dim": False}, "TF")
     config, found = originals._txl_tf(fields, tensors)
-    again = huggingface.assemble(config, found, tables.transformer_xl_tf(config.encoder.adaptive, 50), Path("TF"))
+    again = huggingface.assemble(config, found, tables.transformer_xl_tf(config.encoder.adaptive), Path("TF"))
     ids, targets = torch.randint(50, (2, 7)), torch.arange(14) * 3
     with torch.no_grad():
         states, others = (m.encoder(ids).last.flatten(0, 1) for m in (model, again))

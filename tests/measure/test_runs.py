@@ -84,11 +84,11 @@ def test_one_line_is_enough(tmp_path):
 def test_only_runs_that_predict_the_same_are_ranked(tmp_path):
     """With more hidden, or sampled from a generator, the same model needs other bits."""
 
-    def verdict(*objectives: dict, corpora: int = 1) -> str:
+    def verdict(*objectives: dict, corpora: int = 1, better: float = 1.0) -> str:
         place = tmp_path / str(len(list(tmp_path.iterdir())))
         places = []
         for i, objective in enumerate(objectives):
-            places.append(folder(place / f"run{i}", line(1, 9.0 - i), line(1, 9.0 - i, "valid")))
+            places.append(folder(place / f"run{i}", line(1, 9.0), line(1, 9.0 - better * i, "valid")))
             recipe = json.loads((places[-1] / "recipe.json").read_text()) | {"objective": objective}
             (places[-1] / "recipe.json").write_text(json.dumps(recipe))
             sessions = {"sessions": [{"data": {"corpus": str(i % corpora)}, "started": "", "command": ["encoderlab"]}]}
@@ -99,6 +99,7 @@ def test_only_runs_that_predict_the_same_are_ranked(tmp_path):
     ranked = "run1 needs the fewest bits per byte of held-out text: 2.667."
     assert verdict(mlm, mlm | {"pair_weight": 0.0}) == ranked
     assert verdict(mlm, mlm, corpora=2).startswith(f"{ranked} Their corpora differ")
+    assert verdict(mlm, mlm, better=0.0) == "run0 and run1 need the fewest bits per byte of held-out text: 3.000."
     for other in (more, mlm | {"kind": "rtd"}):
         assert verdict(mlm, other) == "2 runs, which have no bits per byte of one objective to be ranked by."
 

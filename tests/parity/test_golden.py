@@ -308,11 +308,7 @@ def test_transformer_xl(golden: Golden) -> None:
     golden.close(total, "loss_sum" if tensorflow else "loss_sum_of_segment_means", atol=5e-5)
     total.backward()
     vocab = model.config.encoder.vocab
-    layout = (
-        tables.transformer_xl_tf(adaptive, vocab)
-        if tensorflow
-        else tables.transformer_xl(adaptive, vocab, original=True)
-    )
+    layout = tables.transformer_xl_tf(adaptive) if tensorflow else tables.transformer_xl(adaptive, vocab, original=True)
     golden.same_gradients(gradients(model, layout))
 
 

@@ -29,11 +29,12 @@ from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
 from encoderlab.seeds import generator
 from encoderlab.train import checkpoint
-from encoderlab.train.folder import METRICS, TIMING
+from encoderlab.train.folder import METRICS
 from encoderlab.train.loop import Data, Outcome, train
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Phase, Training
 
 VOCAB, WIDTH = 37, 16
+TIMING = ("seconds", "tokens_per_second", "waiting", "peak_share")  # what a line of metrics has from the clock
 
 
 class Toy(Objective):

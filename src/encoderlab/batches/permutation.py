@@ -166,12 +166,6 @@ def arrange(
     return Permuted(positions, ids[positions], query_rank.astype(np.int32), key_rank.astype(np.int32))
 
 
-def hidden(query_rank: np.ndarray, key_rank: np.ndarray) -> np.ndarray:
-    """What a position may not see: (..., L), (..., L) -> (..., L, L) bool. The content stream sees itself all the
-    same."""
-    return query_rank[..., :, None] <= key_rank[..., None, :]
-
-
 def _parts(length: int, reuse: int, count: int) -> tuple[list[int], list[int]]:
     """Sizes of the parts of a row, and how many targets each has."""
     if not reuse:

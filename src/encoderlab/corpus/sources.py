@@ -39,6 +39,12 @@ TEXT_FIELDS = (
     *("text", "content", "contents", "body", "document", "article", "paragraphs", "paragraph", "passage", "sentence"),
 )
 MAX_RECORD = 64 << 20  # bytes of the longest JSON line or CSV field
+MARKS = {  # that of UTF-32 begins like that of UTF-16
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
 BINARY = {
     b"%PDF": "PDF",
     b"PK\x03\x04": "zip",
@@ -230,7 +236,7 @@ def inspect_source(source: Source, reading: Reading) -> Source:
     """``source`` with its text field known, after a look at its first bytes.
 
     Raises:
-        DataError: binary data, UTF-16, no such field, or a field that cannot be inferred.
+        DataError: binary data, UTF-16 or UTF-32, no such field, or a field that cannot be inferred.
     """
     if source.format == "parquet":
         return _inspect_parquet(source, reading)
@@ -251,8 +257,9 @@ def inspect_source(source: Source, reading: Reading) -> Source:
 
 
 def _refuse_binary(source: Source, head: bytes) -> None:
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError(f"{source.name}: UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
+    for mark, encoding in MARKS.items():
+        if head.startswith(mark):
+            raise DataError(f"{source.name}: {encoding}, expected UTF-8; convert it: iconv -f {encoding} -t UTF-8")
     kind = next((kind for magic, kind in BINARY.items() if head.startswith(magic)), None)
     controls = len(head) - len(head.translate(None, _CONTROL_BYTES))
     if kind or controls > max(3, len(head) / 100):

@@ -42,7 +42,7 @@ def weights(model: Model) -> dict[str, Tensor]:
     return {name: tensor.cpu().contiguous() for name, tensor in state.items()}
 
 
-def save(model: Model, folder: str | os.PathLike[str], *, card: str = "") -> None:
+def save(model: Model, folder: str | os.PathLike[str]) -> None:
     """Write the model folder in one step: it is complete or it is not there. An older folder of ours is replaced.
 
     Raises:
@@ -58,7 +58,7 @@ def save(model: Model, folder: str | os.PathLike[str], *, card: str = "") -> Non
         safetensors.torch.save_file(weights(model), aside / "model.safetensors", metadata={"format": "pt"})
         if model.tokenizer is not None:
             model.tokenizer.save(aside)
-        (aside / "README.md").write_text(card or _card(model), encoding="utf-8")
+        (aside / "README.md").write_text(_card(model), encoding="utf-8")
 
     write_whole(folder, fill)
 

@@ -93,7 +93,7 @@ def assemble(
     expected = _shapes(_unfilled(config))
     reading = names.read(layout, tensors, expected, config.encoder, source=str(source))
     config = heads.without(config, reading.missing, expected)
-    config = _settle(config, reading, tensors, layout, source)
+    config = _settle(config, reading, tensors, source)
     model = _unfilled(config)
     expected = _shapes(model)
     state = {name: tensor for name, tensor in reading.weights.items() if name in expected}
@@ -284,9 +284,7 @@ def _shapes(model: Model) -> dict[str, torch.Size]:
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
-def _settle(
-    config: ModelConfig, reading: names.Reading, tensors: Mapping[str, Tensor], layout: names.Layout, source: Path
-) -> ModelConfig:
+def _settle(config: ModelConfig, reading: names.Reading, tensors: Mapping[str, Tensor], source: Path) -> ModelConfig:
     """Choices that depend on the weights themselves."""
     encoder = config.encoder
     types = reading.weights.get("encoder.embeddings.types")

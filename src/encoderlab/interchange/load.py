@@ -50,6 +50,8 @@ def load(path: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
             f"{folder}: holds a run that is not finished; finish it, or take what it has learnt so far: "
             f"encoderlab convert {folder} OUT"
         )
+    if folder.resolve().parent.name == "checkpoints":
+        raise DataError(f"{folder}: holds a checkpoint, not a model; run: encoderlab convert {folder} OUT")
     raise DataError(f"{folder}: holds no config.json; give a model folder, or a run folder with model/")
 
 

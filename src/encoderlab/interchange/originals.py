@@ -71,7 +71,7 @@ def read_tensorflow(path: Path, *, allow_missing: bool = False) -> Models:
     if any(name.startswith("transformer/adaptive_embed/") for name in tensors):
         config, tensors = _txl_tf(_config_beside(folder, "transformer_xl_config.json"), tensors)
         assert config.encoder.adaptive is not None
-        layout = tables.transformer_xl_tf(config.encoder.adaptive, config.encoder.vocab)
+        layout = tables.transformer_xl_tf(config.encoder.adaptive)
         return {"model": assemble(config, tensors, layout, source)}
     raise DataError(
         f"{source}: its variables belong to no known family; BERT, ALBERT, ELECTRA, ConvBERT, XLNet and Transformer-XL "

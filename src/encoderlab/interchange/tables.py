@@ -542,7 +542,7 @@ def transformer_xl(adaptive: Adaptive, vocab: int, *, original: bool) -> Layout:
     )
 
 
-def transformer_xl_tf(adaptive: Adaptive, vocab: int) -> Layout:
+def transformer_xl_tf(adaptive: Adaptive) -> Layout:
     """The original TensorFlow code; without cutoffs, and with divisor 1, the tables have no scope of their cluster."""
     layer = "transformer/layer_{layer}/"
     embed, softmax = "transformer/adaptive_embed/", "transformer/adaptive_softmax/"

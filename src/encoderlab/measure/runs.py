@@ -213,8 +213,10 @@ def comparison(records: Mapping[str, RunRecord]) -> str:
     words = f"{len(records)} runs, which have no bits per byte of one objective to be ranked by."
     ends = {name: held[-1] for name, record in records.items() if (held := _bits(record))}
     if len(ends) > 1 and len({_asked(records[name]) for name in ends}) == 1:
-        best = min(ends, key=lambda name: ends[name])
-        words = f"{best} needs the fewest bits per byte of held-out text: {ends[best]:.3f}."
+        least = min(ends.values())
+        best = [name for name, bits in ends.items() if bits == least]
+        need = "needs" if len(best) == 1 else "need"
+        words = f"{' and '.join(best)} {need} the fewest bits per byte of held-out text: {least:.3f}."
         if len({records[name].data.get("corpus") for name in ends}) > 1:
             words += " Their corpora differ: this counts only if the texts are the same."
     failed = [name for name, record in records.items() if record.diverged is not None]

@@ -195,11 +195,11 @@ class TfIdf:
 class LogisticRegression:
     """Multinomial logistic regression with an L2 penalty, on sparse rows, by L-BFGS (Liu and Nocedal, 1989).
 
-    Minimises ``C * sum of cross-entropies + |W|^2 / 2``; the biases are free, as in scikit-learn.
+    Minimises ``sum of cross-entropies + |W|^2 / 2``; the biases are free, as in scikit-learn, whose ``C`` is 1 here.
     """
 
-    def __init__(self, classes: int, *, inverse_penalty: float = 1.0, steps: int = 100) -> None:
-        self.classes, self.inverse_penalty, self.steps = classes, inverse_penalty, steps
+    def __init__(self, classes: int, *, steps: int = 100) -> None:
+        self.classes, self.steps = classes, steps
         self.weights = np.zeros((1, classes))
         self.bias = np.zeros(classes)
 
@@ -214,9 +214,9 @@ class LogisticRegression:
             scores = _times(row, column, value, weights, len(rows)) + bias
             scores -= scores.max(1, keepdims=True)
             log_p = scores - np.log(np.exp(scores).sum(1, keepdims=True))
-            error = (np.exp(log_p) - onehot) * self.inverse_penalty
+            error = np.exp(log_p) - onehot
             gradient = np.vstack([_times(column, row, value, error, width) + weights, error.sum(0)])
-            return float(-(log_p * onehot).sum() * self.inverse_penalty + (weights**2).sum() / 2), gradient
+            return float((weights**2).sum() / 2 - (log_p * onehot).sum()), gradient
 
         theta = _lbfgs(loss, np.zeros((width + 1, self.classes)), self.steps)
         self.weights, self.bias = theta[:-1], theta[-1]

@@ -33,8 +33,6 @@ EXECUTION = ("execution.", "checkpoints.", "log_every")
 """Fields of a recipe that may change between sessions of one run: how it is computed and what is kept of it, not what
 is computed.
 """
-TIMING = ("seconds", "tokens_per_second", "waiting", "peak_share")
-"""Keys of a metrics line that depend on the machine; all others repeat exactly when a run is resumed."""
 
 
 class RunFolder:
