@@ -300,7 +300,7 @@ def _library(file: Path, data: dict[str, Any]) -> tokenizers.Tokenizer:
         raise DataError(f"{file}: names no unk_id, the piece for unknown characters; write it again or fetch it anew")
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(data))
-    except Exception as error:
+    except Exception as error:  # the library raises bare exceptions
         raise DataError(
             f"{file}: not a tokenizer ({str(error).splitlines()[0]}); write it again or fetch it anew"
         ) from None

@@ -221,7 +221,7 @@ def read_pickled(path: Path) -> Any:
         raise DataError(f"{path}: does not exist") from None
     except DataError:
         raise
-    except Exception as error:
+    except Exception as error:  # a foreign file makes the reader fail in any way
         if "Unsupported" in str(error) or "unsafe" in str(error).lower():
             raise DataError(
                 f"{path}: holds more than weights and would run code when read; save its state dict as safetensors"
