@@ -579,6 +579,11 @@ def test_what_a_killed_process_left_is_swept_up(tmp_path: Path) -> None:
     if not child:
         folder.write_whole(tmp_path / "out", killed)
     os.waitpid(child, 0)
-    assert list(tmp_path.glob(".out-*/half"))
+    assert list(tmp_path.glob(".out.*.tmp/half"))
+    replaced = tmp_path / ".out.1.old"  # as of a process that was killed between the two renamings
+    replaced.mkdir()
+    with pytest.raises(ZeroDivisionError):
+        folder.write_whole(tmp_path / "out", lambda aside: 1 / 0)
+    assert [path.name for path in tmp_path.iterdir()] == [replaced.name]  # which alone holds the model
     folder.save(make(CONFIGS["bert"]), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

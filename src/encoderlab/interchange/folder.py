@@ -65,15 +65,20 @@ def save(model: Model, folder: str | os.PathLike[str]) -> None:
 
 def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
     """Make ``folder`` with the files that ``fill`` writes into a folder aside; an older one is replaced when it is
-    done. Where ``folder`` is a link, this is what it leads to.
+    done. Where ``folder`` is a link, this is what it leads to. What killed processes left of it is swept up: folders
+    that were not done at once, older ones (``.NAME.PID.old``) when a new one stands in their place.
 
     Raises:
         DataError: it could not be written, as on a full disk.
     """
     folder = folder.resolve()
-    for left in folder.parent.glob(f".{glob.escape(folder.name)}-*[0-9]"):  # by a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    aside = folder.with_name(f".{folder.name}-{os.getpid()}")
+
+    def sweep(kind: str) -> None:
+        for left in folder.parent.glob(f".{glob.escape(folder.name)}.*.{kind}"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    sweep("tmp")
+    aside, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("tmp", "old"))
     try:
         aside.mkdir(parents=True)
         fill(aside)
@@ -82,12 +87,9 @@ def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
                 with file.open("rb") as opened:
                     os.fsync(opened.fileno())
         if folder.exists():
-            old = folder.with_name(f".{folder.name}-old-{os.getpid()}")
             os.rename(folder, old)
-            os.rename(aside, folder)
-            shutil.rmtree(old)
-        else:
-            os.rename(aside, folder)
+        os.rename(aside, folder)
+        sweep("old")
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(
