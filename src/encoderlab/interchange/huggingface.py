@@ -146,12 +146,11 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
     tensors = names.write(layout, weights, config.encoder, dialects=both_heads, ties=ties)
     tensors |= _additions(config, form.model_type)
     notes = _notes(config)
-    kept, given = (
-        {head for head in ("lm", "pair", "rtd", "pooler") if getattr(one, head)} for one in (config, model.config)
-    )
-    if kept != given:
-        lost = ", ".join(sorted(given - kept))
-        notes.append(f"left out, as classes of transformers with a task head have none: {lost}")
+    lost = [
+        head for head in ("lm", "pair", "pooler", "rtd") if getattr(model.config, head) and not getattr(config, head)
+    ]
+    if lost:
+        notes.append(f"left out, as classes of transformers with a task head have none: {', '.join(lost)}")
 
     def fill(aside: Path) -> None:
         (aside / "config.json").write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -136,8 +136,10 @@ def models_at(folder: Path) -> dict[str, Model]:
     load_weights(objective, folder)
     models = {name: model.eval() for name, model in objective.models().items()}
     place = folder.resolve().parents[1] / TOKENIZER
-    for model in models.values() if place.is_dir() else ():
-        folders.give_tokenizer(model, Tokenizer.load(place), place)
+    if place.is_dir():
+        tokenizer = Tokenizer.load(place)
+        for model in models.values():
+            folders.give_tokenizer(model, tokenizer, place)
     return models
 
 

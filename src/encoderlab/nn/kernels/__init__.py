@@ -242,10 +242,8 @@ def mixed_attention(
     span, weight = _as_products(span, weight)
     fast = _kernels(qkv, value, span, weight)
     if fast is cpu and len(weight) <= heads * cpu.convolution.MOST_TAPS:
-        if visible is not None:
-            visible = cpu.attention.full_rows(visible, qkv.shape[1])
         given = (value.contiguous(), span.contiguous(), weight, bias)
-        seen = (visible, cpu.convolution.documents(doc, value), keys)
+        seen = (cpu.attention.full_rows(visible, qkv.shape[1]), cpu.convolution.documents(doc, value), keys)
         return apply(cpu.mixed.MixedAttention, packed_heads(qkv, heads), *given, *seen, scale, p, site)
     q, k, v = packed_heads(qkv, heads).unbind()
     attended = attend(q, k, v, visible=visible, scale=scale, p=p, keys=keys, site=site).transpose(1, 2).flatten(2)

@@ -185,7 +185,7 @@ def relative_arguments(q: Tensor, k: Tensor, relative: Relative, scale: float) -
         rows(relative.key_rows),
         None if query is None else dense(query.to(q.dtype)),
         None if relative.segment is None else (relative.segment.float() * scale).contiguous(),
-        None if different is None else full_rows(different, k.shape[2]),
+        full_rows(different, k.shape[2]),
         relative.table,
     )
 
@@ -288,8 +288,10 @@ class AttendRelative(Function):
         return *given, *[None] * 7
 
 
-def full_rows(x: Tensor, columns: int) -> Tensor:
-    """x (..., M or 1) of four dimensions with dense rows of all ``columns``."""
+def full_rows(x: Tensor | None, columns: int) -> Tensor | None:
+    """x (..., M or 1), if there is one, of four dimensions with dense rows of all ``columns``."""
+    if x is None:
+        return None
     if x.dim() < 4:
         x = x[(None,) * (4 - x.dim())]
     return dense(x if x.shape[-1] == columns else x.expand(*x.shape[:-1], columns))
@@ -311,9 +313,7 @@ def attend(
     relative: Relative | None,
 ) -> Tensor:
     """Of the arguments of :func:`encoderlab.nn.kernels.attend`."""
-    q, k, v = dense(q), dense(k), dense(v)
-    if visible is not None:
-        visible = full_rows(visible, k.shape[2])
+    q, k, v, visible = dense(q), dense(k), dense(v), full_rows(visible, k.shape[2])
     if relative is not None:
         terms = relative_arguments(q, k, relative, scale)
         return apply(AttendRelative, q, k, v, *terms, visible, keys, scale, p, site)
@@ -326,6 +326,5 @@ def attend_packed(
     qkv: Tensor, heads: int, visible: Tensor | None, keys: Tensor | None, scale: float, p: float, site: int
 ) -> Tensor:
     """Of the arguments of :func:`encoderlab.nn.kernels.attend_packed`."""
-    if visible is not None:
-        visible = full_rows(visible, qkv.shape[1])
+    visible = full_rows(visible, qkv.shape[1])
     return apply(AttendPacked, packed_heads(qkv, heads), visible, keys, scale, p, site).transpose(1, 2).flatten(2)
