@@ -77,6 +77,16 @@ def test_activations_are_computed_once(tmp_path, monkeypatch):
     assert len(list(tmp_path.glob("*.npy"))) == 1
 
 
+def test_networks_that_read_the_same_layers_share_their_activations(tmp_path, monkeypatch):
+    frozen, _, splits = store_of(tmp_path)
+    frozen.items(splits["train"].examples)
+    monkeypatch.setattr(features.Store, "_compute", lambda *a: pytest.fail("computed again"))
+    for other in (replace(LSTM, lstm_width=8), replace(LSTM, lstm_layers=0)):
+        again, _, _ = store_of(tmp_path, frozen=other)
+        ids = again.items(splits["train"].examples)[0].sequences[0].ids
+        assert np.array_equal(again.store.read(ids), frozen.store.read(ids))
+
+
 def test_sentences_of_a_packed_row_are_read_alone(tmp_path):
     frozen, _, splits = store_of(tmp_path)
     items = frozen.items(splits["train"].examples)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,7 +84,7 @@ class Store:
         """The first row of the activations of ``items``: of every word's first token, or the mean of every sequence.
         ``room``: tokens of a sequence at most.
         """
-        key = hashlib.sha256(json.dumps([self.model_hash, asdict(self.settings), words]).encode())
+        key = hashlib.sha256(json.dumps([self.model_hash, self.numbers, self.settings.dtype, words]).encode())
         for item in items:
             for sequence in item.sequences:
                 key.update(sequence.ids.tobytes() + sequence.marks.get("word", np.zeros(0, np.int32)).tobytes())

@@ -47,7 +47,7 @@ from encoderlab.tasks.span import SpanQA, best_texts
 from encoderlab.train import checkpoint
 from encoderlab.train.distributed import join
 from encoderlab.train.folder import hardware
-from encoderlab.train.loop import Data, load_weights, train
+from encoderlab.train.loop import Data, Outcome, load_weights, train
 from encoderlab.train.optim import AdamW, Optim
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Phase, Training
 from encoderlab.train.schedule import Polynomial, Schedule
@@ -133,10 +133,8 @@ def finetune(
         ConfigError, DataError, Stopped, Diverged, OutOfMemory: as the training loop.
     """
     recipe = replace(recipe, form=replace(recipe.form, pairs=has_pairs(splits["train"])))
-    teacher, named = None, recipe.distill
-    if named is not None:
-        teacher, known = read_teacher(named)
-        recipe = replace(recipe, distill=known)
+    named = recipe.distill
+    recipe, teacher = _read_teacher(recipe)
     about = {"after": [], **(about or {})}
     if "model" not in about:
         about["model"] = model_hash(model)
@@ -145,6 +143,7 @@ def finetune(
     check_splits(task, splits)
     if teacher is not None and named is not None:
         check_teacher(teacher, model, task, named.teacher)
+        about["teacher"] = named.teacher
     encodings = encodings or Encodings()
     finished = read_result(out, recipe, splits, identity)
     if finished is not None:
@@ -165,36 +164,50 @@ def finetune(
     if model.config.task is not None:
         notes.append(said)
     form.finish(objective.model)
-    written = {
+    world = join(recipe.execution.device)
+    world.wait()  # every process has read the weights that the first one now deletes
+    if world.main:
+        notes += write_submissions(task, splits, predictions, out)
+    record = {
         **identity,
-        "metric": task.metric,
+        **_record(task, splits, recipe, outcome),
         "scores": scores,
+        "notes": sorted(set(notes)),
         "head": said,
-        "seed": recipe.seed,
         "epochs": round(recipe.budget.amount * recipe.batch / len(items), 2),
+        "cut": cut,
+        **about,
+    }
+    if world.main:
+        write_run(objective.model, task, form.settings, splits, predictions, record, out)
+    world.wait()  # for what others read from here on
+    return Result(folder=out, record=record, model=out / "model", predictions=predictions)
+
+
+def _read_teacher(recipe: Recipe) -> tuple[Recipe, Model | None]:
+    """The recipe as its run keeps it, with the hash of the teacher's weights for its folder, and the teacher."""
+    if recipe.distill is None:
+        return recipe, None
+    teacher, known = read_teacher(recipe.distill)
+    return replace(recipe, distill=known), teacher
+
+
+def _record(task: Task, splits: Mapping[str, Split], recipe: Recipe, outcome: Outcome) -> dict[str, Any]:
+    """What a score says of the run that it is of: how it was trained, on what, for how long and on which machine."""
+    return {
+        "metric": task.metric,
+        "seed": recipe.seed,
         "best_step": _best_step(outcome.best),
         "steps": outcome.step,
         "examples": {name: len(split) for name, split in splits.items()},
-        "cut": cut,
         "data": {name: split.sha256 for name, split in splits.items()},
         "selection": recipe.select + (" on dev" if recipe.select == "best_epoch" else " step"),
         "seconds": outcome.seconds,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "hardware": hardware(),
         "recipe": to_dict(recipe),
-        **({} if named is None else {"teacher": named.teacher}),
         "remarks": remarks_of(splits),
-        **about,
     }
-    world = join(recipe.execution.device)
-    world.wait()  # every process has read the weights that the first one now deletes
-    if world.main:
-        notes += write_submissions(task, splits, predictions, out)
-    written["notes"] = sorted(set(notes))
-    if world.main:
-        write_run(objective.model, task, form.settings, splits, predictions, written, out)
-    world.wait()  # for what others read from here on
-    return Result(folder=out, record=written, model=out / "model", predictions=predictions)
 
 
 def _note_of_length(cut: int, task: Task, recipe: Recipe) -> list[str]:
