@@ -29,7 +29,7 @@ from encoderlab.nn.kernels import Relative
 from encoderlab.nn.kernels.gpu import attention, convolution, rows, vocabulary
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-CAPABILITIES = 80, 90  # A100, H100
+CAPABILITIES = 80, 86, 90, 120  # A100, RTX 3090, H100, RTX 5090
 EVERYTHING = (torch.float32, torch.bfloat16), (32, 64, 128), (256, 768, 1024)  # widths of heads and of models
 FEW = (torch.bfloat16,), (64,), (768,)
 
@@ -161,7 +161,10 @@ def cases(
 
 if __name__ == "__main__":
     few = "few" in sys.argv
+    works = cases(*(FEW if few else EVERYTHING))
+    if few:
+        works["widest"] = attend(torch.float32, 128, "deberta")
     for capability in [90] if few else CAPABILITIES:
-        for name, work in cases(*(FEW if few else EVERYTHING)).items():
+        for name, work in works.items():
             for kernel in recorded(work, capability):
                 print(json.dumps({"case": name} | resources(kernel)), flush=True)

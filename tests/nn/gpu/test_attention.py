@@ -44,6 +44,7 @@ def slow(q, k, v, bias, visible, scale, p, relative=None):
         ((1, 40, 16, 16), "keys", (ROWS, 1, 1, 40), 0.2),
         ((33, 70, 64, 64), "per head", (1, 2, 33, 70), 0.2),
         ((50, 70, 8, 16), "queries", (ROWS, 2, 50, 70), 0.0),
+        ((40, 50, 80, 96), "pairs", None, 0.2),
     ],
 )
 def test_attend(shape, mask, bias, p):

@@ -302,12 +302,14 @@ def matrix(x: Tensor | None) -> Matrix:
 
 
 def tiling(q: Tensor, v: Tensor, *tables: Tensor | None) -> dict[str, Any]:
-    """Tiles whose scores, probabilities and accumulators stay in registers (tests/nn/gpu/machine.py shows them).
+    """Tiles whose scores, probabilities and accumulators stay in registers, and whose operands fit the 99 KiB of shared
+    memory that every GPU since 2020 has (tests/nn/gpu/machine.py shows both).
 
     Products of float32 take three products in TF32 each, which is right to 2^-21; or one, where torch's own may.
     """
     width, value = (max(16, triton.next_power_of_2(x.shape[-1])) for x in (q, v))
-    size = 64 if q.element_size() == 2 and max(width, value) <= 64 else 32
+    half, narrow = q.element_size() == 2, max(width, value) <= 64
+    size = 64 if half and narrow else 32 if half or narrow else 16
     exact = torch.get_float32_matmul_precision() == "highest"
     return {
         "WIDTH": width, "VALUE": value, "QUERIES": size, "KEYS": size, "PRECISION": "tf32x3" if exact else "tf32",
