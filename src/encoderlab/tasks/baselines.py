@@ -1,19 +1,19 @@
 """What a model has to beat: the most frequent label, TF-IDF with logistic regression, word overlap, a tag dictionary.
 
-Own NumPy implementations; a few thousand examples take seconds.
+A few thousand examples take seconds.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from encoderlab.tasks.base import Choice, Question, Split, Task, Text, Words
+from encoderlab.tasks.linear import LogisticRegression, TfIdf
 from encoderlab.tasks.scores import score
 
 WEIGHTS = 2**23  # of the regression at most: 64 MiB, of which L-BFGS keeps some twenty copies
@@ -21,7 +21,9 @@ _WORD = re.compile(r"[一-鿿]|\w+|[^\w\s]")
 
 
 def baselines(task: Task, train: Split, dev: Split) -> dict[str, dict[str, float]]:
-    """Scores on ``dev`` of every baseline that the task's form has, by name."""
+    """Scores on ``dev`` of every baseline for the task's form, by name; one that does not apply (word overlap of single
+    texts) is left out.
+    """
     found = {name: predict(train.examples, dev.examples) for name, predict in _BASELINES[task.form].items()}
     return {
         name: score(task, dev.examples, predictions)[0]
@@ -69,8 +71,8 @@ def _terms(example: Text) -> list[str]:
 
 
 def _threshold_on_overlap(train: Sequence[Any], dev: Sequence[Any]) -> list[str] | None:
-    """The share of common words, cut where it separates two labels best in training; for more labels, or one, cut
-    into fifths.
+    """The label from the share of common words: of two labels, by the threshold that is best in training; of any other
+    number, the most frequent one among training examples in the same fifth.
     """
     if train[0].pair is None:
         return None
@@ -88,6 +90,7 @@ def _threshold_on_overlap(train: Sequence[Any], dev: Sequence[Any]) -> list[str]
 
 
 def _vote(shares: np.ndarray, labels: np.ndarray, edges: np.ndarray, share: float) -> str:
+    """The most frequent label where ``shares`` lie between the same ``edges`` as ``share``; of all if none does."""
     near = labels[np.digitize(shares, edges) == np.digitize(share, edges)]
     return Counter((near if len(near) else labels).tolist()).most_common(1)[0][0]
 
@@ -107,7 +110,7 @@ def _overlap(a: str, b: str) -> float:
 # Tags, options, answers
 
 
-def _most_frequent_tag(train: Sequence[Words], dev: Sequence[Words]) -> list[tuple[str, ...]]:
+def _tag_dictionary(train: Sequence[Words], dev: Sequence[Words]) -> list[tuple[str, ...]]:
     """The tag that a word had most often; an unknown word has the most frequent tag of all."""
     by_word: dict[str, Counter[str]] = {}
     every: Counter[str] = Counter()
@@ -120,7 +123,7 @@ def _most_frequent_tag(train: Sequence[Words], dev: Sequence[Words]) -> list[tup
     return [tuple(table.get(word, usual) for word in sentence.words) for sentence in dev]
 
 
-def _all_outside(train: Sequence[Words], dev: Sequence[Words]) -> list[tuple[str, ...]]:
+def _most_frequent_tag_of_all(train: Sequence[Words], dev: Sequence[Words]) -> list[tuple[str, ...]]:
     usual = Counter(tag for sentence in train for tag in sentence.tags or ()).most_common(1)[0][0]
     return [(usual,) * len(sentence.words) for sentence in dev]
 
@@ -158,120 +161,7 @@ _BASELINES: dict[str, dict[str, Any]] = {
         "word overlap": _threshold_on_overlap,
     },
     "regression": {"mean": _mean, "word overlap": _overlap_number},
-    "tagging": {"majority": _all_outside, "dictionary": _most_frequent_tag},
+    "tagging": {"majority": _most_frequent_tag_of_all, "dictionary": _tag_dictionary},
     "choice": {"majority": _usual_place, "word overlap": _overlapping_option},
     "span": {"majority": _no_answer, "word overlap": _overlapping_sentence},
 }
-
-
-class TfIdf:
-    """Term frequencies 1 + log tf, inverse document frequencies as scikit-learn smooths them, rows of length 1; sparse
-    rows. Terms of at least two documents are kept, of more than ``most`` those of most documents.
-    """
-
-    def __init__(self, documents: Iterable[Sequence[str]], *, most: int | None = None) -> None:
-        counts: Counter[str] = Counter()
-        size = 0
-        for document in documents:
-            counts.update(set(document))
-            size += 1
-        common = (term for term, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])) if count > 1)
-        kept = sorted(islice(common, most))
-        self.index = {term: i for i, term in enumerate(kept)}
-        df = np.array([counts[term] for term in kept], dtype=float)
-        self.idf = np.log((1 + size) / (1 + df)) + 1
-
-    def __call__(self, documents: Iterable[Sequence[str]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(columns, values) of each document."""
-        rows = []
-        for document in documents:
-            counts = Counter(self.index[term] for term in document if term in self.index)
-            columns = np.fromiter(counts, np.int64, len(counts))
-            values = (1 + np.log(np.fromiter(counts.values(), float, len(counts)))) * self.idf[columns]
-            rows.append((columns, values / max(float(np.linalg.norm(values)), 1e-12)))
-        return rows
-
-
-class LogisticRegression:
-    """Multinomial logistic regression with an L2 penalty, on sparse rows, by L-BFGS (Liu and Nocedal, 1989).
-
-    Minimises ``sum of cross-entropies + |W|^2 / 2``; the biases are free, as in scikit-learn, whose ``C`` is 1 here.
-    """
-
-    def __init__(self, classes: int, *, steps: int = 100) -> None:
-        self.classes, self.steps = classes, steps
-        self.weights = np.zeros((1, classes))
-        self.bias = np.zeros(classes)
-
-    def fit(self, rows: Sequence[tuple[np.ndarray, np.ndarray]], target: np.ndarray) -> LogisticRegression:
-        """Learn from sparse rows and the class of each."""
-        row, column, value = _coordinates(rows)
-        width = int(column.max(initial=0)) + 1
-        onehot = np.eye(self.classes)[target]
-
-        def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
-            weights, bias = theta[:-1], theta[-1]
-            scores = _times(row, column, value, weights, len(rows)) + bias
-            scores -= scores.max(1, keepdims=True)
-            log_p = scores - np.log(np.exp(scores).sum(1, keepdims=True))
-            error = np.exp(log_p) - onehot
-            gradient = np.vstack([_times(column, row, value, error, width) + weights, error.sum(0)])
-            return float((weights**2).sum() / 2 - (log_p * onehot).sum()), gradient
-
-        theta = _lbfgs(loss, np.zeros((width + 1, self.classes)), self.steps)
-        self.weights, self.bias = theta[:-1], theta[-1]
-        return self
-
-    def scores(self, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-        """Unnormalised log-probabilities (n, classes)."""
-        row, column, value = _coordinates(rows)
-        known = column < len(self.weights)
-        return _times(row[known], column[known], value[known], self.weights, len(rows)) + self.bias
-
-
-def _coordinates(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    sizes = [len(columns) for columns, _ in rows]
-    row = np.repeat(np.arange(len(rows)), sizes)
-    none = [np.zeros(0, np.int64)]
-    return row, np.concatenate([columns for columns, _ in rows] or none), np.concatenate([v for _, v in rows] or none)
-
-
-def _times(into: np.ndarray, source: np.ndarray, value: np.ndarray, dense: np.ndarray, size: int) -> np.ndarray:
-    """Sparse times dense: row ``into[k]`` of the result gathers ``value[k] * dense[source[k]]``."""
-    return np.stack(
-        [np.bincount(into, value * dense[source, c], minlength=size) for c in range(dense.shape[1])], axis=1
-    )
-
-
-def _lbfgs(function: Any, start: np.ndarray, steps: int, memory: int = 10) -> np.ndarray:
-    """Minimise a smooth function (value, gradient) with limited-memory BFGS and backtracking."""
-    x, (value, gradient) = start, function(start)
-    pairs: list[tuple[np.ndarray, np.ndarray, float]] = []
-    for _ in range(steps):
-        if np.abs(gradient).max() < 1e-4:
-            break
-        direction = -gradient
-        alphas = []
-        for s, y, rho in reversed(pairs):
-            alphas.append(rho * float((s * direction).sum()))
-            direction = direction - alphas[-1] * y
-        if pairs:
-            s, y, rho = pairs[-1]
-            direction = direction / (rho * float((y * y).sum()))
-        else:
-            direction = direction / max(float(np.linalg.norm(gradient)), 1.0)
-        for (s, y, rho), alpha in zip(pairs, reversed(alphas), strict=True):
-            direction = direction + s * (alpha - rho * float((y * direction).sum()))
-        slope, size = float((gradient * direction).sum()), 1.0
-        while True:
-            candidate = x + size * direction
-            new_value, new_gradient = function(candidate)
-            if new_value <= value + 1e-4 * size * slope or size < 1e-10:
-                break
-            size /= 2
-        s, y = candidate - x, new_gradient - gradient
-        curvature = float((s * y).sum())
-        if curvature > 1e-10:
-            pairs = [*pairs[-memory + 1 :], (s, y, 1 / curvature)]
-        x, value, gradient = candidate, new_value, new_gradient
-    return x

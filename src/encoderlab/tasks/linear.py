@@ -1,0 +1,133 @@
+"""TF-IDF features and multinomial logistic regression, in NumPy: the bag-of-words baseline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+import numpy as np
+
+SparseRow = tuple[np.ndarray, np.ndarray]  # columns and values, (k,) each
+
+
+class TfIdf:
+    """Sparse rows (1 + log tf) idf of Euclidean length 1, with scikit-learn's smooth idf = ln((1 + n) / (1 + df)) + 1.
+
+    n is the number of documents, df how many of them hold the term. Terms of a single document are dropped, and of the
+    others all but the ``most`` frequent.
+    """
+
+    def __init__(self, documents: Iterable[Sequence[str]], *, most: int | None = None) -> None:
+        counts: Counter[str] = Counter()
+        size = 0
+        for document in documents:
+            counts.update(set(document))
+            size += 1
+        common = (term for term, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])) if count > 1)
+        kept = sorted(islice(common, most))
+        self.index = {term: i for i, term in enumerate(kept)}
+        df = np.array([counts[term] for term in kept], dtype=float)
+        self.idf = np.log((1 + size) / (1 + df)) + 1
+
+    def __call__(self, documents: Iterable[Sequence[str]]) -> list[SparseRow]:
+        """The row of each document: its columns and their values, (k,) each."""
+        rows = []
+        for document in documents:
+            counts = Counter(self.index[term] for term in document if term in self.index)
+            columns = np.fromiter(counts, np.int64, len(counts))
+            values = (1 + np.log(np.fromiter(counts.values(), float, len(counts)))) * self.idf[columns]
+            rows.append((columns, values / max(float(np.linalg.norm(values)), 1e-12)))
+        return rows
+
+
+class LogisticRegression:
+    """Multinomial logistic regression with an L2 penalty, on sparse rows, by L-BFGS (Liu and Nocedal, 1989).
+
+    Minimises ``sum of cross-entropies + |W|^2 / 2``; the biases are free, as in scikit-learn, whose ``C`` is 1 here.
+    """
+
+    def __init__(self, classes: int, *, steps: int = 100) -> None:
+        self.classes, self.steps = classes, steps
+        self.weights = np.zeros((1, classes))
+        self.bias = np.zeros(classes)
+
+    def fit(self, rows: Sequence[SparseRow], target: np.ndarray) -> LogisticRegression:
+        """Learn from sparse rows and the class of each, (n,)."""
+        row, column, value = _coordinates(rows)
+        width = int(column.max(initial=0)) + 1
+        onehot = np.eye(self.classes)[target]
+
+        def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
+            weights, bias = theta[:-1], theta[-1]
+            scores = _times(row, column, value, weights, len(rows)) + bias
+            scores -= scores.max(1, keepdims=True)
+            log_p = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+            error = np.exp(log_p) - onehot
+            gradient = np.vstack([_times(column, row, value, error, width) + weights, error.sum(0)])
+            return float((weights**2).sum() / 2 - (log_p * onehot).sum()), gradient
+
+        theta = _lbfgs(loss, np.zeros((width + 1, self.classes)), self.steps)
+        self.weights, self.bias = theta[:-1], theta[-1]
+        return self
+
+    def scores(self, rows: Sequence[SparseRow]) -> np.ndarray:
+        """Unnormalised log-probabilities (n, classes)."""
+        row, column, value = _coordinates(rows)
+        known = column < len(self.weights)
+        return _times(row[known], column[known], value[known], self.weights, len(rows)) + self.bias
+
+
+def _coordinates(rows: Sequence[SparseRow]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Row, column and value of every number, (k,) each."""
+    sizes = [len(columns) for columns, _ in rows]
+    row = np.repeat(np.arange(len(rows)), sizes)
+    none = [np.zeros(0, np.int64)]
+    return row, np.concatenate([columns for columns, _ in rows] or none), np.concatenate([v for _, v in rows] or none)
+
+
+def _times(into: np.ndarray, source: np.ndarray, value: np.ndarray, dense: np.ndarray, size: int) -> np.ndarray:
+    """Sparse times dense, (size, columns): row ``into[k]`` is the sum of its ``value[k] * dense[source[k]]``."""
+    return np.stack(
+        [np.bincount(into, value * dense[source, c], minlength=size) for c in range(dense.shape[1])], axis=1
+    )
+
+
+def _lbfgs(
+    function: Callable[[np.ndarray], tuple[float, np.ndarray]], start: np.ndarray, steps: int, memory: int = 10
+) -> np.ndarray:
+    """Minimise a function that returns value and gradient, by limited-memory BFGS with backtracking line search.
+
+    ``pairs`` are the last ``memory`` steps s, changes of the gradient y, and rho = 1 / (s . y); the direction is the
+    two-loop recursion of Nocedal and Wright, 2006, algorithm 7.4.
+    """
+    x, (value, gradient) = start, function(start)
+    pairs: list[tuple[np.ndarray, np.ndarray, float]] = []
+    for _ in range(steps):
+        if np.abs(gradient).max() < 1e-4:
+            break
+        direction = -gradient
+        alphas = []
+        for s, y, rho in reversed(pairs):
+            alphas.append(rho * float((s * direction).sum()))
+            direction = direction - alphas[-1] * y
+        if pairs:
+            s, y, rho = pairs[-1]
+            direction = direction / (rho * float((y * y).sum()))
+        else:
+            direction = direction / max(float(np.linalg.norm(gradient)), 1.0)
+        for (s, y, rho), alpha in zip(pairs, reversed(alphas), strict=True):
+            direction = direction + s * (alpha - rho * float((y * direction).sum()))
+        slope, size = float((gradient * direction).sum()), 1.0
+        while True:
+            candidate = x + size * direction
+            new_value, new_gradient = function(candidate)
+            if new_value <= value + 1e-4 * size * slope or size < 1e-10:
+                break
+            size /= 2
+        s, y = candidate - x, new_gradient - gradient
+        curvature = float((s * y).sum())
+        if curvature > 1e-10:
+            pairs = [*pairs[-memory + 1 :], (s, y, 1 / curvature)]
+        x, value, gradient = candidate, new_value, new_gradient
+    return x
