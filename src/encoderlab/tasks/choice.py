@@ -1,6 +1,4 @@
-"""Multiple choice: one score per option from its summary vector, a softmax over the options (Devlin et al., 2019,
-4.4).
-"""
+"""Multiple choice: one score per option from its summary vector, a softmax over them (Devlin et al., 2019, 4.4)."""
 
 from __future__ import annotations
 
@@ -29,14 +27,14 @@ GAP = re.compile(r"#idiom\d*#")  # ChID's, with a number (CLUE) or without (FewC
 
 
 class MultipleChoice(Form):
-    """The options of an example are one item and batched together.
+    """Scores the options of an example against each other; they form one item, so that they are in one batch.
 
-    The first text is the context (or the question if there is none), the second the question and the option; the
-    context is cut first. With a gap in the question the option fills it; with a gap in the context (ChID) the option
-    comes first and the text around the gap, held open by mask tokens, second.
+    An option is a sequence of two texts: the context (or the question, if there is no context), then the question with
+    the option. What is too long is cut from the context first. A gap in the question is filled by the option. With a
+    gap in the context (ChID) the option comes first, then the text around the gap, which mask tokens stand for.
 
     ``choice=clue`` writes what CLUE's baselines read: "[CLS] document [SEP] question [SEP] option [SEP]" (C3), and
-    "[CLS] option [SEP] left [unused1] right [SEP]" in one segment, other gaps held open by mask tokens (ChID).
+    "[CLS] option [SEP] left [unused1] right [SEP]" in one segment, with mask tokens for other gaps (ChID).
     """
 
     summary = True
@@ -71,6 +69,7 @@ class MultipleChoice(Form):
         return items
 
     def _options(self, example: Choice) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Ids and segments of the sequence of every option."""
         begin = np.empty(0, np.int64)  # of every second text
         if example.gap:
             seconds = [example.question.replace(example.gap, option) for option in example.options]
@@ -87,14 +86,19 @@ class MultipleChoice(Form):
         room = self.settings.max_length - 4
         # The context gives way, down to a quarter of the room; what is still too much is cut from the longer side.
         kept = context.ids[: max(room - longest, room // 4)]
-        self.cut += len(kept) < len(context)
+        self.cut += len(kept) < len(context) or any(self._is_cut(kept, option) for option in options)
         return [self.tokenizer.frame(kept, option, max_length=self.settings.max_length) for option in options]
 
+    def _is_cut(self, first: np.ndarray, second: np.ndarray) -> bool:
+        """Whether a sequence of these two texts loses tokens of them."""
+        spans = self.tokenizer.spans(len(first), len(second), max_length=self.settings.max_length)
+        return spans.a + spans.b < len(first) + len(second)
+
     def _cloze(self, example: Choice, mask: str) -> list[tuple[np.ndarray, np.ndarray]]:
+        """As :meth:`_options` for a gap in the context, which stands in the middle of the text where that is long."""
         place = example.context.index(example.gap)
         around = (example.context[:place], example.context[place + len(example.gap) :])
-        # Other gaps of the passage are held open too; the text begins and ends half a sequence away from this one.
-        texts = [GAP.sub(mask * MASKS, part) for part in around]
+        texts = [GAP.sub(mask * MASKS, part) for part in around]  # masks for the other gaps of the passage
         left, right, *options = self.tokenizer.encode_batch([*texts, *example.options])
         clue = self.settings.choice == "clue"
         middle = np.array([self._gap_token()]) if clue else np.full(MASKS, self.tokenizer.special.mask)
@@ -115,7 +119,7 @@ class MultipleChoice(Form):
         return {"choice": _groups(batch)[1]}
 
     def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
-        """-log of the probability of the right options together, summed over the examples."""
+        """Minus the log of the total probability of the correct options, summed over the examples."""
         scores, rows, slots = self._scores(model, states, batch, noise)
         group, groups = _groups(batch)
         right = batch.labels["right"][rows, slots] == 1
@@ -128,7 +132,7 @@ class MultipleChoice(Form):
         return {"choice": Term((everything - answers).sum(), groups, hits=(best_right >= best).sum())}
 
     def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
-        """(examples, most options), filled up with the least number where an example has fewer."""
+        """(examples, most options) with a very small number where an example has fewer options."""
         scores, rows, slots = self._scores(model, states, batch, noise)
         group, groups = _groups(batch)
         most = int(batch.on_host.labels["option"].max()) + 1
@@ -138,7 +142,7 @@ class MultipleChoice(Form):
     def _scores(
         self, model: Model, states: States, batch: TaskBatch, noise: Noise | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Score of every sequence, in the order of rows, and its row and slot; (n,) each."""
+        """The score of every sequence, in the order of rows, its row and its slot; (n,) each."""
         assert isinstance(model.task, ClassificationHead)
         chosen = summary_places(batch, model, self.tokenizer)
         x, keys = summaries(model, states, chosen, noise)
@@ -163,7 +167,7 @@ class MultipleChoice(Form):
 
 
 def _groups(batch: TaskBatch) -> tuple[Tensor, int]:
-    """The number of its example within the batch for every sequence, (n,) in the order of rows, and of how many."""
+    """The index within the batch of the example of every sequence, (n,) in the order of rows; how many there are."""
     known = batch.on_host
     found, group = torch.unique(known.labels["item"][known.sequences()], return_inverse=True)
     return batch.bring(group), len(found)

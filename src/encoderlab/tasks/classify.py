@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from encoderlab.batches.batch import IGNORE
-from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.corpus.tokenizer import Encoding, Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange.heads import NUMBER
 from encoderlab.model import Model
@@ -26,7 +26,10 @@ from encoderlab.tasks.rows import Encoded, Item, TaskBatch, to_numpy
 
 
 class Classify(Form):
-    """A label: cross-entropy over the classes. A number: squared error of one output."""
+    """Cross-entropy over the classes of a classification, squared error of the one output of a regression.
+
+    The output of a regression learns ``(number - offset) / factor``.
+    """
 
     learned = ("cut", "offset", "factor")
     summary = True
@@ -35,7 +38,7 @@ class Classify(Form):
         super().__init__(task, tokenizer, settings)
         self.numbers = task.form == "regression"
         self.index = {label: i for i, label in enumerate(task.labels or ())}
-        self.offset, self.factor = 0.0, 1.0  # prediction = offset + factor * output
+        self.offset, self.factor = 0.0, 1.0
         if self.numbers and settings.targets == "unit" and task.range is not None:
             self.offset, self.factor = task.range[0], task.range[1] - task.range[0]
 
@@ -64,7 +67,7 @@ class Classify(Form):
         if self.settings.pairs is not None and self.settings.pairs != bool(pairs) and examples:
             learned, given = ("two texts", "one") if self.settings.pairs else ("one text", "two")
             raise DataError(f"the model learned from {learned} per example, here is {given}; give the columns it needs")
-        second = self.tokenizer.encode_batch(pairs) if pairs else [None] * len(examples)
+        second: Sequence[Encoding | None] = self.tokenizer.encode_batch(pairs) if pairs else [None] * len(examples)
         items = []
         for number, (example, a, b) in enumerate(zip(examples, first, second, strict=True)):
             assert isinstance(example, Text)
@@ -76,7 +79,7 @@ class Classify(Form):
                 items.append(Item(number, (self._frame(b, a, label),)))
         return items
 
-    def _frame(self, a: Any, b: Any, label: float | int) -> Encoded:
+    def _frame(self, a: Encoding, b: Encoding | None, label: float | int) -> Encoded:
         longest = self.settings.max_length
         ids, segments = self.tokenizer.frame(a.ids, None if b is None else b.ids, max_length=longest)
         kept = self.tokenizer.spans(len(a), None if b is None else len(b), max_length=longest)
@@ -89,7 +92,7 @@ class Classify(Form):
         return IGNORE if example.label is None else self.index.get(str(example.label), IGNORE)
 
     def _scale(self, numbers: Sequence[float]) -> None:
-        """Numbers without a known range are learned with mean 0 and deviation 1."""
+        """Learn numbers without a known range with mean 0 and standard deviation 1."""
         self.offset, self.factor = float(np.mean(numbers)), float(np.std(numbers)) or 1.0
 
     def counts(self, batch: TaskBatch) -> dict[str, int]:
@@ -113,7 +116,7 @@ class Classify(Form):
     def _scores(
         self, model: Model, states: States, batch: TaskBatch, noise: Noise | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores (n, labels) and targets (n,) of the sequences in the order of rows."""
+        """Scores (n, labels) and targets (n,) of all sequences in the order of rows."""
         assert isinstance(model.task, ClassificationHead)
         chosen = summary_places(batch, model, self.tokenizer)
         x, keys = summaries(model, states, chosen, noise)
@@ -152,7 +155,7 @@ class Classify(Form):
         return super().average(outputs)
 
     def finish(self, model: Model) -> None:
-        """Fold the scale of the numbers into the output map, so that the saved model needs to know of none."""
+        """Fold the scale of the numbers into the output layer, so that the saved model answers in those of the file."""
         if not self.numbers:
             return
         assert isinstance(model.task, ClassificationHead)

@@ -110,9 +110,7 @@ class TaughtObjective(TaskObjective):
 
     @torch.no_grad()
     def wanted(self, batch: TaskBatch) -> Tensor:
-        """The teacher's scores, in the student's order of labels and its units: shaped as :meth:`Form.scores` has
-        them.
-        """
+        """The teacher's scores as the student's :meth:`Form.scores`: with its order of labels, in its units."""
         scores = self.form.scores(self.teacher, self._teacher[0].states(batch), batch, None)
         if self.columns is not None:
             return scores[:, self.columns]
@@ -129,7 +127,8 @@ class TaughtObjective(TaskObjective):
 
 
 def read_teacher(settings: Teaching) -> tuple[Model, Teaching]:
-    """The teacher, and the settings with its hash in place of its folder: the same teacher elsewhere is the same run.
+    """The teacher, and the settings with its hash in place of its folder, so that a run resumes wherever the teacher
+    lies.
 
     Raises:
         ConfigError, DataError: no folder is given, or it holds no model.
@@ -142,10 +141,10 @@ def read_teacher(settings: Teaching) -> tuple[Model, Teaching]:
 
 
 def check_teacher(teacher: Model, student: Model, task: Task, name: str) -> None:
-    """Refuse a teacher that cannot teach ``student`` the ``task``, whose labels are known.
+    """Refuse a teacher that cannot teach ``student`` the ``task``, whose labels are known. ``name`` is for messages.
 
     Raises:
-        ConfigError: it has no head or one of another form, other labels, or other token ids; ``name`` is said.
+        ConfigError: it has no head or one of another form, other labels, or another tokenizer.
     """
     if teacher.task is None:
         raise ConfigError(f"teacher {name}: has no task head; give a model fine-tuned on {task.name}")
@@ -175,6 +174,7 @@ def check_teacher(teacher: Model, student: Model, task: Task, name: str) -> None
 
 
 def _check_span(model: Model, name: str) -> None:
+    """Refuse an answer head whose end depends on the start."""
     if isinstance(model.task, SpanHead) and model.task.config.form != "independent":
         raise ConfigError(
             f"{name}: the end of its {model.task.config.form} answer head depends on the start, so two of them cannot "

@@ -1,4 +1,4 @@
-"""Encoded examples, kept by the hash of all that determines them: text, tokenizer, settings and the code itself."""
+"""A cache of encoded examples, by a hash of all that determines them: text, tokenizer, settings and the code itself."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from encoderlab.tasks.form import Form
 from encoderlab.tasks.rows import Encoded, Item
 from encoderlab.tasks.span import Window
 
-LEAST = 1000  # items worth a file; fewer are encoded in a tenth of a second
+LEAST = 1000  # items that are worth a file; fewer are encoded in a tenth of a second
 
 log = logging.getLogger(__name__)
 
 
 class Encodings:
     """Encoded splits, in memory for the runs of a protocol and on disk (``encodings`` in the cache folder) for later
-    commands. A file takes about 110 bytes per example of ten tokens and may be deleted at any time."""
+    commands. A file takes about 110 bytes per example of ten tokens and may be deleted at any time.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = cache_folder() / "encodings" if folder is None else folder
         self.found: dict[str, tuple[list[Item], dict[str, Any]]] = {}
 
     def items(self, form: Form, split: Split, *, train: bool = False) -> list[Item]:
-        """``form.items`` of the split; what the form learns from it (scale of the numbers) is restored too."""
-        if isinstance(form, FrozenForm):  # its items belong to its store, which is kept on disk
+        """``form.items`` of the split. What the form learns from training (``form.learned``) is restored too."""
+        if isinstance(form, FrozenForm):  # its items are rows of its store, which has files of its own
             return form.items(split.examples, train=train)
         key = _key(form, split, train)
         if key not in self.found:
-            path = self.folder / f"{_lasting(key, split)}.safetensors"
+            path = self.folder / f"{_key_on_disk(key, split)}.safetensors"
             self.found[key] = _read(path) or self._encode(form, split, train, path)
         items, learned = self.found[key]
         if train:
@@ -64,15 +65,15 @@ class Encodings:
 
 
 def _key(form: Form, split: Split, train: bool) -> str:
-    """Within one command, where the same file is read in the same way."""
+    """The key in memory: within one command, a file is always read into the same examples."""
     task = form.task
     parts = [task.name, task.form, task.labels, task.range, task.swap, to_dict(form.settings), train]
     parts += [form.tokenizer.hash(), split.sha256, split.name, len(split)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _lasting(key: str, split: Split) -> str:
-    """Across commands: other columns of the same file are other examples, and changed code encodes otherwise."""
+def _key_on_disk(key: str, split: Split) -> str:
+    """The key across commands, which may read other columns of the same file, or have other code."""
     digest = hashlib.sha256(f"{key} {_code()}".encode())
     for example in split.examples:
         digest.update(repr(example).encode("utf-8", "surrogatepass"))
@@ -81,7 +82,7 @@ def _lasting(key: str, split: Split) -> str:
 
 @functools.cache
 def _code() -> str:
-    """The hash of the modules that encode: of tasks, and of the tokenizer."""
+    """A hash of the modules that encode: those of tasks, and of the tokenizer."""
     digest = hashlib.sha256()
     for folder in ("tasks", "corpus"):
         for path in sorted((Path(__file__).parents[1] / folder).glob("*.py")):
@@ -90,8 +91,8 @@ def _code() -> str:
 
 
 def _arrays(items: Sequence[Item]) -> dict[str, np.ndarray]:
-    """The items as arrays: sequences one after the other, every label (sequences,), every mark (tokens,); of windows
-    also where their part of the passage stands.
+    """The items as flat arrays: tokens and marks of all sequences one after the other, every label (sequences,), and of
+    windows the fields that they have beyond :class:`Encoded`.
     """
     sequences = [sequence for item in items for sequence in item.sequences]
     first = sequences[0]
@@ -118,7 +119,9 @@ def _arrays(items: Sequence[Item]) -> dict[str, np.ndarray]:
 
 
 def _read(path: Path) -> tuple[list[Item], dict[str, Any]] | None:
-    """What was kept there; None if nothing was, or if the file is damaged, which is said."""
+    """The items in a file, and what the form had learned; None without the file, or if it is damaged, which is
+    logged.
+    """
     if not path.exists():
         return None
     try:
@@ -152,7 +155,7 @@ def _read(path: Path) -> tuple[list[Item], dict[str, Any]] | None:
 
 
 def _windows(sequences: Sequence[Encoded], arrays: Mapping[str, np.ndarray]) -> list[Encoded]:
-    """The sequences as the windows that they were."""
+    """The sequences as windows again."""
     starts, ends = arrays["window.start"].tolist(), np.cumsum(arrays["window.size"]).tolist()
     offsets, central = arrays["window.offsets"], arrays["window.central"]
     return [
@@ -162,6 +165,7 @@ def _windows(sequences: Sequence[Encoded], arrays: Mapping[str, np.ndarray]) -> 
 
 
 def _digest(arrays: Mapping[str, np.ndarray]) -> str:
+    """A hash of the arrays with their names."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         digest.update(name.encode() + np.ascontiguousarray(arrays[name]).tobytes())

@@ -1,9 +1,8 @@
 """Entities in tag sequences: the rules of conlleval, tag schemes and their conversion, entity F1.
 
 An entity is (type, first word, one past the last word). One set of rules reads every scheme, so predictions need not be
-well formed:
-a word starts an entity if its tag says so (B, S) or if nothing of its type is open; conlleval (Tjong Kim Sang,
-CoNLL-2000) does the same for BIO and IOB1.
+well formed: a word starts an entity if its tag says so (B, S) or if no entity of its type is open. conlleval (Tjong Kim
+Sang, CoNLL-2000) does the same for BIO and IOB1.
 """
 
 from __future__ import annotations
@@ -23,8 +22,10 @@ _PREFIXES = {"B": "B", "I": "I", "M": "I", "E": "E", "L": "E", "S": "S", "W": "S
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """Prefix (B, I, E, S or O) and type of a tag: ``"M-ORG"`` is ``("I", "ORG")``; a tag without a prefix is of the
-    type ''.
+    """Prefix (B, I, E, S or O) and type of a tag: ``"M-ORG"`` is ``("I", "ORG")``, and ``"B"`` has the type ``""``.
+
+    Raises:
+        DataError: another prefix.
     """
     if tag == "O" or not tag:
         return "O", ""
@@ -67,11 +68,14 @@ def write_tags(spans: Sequence[Entity], length: int, scheme: Scheme = "BIO") -> 
 
 
 def detect_scheme(sentences: Iterable[Sequence[str]]) -> tuple[Scheme, int]:
-    """The tag scheme of a file and the number of tags that do not fit it; reads the sentences once.
+    """The tag scheme of a file and the number of tags that violate it; reads the sentences once.
 
-    E, S, L, U, W or M decide for the four-letter schemes; their faults are entities that no tag opens or closes, as
-    in a file of which a part is BIO. Between BIO and IOB1: a file in which an I tag opens an entity is IOB1 if every B
-    tag stands right behind an entity of its type; otherwise it is BIO with that many faults (read as conlleval does).
+    A prefix E, S, L, U, W or M tells BIOES or BMES; tags that leave an entity unopened or unclosed violate these, as in
+    a file of which a part is BIO. If an I tag opens an entity, a file is IOB1 if every B tag follows an entity of its
+    type directly; otherwise it is BIO with as many violations, which are read as conlleval does.
+
+    Raises:
+        DataError: prefixes of BIO and BMES are mixed.
     """
     prefixes: set[str] = set()
     opened_by_inside = needless_begin = broken = 0
@@ -94,8 +98,8 @@ def detect_scheme(sentences: Iterable[Sequence[str]]) -> tuple[Scheme, int]:
 
 
 def count_faults(tags: Sequence[str], scheme: Scheme) -> int:
-    """Tags of a sentence that the scheme does not allow in their place: in BIO an I that opens an entity, in BIOES and
-    BMES also an entity that is not closed.
+    """How many tags of a sentence the scheme does not allow where they are: in BIO an I that opens an entity, in BIOES
+    and BMES also an entity that is not closed.
     """
     faults = 0
     before, kind_before = "O", ""

@@ -1,6 +1,6 @@
-"""What the forms of tasks share: a form encodes examples, reads the head's scores, counts losses, decodes predictions.
+"""What the forms of tasks share: a form encodes examples, computes the losses of its head, and decodes predictions.
 
-The five forms are ``classify`` (classification, regression), ``tokens`` (tagging), ``span`` and ``choice``.
+The five forms are in ``classify`` (classification, regression), ``tokens`` (tagging), ``span`` and ``choice``.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ class FormSettings:
 
     Args:
         max_length: tokens of a sequence, special ones included; longer texts are cut.
-        pairs: whether examples have two texts; a model that learned from one kind cannot take the other. None: any.
+        pairs: whether examples have two texts; a model that learned from one kind refuses the other. None takes any.
         swap: also train on the two texts in the other order, where the task allows it (ELECTRA's MRPC and STS-B).
-        context: ``document`` shows a sentence to be tagged within its document, as far as it fits (BERT's CoNLL-2003).
+        context: of tagging: ``document`` puts the neighbouring sentences of its document around a sentence, as many
+            tokens as fit (BERT's CoNLL-2003).
         targets: of a regression: ``unit`` trains on numbers scaled to 0..1 (ELECTRA), ``raw`` on those of the file
             (BERT). The saved model predicts numbers of the file either way.
-        choice: how options are written: ``joined`` to their question as one text, a gap in the passage held open by
-            masks; or as CLUE's baselines do, with a separator before the option and ``[unused1]`` for the gap.
-        stride, query_length, answer_length, n_best, beam: of a span task, see :mod:`encoderlab.tasks.span`.
-        impossible_weight: of the loss of answerability.
+        choice: ``joined`` appends an option to its question and writes masks for a gap in the passage; ``clue`` does
+            as CLUE's baselines, with a separator before the option and ``[unused1]`` for the gap.
+        stride, query_length, answer_length, n_best, beam: of span tasks, see :class:`encoderlab.tasks.span.SpanQA`.
+        impossible_weight: of span heads with answerability, the weight of its loss.
     """
 
     max_length: int = 128
@@ -62,10 +63,12 @@ class FormSettings:
 
 
 class Form:
-    """One form of task with a tokenizer. ``cut`` counts the examples that were too long for a sequence.
+    """Encodes the examples of a task with a tokenizer, and turns what the task's head says into losses and predictions.
 
-    ``learned`` names what :meth:`items` finds out from training data. ``summary``: the head reads one vector of each
-    sequence, so that the last layer need not be computed for the others.
+    Attributes:
+        learned: names of the attributes that :meth:`items` sets from training examples; they are cached with these.
+        summary: the head reads one vector of each sequence, so the last layer is computed at those places alone.
+        cut: how many examples were too long for one sequence.
     """
 
     learned: tuple[str, ...] = ("cut",)
@@ -80,15 +83,15 @@ class Form:
         raise NotImplementedError
 
     def head_labels(self) -> tuple[str, ...]:
-        """The names that the model folder keeps."""
+        """The names of the head's outputs, which the model folder keeps."""
         return self.task.labels or ()
 
     def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
-        """Encoded examples; for training only what can be learned from, with its labels."""
+        """Encoded examples, with their labels where they have any; for training only those that can be learned from."""
         raise NotImplementedError
 
     def counts(self, batch: TaskBatch) -> dict[str, int]:
-        """The count of each term, from labels alone."""
+        """The denominator of each term of :meth:`terms`, from the labels alone."""
         raise NotImplementedError
 
     def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
@@ -96,7 +99,7 @@ class Form:
         raise NotImplementedError
 
     def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
-        """Class scores (n, classes) of everything that :meth:`terms` counts, for losses that compare predictions."""
+        """Class scores (n, classes) of the n predictions that :meth:`counts` counts, for losses that compare models."""
         raise NotImplementedError
 
     def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
@@ -108,19 +111,27 @@ class Form:
         raise NotImplementedError
 
     def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
-        """The outputs of an ensemble, one list per member, as those of one model: the mean of probabilities."""
+        """The outputs of an ensemble, one list per member, as those of one model: logs of the mean probabilities."""
         return [
             np.log(np.mean([np.exp(log_softmax(member)) for member in item], axis=0))
             for item in zip(*outputs, strict=True)
         ]
 
     def finish(self, model: Model) -> None:
-        """Change the trained head where the saved model is to answer in other units."""
+        """Change the trained head if the saved model is to answer in other units than it was trained in."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """``values`` as :func:`encoderlab.tasks.scores.score` takes them; ``details`` hold what else is known of each."""
+    """Predictions in the order of the examples.
+
+    Attributes:
+        values: what is predicted, as :func:`encoderlab.tasks.scores.score` takes it.
+        details: for each, scores or probabilities by name.
+        null_odds: of answers, by question id: the score of "no answer" minus that of the best span.
+        nbest: of answers, by question id: texts with score and probability, the best first.
+        threshold: an answer is withdrawn where its null odds exceed it.
+    """
 
     values: list[Any]
     details: list[dict[str, Any]]
@@ -130,14 +141,16 @@ class Predictions:
 
 
 def log_softmax(scores: np.ndarray) -> np.ndarray:
-    """Over the last axis, in double precision."""
+    """The logarithm of the softmax over the last axis, in double precision."""
     scores = np.asarray(scores, dtype=np.float64)
     scores = scores - scores.max(-1, keepdims=True)
     return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
 
 
 def summary_places(batch: TaskBatch, model: Model, tokenizer: Tokenizer) -> Chosen:
-    """The place of every sequence's summary token: the first, for XLNet and left-to-right models the last."""
+    """The places (n,) of the summary tokens of all sequences: the first token, for XLNet and left-to-right models the
+    last.
+    """
     rows, slots = batch.sequences()
     at = batch.labels["begin"]
     if tokenizer.framing == "xlnet" or model.config.encoder.causal:
@@ -146,7 +159,9 @@ def summary_places(batch: TaskBatch, model: Model, tokenizer: Tokenizer) -> Chos
 
 
 def summaries(model: Model, states: States, chosen: Chosen, noise: Noise | None) -> tuple[Tensor, Tensor | None]:
-    """The vector (n, D) that a classification head takes for each sequence, and the keys of its dropout."""
+    """The vectors (n, D) at the summary tokens, through the pooler if the head wants it, and the keys of their
+    dropout.
+    """
     keys = None if noise is None else noise.at(chosen.rows, chosen.places)
     x = model.encoder.last_at(states, chosen, noise)
     task = model.config.task

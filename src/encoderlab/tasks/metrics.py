@@ -1,9 +1,8 @@
-"""Scores of predictions against gold labels, and how sure one may be of them; NumPy only.
+"""Scores of predictions against gold labels, and intervals of their means; NumPy only.
 
-Every score lies on its natural scale (accuracy in 0..1, correlations in -1..1). A score that its formula leaves
-undefined is 0 and says so with a :class:`MetricWarning`, because a silent 0 reads like a bad model and a silent NaN
-spoils every average above it. Tags have their metric in :mod:`encoderlab.tasks.entities`, answers in
-:mod:`encoderlab.tasks.answers`.
+Every score has its natural scale (accuracy 0..1, correlations -1..1). Where its formula is undefined a score is 0, with
+a :class:`MetricWarning`, because a silent 0 reads like a bad model and a silent NaN spoils every average above it.
+Tags are scored in :mod:`encoderlab.tasks.entities`, answers in :mod:`encoderlab.tasks.answers`.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def f1(
     if (total == 0).any():
         absent = [str(label) for label, size in zip(classes, total, strict=False) if size == 0]
         named = ", ".join(absent[:9]) + (f" and {len(absent) - 9:,} more" if len(absent) > 9 else "")
-        _say(f"F1 of {named} is 0 by convention: no such label in gold or predicted")
+        _warn(f"F1 of {named} is 0 by convention: no such label in gold or predicted")
     return float(np.mean(np.divide(2 * hits, total, out=np.zeros_like(total), where=total > 0)))
 
 
@@ -78,7 +77,7 @@ def matthews(gold: Labels, predicted: Labels) -> float:
     spread = (n * n - rows @ rows) * (n * n - columns @ columns)
     if spread == 0:
         constant = "predictions" if np.count_nonzero(columns) == 1 else "gold labels"
-        _say(f"Matthews correlation is 0 by convention: the {constant} are constant")
+        _warn(f"Matthews correlation is 0 by convention: the {constant} are constant")
         return 0.0
     return float((n * np.trace(table) - rows @ columns) / np.sqrt(spread))
 
@@ -88,7 +87,7 @@ def pearson(gold: Labels, predicted: Labels) -> float:
     gold, predicted = _pair(gold, predicted)
     x, y = np.asarray(gold, dtype=float), np.asarray(predicted, dtype=float)
     if np.ptp(x) == 0 or np.ptp(y) == 0:
-        _say(f"correlation is 0 by convention: the {'gold values' if np.ptp(x) == 0 else 'predictions'} are constant")
+        _warn(f"correlation is 0 by convention: the {'gold values' if np.ptp(x) == 0 else 'predictions'} are constant")
         return 0.0
     x, y = x - x.mean(), y - y.mean()
     return float(np.clip(x @ y / (np.linalg.norm(x) * np.linalg.norm(y)), -1, 1))
@@ -108,9 +107,7 @@ def ranks(values: Labels) -> np.ndarray:
 
 
 def grouped_exact(gold: Labels, predicted: Labels, groups: Labels) -> float:
-    """MultiRC's exact match (Khashabi et al., 2018): share of questions all of whose answer options are judged
-    rightly.
-    """
+    """MultiRC's exact match (Khashabi et al., 2018): share of questions with all answer options judged correctly."""
     gold, predicted = _pair(gold, predicted)
     _, group = np.unique(np.asarray(groups), return_inverse=True)
     wrong = np.bincount(group, weights=gold != predicted)
@@ -136,6 +133,11 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _pair(gold: Labels, predicted: Labels) -> tuple[np.ndarray, np.ndarray]:
+    """Both as arrays.
+
+    Raises:
+        DataError: they are empty, or differ in length.
+    """
     gold, predicted = np.asarray(gold), np.asarray(predicted)
     if len(gold) != len(predicted):
         raise DataError(f"{len(predicted)} predictions for {len(gold)} examples; give those of the same file")
@@ -144,5 +146,5 @@ def _pair(gold: Labels, predicted: Labels) -> tuple[np.ndarray, np.ndarray]:
     return gold, predicted
 
 
-def _say(message: str) -> None:
+def _warn(message: str) -> None:
     warnings.warn(message, MetricWarning, stacklevel=3)

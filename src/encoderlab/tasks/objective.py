@@ -52,7 +52,9 @@ class TaskObjective(Objective):
         return self.form.terms(self.model, self.states(batch, noise), batch, noise), None
 
     def states(self, batch: Batch, noise: Noise | None = None) -> States:
-        """What :attr:`form` reads: of the last layer, if it can do without, only what :func:`summaries` asks for."""
+        """The encoder's states. For a form that reads one vector per sequence the last layer is left out where it can
+        be computed at those places alone, which :func:`encoderlab.tasks.form.summaries` does.
+        """
         encoder = self.model.encoder
         less = {"depth": encoder.depth - 1} if self.form.summary and encoder.splits_last_layer else {}
         return encoder(batch.ids, doc=batch.documents, segments=batch.segments, noise=noise, **less)
@@ -79,14 +81,18 @@ def form_of(task: Task, model: Model, settings: FormSettings) -> Form:
 def with_head(
     model: Model, form: Form, *, seed: int, head: TaskHead | None = None, same: bool = False
 ) -> tuple[Model, str]:
-    """``model`` with the head of ``form``, and what happened to it.
+    """``model`` with a head for ``form``, and a sentence that says where the head is from.
 
-    The model's own head is kept if it was trained for this very task (``same``), has its labels, and is as ``head``
-    wants it; of a head that differs in dropout alone the weights are kept. Any other is replaced by a new one,
-    initialised from ``seed``. How many labels ``head`` has, the task says.
+    The model's own head is kept if it was trained for the same task, has its labels, and is configured as ``head``; if
+    it differs in dropout alone, its weights are kept. Any other is replaced by a new one.
+
+    Args:
+        seed: initialises a new head.
+        head: the wanted configuration, by default that of the family; its number of labels is taken from the task.
+        same: the model's own head was trained for this task (:func:`encoderlab.tasks.folder.same_task`).
 
     Raises:
-        ConfigError: ``head`` is of another kind than the task.
+        ConfigError: ``head`` is of another kind than the task needs.
     """
     own = model.config.task
     usual = form.head(FAMILIES[model.config.family], model)

@@ -1,8 +1,7 @@
-"""Encoded examples as batches: several short ones side by side in a row for training, sorted by length for prediction.
+"""Encoded examples as batches: packed side by side into rows for training, sorted by length for prediction.
 
 An :class:`Item` is what is learned or predicted at once: one sequence of tokens, or one per option of a choice.
-Sequences in one row are told apart by ``doc``, so packing changes neither attention nor positions, only the padding:
-none to speak of.
+Sequences in one row are told apart by ``doc``, so packing changes neither attention nor positions; it saves padding.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from encoderlab.batches.order import Permutation
 from encoderlab.errors import DataError
 from encoderlab.train.distributed import World
 
-OPTIONS = 1024  # more than an example has; row numbers leave room for one row per option
+OPTIONS = 1024  # more than any example has; every option of every item has a row number of its own
 Packing = Literal["packed", "dynamic", "fixed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Tokens with special ones, (n,), and what is to be known of them: numbers by name, and arrays (n,) by name."""
+    """A sequence of n tokens, special ones included."""
 
-    ids: np.ndarray
-    segments: np.ndarray
-    labels: dict[str, float] = field(default_factory=dict)
-    marks: dict[str, np.ndarray] = field(default_factory=dict)
+    ids: np.ndarray  # (n,)
+    segments: np.ndarray  # (n,)
+    labels: dict[str, float] = field(default_factory=dict)  # of the sequence
+    marks: dict[str, np.ndarray] = field(default_factory=dict)  # (n,) of its tokens
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -40,9 +39,9 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Sequences that belong together, of the example with this number."""
+    """Sequences that belong together."""
 
-    example: int
+    example: int  # index of the example they are of
     sequences: tuple[Encoded, ...]
 
     def __len__(self) -> int:
@@ -51,15 +50,15 @@ class Item:
 
 @dataclass(frozen=True)
 class TaskBatch(Batch):
-    """A batch of packed sequences. It is cut between ``parts`` only, groups of rows whose sequences are scored
-    together.
+    """A batch of packed sequences; a row has S slots for them. It is only cut between ``parts``: groups of rows with
+    all sequences of their items.
 
-    ``labels`` has, for each of the S places for a sequence in a row, (B, S): ``begin`` and ``length`` of the sequence
-    (0 where there is none), ``item`` and ``option`` (which sequence it is), and the labels of the sequences; and for
-    each token, (B, L), their marks.
+    ``labels`` holds for each slot, (B, S): ``begin`` and ``length`` of the sequence (length 0 in an empty slot),
+    ``item`` and ``option`` (which sequence it is), and the labels of the sequences; and for each token, (B, L), the
+    marks.
     """
 
-    parts: tuple[int, ...] = (0,)  # first row of each part, and the number of rows
+    parts: tuple[int, ...] = (0,)  # the first row of each part, then the number of rows
 
     def __len__(self) -> int:
         return len(self.parts) - 1
@@ -73,7 +72,7 @@ class TaskBatch(Batch):
         )
 
     def sequences(self) -> tuple[Tensor, Tensor]:
-        """Row and place of every sequence, (n,) each, in the order of rows."""
+        """Row and slot of every sequence, (n,) each, in the order of rows."""
         rows, slots = self.find(lambda batch: batch.labels["length"] > 0)
         return rows, slots
 
@@ -81,16 +80,16 @@ class TaskBatch(Batch):
 def pack(
     items: Sequence[Item], *, pad: int, room: int, mode: Packing = "packed", number: int = 0, parts: int = 1
 ) -> TaskBatch:
-    """``items`` as one batch.
-
-    Rows are padded to whole eights, but not beyond ``room``, which may be all that the model can read.
+    """``items`` as one batch, whose rows are padded to a multiple of 8, but not beyond ``room``.
 
     Args:
-        room: longest row. ``packed``: rows are filled evenly up to it, longest item first and each where it fits best
-            (Krell et al., 2021); an item with more tokens has rows of its own. ``dynamic``: a sequence per row, padded
-            to the longest. ``fixed``: padded to ``room``.
+        pad: id of the padding token.
+        room: tokens of the longest row.
+        mode: ``packed`` fills rows evenly up to ``room``, the longest item first and each where it fits best (Krell et
+            al., 2021), and gives an item with more tokens rows of its own. ``dynamic`` has a sequence per row, padded
+            to the longest; ``fixed`` the same, padded to ``room``.
         number: of the first item within the run; a row's number, which keys dropout, is that of its first item.
-        parts: at least so many parts, so that every process has one.
+        parts: the least number of parts, so that every process gets one.
     """
     bins = _even_bins([len(item) for item in items], room) if mode == "packed" else [[i] for i in range(len(items))]
     if len(bins) < parts:
@@ -112,8 +111,8 @@ def pack(
 
 
 def _even_bins(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """As few rows as :func:`_bins` finds for ``room``, of the least length (in eights) that takes no more: the last
-    row would be mostly padding otherwise.
+    """As few rows as :func:`_bins` needs for ``room``, with the smallest length (a multiple of 8) for which they
+    suffice. Otherwise the last row would be mostly padding.
     """
     bins = _bins(lengths, room)
     least = max(max(lengths), -(-sum(lengths) // len(bins)))
@@ -125,7 +124,7 @@ def _even_bins(lengths: Sequence[int], room: int) -> list[list[int]]:
 
 
 def _bins(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Which lengths share a row, best fit and longest first; one that is longer than ``room`` is alone."""
+    """Which lengths share a row: the longest first, each where it fits best; one longer than ``room`` is alone."""
     bins: list[list[int]] = []
     left: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -148,8 +147,8 @@ def _tensors(
     length: int,
     number: int,
 ) -> TaskBatch:
-    """The batch of rows that hold (item, option) pairs side by side, padded to ``length``; ``number`` is that of the
-    first item in the run, from which rows get the numbers that dropout is drawn by.
+    """The batch of rows that hold (item, option) pairs side by side, padded to ``length``; ``number`` as of
+    :func:`pack`.
     """
     slots = max(map(len, rows))
     first = items[rows[0][0][0]].sequences[0]
@@ -236,8 +235,8 @@ class ItemSource:
 def sorted_batches(
     items: Sequence[Item], *, pad: int, room: int, tokens: int = 4096
 ) -> Iterator[tuple[list[int], TaskBatch]]:
-    """Items in batches of at most ``tokens`` tokens and similar length, longest first, with their numbers; no row is
-    longer than ``room``.
+    """Items in batches of similar length, the longest first, each with the indices of its items. A batch has at most
+    ``tokens`` tokens with its padding, unless one item has more; no row is longer than ``room``.
     """
     order = sorted(range(len(items)), key=lambda i: -_longest(items[i]))
     start = 0
@@ -257,4 +256,5 @@ def _longest(item: Item) -> int:
 
 
 def to_numpy(tensor: Tensor) -> Any:
+    """As a float32 array on the host."""
     return tensor.detach().float().cpu().numpy()

@@ -1,7 +1,7 @@
 """The scores of a task's predictions, by the names of its metrics, on the scale 0..1 (correlations -1..1).
 
-Predictions stand in the order of the examples: a label, a number, a tuple of tags, an index of an option, an answer.
-Examples without a reference are refused, so a score is always over all of what was predicted.
+Predictions have the order of the examples. One is a label, a number, a tuple of tags, the index of an option, or an
+answer, by the form of the task. Examples without a reference are refused, so a score covers all predictions.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ def score(
     null_odds: Mapping[str, float] | None = None,
     threshold: float = 0.0,
 ) -> tuple[Scores, tuple[str, ...]]:
-    """All scores of ``task.form``, those of ``task.metrics`` first, and what is to be said of them (a constant, ...).
+    """All scores that the task's form has, those of ``task.metrics`` first; and warnings about them (scores that are
+    undefined and count 0).
 
     ``null_odds`` and ``threshold``: see :func:`encoderlab.tasks.answers.squad`.
+
+    Raises:
+        DataError: an example has no reference, or there are more or fewer predictions than examples.
     """
     if len(examples) != len(predictions):
         raise DataError(f"{len(predictions)} predictions for {len(examples)} examples; give those of the same file")
@@ -107,7 +111,7 @@ def _span(
     null_odds: Mapping[str, float] | None,
     threshold: float,
 ) -> Scores:
-    """The official scores of answers, as shares: they are per cent in :mod:`encoderlab.tasks.answers`."""
+    """The official scores of answers as shares, while :mod:`encoderlab.tasks.answers` has them in per cent."""
     gold: dict[str, list[str]] = {}
     for example in examples:
         assert isinstance(example, Question)
@@ -132,6 +136,11 @@ _FORMS: dict[str, Callable[[Task, Sequence[Example], Sequence[Any]], Scores]] = 
 
 
 def _label(example: Example) -> Any:
+    """The label of a text.
+
+    Raises:
+        DataError: it has none.
+    """
     assert isinstance(example, Text)
     if example.label is None:
         raise DataError(f"example {example.id}: no label to score against; score labelled data")
@@ -139,5 +148,5 @@ def _label(example: Example) -> Any:
 
 
 def _positive(task: Task) -> str:
-    """The class whose F1 is meant: the second of two labels, which is 1, true, or the named one."""
+    """The class whose F1 is reported: the second of two labels (1 of 0 and 1, true of false and true)."""
     return (task.labels or ("0", "1"))[1]

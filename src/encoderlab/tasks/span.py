@@ -1,8 +1,8 @@
 """Questions answered by a span of a passage: windows, three heads, n-best decoding, the null score (SQuAD 1.1 and 2.0).
 
-Differs from the reference code in how spans are found: token offsets into the passage say exactly which tokens an
-answer covers and which text a span of tokens is, so neither the search for the best sub-span nor the re-alignment of
-decoded text is needed.
+Differs from the reference code in how spans are found: the tokens' offsets into the passage say exactly which tokens an
+answer covers and which text a span of tokens stands for, so neither the search for the best sub-span nor the
+re-alignment of decoded text is needed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
 from encoderlab.tasks.base import Answer, Example, Question, Task
 from encoderlab.tasks.form import Form, FormSettings, Predictions, log_softmax
-from encoderlab.tasks.rows import Encoded, Item, TaskBatch, to_numpy
+from encoderlab.tasks.rows import Encoded, Item, TaskBatch
 
 
 @dataclass(frozen=True, slots=True)
 class Window(Encoded):
-    """A sequence with a part of the passage: ``start`` is the place of its first token in the sequence, ``offsets`` (k,
-    2) the characters of its tokens in the passage, ``central`` (k,) whether no other window gives a token more context.
+    """A sequence of a question and k tokens of its passage.
+
+    Attributes:
+        start: place of the first token of the passage in the sequence.
+        offsets: (k, 2) first character of each token in the passage, and one past its last.
+        central: (k,) whether this is the window that gives a token most context; answers start at such tokens only.
     """
 
     start: int = 0
@@ -42,10 +46,11 @@ class Window(Encoded):
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What a head says of a window: its best starts (s,), their best ends (s, e), scores of both, and the null score.
+    """What a head says of a window: the places of the best starts (s,), those of the best ends behind each (s, e), the
+    scores of both, and the null score.
 
-    ``absolute``: the null score is by itself the odds of "no answer" (heads with answerability), rather than the score
-    of a span that stands for it.
+    With ``absolute`` the null score is the log-odds of "no answer" itself (heads with answerability), else the score of
+    the summary token as a span, which stands for "no answer".
     """
 
     starts: np.ndarray
@@ -58,8 +63,11 @@ class Candidates:
 
 @dataclass(frozen=True)
 class _Windows:
-    """The windows of a batch as ``head`` reads them: their states x (n, w, D), which places are ``allowed`` and which
-    ``real`` (n, w), and of each window its row, its slot, the place of its summary token and its key of dropout (n,).
+    """The n windows of a batch, one each and padded to the longest, of w tokens, as ``head`` reads them.
+
+    ``x`` (n, w, D) are their states, ``allowed`` (n, w) marks places where answers may start or end, ``real`` (n, w)
+    those within a window. ``rows``, ``slots`` and ``keys`` (n,) are the row of the batch, the slot in it and the key of
+    dropout of each window, ``summary`` (n,) the place of its summary token.
     """
 
     head: SpanHead
@@ -72,35 +80,40 @@ class _Windows:
     keys: Tensor | None
 
     def starts(self) -> Tensor:
-        """(n, w), -inf behind a window."""
+        """Scores (n, w) of the places as starts, -inf in the padding."""
         return torch.where(self.real, self.head.start_logits(self.x, self.allowed).float(), -torch.inf)
 
     def ends(self, starts: Tensor) -> Tensor:
-        """(n, s, w) behind each of the places ``starts`` (n, s), -inf behind a window."""
+        """Scores (n, s, w) of the places as ends for each of the ``starts`` (n, s), -inf in the padding."""
         return torch.where(self.real[:, None], self.head.end_logits(self.x, self.allowed, starts).float(), -torch.inf)
 
     def answerable(self, starts: Tensor) -> Tensor:
-        """Odds (n,) of "no answer", from the scores of the starts (n, w)."""
+        """Log-odds (n,) of "no answer" by a head with answerability, from the scores of the starts (n, w)."""
         summary = self.x[torch.arange(len(self.x), device=self.x.device), self.summary]
         return self.head.answer_logits(self.x, summary, starts.to(self.x.dtype), self.keys).float()
+
+    def null(self, starts: Tensor, ends: Tensor) -> Tensor:
+        """The null scores (n,), see :class:`Candidates`, from the starts (n, w) and the ends (n, s, w)."""
+        if self.head.config.form != "independent":
+            return self.answerable(starts)
+        which = torch.arange(len(self.x), device=self.x.device)
+        return starts[which, self.summary] + ends[which, 0, self.summary]  # the ends are the same for all starts
 
 
 class SpanQA(Form):
     """Start and end of an answer among the tokens of a window.
 
-    A passage that does not fit is read in windows that begin every ``stride`` tokens; a window without the answer is to
-    answer with its summary token. Predictions are the best of ``beam`` starts (by default 20, for XLNet's and ALBERT's
-    head 5) and as many ends over all windows, none longer than ``answer_length`` tokens. If training holds questions
-    without an answer, "" is predicted where the null score exceeds the best span's by more than a threshold, which is
-    chosen on the development set.
+    The question is cut to ``query_length`` tokens. A passage that does not fit beside it is read in windows that begin
+    every ``stride`` tokens; the target of a window without the whole answer is its summary token. Predictions are the
+    ``n_best`` spans among the best ``beam`` starts (by default 20, for XLNet's and ALBERT's head 5) and as many ends of
+    all windows, none longer than ``answer_length`` tokens. If training holds questions without an answer, "" is
+    predicted where the null odds exceed a threshold, which is chosen on the development set.
     """
 
     def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
         super().__init__(task, tokenizer, settings)
-        self.learned = ("cut", "not_found")
         self.nullable = task.labels == ("answer", "no_answer")
         self.threshold = 0.0
-        self.not_found = 0
 
     def head(self, family: Family, model: Model) -> TaskHead:
         return family.span
@@ -121,9 +134,8 @@ class SpanQA(Form):
             if train and question.answers is None:
                 continue
             span = _tokens_of(question.answers[0], passage) if question.answers else None
-            if train and span is None and (question.answers or not self.nullable):  # it stands nowhere in the passage
-                self.not_found += 1
-                continue
+            if train and span is None and (question.answers or not self.nullable):
+                continue  # the passage does not contain the answer, which the reader of the file has counted
             for window, first in self._windows(query, passage):
                 target = self._target(window, first, span)
                 items.append(Item(number, (replace(window, labels=target),)))
@@ -192,8 +204,8 @@ class SpanQA(Form):
         return {"span": windows} | ({"answerable": windows} if self.nullable else {})
 
     def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
-        """Half of the cross-entropy of start and of end, given the right start; plus that of answerability where a head
-        has it.
+        """The mean of the cross-entropies of start and end (given the correct start), and, for a head with
+        answerability, the binary cross-entropy of that.
         """
         windows = self._unpacked(model, states, batch, noise)
         rows, slots = windows.rows, windows.slots
@@ -210,15 +222,15 @@ class SpanQA(Form):
         return terms | {"answerable": Term(loss, len(rows), self.settings.impossible_weight, hits)}
 
     def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
-        """(2 n, places): start logits of every window, then end logits, -inf behind a window; for heads whose end needs
-        no start.
+        """(2 n, w): the scores of all starts, then those of all ends, -inf in the padding. Only for heads whose end
+        does not depend on the start.
         """
         windows = self._unpacked(model, states, batch, noise)
         any_start = torch.zeros_like(windows.rows)[:, None]
         return torch.cat([windows.starts(), windows.ends(any_start)[:, 0]])
 
     def _unpacked(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None = None) -> _Windows:
-        """The windows of all rows, one each and padded to the longest, with the places where answers may stand."""
+        """The windows of all rows, unpacked."""
         assert isinstance(model.task, SpanHead)
         rows, slots = batch.sequences()
         begin, length = (batch.labels[name][rows, slots] for name in ("begin", "length"))
@@ -246,38 +258,29 @@ class SpanQA(Form):
         return self.joint([(model, states)], batch)
 
     def joint(self, members: Sequence[tuple[Model, States]], batch: TaskBatch) -> list[Any]:
-        """The outputs of a model, or of several whose heads are of one kind: the mean of their scores of every start,
-        and of every end behind the starts that are best together.
+        """The outputs of one model, or the joint ones of several whose heads are of one kind: the mean of the members'
+        scores of every start, and of every end behind the starts that are best by that mean.
         """
         every = [self._unpacked(model, states, batch) for model, states in members]
         first = every[0]
         form = first.head.config.form
-        independent = form == "independent"
         best = min(self.settings.beam or (5 if form == "beam" else 20), first.x.shape[1])
 
-        def together(scores: Sequence[Tensor], allowed: Tensor) -> Tensor:
-            shown = [torch.where(allowed, one, -torch.inf) for one in scores]
-            if not independent:
-                shown = [part - one.logsumexp(-1, keepdim=True) for part, one in zip(shown, scores, strict=True)]
-            return torch.stack(shown).mean(0)
+        def mean(scores: Sequence[Tensor], allowed: Tensor) -> Tensor:
+            if form != "independent":  # the score of an end is comparable between starts as a log-probability only
+                scores = [one - one.logsumexp(-1, keepdim=True) for one in scores]
+            return torch.where(allowed, torch.stack(tuple(scores)).mean(0), -torch.inf)
 
         starts = [windows.starts() for windows in every]
-        scores, places = together(starts, first.allowed).topk(best)
-        ends = [windows.ends(places) for windows in every]
-        end_scores, end_places = together(ends, first.allowed[:, None]).topk(best)
-        if independent:
-            which = torch.arange(len(first.x), device=first.x.device)
-            nulls = [
-                start[which, first.summary] + end[which, 0, first.summary]
-                for start, end in zip(starts, ends, strict=True)
-            ]
-        else:
-            nulls = [windows.answerable(start) for windows, start in zip(every, starts, strict=True)]
-        null = torch.stack(nulls).mean(0)
-        arrays = [to_numpy(tensor) for tensor in (scores, end_scores, null)]
+        start_scores, start_places = mean(starts, first.allowed).topk(best)
+        ends = [windows.ends(start_places) for windows in every]
+        end_scores, end_places = mean(ends, first.allowed[:, None]).topk(best)
+        nulls = [windows.null(start, end) for windows, start, end in zip(every, starts, ends, strict=True)]
+        fields = (start_places, start_scores, end_places, end_scores, torch.stack(nulls).mean(0))
+        arrays = (tensor.detach().cpu().numpy() for tensor in fields)
         found = [
-            Candidates(s, arrays[0][i], e, arrays[1][i], float(arrays[2][i]), not independent)
-            for i, (s, e) in enumerate(zip(places.cpu().numpy(), end_places.cpu().numpy(), strict=True))
+            Candidates(s, s_scores, e, e_scores, float(null), absolute=form != "independent")
+            for s, s_scores, e, e_scores, null in zip(*arrays, strict=True)
         ]
         order = np.argsort(batch.labels["item"][first.rows, first.slots].cpu().numpy())
         return [found[i] for i in order]
@@ -342,7 +345,7 @@ class SpanQA(Form):
 
 
 def average_answers(members: Sequence[Predictions], threshold: float = 0.0) -> Predictions:
-    """An ensemble's answers: the mean of the members' probabilities of each text, and of their null odds."""
+    """An ensemble's answers by the mean of the members' probabilities of each text, and of their null odds."""
     values, details, nbest, odds = [], [], {}, {}
     for key in members[0].nbest or {}:
         total: dict[str, float] = {}
@@ -363,7 +366,7 @@ def average_answers(members: Sequence[Predictions], threshold: float = 0.0) -> P
 
 
 def best_texts(found: Predictions) -> list[str]:
-    """The best answer to every question, whether or not it is withdrawn: what a search for thresholds needs."""
+    """The best answer to every question, whether or not it is withdrawn, for a search for thresholds."""
     return [next((span["text"] for span in spans if span["text"]), "") for spans in (found.nbest or {}).values()]
 
 

@@ -1,4 +1,4 @@
-"""The files that leaderboards take, written from predictions and checked for their number of rows."""
+"""Writes predictions as the files that leaderboards take, and checks their number of rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from encoderlab.tasks.entities import entities
 
 
 def check_submission(task: Task, split: str, count: int) -> Submission:
-    """The leaderboard's wishes, if it takes ``count`` predictions of the split.
+    """What the leaderboard takes, if that is ``count`` predictions of the split.
 
     Raises:
         ConfigError: the task's leaderboard takes no such split.
@@ -46,7 +46,8 @@ def write_submission(
     nbest: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     null_odds: Mapping[str, float] | None = None,
 ) -> list[Path]:
-    """Write the submission of ``split`` into ``folder`` and return the files.
+    """Write the submission of ``split`` into ``folder`` and return the files. ``nbest`` and ``null_odds`` are those of
+    :class:`encoderlab.tasks.form.Predictions`, written beside answers.
 
     Raises:
         ConfigError, DataError: as :func:`check_submission`.
@@ -74,22 +75,26 @@ def _glue(task: Task, pairs: Sequence[tuple[Any, Any]]) -> str:
 
 
 def _json_lines(task: Task, pairs: Sequence[tuple[Any, Any]]) -> str:
-    """One object per example: ``{"id", "label"}`` (CLUE), ``{"idx", "label"}`` (SuperGLUE)."""
-    superglue = task.submission is not None and task.submission.format == "superglue"
-    key = "idx" if superglue else "id"
+    """One object per example: ``{"id", "label"}`` (CLUE; FewCLUE's ChID calls it ``answer``), ``{"idx", "label"}``
+    (SuperGLUE).
+    """
     if task.name == "multirc":
         return _multirc(pairs)
-    lines = []
-    for example, guess in pairs:
-        label: Any = str(guess).capitalize() if task.name == "wsc" else guess
-        if isinstance(example, Choice):
-            label = example.options[guess] if task.answers == "record" else int(guess)
-        elif isinstance(example, Words):
-            lines.append(json.dumps({"id": _number(example.id), "label": _nested(example, guess)}, ensure_ascii=False))
-            continue
-        name = "answer" if task.name == "chid" else "label"
-        lines.append(json.dumps({key: _number(example.id), name: label}, ensure_ascii=False))
-    return "\n".join(lines) + "\n"
+    key = "idx" if task.submission is not None and task.submission.format == "superglue" else "id"
+    name = "answer" if task.name == "chid" else "label"
+    records = ({key: _number(example.id), name: _json_label(task, example, guess)} for example, guess in pairs)
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def _json_label(task: Task, example: Example, guess: Any) -> Any:
+    """A prediction as the leaderboard writes it: the text of an option for ReCoRD and its number for other choices,
+    entities for CLUENER, ``True`` and ``False`` for WSC.
+    """
+    if isinstance(example, Choice):
+        return example.options[guess] if task.answers == "record" else int(guess)
+    if isinstance(example, Words):
+        return _nested(example, guess)
+    return str(guess).capitalize() if task.name == "wsc" else guess
 
 
 def _json_object(task: Task, pairs: Sequence[tuple[Choice, Any]]) -> str:
@@ -137,6 +142,7 @@ def _squad(
     nbest: Mapping[str, Sequence[Mapping[str, Any]]] | None,
     null_odds: Mapping[str, float] | None,
 ) -> list[Path]:
+    """Answers by question id, and beside them what is known of the n best and of "no answer"."""
     files = [path]
     write_text(path, json.dumps({example.id: guess for example, guess in pairs}, indent=1, ensure_ascii=False))
     for name, content in (("nbest_predictions.json", nbest), ("null_odds.json", null_odds)):
@@ -147,4 +153,5 @@ def _squad(
 
 
 def _number(id: str) -> int | str:
+    """An id as a number where it is one."""
     return int(id) if id.isdigit() else id

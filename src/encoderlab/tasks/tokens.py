@@ -27,9 +27,9 @@ from encoderlab.tasks.rows import Encoded, Item, TaskBatch, to_numpy
 class Tagging(Form):
     """Cross-entropy over the tags of first sub-tokens, no CRF (Devlin et al., 2019, section 5.3).
 
-    A sentence longer than a sequence is cut in several, so every word has a prediction. The words are joined by spaces
-    and each belongs to the first token that holds a character of it, which is right for every tokenizer; a word without
-    one (a control character, say) is tagged with the first label.
+    A sentence longer than a sequence is cut into several, so every word has a prediction. The words are joined by
+    spaces; each is read at the first token that holds a character of it, which suits every tokenizer. A word without
+    such a token (a control character, say) gets the first label.
     """
 
     def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
@@ -45,7 +45,7 @@ class Tagging(Form):
 
     def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
         sentences = [example for example in examples if isinstance(example, Words)]
-        # Within its document a sentence begins with the space before it, which byte-level BPE makes part of its word.
+        # Within its document a sentence follows a space, which byte-level BPE makes part of its first word.
         shown = [("", *one.words) if self._goes_on(sentences, n) else one.words for n, one in enumerate(sentences)]
         encodings = self.tokenizer.encode_batch([" ".join(words) for words in shown])
         room = self.settings.max_length - 2
@@ -69,7 +69,9 @@ class Tagging(Form):
         return items
 
     def _tags(self, sentence: Words, words: np.ndarray) -> np.ndarray:
-        """The tag of each token: of the word that it is the first of, else none."""
+        """The target of each token: the tag of the word that it begins, else IGNORE. ``words`` as of
+        :func:`first_tokens`.
+        """
         tags = np.full(len(words), IGNORE, np.int64)
         if sentence.tags is not None:
             places = np.flatnonzero(words >= 0)
@@ -77,15 +79,15 @@ class Tagging(Form):
         return tags
 
     def _goes_on(self, sentences: Sequence[Words], number: int) -> bool:
-        """Whether a sentence is shown behind another one of its document."""
+        """Whether a sentence is shown behind another sentence of its document."""
         before = self.settings.context == "document" and number > 0
         return before and sentences[number - 1].document == sentences[number].document
 
     def _context(
         self, sentences: Sequence[Words], encodings: Sequence[Encoding], number: int, room: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of the same document before and behind a sentence, as many as fit; half of them each where
-        possible.
+        """Tokens of the same document before and behind a sentence: ``room`` in all, half of them on either side if the
+        document has as many.
         """
         none = np.zeros(0, np.int64)
         if self.settings.context == "sentence" or room < 1:
@@ -105,6 +107,7 @@ class Tagging(Form):
         return before[len(before) - share :], behind[: room - share]
 
     def _item(self, number: int, ids: np.ndarray, words: np.ndarray, tags: np.ndarray) -> Item:
+        """One sequence of sentence ``number`` with special tokens; ``words`` and ``tags`` are those of each token."""
         framed, segments = self.tokenizer.frame(ids, max_length=self.settings.max_length)
         start = self.tokenizer.spans(len(ids), max_length=self.settings.max_length).a_start
         marks = {}
@@ -135,7 +138,7 @@ class Tagging(Form):
     def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
         rows, places = batch.find(lambda known: known.labels["word"] >= 0)
         scores = to_numpy(self._scores(model, states, rows, places, None))
-        # One sequence per row in prediction: the item of a row is that of its only slot.
+        # In prediction a row holds one sequence, so its item is that of its only slot.
         items = batch.labels["item"][:, 0][rows].cpu().numpy()
         return [scores[items == i] for i in range(len(batch))]
 
@@ -153,7 +156,9 @@ class Tagging(Form):
 
 
 def first_tokens(words: Sequence[str], encoding: Encoding) -> np.ndarray:
-    """For each token of the words joined by spaces the number of the word it is the first of, else -1: (n,) int64."""
+    """For each token of the words joined by spaces, the index of the word whose first token it is, else -1: (n,)
+    int64.
+    """
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     starts = np.cumsum(lengths + 1) - lengths - 1
     found = np.full(len(encoding), -1, np.int64)
