@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import random
 
 import pytest
@@ -456,8 +458,19 @@ def test_encodings(tmp_path):
         load(SENTENCES, tmp_path / "none.tsv")
     broken = write(tmp_path / "train.tsv.gz", "text\tlabel\n" + "a\tpos\n" * 9999)
     broken.write_bytes(broken.read_bytes()[:-20])
-    with pytest.raises(DataError, match="damaged behind line"):
+    with pytest.raises(DataError, match="train.tsv.gz: the compressed data ends too early"):
         load(SENTENCES, broken)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zst"])
+def test_compressed_files(suffix, tmp_path):
+    path, text = tmp_path / f"train.csv{suffix}", b"text,label\na cat,pos\na dog,neg\n"
+    if suffix == ".zst":
+        path.write_bytes(pytest.importorskip("zstandard").compress(text))
+    else:
+        path.write_bytes({".gz": gzip, ".xz": lzma, ".bz2": bz2}[suffix].compress(text))
+    assert tables.suffix(path) == ".csv" and tables.is_file_name(path.name)
+    assert [(e.text, e.label) for e in load(SENTENCES, path).examples] == [("a cat", "pos"), ("a dog", "neg")]
 
 
 @pytest.mark.parametrize("whole", [b"", gzip.compress(b"text\tlabel\n" + b"a\tpos\n" * 9999)], ids=["start", "end"])
@@ -467,7 +480,7 @@ def test_a_compressed_file_that_is_damaged(whole, quoted, tmp_path):
     damaged = bytearray(gzip.compress(b"a\tpos\n" * 99))
     damaged[10] = 0xFF  # a kind of block that there is none of
     path.write_bytes(whole + damaged)
-    with pytest.raises(DataError, match=r"train.tsv.gz: (cannot be read|damaged behind line \d+) \(Error -3"):
+    with pytest.raises(DataError, match=r"train.tsv.gz: damaged \(Error -3"):
         list(tables.rows(path, tables.Dialect(separator="\t", quoted=quoted)))
 
 
@@ -661,6 +674,8 @@ def test_empty_options_are_left_out_behind_the_answer(tmp_path):
 def test_tags_are_reported_at_their_line(tmp_path):
     with pytest.raises(DataError, match="train.txt:3: tag 'B-DATE' is none of"):
         load(task("conll2003"), write(tmp_path / "train.txt", "a N N O\nb N N O\nc N N B-DATE\n"))
+    with pytest.raises(DataError, match="train.txt:1: tag '²' is none of"):
+        load(task("conll2003"), write(tmp_path / "train.txt", "a N N ²\n"))
     with pytest.raises(DataError, match="train.txt:2: tag 'o' has no prefix"):
         load(task("conll2003"), write(tmp_path / "train.txt", "a N N B-PER\nb N N o\n"))
     split = load(task("resume"), write(tmp_path / "train.txt", "a B-X\nb M-X\nc O\n\nd S-X\n"))

@@ -1,4 +1,4 @@
-"""What a task is: examples of one of five forms, the files that hold them, its labels and its metrics.
+"""What a task is: one of five forms of labelled data, the files that hold it, its labels and its metrics.
 
 A task is data: :class:`Task` says which columns of which files are text and label, and the tables in
 :mod:`encoderlab.tasks.suites` hold one for every benchmark. How a form is encoded, learned and decoded is in
@@ -14,12 +14,33 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from encoderlab.errors import DataError, nearest
+from encoderlab.tasks import readers, tables
+from encoderlab.tasks.examples import (
+    Answer,
+    Choice,
+    Example,
+    Question,
+    Remarks,
+    Split,
+    Text,
+    Words,
+    is_unlabelled,
+    labels_of,
+)
+from encoderlab.tasks.readers import Layout
 
-Form = Literal["classification", "regression", "tagging", "span", "choice"]
-FORMS: dict[str, str] = {
+# Examples can be imported from here; they are in a module of their own for the readers, which this module imports.
+__all__ = [
+    "DECIMAL_COMMA", "FORM_DESCRIPTIONS", "Answer", "Choice", "Example", "FormName", "Question", "Remarks", "Split",
+    "Submission", "Task", "Text", "Words", "is_unlabelled", "labels_of",
+]  # fmt: skip
+
+FormName = Literal["classification", "regression", "tagging", "span", "choice"]
+Form = FormName
+FORM_DESCRIPTIONS: dict[str, str] = {
     "classification": "a label for one or two texts",
     "regression": "a number for one or two texts",
     "tagging": "a tag for every word",
@@ -28,134 +49,16 @@ FORMS: dict[str, str] = {
 }
 
 DECIMAL_COMMA = r"[-+]?\d+,\d+"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Text:
-    """One or two texts with a label: a name (classification), a number (regression), or None where there is none."""
-
-    id: str
-    text: str
-    pair: str | None = None
-    label: str | float | None = None
-    group: str = ""  # examples that are scored together: the question of a MultiRC answer
-    row: int = 0  # line of the file, from 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Words:
-    """A sentence of words, each with a tag; ``document`` counts the documents of the file."""
-
-    id: str
-    words: tuple[str, ...]
-    tags: tuple[str, ...] | None = None
-    document: int = 0
-    row: int = 0
-    by_line: bool = False  # every word has a line of its own, from ``row`` on
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A reference answer and the character of the passage where it starts; -1 if it is not to be found there."""
-
-    text: str
-    start: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """A question about a passage. ``answers`` is empty if there is none in the passage, None in a test file."""
-
-    id: str
-    question: str
-    passage: str
-    answers: tuple[Answer, ...] | None = None
-    row: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """A context, a question (each may be empty) and options; ``answers`` are the indices of the right ones.
-
-    ``answers`` is None in a test file. ``gap`` marks the place in context or question that the options are for.
-    """
-
-    id: str
-    context: str
-    question: str
-    options: tuple[str, ...]
-    answers: tuple[int, ...] | None = None
-    gap: str = ""
-    row: int = 0
-
-
-Example = Text | Words | Question | Choice
-
-
-class Remarks:
-    """What a reader met and carried on from: counted by kind, with the first row of each.
-
-    ``row`` is being read; ``number`` counts the rows before it, those of the files read before (``first``) included.
-    """
-
-    def __init__(self, path: Path, first: int = 0) -> None:
-        self.path = path
-        self.row = 0
-        self.first = first
-        self.number = first - 1
-        self.found: dict[str, tuple[int, int]] = {}
-
-    def add(self, message: str, row: int) -> None:
-        count, first = self.found.get(message, (0, row))
-        self.found[message] = (count + 1, first)
-
-    def note(self, message: str) -> None:
-        """Something about the file as a whole."""
-        self.found[message] = (0, 0)
-
-    def lines(self) -> tuple[str, ...]:
-        """One line per kind: ``"train.tsv: 3 rows: no text (first: row 17)"``."""
-        return tuple(
-            f"{self.path.name}: {count:,} row{'s' * (count > 1)}: {message} (first: row {row})"
-            if count
-            else f"{self.path.name}: {message}"
-            for message, (count, row) in self.found.items()
-        )
-
-
-class Layout(Protocol):
-    """How a file holds examples; the layouts are in :mod:`encoderlab.tasks.readers`."""
-
-    def matches(self, columns: Sequence[str]) -> bool:
-        """Whether a file with these columns (a table's header or a record's keys; empty for other files) has this
-        layout."""
-
-    def read(self, path: Path, remarks: Remarks) -> Iterator[Example]:
-        """The examples in order, labels as they stand in the file."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Split:
-    """The examples of one file (or of several that belong together), and where they came from."""
-
-    name: str
-    examples: tuple[Any, ...]
-    files: tuple[str, ...]
-    sha256: str
-    remarks: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.examples)
+NO_LABEL = ("", "-1", "-1.0", "None", "null", "nan", "NaN")  # what test files have in the place of a label
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """The file a leaderboard takes: ``format`` names a writer of :mod:`encoderlab.tasks.submit`, ``rows`` its line
-    count."""
+    """The files that a leaderboard takes; ``format`` names a writer of :mod:`encoderlab.tasks.submit`."""
 
     format: Literal["glue", "superglue", "squad", "squad2", "clue", "clue_json", "conll"]
     files: Mapping[str, str]  # split -> file name
-    rows: Mapping[str, int] = dataclasses.field(default_factory=dict)  # split -> number of examples
+    rows: Mapping[str, int] = dataclasses.field(default_factory=dict)  # split -> number of examples it must have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,21 +66,22 @@ class Task:
     """Labelled data with a metric.
 
     Args:
+        metrics: names of scores; the first one selects models.
+        layouts: ways in which the files may hold examples; the first that fits a file's columns reads it.
         labels: the classes in order, or None to take them from the training split.
-        indices: a number in a file of a task with named labels is the index of its label, as in Hugging Face data sets.
-        metrics: names; the first one selects models.
-        folders: names of the task's folder below a data folder.
-        files: patterns of the files of each split within that folder; the first that matches counts, ``.gz`` or not.
-        layouts: the first whose columns are in the file reads it.
-        sets: where one file may hold several splits, the column that tells them apart and its value for each split.
+        folders: names that the task's folder may have within a data folder.
+        files: glob patterns of each split's files within that folder, the first with a match is taken; ``.gz`` copies
+            match too.
+        sets: where one file holds several splits, the column that tells them apart and its value for each split.
+        indices: a number in place of a named label is its index, as in Hugging Face data sets.
         range: smallest and largest number of a regression.
         swap: the two texts may be exchanged (MRPC, STS-B): ELECTRA trains on both orders.
-        dropped: labels of rows to leave out ("-": the annotators found no majority).
-        answers: how answers of a span task are scored. Only ``squad`` knows questions without an answer.
+        dropped: labels whose rows are left out ("-": the annotators found no majority).
+        answers: the rules by which the answers of a span task are scored. Only ``squad`` has unanswerable questions.
     """
 
     name: str
-    form: Form
+    form: FormName
     metrics: tuple[str, ...]
     layouts: tuple[Layout, ...]
     labels: tuple[str, ...] | None = None
@@ -197,15 +101,17 @@ class Task:
         """The metric that selects models."""
         return self.metrics[0]
 
-    def find(self, data: Path, split: str) -> list[Path]:
-        """The files of a split below the folder ``data``, or below a folder of the task's name in it.
+    # Files
 
-        Of a file and its compressed copy, the plain one is taken.
+    def find(self, data: Path, split: str) -> list[Path]:
+        """The files of a split in the folder ``data``, or in a folder of the task's name within it.
+
+        Of a file and its ``.gz`` copy, the plain one is taken.
 
         Raises:
             DataError: there is none; the message names the patterns and folders that were tried.
         """
-        found = next(self._places(data, split), None)
+        found = next(self._candidates(data, split), None)
         if found is not None:
             return found
         patterns = self.files.get(split, ())
@@ -215,8 +121,8 @@ class Task:
             f"give the folder with --data"
         )
 
-    def _places(self, data: Path, split: str) -> Iterator[list[Path]]:
-        """The files of a split in every folder where they may lie."""
+    def _candidates(self, data: Path, split: str) -> Iterator[list[Path]]:
+        """The files of a split in every folder that has any, in the order of preference."""
         for folder in (data, *(data / name for name in self.folders)):
             for pattern in self.files.get(split, ()):
                 plain = set(folder.glob(pattern))
@@ -235,17 +141,19 @@ class Task:
         copies = [path for path in paths if path.with_name(path.name + ".gz").exists()]
         found = self.read(paths, split)
         unread = tuple(f"{path.name}: read; {path.name}.gz beside it is not" for path in copies)
-        others = [other[0] for other in self._places(data, split) if not other[0].samefile(paths[0])]
+        others = [other[0] for other in self._candidates(data, split) if not other[0].samefile(paths[0])]
         unread += tuple(f"{paths[0]}: read; {other} is not, give its folder with --data for it" for other in others)
         return dataclasses.replace(found, remarks=found.remarks + unread)
 
     def read(self, paths: Sequence[Path], split: str) -> Split:
-        """Read ``paths`` as one split and check every label. A test file without any answer has no labels, unless the
-        task knows questions that have none.
+        """Read ``paths`` as one split and check every label.
+
+        A split named ``test...`` may be unlabelled. If the task gets its labels from training, a test file in which no
+        question has an answer counts as unlabelled.
 
         Raises:
-            DataError: a file or row that cannot be used, a label that is none, duplicate ids, no label in ``train``
-            or ``dev``.
+            DataError: a file or row that cannot be used, an unknown label, duplicate ids, no label in ``train`` or
+                ``dev``.
         """
         examples: list[Example] = []
         remarks: list[str] = []
@@ -257,10 +165,10 @@ class Task:
             notes = Remarks(path, first)
             for example in self._of(split, path).stream(path, notes):
                 place = f"{path}:{example.row}"
-                self._check_id(example, place, seen, notes)
+                _check_id(example, place, seen, notes)
                 if not split.startswith("test") and is_unlabelled(example):
                     raise DataError(
-                        f"{place}: no label; {split} data needs one in every row, {self._label_column(path)}; "
+                        f"{place}: no label; {split} data needs one in every row, {self._where_labels_are(path)}; "
                         f"give unlabelled examples as test data"
                     )
                 examples.append(example)
@@ -269,9 +177,9 @@ class Task:
         if not examples:
             why = f" ({'; '.join(remarks)})" if remarks else ""
             raise DataError(f"{', '.join(map(str, paths))}: 0 examples{why}; give a file with at least one row")
-        questions = [example for example in examples if isinstance(example, Question) and example.answers == ()]
-        if split.startswith("test") and self.labels is None and len(questions) == len(examples):
-            examples = [dataclasses.replace(question, answers=None) for question in questions]
+        unanswered = [example for example in examples if isinstance(example, Question) and example.answers == ()]
+        if split.startswith("test") and self.labels is None and len(unanswered) == len(examples):
+            examples = [dataclasses.replace(question, answers=None) for question in unanswered]
             remarks.append(f"{paths[0].name}: no question has an answer; read as a test file without labels")
         return Split(
             name=split,
@@ -283,46 +191,41 @@ class Task:
 
     def _of(self, split: str, path: Path) -> Task:
         """This task with layouts that read only ``split`` from a file that holds several."""
-        from encoderlab.tasks import tables
-
         if split not in self.sets or self.sets[split][0] not in tables.columns(path, Remarks(path)):
             return self
-        layouts: tuple[Any, ...] = self.layouts
+        layouts: tuple[Any, ...] = self.layouts  # of columns, which alone have ``only``
         layouts = tuple(dataclasses.replace(layout, only=self.sets[split]) for layout in layouts)
         return dataclasses.replace(self, layouts=layouts)
 
     def stream(self, path: Path, remarks: Remarks) -> Iterator[Example]:
         """The examples of a file one by one, in bounded memory, with checked labels."""
-        from encoderlab.tasks import readers
-
         for example in readers.examples(readers.layout_of(path, self.layouts), path, remarks):
+            place = f"{path}:{example.row}"
             if isinstance(example, Text) and example.label is not None:
                 label = str(example.label)
                 if label in self.dropped:
                     remarks.add(f"label {label!r} means no label here; left out", example.row)
                     continue
-                example = dataclasses.replace(example, label=self.parse_label(label, f"{path}:{example.row}"))
+                example = dataclasses.replace(example, label=self.parse_label(label, place))
             elif isinstance(example, Words) and example.tags is not None and self.labels is not None:
                 tags = (
-                    self._tag(tag, f"{path}:{example.row + i * example.by_line}") for i, tag in enumerate(example.tags)
+                    self._parse_tag(tag, f"{path}:{example.row + i * example.by_line}")
+                    for i, tag in enumerate(example.tags)
                 )
                 example = dataclasses.replace(example, tags=tuple(tags))
             elif isinstance(example, Choice):
                 wrong = [answer for answer in example.answers or () if not 0 <= answer < len(example.options)]
                 if wrong:
                     raise DataError(
-                        f"{path}:{example.row}: answer {wrong[0]} is none of the {len(example.options)} options, which "
-                        f"count from 0; correct the row"
+                        f"{place}: answer {wrong[0]} is none of the {len(example.options)} options, which count from "
+                        f"0; correct the row"
                     )
             yield example
 
-    def _label_column(self, path: Path) -> str:
-        """Where the label is looked for, with the nearest name if the file has no such column."""
-        from encoderlab.tasks import readers, tables
-
+    def _where_labels_are(self, path: Path) -> str:
+        """Where labels were looked for, with the nearest name if the file has no such column."""
         columns = tables.columns(path, Remarks(path))
-        layout = readers.layout_of(path, self.layouts)
-        label = next((getattr(layout, name) for name in ("label", "answer", "tags") if hasattr(layout, name)), "")
+        label = readers.layout_of(path, self.layouts).label_column
         if label in columns or label and not columns:
             return f"in the column {label!r}"
         if label is None:
@@ -332,20 +235,22 @@ class Task:
             return "in the column that --label names"
         return f"and there is no column {label!r}{nearest(label, columns).rstrip('?')}"
 
+    # Labels
+
     def parse_label(self, raw: str, place: str) -> str | float | None:
-        """The label that ``raw`` stands for; None for the fillers of test files (nothing, -1, a number that is none).
+        """The label that ``raw`` stands for; None where it only fills the column of a test file (:data:`NO_LABEL`).
 
         Raises:
             DataError: not a number, out of range, or none of the labels.
         """
         raw = raw.strip()
         if self.form == "regression":
-            return self._number(raw, place)
+            return self._parse_number(raw, place)
         if self.labels is None:
             return None if raw in ("", "nan", "NaN") else raw
         if raw in self.labels:
             return raw
-        if raw in ("", "-1", "-1.0", "None", "null", "nan", "NaN"):
+        if raw in NO_LABEL:
             return None
         if raw.lower() in self.labels and raw.lower() in ("true", "false"):
             return raw.lower()
@@ -353,17 +258,12 @@ class Task:
             if other in self.labels:
                 return other
         raw = raw.removesuffix(".0")
-        if (
-            self.indices
-            and raw.isascii()
-            and raw.isdigit()
-            and int(raw) < len(self.labels)
-            and not any(x.isdigit() for x in self.labels)
-        ):
-            return self.labels[int(raw)]
+        if not any(label.isdigit() for label in self.labels) and (named := self._label_at(raw)) is not None:
+            return named
         raise DataError(f"{place}: label {raw!r} is none of {', '.join(self.labels[:20])}; correct the row or the task")
 
-    def _number(self, raw: str, place: str) -> float | None:
+    def _parse_number(self, raw: str, place: str) -> float | None:
+        """As :meth:`parse_label`, for a regression; -1 fills the column of a test file if it is out of range."""
         if raw in ("", "None", "null"):
             return None
         try:
@@ -381,41 +281,31 @@ class Task:
             return None
         raise DataError(f"{place}: label {raw} is outside {self.range[0]:g} to {self.range[1]:g}; correct the row")
 
-    def _tag(self, tag: str, place: str) -> str:
+    def _parse_tag(self, tag: str, place: str) -> str:
+        """The tag that is written in the file by its name or its index."""
         assert self.labels is not None
         if tag in self.labels:
             return tag
-        if self.indices and tag.isdigit() and int(tag) < len(self.labels):
-            return self.labels[int(tag)]
+        if (named := self._label_at(tag)) is not None:
+            return named
         raise DataError(f"{place}: tag {tag!r} is none of {', '.join(self.labels[:20])}; correct the row or the task")
 
-    def _check_id(self, example: Example, place: str, seen: dict[str, str], remarks: Remarks) -> None:
-        first = seen.setdefault(example.id, place)
-        if first == place:
-            return
-        if isinstance(example, Question):
-            raise DataError(
-                f"{place}: id {example.id!r} is already that of {first}; answers are scored by id, make it unique"
-            )
-        remarks.add("an id that occurs before", example.row)
+    def _label_at(self, index: str) -> str | None:
+        """The label whose index is written in the file; None if it is no index, or if the task has none in files."""
+        assert self.labels is not None
+        is_index = self.indices and index.isascii() and index.isdigit() and int(index) < len(self.labels)
+        return self.labels[int(index)] if is_index else None
 
 
-def is_unlabelled(example: Example) -> bool:
-    """Whether the example has no reference, as in a test file."""
-    if isinstance(example, Text):
-        return example.label is None
-    return (example.tags if isinstance(example, Words) else example.answers) is None
-
-
-def labels_of(examples: Sequence[Example]) -> tuple[str, ...]:
-    """The labels that occur: sorted as numbers where all are numbers, tags with ``O`` first, else by name."""
-    found: set[str] = set()
-    for example in examples:
-        if isinstance(example, Text) and example.label is not None:
-            found.add(str(example.label))
-        elif isinstance(example, Words):
-            found.update(example.tags or ())
-    try:
-        return tuple(sorted(found, key=float))
-    except ValueError:
-        return tuple(sorted(found, key=lambda label: (label != "O", label)))
+def _check_id(example: Example, place: str, seen: dict[str, str], remarks: Remarks) -> None:
+    """Refuse a question with an id that occurred before, and count it for other examples, which are not scored by id.
+    ``seen`` maps ids to where they stood first.
+    """
+    first = seen.setdefault(example.id, place)
+    if first == place:
+        return
+    if isinstance(example, Question):
+        raise DataError(
+            f"{place}: id {example.id!r} is already that of {first}; answers are scored by id, make it unique"
+        )
+    remarks.add("an id that occurs before", example.row)

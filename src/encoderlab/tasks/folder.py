@@ -1,5 +1,5 @@
-"""The folder of a fine-tuning run: ``task.json`` beside the head, predictions as JSON lines, submissions, and
-``score.json``, which marks the run as finished and says what run it was.
+"""The folder of a fine-tuning run: ``model/`` with ``task.json``, predictions as JSON lines, submissions, and
+``score.json``, which marks the run as finished and says which run it was.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from encoderlab.files import write_json, write_text
 from encoderlab.interchange import folder as folders
 from encoderlab.model import Model
 from encoderlab.tasks import readers, suites
-from encoderlab.tasks.base import Layout, Split, Task
+from encoderlab.tasks.base import Split, Task
 from encoderlab.tasks.features import FrozenModel
 from encoderlab.tasks.form import FormSettings, Predictions
 from encoderlab.tasks.predict import record
+from encoderlab.tasks.readers import Layout
 from encoderlab.tasks.submit import write_submission
 from encoderlab.train.recipe import Training
 
@@ -32,7 +33,9 @@ TASK_FILE, SCORE_FILE, HEAD_FILE = "task.json", "score.json", "head.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A finished run: scores by split and by name, and the predictions behind them (None if read from the folder)."""
+    """A finished run. ``record`` is the content of ``score.json``; ``predictions`` by split are None for a run that was
+    read from its folder.
+    """
 
     folder: Path
     record: Mapping[str, Any]
@@ -41,6 +44,7 @@ class Result:
 
     @property
     def scores(self) -> Mapping[str, Mapping[str, float]]:
+        """By split and metric."""
         return self.record["scores"]
 
 
@@ -50,11 +54,11 @@ def write_run(
     settings: FormSettings,
     splits: Mapping[str, Split],
     predictions: Mapping[str, Predictions],
-    written: Mapping[str, Any],
+    score: Mapping[str, Any],
     out: Path,
 ) -> None:
-    """The model folder with its task, predictions as JSON lines, and last the score, which marks the run as
-    finished.
+    """Write the model folder with its task, then the predictions, and last the score, which marks the run as
+    finished; its checkpoints are deleted.
     """
     if isinstance(model, FrozenModel):
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
@@ -63,7 +67,7 @@ def write_run(
         folders.save(model, out / "model")
     write_task(task, settings, out / "model", predictions)
     write_predictions(splits, predictions, out)
-    write_score(written, out)
+    write_score(score, out)
     # The optimiser state behind the result is three times as large as the model and of no further use.
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
 
@@ -71,8 +75,8 @@ def write_run(
 def write_submissions(
     task: Task, splits: Mapping[str, Split], predictions: Mapping[str, Predictions], out: Path
 ) -> list[str]:
-    """Write what leaderboards take into ``submission/``; a file with another number of rows than theirs is only
-    noted.
+    """Write what leaderboards take into ``submission/`` (of other splits than the test set ``submission-SPLIT/``);
+    returns a note for every file that has another number of rows than the leaderboard expects, and is not written.
     """
     notes = []
     for name, found in predictions.items():
@@ -94,6 +98,7 @@ def write_submissions(
 
 
 def write_predictions(splits: Mapping[str, Split], predictions: Mapping[str, Predictions], out: Path) -> None:
+    """Write ``predictions-SPLIT.jsonl`` for every split."""
     for name, found in predictions.items():
         lines = [
             json.dumps(record(example, value, detail), ensure_ascii=False)
@@ -102,8 +107,8 @@ def write_predictions(splits: Mapping[str, Split], predictions: Mapping[str, Pre
         write_text(out / f"predictions-{name}.jsonl", "\n".join(lines) + "\n")
 
 
-def write_score(written: Mapping[str, Any], out: Path) -> None:
-    write_json(out / SCORE_FILE, written)
+def write_score(score: Mapping[str, Any], out: Path) -> None:
+    write_json(out / SCORE_FILE, score)
 
 
 def write_task(
@@ -125,14 +130,12 @@ def write_task(
 
 
 def plain_layouts(task: Task) -> list[dict[str, Any]]:
-    """How the task's files hold examples, as plain data: the name of each layout and the fields that were set."""
+    """The task's layouts as plain data: the name of each, and its fields where they are not the default."""
     found = []
     for layout in cast("tuple[Any, ...]", task.layouts):
-        values = {one.name: to_dict(getattr(layout, one.name)) for one in fields(layout)}
-        usual = {one.name: to_dict(one.default) for one in fields(layout)}
-        found.append(
-            {"layout": type(layout).__name__} | {name: value for name, value in values.items() if value != usual[name]}
-        )
+        values = {one.name: getattr(layout, one.name) for one in fields(layout)}
+        changed = {one.name: to_dict(values[one.name]) for one in fields(layout) if values[one.name] != one.default}
+        found.append({"layout": type(layout).__name__} | changed)
     return found
 
 
@@ -148,18 +151,18 @@ def layouts_of(plain: Sequence[Mapping[str, Any]]) -> tuple[Layout, ...]:
 
 
 def is_benchmark(task: Task) -> bool:
-    """Whether this is a suite's task, and not a file of the user's that happens to have its name."""
+    """Whether this is a benchmark, and not a file of the user's with a benchmark's name."""
     known = suites.TASKS.get(task.name)
     return known is not None and known.form == task.form and known.layouts == task.layouts
 
 
 def find_task(folder: Path) -> Path | None:
-    """The file that :func:`write_task` wrote for the model in a folder, or for that in its ``model/``."""
+    """The ``task.json`` of a model folder, or of a run folder with a model in it; None without one."""
     return next((place / TASK_FILE for place in (folder, folder / "model") if (place / TASK_FILE).exists()), None)
 
 
 def read_task(folder: Path) -> dict[str, Any] | None:
-    """What :func:`write_task` kept, with ``settings`` as :class:`FormSettings`; None for a folder without it."""
+    """What :func:`write_task` wrote, with ``settings`` as :class:`FormSettings`; None for a folder without it."""
     path = find_task(folder)
     if path is None:
         return None
@@ -169,8 +172,8 @@ def read_task(folder: Path) -> dict[str, Any] | None:
 
 
 def same_task(trained: Mapping[str, Any] | None, task: Task, settings: FormSettings) -> bool:
-    """Whether a head that was trained on the task ``trained`` can go on with ``task``: name, form, labels and columns
-    are equal, and so are the numbers of a regression (a saved head answers in the file's own, unscaled).
+    """Whether a head trained for ``trained`` (:func:`read_task`) can be trained further on ``task``: name, form, labels
+    and columns are equal. A regression must also train on the numbers of the file, in which saved heads answer.
     """
     if trained is None or (task.form == "regression" and settings.targets != "raw"):
         return False
@@ -180,7 +183,7 @@ def same_task(trained: Mapping[str, Any] | None, task: Task, settings: FormSetti
 
 
 def identity_of(task: Task, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells runs apart beside their recipe and data: the task with its columns and labels, the initial model."""
+    """What tells runs apart beside recipe and data: the task with its labels and columns, and the initial model."""
     return {
         "task": task.name,
         "labels": None if task.labels is None else list(task.labels),
@@ -190,7 +193,7 @@ def identity_of(task: Task, about: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_MEANINGS = {
+_MEANINGS = {  # of the keys of an identity, for messages
     "task": "task",
     "labels": "labels",
     "layouts": "columns",
@@ -200,13 +203,15 @@ _MEANINGS = {
 
 
 def hashes_of(identity: Mapping[str, Any]) -> dict[str, str]:
-    """The identity as the run folder takes it, which holds an unfinished run to its model and its task."""
+    """The identity as hashes, which the run folder keeps, so that an interrupted run is resumed with the same model and
+    task only.
+    """
     task = json.dumps([identity[key] for key in ("task", "labels", "layouts")])
     return {"model": identity["model"], "task": hashlib.sha256(task.encode()).hexdigest()}
 
 
 def _check_identity(out: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse the folder of another run. What an older version did not write is not compared.
+    """Refuse the folder of another run. Keys that an older version did not write are not compared.
 
     Raises:
         ConfigError: with what the run has and what is wanted.
@@ -218,7 +223,7 @@ def _check_identity(out: Path, found: Mapping[str, Any], wanted: Mapping[str, An
 
 
 def read_result(out: Path, recipe: Training, splits: Mapping[str, Split], identity: Mapping[str, Any]) -> Result | None:
-    """The finished run in ``out``, None if there is none.
+    """The finished run in ``out``; None if there is none.
 
     Raises:
         ConfigError: it was run with another recipe, other data, another model or task.
@@ -229,9 +234,10 @@ def read_result(out: Path, recipe: Training, splits: Mapping[str, Split], identi
     found = json.loads(path.read_text(encoding="utf-8"))
     _check_identity(out, found, identity)
     wanted = to_dict(recipe)
-    given = ("budget", "phases", "evaluation", "execution", "checkpoints", "log_every")
+    # These follow from the others, or do not change the result.
+    ignored = ("budget", "phases", "evaluation", "execution", "checkpoints", "log_every")
     for key, value in wanted.items():
-        if key not in given and found["recipe"].get(key) != json.loads(json.dumps(value)):
+        if key not in ignored and found["recipe"].get(key) != json.loads(json.dumps(value)):
             raise ConfigError(
                 f"{out}: holds a finished run with {key} {found['recipe'].get(key)}, now {value}; choose another folder"
             )

@@ -1,25 +1,23 @@
-"""The task in a file of the user's own: its form, columns and labels, inferred and said, or given."""
+"""The task in a file of the user's own: its form, columns and labels, as given or inferred."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
-from encoderlab.corpus.words import is_cjk
 from encoderlab.errors import ConfigError, DataError, nearest
 from encoderlab.tasks import tables
 from encoderlab.tasks.base import (
     DECIMAL_COMMA,
-    FORMS,
+    FORM_DESCRIPTIONS,
     Example,
-    Form,
-    Layout,
+    FormName,
     Question,
     Remarks,
     Split,
@@ -28,10 +26,10 @@ from encoderlab.tasks.base import (
     Words,
     labels_of,
 )
-from encoderlab.tasks.readers import CharacterSpans, Columns, Conll, Options, Squad, WordLists, examples
-from encoderlab.tasks.readers.words import cells_of
+from encoderlab.tasks.readers import CharacterSpans, Columns, Conll, Layout, Options, Squad, WordLists, examples
+from encoderlab.tasks.readers.words import first_column_counts, has_word_lines
 
-# Names that columns usually have, the most telling first.
+# The usual names of columns, the most telling first.
 PAIRS = (
     ("sentence1", "sentence2"), ("text_a", "text_b"), ("texta", "textb"), ("premise", "hypothesis"), ("text1", "text2"),
     ("question1", "question2"), ("sentence_A", "sentence_B"), ("query", "document"), ("query", "passage"),
@@ -45,22 +43,30 @@ LABELS = (
 WORDS = ("tokens", "words")
 TAGS = ("ner_tags", "tags", "labels", "label", "ner", "pos_tags")
 OPTIONS = ("options", "choices", "endings", "candidates", "choice")
+CORRECT = ("answer", "label", "answerkey", "correct")
 CONTEXTS = (
     "context", "article", "passage", "ctx", "sent1", "startphrase", "premise", "sentence", "text", "texta", "paragraph",
 )  # fmt: skip
 ANSWERS = ("answers", "answer", "answer_text")
 QUESTIONS = ("question", "question_stem", "stem", "sent2", "query", "goal")
 IDS = ("id", "idx", "index", "guid")
-_SAMPLE = 2000
+METRICS: dict[str, tuple[str, ...]] = {
+    "classification": ("accuracy", "macro_f1"),
+    "regression": ("spearman", "pearson"),
+    "tagging": ("f1", "precision", "recall", "accuracy"),
+    "span": ("f1", "exact"),
+    "choice": ("accuracy",),
+}
+_SAMPLE = 2000  # examples that decide between labels and numbers, and whether tags have prefixes
 _WORDS_BY_LINE = (".bio", ".iob", ".iob2", ".conll", ".bmes", ".bioes")
 _TELLING = (*tables.RECORDS, ".ndjson", ".txt")  # suffixes that say how a file is to be read
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What the user said about the columns; None is inferred."""
+    """What the user said about a file; None is inferred. A column is a name, or a number where there is no header."""
 
-    form: Form | None = None
+    form: FormName | None = None
     text: str | None = None
     pair: str | None = None
     label: str | None = None
@@ -75,43 +81,25 @@ def task_of(path: Path, given: Given | None = None) -> tuple[Task, str]:
         DataError: the columns tell no form; the message says how to give them.
     """
     given = given or Given()
-    if given.form is not None and given.form not in FORMS:
-        raise ConfigError(f"form {given.form!r}{nearest(given.form, FORMS)}")
     remarks = Remarks(path)
-    columns = tables.columns(path, remarks)
-    named = [name for name in (given.text, given.pair, given.label, given.id) if name is not None]
-    for name in named:
-        if name not in columns and not name.isdigit():
-            raise ConfigError(f"{path}: no column {name!r}{nearest(name, columns)}")
-    number, word = (next((name for name in named if name.isdigit() == digits), None) for digits in (True, False))
-    if number is not None and word is not None and number not in columns:
-        raise ConfigError(
-            f"{path}: column {word!r} has a name and column {number} a number; give all names, or, where the first row "
-            f"is no header, all numbers"
-        )
-    layout, form, words = _layout(path, columns, given)
-    if isinstance(layout, Columns) and layout.label in layout.needs:
-        raise ConfigError(f"{path}: {layout.label!r} is text and label at once; give another --text or --label")
+    file = _File(path, tables.columns(path, remarks), given)
+    _check_given(file)
+    found = _infer(file)
+    layout, form, said = found.layout, found.form, found.said
+    metrics = METRICS[form]
     raw = dataclasses.replace(layout, scheme=None) if isinstance(layout, (Conll, WordLists)) else layout
     sample = list(islice(examples(raw, path, remarks), _SAMPLE))
-    labels, metrics = (
-        None,
-        {"tagging": ("f1", "precision", "recall", "accuracy"), "span": ("f1", "exact")}.get(form, ("accuracy",)),
-    )
     if form == "classification" and given.form is None and _is_regression(layout, sample):
-        form = "regression"
-    if form == "regression":
-        metrics = ("spearman", "pearson")
-    elif form == "classification":
-        metrics = ("accuracy", "macro_f1")
+        form, metrics = "regression", METRICS["regression"]
     elif form == "tagging" and not _has_prefixes(sample):
-        layout, metrics, words = raw, ("accuracy", "macro_f1"), f"{words}; not all tags have prefixes (B-, I-, ...)"
-    task = Task(name=path.name.split(".")[0], form=form, layouts=(layout,), labels=labels, metrics=metrics)
-    return task, f"{path.name}: {form} ({FORMS[form]}), {words}"
+        layout, metrics = raw, METRICS["classification"]
+        said = f"{said}; not all tags have prefixes (B-, I-, ...)"
+    task = Task(name=path.name.split(".")[0], form=form, layouts=(layout,), metrics=metrics)
+    return task, f"{path.name}: {form} ({FORM_DESCRIPTIONS[form]}), {said}"
 
 
 def with_labels(task: Task, train: Split) -> Task:
-    """``task`` with the labels of its training data, if it names none itself; they are always written as there.
+    """``task`` with the labels of its training data, spelled as there, unless it names its own.
 
     Raises:
         DataError: a single label, from which nothing can be learned, or a number that is written in two ways.
@@ -135,10 +123,13 @@ def with_labels(task: Task, train: Split) -> Task:
 
 
 def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
-    """Training and validation part of a file that has no validation file of its own.
+    """Training and development part of a training file without a development file, which a remark says.
 
-    A text goes to the part that a hash of it says, so equal texts are never in both, and the cut does not depend on
-    the order or on what else is in the file.
+    A hash of its text decides the part of an example, so equal texts are never in both, and the cut depends neither on
+    the order nor on what else is in the file.
+
+    Raises:
+        DataError: one of the parts would be empty.
     """
     kept: list[Example] = []
     held: list[Example] = []
@@ -152,13 +143,17 @@ def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
             f"{', '.join(split.files)}: {len(split)} examples, those of one text together, are too few to hold out a "
             f"validation part; give one with --dev"
         )
-    return dataclasses.replace(split, examples=tuple(kept)), dataclasses.replace(
-        split, name="dev", examples=tuple(held)
+    names = ", ".join(Path(file).name for file in split.files[:2])
+    said = (
+        f"{names}: no development file; {len(held):,} of {len(split):,} training examples are held out "
+        f"as the development set"
     )
+    train = dataclasses.replace(split, examples=tuple(kept))
+    return train, dataclasses.replace(split, name="dev", examples=tuple(held), remarks=(said,))
 
 
 def without_fillers(test: Split, train: Split) -> Split:
-    """``test`` without labels if they are numbers that are all -1, and training has none below 0."""
+    """``test`` without labels if they are numbers that are all -1, while training has none below 0."""
     numbers, learned = (
         [example.label for example in split.examples if isinstance(example, Text) and isinstance(example.label, float)]
         for split in (test, train)
@@ -179,84 +174,210 @@ def _source(example: Example) -> str:
     return example.passage if isinstance(example, Question) else example.context
 
 
-def _layout(path: Path, columns: Sequence[str], given: Given) -> tuple[Layout, Form, str]:
-    """Layout, form, and the words that describe them."""
-    kind = tables.suffix(path)
-    lower = {name.strip().lower(): name for name in columns}
-    named_id = given.id or _first(IDS, lower)
-    named = given.form is None and given.text is None and {"question", "context"} <= set(lower) and not _options(lower)
-    if (given.form == "span" or named) and (found := _passages(lower, given)):
-        return found
-    other = kind not in _TELLING
-    if not columns and given.form in (None, "span") and (kind == ".json" or other and tables.starts_with(path, "{")):
-        return Squad(), "span", "SQuAD's nested form"
-    if given.form == "tagging" or given.form is None and (given.text is None or kind in _WORDS_BY_LINE):
-        words = given.text or _first(WORDS, lower)
-        tags = given.label or _first(TAGS, lower)
-        if words and words in columns and (tags or given.form == "tagging"):  # without tags there is what to predict
-            said = f"words = {words!r}" + (f", tags = {tags!r}" if tags else "")
-            return WordLists(words=words, tags=tags), "tagging", said
-        if kind in _WORDS_BY_LINE or (
-            (other or kind in (".txt", ".tsv")) and (given.form == "tagging" or _word_per_line(path))
-        ):
-            return _word_columns(path, given)
-        if kind in (".json", ".jsonl") and words is None and "text" in columns and _nested_spans(path):
-            return CharacterSpans(), "tagging", "spans of characters by type"
-    if (given.form == "choice" or given.form is None and given.text is None) and (options := _options(lower)):
-        return _choice(path, columns, lower, given, options, named_id)
-    if given.form in ("tagging", "span", "choice"):
-        raise DataError(
-            f"{path}: columns {', '.join(columns) or '(none)'} do not hold {FORMS[given.form]}; "
-            f"rename them, name them with --text, --pair and --label, or convert the file"
-        )
-    return _text_columns(path, columns, lower, given, named_id)
+def find_column(names: Sequence[str], columns: Sequence[str], but: Collection[str | None] = ()) -> str | None:
+    """The first of ``names`` that is a column in any case, spelled as in the file; columns in ``but`` do not count."""
+    spelled = {column.strip().lower(): column for column in columns if column not in but}
+    return next((spelled[name.lower()] for name in names if name.lower() in spelled), None)
 
 
-def _passages(lower: dict[str, str], given: Given) -> tuple[Layout, Form, str] | None:
-    """A question about a passage and its answers in columns; None without columns of passages and questions."""
-    passage = given.text or _first(CONTEXTS, lower)
-    question = given.pair or _first([name for name in QUESTIONS if lower.get(name) != passage], lower)
-    if passage is None or question is None:
-        return None
-    answer = given.label or _first(ANSWERS, lower) or ANSWERS[0]
-    said = f"{question} about {passage}" + (f", answer = {answer!r}" if answer in lower.values() else "")
-    return Squad(context=passage, question=question, answer=answer), "span", said
+@dataclass(frozen=True)
+class _File:
+    """A file whose form is to be inferred, with its columns and what the user said about them."""
+
+    path: Path
+    columns: tuple[str, ...]
+    given: Given
+
+    @property
+    def suffix(self) -> str:
+        return tables.suffix(self.path)
+
+    @property
+    def suffix_tells(self) -> bool:
+        """Whether the suffix says how the file is to be read; that of ``train.data`` does not."""
+        return self.suffix in _TELLING
+
+    @cached_property
+    def lower(self) -> dict[str, str]:
+        """Columns by their names in lower case."""
+        return {name.strip().lower(): name for name in self.columns}
+
+    def find(self, names: Sequence[str], but: Collection[str | None] = ()) -> str | None:
+        """As :func:`find_column`."""
+        return find_column(names, self.columns, but)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The column with the list of options, or the columns with one each: ending0, ending1, ... (option1, ...,
+        choice_a, ..., or a, b, c).
+        """
+        for name in OPTIONS:
+            if name in self.lower:
+                return (self.lower[name],)
+        for stem in ("ending", "choice", "option", "answer", "candidate"):
+            matches = (re.fullmatch(rf"{stem}_?(\d+|[a-z])", name) for name in self.lower)
+            places = {
+                int(match[1]) if match[1].isdigit() else ord(match[1]) - ord("a"): self.lower[match[0]]
+                for match in matches
+                if match
+            }
+            if len(places) > 1 and sorted(places) == list(range(min(places), min(places) + len(places))):
+                return tuple(places[place] for place in sorted(places))
+        letters = [letter for letter in "abcdefgh" if letter in self.lower]
+        return tuple(self.lower[letter] for letter in letters) if letters[:3] == ["a", "b", "c"] else ()
 
 
-def _word_columns(path: Path, given: Given) -> tuple[Layout, Form, str]:
-    """A word per line: in the column that is given, else in the first, or in the second where the first counts the
-    words of every sentence; its tag in the column that is given, else in the last.
-    """
-    for flag, name in (("--text", given.text), ("--label", given.label)):
-        if name is not None and not name.isdigit():
-            raise ConfigError(f"{path}: columns beside a word have no names; give {flag} a number, the first is 0")
-    word = int(given.text) if given.text else int(_counts_words(path))
-    tag = int(given.label) if given.label else -1
-    place, its = f" in column {word}" if word else "", "the last column" if tag < 0 else f"column {tag}"
-    return Conll(word=word, tag=tag), "tagging", f"one word per line{place}, its tag in {its}"
+@dataclass(frozen=True)
+class _Inferred:
+    """How a file is read, its form, and the words that say so."""
+
+    layout: Layout
+    form: FormName
+    said: str
 
 
-def _text_columns(
-    path: Path, columns: Sequence[str], lower: dict[str, str], given: Given, named_id: str | None
-) -> tuple[Layout, Form, str]:
-    """The columns of text, second text and label: those given, else by their names; also the form, and a sentence that
-    says what was found.
+def _check_given(file: _File) -> None:
+    """Refuse an unknown form, and columns that the file does not have.
 
     Raises:
+        ConfigError: the message has the nearest name.
+    """
+    given, columns = file.given, file.columns
+    if given.form is not None and given.form not in FORM_DESCRIPTIONS:
+        raise ConfigError(f"form {given.form!r}{nearest(given.form, FORM_DESCRIPTIONS)}")
+    names = [name for name in (given.text, given.pair, given.label, given.id) if name is not None]
+    for name in names:
+        if name not in columns and not name.isdigit():
+            raise ConfigError(f"{file.path}: no column {name!r}{nearest(name, columns)}")
+    number = next((name for name in names if name.isdigit()), None)
+    word = next((name for name in names if not name.isdigit()), None)
+    if number is not None and word is not None and number not in columns:
+        raise ConfigError(
+            f"{file.path}: column {word!r} has a name and column {number} a number; give all names, or, where the "
+            f"first row is no header, all numbers"
+        )
+
+
+def _infer(file: _File) -> _Inferred:
+    """The given form with its columns, or the form that the columns tell.
+
+    Raises:
+        ConfigError: a column is text and label at once.
+        DataError: the columns tell no form, or do not hold the given one.
+    """
+    given = file.given
+    nothing_given = given.form is None and given.text is None
+    asked = nothing_given and {"question", "context"} <= set(file.lower) and not file.options
+    if (given.form == "span" or asked) and (found := _passages(file)):
+        return found
+    if given.form in (None, "span") and not file.columns and _is_nested_json(file):
+        return _Inferred(Squad(), "span", "SQuAD's nested form")
+    tagged = given.form == "tagging" or nothing_given or given.form is None and file.suffix in _WORDS_BY_LINE
+    if tagged and (found := _words(file)):
+        return found
+    if (given.form == "choice" or nothing_given) and file.options:
+        return _choice(file)
+    if given.form in ("tagging", "span", "choice"):
+        raise DataError(
+            f"{file.path}: columns {', '.join(file.columns) or '(none)'} do not hold {FORM_DESCRIPTIONS[given.form]}; "
+            f"rename them, name them with --text, --pair and --label, or convert the file"
+        )
+    return _texts(file)
+
+
+def _is_nested_json(file: _File) -> bool:
+    """Whether a file without columns is taken for SQuAD's nested JSON."""
+    return file.suffix == ".json" or not file.suffix_tells and tables.starts_with(file.path, "{")
+
+
+def _passages(file: _File) -> _Inferred | None:
+    """A question about a passage and its answers in columns; None without columns of passages and questions."""
+    given = file.given
+    passage = given.text or file.find(CONTEXTS)
+    question = given.pair or file.find(QUESTIONS, but=(passage,))
+    if passage is None or question is None:
+        return None
+    answer = given.label or file.find(ANSWERS) or ANSWERS[0]
+    said = f"{question} about {passage}" + (f", answer = {answer!r}" if answer in file.columns else "")
+    return _Inferred(Squad(context=passage, question=question, answer=answer), "span", said)
+
+
+def _words(file: _File) -> _Inferred | None:
+    """Words with tags: in two lists of a record, a word per line, or as spans of characters; None for other files."""
+    given, suffix = file.given, file.suffix
+    words = given.text or file.find(WORDS)
+    tags = given.label or file.find(TAGS)
+    if words and words in file.columns and (tags or given.form == "tagging"):  # a file to predict has no tags
+        said = f"words = {words!r}" + (f", tags = {tags!r}" if tags else "")
+        return _Inferred(WordLists(words=words, tags=tags), "tagging", said)
+    plain = not file.suffix_tells or suffix in (".txt", ".tsv")
+    if suffix in _WORDS_BY_LINE or plain and (given.form == "tagging" or has_word_lines(file.path)):
+        return _word_lines(file)
+    if suffix in (".json", ".jsonl") and words is None and "text" in file.columns and _labels_are_spans(file.path):
+        return _Inferred(CharacterSpans(), "tagging", "spans of characters by type")
+    return None
+
+
+def _word_lines(file: _File) -> _Inferred:
+    """A word per line: in the given column, else in the first, or in the second where the first counts the words of
+    every sentence; its tag in the given column, else in the last.
+
+    Raises:
+        ConfigError: a column is given by name.
+    """
+    given = file.given
+    for flag, name in (("--text", given.text), ("--label", given.label)):
+        if name is not None and not name.isdigit():
+            raise ConfigError(f"{file.path}: columns beside a word have no names; give {flag} a number, the first is 0")
+    word = int(given.text) if given.text else int(first_column_counts(file.path))
+    tag = int(given.label) if given.label else -1
+    place, its = f" in column {word}" if word else "", "the last column" if tag < 0 else f"column {tag}"
+    return _Inferred(Conll(word=word, tag=tag), "tagging", f"one word per line{place}, its tag in {its}")
+
+
+def _choice(file: _File) -> _Inferred:
+    """Multiple choice. All answers of the file are looked at to tell letters, numbers and texts of options apart.
+
+    Raises:
+        DataError: there is neither a context nor a question.
+    """
+    given, options = file.given, file.options
+    answer = given.label or file.find(CORRECT) or "label"
+    context = given.text or file.find(CONTEXTS)
+    question = given.pair or file.find(QUESTIONS, but=(context,))
+    if context is None and question is None:
+        raise DataError(
+            f"{file.path}: which of the columns {', '.join(map(repr, file.columns[:12]))} are the options "
+            f"{', '.join(options)} for? say so: --form choice --text COLUMN [--pair COLUMN]"
+        )
+    named = given.id or file.find(IDS)
+    layout = Options(context=context, question=question, options=options, answer=answer, id=named)
+    try:
+        layout, how = layout.judged(file.path)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        how = "not readable in every row"  # reading it as examples names the row
+    asked = ", ".join(f"{name} = {value!r}" for name, value in (("context", context), ("question", question)) if value)
+    return _Inferred(layout, "choice", f"{asked}, options = {', '.join(options)}, answer = {answer!r} ({how})")
+
+
+def _texts(file: _File) -> _Inferred:
+    """One or two texts with a label: in the given columns, else in those of known names.
+
+    Raises:
+        ConfigError: a column is text and label at once.
         DataError: no column is known to be the text.
     """
+    path, columns, given = file.path, file.columns, file.given
     text, pair = given.text, given.pair
-    label = given.label or _first([name for name in LABELS if lower.get(name) not in (text, pair)], lower)
+    label = given.label or file.find(LABELS, but=(text, pair))
     if text is None:
-        first, second = next(
-            ((lower[a.lower()], lower[b.lower()]) for a, b in PAIRS if a.lower() in lower and b.lower() in lower),
-            (None, None),
-        )
-        text = first or _first(TEXTS, lower)
-        pair = pair or (second if first else None)
+        pairs = ((file.find([a]), file.find([b])) for a, b in PAIRS)
+        first, second = next((names for names in pairs if all(names)), (None, None))
+        text = first or file.find(TEXTS)
+        pair = pair or second
     if text is None and len(columns) == 2 and label is not None:
         text = next(name for name in columns if name != label)
-    if not columns and tables.suffix(path) not in _TELLING:
+    if not columns and not file.suffix_tells:
         raise DataError(f"{path}: its name does not tell what it holds; let it end in .csv, .tsv, .jsonl or .parquet")
     if not columns:
         raise DataError(f"{path}: holds no rows with columns; give a table with a header, or records of JSON")
@@ -265,70 +386,19 @@ def _text_columns(
             f"{path}: which of the columns {', '.join(map(repr, columns[:12]))} is the text? say so: "
             f"--text COLUMN [--pair COLUMN] --label COLUMN; columns of a file without a header are 0, 1, ..."
         )
-    words = (
+    if label is not None and label in (text, pair):
+        raise ConfigError(f"{path}: {label!r} is text and label at once; give another --text or --label")
+    said = (
         f"text = {text!r}" + (f", second text = {pair!r}" if pair else "") + (f", label = {label!r}" if label else "")
     )
-    form: Form = given.form or "classification"
-    return Columns(text=text, pair=pair, label=label, id=named_id if named_id != text else None), form, words
-
-
-def id_column(columns: Sequence[str], taken: Sequence[str]) -> str | None:
-    """The column that is called as ids are, if it is none of those that are ``taken``."""
-    return _first(IDS, {name.strip().lower(): name for name in columns if name not in taken})
-
-
-def _first(names: Sequence[str], lower: dict[str, str]) -> str | None:
-    return next((lower[name.lower()] for name in names if name.lower() in lower), None)
-
-
-def _options(lower: dict[str, str]) -> tuple[str, ...]:
-    """The column of the list of options, or the columns ending0, ending1, ... (option1, ..., choice_a, ...) that hold
-    one each."""
-    for name in OPTIONS:
-        if name in lower:
-            return (lower[name],)
-    for stem in ("ending", "choice", "option", "answer", "candidate"):
-        found = ((name, re.fullmatch(rf"{stem}_?(\d+|[a-z])", name)) for name in lower)
-        places = {
-            int(match[1]) if match[1].isdigit() else ord(match[1]) - ord("a"): lower[name]
-            for name, match in found
-            if match
-        }
-        if len(places) > 1 and sorted(places) == list(range(min(places), min(places) + len(places))):
-            return tuple(places[place] for place in sorted(places))
-    letters = [letter for letter in "abcdefgh" if letter in lower]
-    return tuple(lower[letter] for letter in letters) if letters[:3] == ["a", "b", "c"] else ()
-
-
-def _choice(
-    path: Path,
-    columns: Sequence[str],
-    lower: dict[str, str],
-    given: Given,
-    options: tuple[str, ...],
-    named_id: str | None,
-) -> tuple[Layout, Form, str]:
-    """Multiple choice whose answers are read as all of them in the file say."""
-    answer = given.label or _first(("answer", "label", "answerkey", "correct"), lower) or "label"
-    context = given.text or _first(CONTEXTS, lower)
-    question = given.pair or _first([name for name in QUESTIONS if lower.get(name) != context], lower)
-    if context is None and question is None:
-        raise DataError(
-            f"{path}: which of the columns {', '.join(map(repr, columns[:12]))} are the options {', '.join(options)} "
-            f"for? say so: --form choice --text COLUMN [--pair COLUMN]"
-        )
-    layout = Options(context=context, question=question, options=options, answer=answer, id=named_id)
-    try:
-        layout, said = layout.judged(path)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        said = "not readable in every row"  # reading it as examples names the row
-    asked = ", ".join(f"{name} = {value!r}" for name, value in (("context", context), ("question", question)) if value)
-    return layout, "choice", f"{asked}, options = {', '.join(options)}, answer = {answer!r} ({said})"
+    named = given.id or file.find(IDS)
+    layout = Columns(text=text, pair=pair, label=label, id=named if named != text else None)
+    return _Inferred(layout, given.form or "classification", said)
 
 
 def _is_regression(layout: Layout, sample: Sequence[Example]) -> bool:
-    """Numbers that are not all whole, or a column named score with more than 20 different ones. Numbers with a decimal
-    comma are meant as such too; reading them says how to write them.
+    """Whether the labels are numbers that are not all whole, or more than 20 different ones in a column named score.
+    Numbers with a decimal comma count, and reading them says how to write them.
     """
     if not isinstance(layout, Columns):
         return False
@@ -344,67 +414,20 @@ def _is_regression(layout: Layout, sample: Sequence[Example]) -> bool:
 
 
 def _has_prefixes(sample: Sequence[Example]) -> bool:
-    """Whether most tags have; one that has none is then a mistake, which reading them names."""
+    """Whether most tags have prefixes (B-, I-, ...); a tag without one is then an error, which reading it names."""
     tags = [tag for example in sample if isinstance(example, Words) for tag in example.tags or () if tag != "O"]
     return not tags or 2 * sum(tag[:1] in "BIMELSWU" and tag[1:2] in ("-", "") for tag in tags) > len(tags)
 
 
 def _completed(tags: tuple[str, ...]) -> tuple[str, ...]:
-    """Tags with the B and I of every type, since a validation file may hold the one that training lacks, and ``O``."""
+    """BIO tags with both B and I of every type and ``O``, since a development file may hold one that training lacks."""
     if not all(tag == "O" or tag[:2] in ("B-", "I-") for tag in tags):
         return tags
     kinds = sorted({tag[2:] for tag in tags if tag != "O"})
     return ("O", *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
 
 
-def _word_per_line(path: Path) -> bool:
-    """Whether the first lines are short columns with blank lines or document marks between them."""
-    widths = Counter(len(cells_of(line)) for _, line in islice(tables.lines(path), 300))
-    blanks = widths.pop(0, 0)
-    width, usual = max(widths.items(), key=lambda item: item[1], default=(0, 0))
-    return blanks > 0 and 2 <= width <= 10 and usual > 0.9 * widths.total()
-
-
-def _counts_words(path: Path) -> bool:
-    """Whether the first of at least three columns counts the words of every sentence, as in CoNLL-U and GermEval."""
-    lines = (line for _, line in islice(tables.lines(path), 300) if not line.startswith("#"))
-    sentences = [list(rows) for filled, rows in groupby(map(cells_of, lines), bool) if filled]
-    sentences = [rows for rows in sentences if rows[0][0] != "-DOCSTART-"]
-    counted = all(cells[0] == str(i) and len(cells) > 2 for rows in sentences for i, cells in enumerate(rows, start=1))
-    return counted and any(len(rows) > 1 for rows in sentences)
-
-
-def is_word_per_line(path: Path, tags: Sequence[str]) -> bool:
-    """Whether a plain text to be tagged holds a word per line, rather than a text: its lines end with ``tags``, or have
-    one number of columns and blank lines between them. Judged on the first lines.
-
-    Raises:
-        DataError: it could be either.
-    """
-    lines = [line for _, line in islice(tables.lines(path), 300)]
-    rows = [cells_of(line) for line in lines]
-    sentences = [list(rows) for filled, rows in groupby(rows, bool) if filled]
-    filled = [cells for cells in rows if cells]
-    if any(cells[0] == "-DOCSTART-" for cells in filled):
-        return True
-    widths = Counter(map(len, filled))
-    width = max(widths, key=lambda width: widths[width], default=0)
-    if widths[width] <= 0.9 * len(filled):
-        return False
-    usual = [cells for cells in filled if len(cells) == width]
-    if width > 1 and all(cells[-1] in tags for cells in usual):
-        return True
-    if len(sentences) == 1 and (width == 1 or not all("\t" in line for line in lines if line.strip())):
-        return False
-    chinese = width == 1 and any(sum(map(is_cjk, cells[0])) > 1 for cells in usual)  # a word, or a text without spaces
-    if len(sentences) > 1 and max(map(len, sentences)) > 1 and not chinese:
-        return True
-    raise DataError(
-        f"{path}: a text or a word per line? for texts leave out blank lines and tabs, for words let its name end in "
-        f".conll"
-    )
-
-
-def _nested_spans(path: Path) -> bool:
+def _labels_are_spans(path: Path) -> bool:
+    """Whether the first record has an object for its label, as in CLUENER."""
     first = next(iter(tables.records(path)), None)
     return first is not None and isinstance(first.fields.get("label"), dict)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,15 @@ from encoderlab.errors import ConfigError
 from encoderlab.inference import batch_tokens, evaluating, reading_apart
 from encoderlab.model import Model
 from encoderlab.nn.heads import ClassificationHead, SpanHead, TaggingHead
-from encoderlab.tasks.base import Example, Form, Question, Remarks, Task, Text
+from encoderlab.tasks.base import Example, FormName, Question, Remarks, Task, Text
 from encoderlab.tasks.form import FormSettings, Predictions
 from encoderlab.tasks.objective import TaskObjective, form_of, model_hash
+from encoderlab.tasks.readers import Columns, Conll, Options, Squad, WordLists
 from encoderlab.tasks.rows import Item, TaskBatch, sorted_batches
 from encoderlab.tasks.span import SpanQA, average_answers
 
-# Examples that are encoded and sorted together, which bounds the memory of a file of any size: what an interruption
-# loses. Where sentences are shown within their document, more: at the border of a chunk they see less of it.
+# How many examples of a file are predicted together, which bounds the memory and what an interruption loses. Where
+# sentences are shown within their document it is more, since at the border of a chunk they see less of it.
 CHUNK, DOCUMENTS = 2_000, 20_000
 
 
@@ -37,38 +38,53 @@ class Predictor:
         self.objective, self.form = objective, objective.form
 
     @property
+    def model(self) -> Model:
+        return self.objective.model
+
+    @property
     def tokens(self) -> int:
         """How many tokens one forward pass is given."""
         return batch_tokens(next(self.objective.parameters()).device)
 
     @classmethod
     def of(cls, model: Model, task: Task, settings: FormSettings | None = None) -> Predictor:
-        """A predictor for ``task``, whose form the model's head must have."""
+        """A predictor for ``task``.
+
+        Raises:
+            ConfigError: the model's head cannot answer the task (:func:`check_head`).
+        """
         check_head(model, task)
         model = reading_apart(model)
         return cls(TaskObjective(model, form_of(task, model, settings or default_settings(model, task))))
 
     def predict(self, examples: Sequence[Example]) -> Predictions:
-        """Predictions in the order of ``examples``; labels of the examples are not looked at."""
+        """Predictions in the order of ``examples``, whose labels are not looked at."""
         items = self.form.items(examples)
         return self.form.decode(items, self.outputs(items), examples)
 
-    @torch.no_grad()
     def outputs(self, items: Sequence[Item]) -> list[Any]:
-        """The head's scores of every item. Items of similar length share a batch, so little padding is computed."""
-        model = self.objective.model
-        device = next(model.parameters()).device
-        found: list[Any] = [None] * len(items)
-        assert model.tokenizer is not None
-        pad, room = model.tokenizer.special.pad, self.form.settings.max_length
-        with evaluating(model):
-            for numbers, batch in sorted_batches(items, pad=pad, room=room, tokens=self.tokens):
-                moved = batch.to(device)
-                assert isinstance(moved, TaskBatch)
-                outputs = self.form.outputs(model, self.objective.states(moved), moved)
-                for number, output in zip(numbers, outputs, strict=True):
-                    found[number] = output
-        return found
+        """The head's scores of every item."""
+        return _outputs([self], items, lambda batch: self.form.outputs(self.model, self.objective.states(batch), batch))
+
+
+@torch.no_grad()
+def _outputs(
+    members: Sequence[Predictor], items: Sequence[Item], of_batch: Callable[[TaskBatch], list[Any]]
+) -> list[Any]:
+    """What ``of_batch`` says of every item, in their order. Items of similar length share a batch, so that little
+    padding is computed; all members are in evaluation mode.
+    """
+    first = members[0]
+    device = next(first.model.parameters()).device
+    pad, room = first.form.tokenizer.special.pad, first.form.settings.max_length
+    found: list[Any] = [None] * len(items)
+    with evaluating(*(member.model for member in members)):
+        for numbers, batch in sorted_batches(items, pad=pad, room=room, tokens=first.tokens):
+            moved = batch.to(device)
+            assert isinstance(moved, TaskBatch)
+            for number, output in zip(numbers, of_batch(moved), strict=True):
+                found[number] = output
+    return found
 
 
 def predict_ensemble(
@@ -76,9 +92,12 @@ def predict_ensemble(
 ) -> tuple[Predictions, list[Predictions]]:
     """The ensemble's predictions and those of each member.
 
-    Probabilities are averaged (numbers for a regression, the scores of starts and ends for answers; n-best lists where
-    :func:`joint_windows` says no). Members may differ in everything but the labels, and for tagging in nothing that
-    changes the words of a sequence.
+    Averaged are probabilities, the numbers of a regression, and for answers the scores of starts and ends, or where
+    :func:`joint_windows` is false, the probabilities of n-best texts. Members may differ in everything but the labels,
+    and for tagging also not in the tokenizer and length that decide which words are in a sequence.
+
+    Raises:
+        ConfigError: no members, or members that differ in what they may not.
     """
     if not members:
         raise ConfigError("0 models in the ensemble; give at least one")
@@ -103,36 +122,28 @@ def predict_ensemble(
 
 
 def joint_windows(members: Sequence[Predictor]) -> bool:
-    """Whether the members find answers in the same windows of passages, by heads whose scores can be averaged."""
+    """Whether all members find answers in the same windows of passages, with heads of one kind and the same labels."""
     forms = [member.form for member in members]
     windows = {
         (form.tokenizer.hash(), form.settings.max_length, form.settings.stride, form.settings.query_length)
         for form in forms
     }
-    heads = {getattr(member.objective.model.config.task, "form", None) for member in members}
+    heads = {getattr(member.model.config.task, "form", None) for member in members}
     spans = all(isinstance(form, SpanQA) for form in forms)
     return spans and len(windows) == len(heads) == len({form.head_labels() for form in forms}) == 1
 
 
-@torch.no_grad()
 def _joint_answers(members: Sequence[Predictor], examples: Sequence[Example]) -> Predictions:
     """Answers by the mean of the members' scores of every start and end, and of their thresholds."""
-    first = members[0]
-    form = copy.copy(first.form)
+    form = copy.copy(members[0].form)
     assert isinstance(form, SpanQA)
     form.threshold = _threshold(members)
     items = form.items(examples)
-    models = [member.objective.model for member in members]
-    found: list[Any] = [None] * len(items)
-    pad, room = form.tokenizer.special.pad, form.settings.max_length
-    with evaluating(*models):
-        for numbers, batch in sorted_batches(items, pad=pad, room=room, tokens=first.tokens):
-            moved = batch.to(next(models[0].parameters()).device)
-            assert isinstance(moved, TaskBatch)
-            states = [member.objective.states(moved) for member in members]
-            for number, output in zip(numbers, form.joint(list(zip(models, states, strict=True)), moved), strict=True):
-                found[number] = output
-    return form.decode(items, found, examples)
+
+    def joint(batch: TaskBatch) -> list[Any]:
+        return form.joint([(member.model, member.objective.states(batch)) for member in members], batch)
+
+    return form.decode(items, _outputs(members, items, joint), examples)
 
 
 def _threshold(members: Sequence[Predictor]) -> float:
@@ -141,13 +152,11 @@ def _threshold(members: Sequence[Predictor]) -> float:
 
 
 def task_of_model(model: Model) -> Task:
-    """A task of the form that the model's head has, for files without a task of their own.
+    """A task of the form that the model's head has, with usual columns, for models that come without a task.
 
     Raises:
         ConfigError: the model has no task head.
     """
-    from encoderlab.tasks.readers import Columns, Conll, Options, Squad, WordLists
-
     labels, head = model.config.labels, model.task
     if isinstance(head, SpanHead):
         return Task(name="span", form="span", layouts=(Squad(),), metrics=("f1", "exact"), labels=labels or None)
@@ -163,7 +172,7 @@ def task_of_model(model: Model) -> Task:
         return Task(name="choice", form="choice", layouts=(options,), metrics=("accuracy",))
     pairs = (("sentence1", "sentence2"), ("text_a", "text_b"), ("text", None), ("sentence", None))
     columns = tuple(Columns(text=text, pair=pair) for text, pair in pairs)
-    form: Form = "regression" if head.config.labels == 1 else "classification"
+    form: FormName = "regression" if head.config.labels == 1 else "classification"
     metrics = ("spearman", "pearson") if form == "regression" else ("accuracy", "macro_f1")
     return Task(name=form, form=form, layouts=columns, metrics=metrics, labels=None if form == "regression" else labels)
 
@@ -188,7 +197,7 @@ def check_head(model: Model, task: Task) -> None:
 
 
 def default_settings(model: Model, task: Task) -> FormSettings:
-    """Settings for a model that brings none: sequences as long as it can read, up to 512 (384 for answers)."""
+    """Settings for a model that comes without any: sequences as long as it can read, up to 512 tokens (answers 384)."""
     longest = 384 if task.form == "span" else 512
     return FormSettings(max_length=min(longest, model.config.encoder.max_length or longest), targets="raw")
 
@@ -196,15 +205,15 @@ def default_settings(model: Model, task: Task) -> FormSettings:
 def predict_file(
     predictor: Predictor, path: Path, out: Path, *, task: Task, remarks: Remarks, chunk: int | None = None
 ) -> Iterator[int]:
-    """Predict every example of ``path`` into ``out``, one JSON object per line, and yield how many are done after each
-    chunk.
+    """Predict every example of ``path`` into ``out``, one JSON object per line; yields how many are done after each
+    chunk of ``chunk`` examples, which bounds the memory.
 
-    Memory is bounded by ``chunk``. Until the end the lines are in ``out.part-...``, named by model and file: after an
-    interruption the same call goes on behind the last whole chunk, and ends with the same bytes as without one.
+    Until the end the lines are in ``out.part-...``, a name that depends on model and file: after an interruption the
+    same call continues behind the last whole chunk, and ends with the same bytes as without one.
     """
     if chunk is None:
         chunk = DOCUMENTS if predictor.form.settings.context == "document" else CHUNK
-    part = out.with_name(f"{out.name}.part-{_source(predictor, path, task, chunk)}")
+    part = out.with_name(f"{out.name}.part-{_key(predictor, path, task, chunk)}")
     done = _whole_chunks(part, chunk)
     examples = task.stream(path, remarks)
     deque(islice(examples, done), maxlen=0)
@@ -221,7 +230,7 @@ def predict_file(
 
 
 def record(example: Example, value: Any, detail: dict[str, Any]) -> dict[str, Any]:
-    """One prediction as plain data: its id, what was predicted, how sure the model is."""
+    """One prediction as plain data: the id, what is predicted, and its scores or probabilities."""
     name = {Text: "label", Question: "answer"}.get(type(example), "prediction")
     plain: dict[str, Any] = {"id": example.id, name: list(value) if isinstance(value, tuple) else value}
     for key, item in detail.items():
@@ -232,16 +241,16 @@ def record(example: Example, value: Any, detail: dict[str, Any]) -> dict[str, An
     return plain
 
 
-def _source(predictor: Predictor, path: Path, task: Task, chunk: int) -> str:
-    """A name for all that determines the predictions of a file."""
+def _key(predictor: Predictor, path: Path, task: Task, chunk: int) -> str:
+    """A hash of all that determines the predictions of a file; of the file itself, path, size and time of change."""
     size, changed = path.stat().st_size, path.stat().st_mtime_ns
     form = predictor.form
-    parts = [model_hash(predictor.objective.model), form.settings, form.head_labels(), task.layouts]
+    parts = [model_hash(predictor.model), form.settings, form.head_labels(), task.layouts]
     return hashlib.sha256(repr([*parts, str(path.resolve()), size, changed, chunk]).encode()).hexdigest()[:12]
 
 
 def _whole_chunks(path: Path, chunk: int) -> int:
-    """Lines of a file, after those behind its last whole chunk were cut off."""
+    """Truncate a file behind its last whole chunk of lines, and return how many lines are left."""
     if not path.exists():
         return 0
     count = kept = size = place = 0

@@ -2,19 +2,16 @@
 
 A record is a row number (a line of the file, from 1) and its fields by column name; the columns of a table without a
 header are called ``0``, ``1``, ... Plain and compressed files are read as a stream, except a JSON document (a list, or
-SQuAD's nested form), which is loaded whole.
+SQuAD's nested form), which is loaded whole. Every reader here raises :class:`DataError` for a file that is missing,
+damaged or not UTF-8.
 """
 
 from __future__ import annotations
 
-import bz2
 import csv
-import gzip
 import io
 import json
-import lzma
 import sys
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,16 +20,14 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from encoderlab.corpus.opening import errors_of
-from encoderlab.errors import DataError, MissingDependency
-from encoderlab.tasks.base import Remarks
+from encoderlab.corpus.opening import COMPRESSED, errors_of, open_file, open_parquet
+from encoderlab.errors import DataError
+from encoderlab.tasks.examples import Remarks
 
 csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default of 128 KiB refuses long texts
 
-_DAMAGE = (EOFError, lzma.LZMAError, zlib.error, OSError)  # what reading a compressed file raises
-_OPEN: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 RECORDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
-_OTHERWISE = {
+_NO_TEXT = {  # by the first bytes
     b"\xff\xfe": "UTF-16 text (byte order mark fffe); save it as UTF-8",
     b"\xfe\xff": "UTF-16 text (byte order mark feff); save it as UTF-8",
     b"PK\x03\x04": "a ZIP archive or an Excel sheet; unpack it, or save the sheet as CSV",
@@ -44,7 +39,7 @@ _SAMPLE = 200  # records that decide about separator and quoting
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """``number`` counts the rows of the file from 0, those that are left out included."""
+    """``row`` is a line of the file, from 1; ``number`` counts records from 0, those that are left out included."""
 
     row: int
     fields: dict[str, Any]
@@ -53,8 +48,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """How a delimited file is written. Without ``quoted`` a quotation mark is a character like any other (the GLUE
-    files)."""
+    """How a delimited file is written. Unless ``quoted``, a quotation mark is a character like any other (GLUE)."""
 
     separator: str
     quoted: bool
@@ -63,27 +57,24 @@ class Dialect:
 def is_file_name(text: str) -> bool:
     """Whether ``text`` is meant as the name of a data file, and not as a text."""
     path = Path(text)
-    return suffix(path) in (*RECORDS, ".txt") or path.suffix.lower() in _OPEN
+    return suffix(path) in (*RECORDS, ".txt") or path.suffix.lower() in COMPRESSED
 
 
 def suffix(path: Path) -> str:
     """The format's suffix in lower case, without the one of the compression: ``.tsv`` for ``train.tsv.gz``."""
-    return Path(path.stem).suffix.lower() if path.suffix.lower() in _OPEN else path.suffix.lower()
+    return Path(path.stem).suffix.lower() if path.suffix.lower() in COMPRESSED else path.suffix.lower()
 
 
 def open_text(path: Path, newline: str | None = "\n") -> IO[str]:
     """UTF-8 text of a plain or compressed file, without a byte order mark.
 
     Raises:
-        DataError: there is no such file, or its first bytes are those of something else.
+        DataError: there is no such file, or its first bytes are not those of UTF-8 text.
     """
-    try:
-        file = _OPEN.get(path.suffix.lower(), open)(path, "rb")
+    with errors_of(str(path)):
+        file = open_file(path)
         start = file.peek(1000)[:1000]
-    except _DAMAGE as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path}: cannot be read ({reason}); give an existing file that is whole") from None
-    for mark, found in _OTHERWISE.items():
+    for mark, found in _NO_TEXT.items():
         if start.startswith(mark):
             raise DataError(f"{path}: {found}")
     if start.count(0) > len(start) / 4:
@@ -92,31 +83,25 @@ def open_text(path: Path, newline: str | None = "\n") -> IO[str]:
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines from 1, without line ends.
-
-    Raises:
-        DataError: text that is not UTF-8, or a compressed file that is damaged.
-    """
-    row = 0
-    with open_text(path) as file:
+    """Lines without line ends, numbered from 1."""
+    with errors_of(str(path)), open_text(path) as file:
         try:
             for row, line in enumerate(file, start=1):
                 yield row, line.rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise _not_utf8(path, error) from None
-        except _DAMAGE as error:
-            raise DataError(f"{path}: damaged behind line {row} ({error}); copy the file again") from None
 
 
 def columns(path: Path, remarks: Remarks) -> tuple[str, ...]:
-    """Column names of a table (its first row), keys of the first record, () for other files (nested JSON, word per
-    line)."""
+    """Column names of a table (its first row) or keys of the first record; () for other files, as nested JSON or a word
+    per line.
+    """
     kind = suffix(path)
     if kind in (".csv", ".tsv", ".txt") and not _is_json_text(path):
         first = next(rows(path, dialect(path, remarks)), None)
         return tuple(first[1]) if first else ()
     if kind == ".parquet":
-        return tuple(_parquet(path).schema_arrow.names)
+        return _parquet_columns(path)
     if kind in (".json", ".jsonl", ".ndjson", ".txt"):
         first_record = next(iter(records(path)), None) if not is_document(path) else None
         return tuple(first_record.fields) if first_record else ()
@@ -127,22 +112,33 @@ def records(path: Path) -> Iterator[Record]:
     """Records of a JSON Lines, JSON list or Parquet file.
 
     Raises:
-        DataError: a line that is no JSON object, or a damaged file.
+        DataError: a line or an element that is no JSON object.
     """
     if suffix(path) == ".parquet":
-        for row, fields in enumerate(_parquet_rows(path), start=1):
-            try:
-                texts = {name: value.decode() if isinstance(value, bytes) else value for name, value in fields.items()}
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path}:{row}: not UTF-8 ({error.reason}); convert the column to text") from None
-            yield Record(row, texts, row - 1)
-        return
-    if starts_with(path, "["):
-        for i, item in enumerate(document(path)):
-            if not isinstance(item, dict):
-                raise DataError(f"{path}: element {i + 1} is {type(item).__name__}, expected an object with fields")
-            yield Record(i + 1, item, i)
-        return
+        yield from _parquet_records(path)
+    elif starts_with(path, "["):
+        yield from _json_elements(path)
+    else:
+        yield from _json_lines(path)
+
+
+def _parquet_records(path: Path) -> Iterator[Record]:
+    for row, fields in enumerate(_parquet_rows(path), start=1):
+        try:
+            texts = {name: value.decode() if isinstance(value, bytes) else value for name, value in fields.items()}
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}:{row}: not UTF-8 ({error.reason}); convert the column to text") from None
+        yield Record(row, texts, row - 1)
+
+
+def _json_elements(path: Path) -> Iterator[Record]:
+    for row, item in enumerate(document(path), start=1):
+        if not isinstance(item, dict):
+            raise DataError(f"{path}: element {row} is {type(item).__name__}, expected an object with fields")
+        yield Record(row, item, row - 1)
+
+
+def _json_lines(path: Path) -> Iterator[Record]:
     number = 0
     for row, line in lines(path):
         if not line.strip():
@@ -167,8 +163,9 @@ def document(path: Path) -> Any:
 
 
 def is_document(path: Path) -> bool:
-    """Whether a JSON file is a single value that may span lines, or a list of lists, rather than records. A name that
-    ends with .jsonl or .ndjson promises records."""
+    """Whether a JSON file is one value over any number of lines, or a list of lists, rather than records. A name that
+    ends in .jsonl or .ndjson promises records.
+    """
     if suffix(path) in (".jsonl", ".ndjson"):
         return False
     if starts_with(path, "["):
@@ -184,15 +181,18 @@ def is_document(path: Path) -> bool:
 def table(
     path: Path, names: Sequence[str] | None, remarks: Remarks, *, needed: int = 0, quoted: bool | None = None
 ) -> Iterator[Record]:
-    """Rows of a delimited file; ``names`` are the columns if its first row is a header, None if it is data.
+    """Rows of a delimited file.
 
-    ``quoted`` decides about a tab-separated file; None finds out, other separators always have quotes.
+    Args:
+        names: the columns if the first row is a header, None if it is data.
+        needed: columns that a row of a file without a header must have.
+        quoted: of a tab-separated file; None finds out. With other separators quotation marks always quote.
 
-    A row with further columns loses them and is counted, unless they are more than every other one; one with fewer than
-    the header, or than ``needed``, is left out and counted, unless they are more than one in a hundred.
+    Columns beyond the header are dropped; rows with too few columns are left out. Both are counted in ``remarks``.
 
     Raises:
-        DataError: too many long or short rows, or a quotation that is never closed.
+        DataError: more than half of the rows are too long, more than one in a hundred are too short, or a quotation is
+            never closed.
     """
     style = dialect(path, remarks, quoted)
     total, long, short, first_short = 0, 0, 0, ""
@@ -228,7 +228,7 @@ def rows(path: Path, style: Dialect) -> Iterator[tuple[int, list[str]]]:
             if line:
                 yield row, line.split(style.separator)
         return
-    with open_text(path, newline="") as file:
+    with errors_of(str(path)), open_text(path, newline="") as file:
         reader = csv.reader(file, delimiter=style.separator, strict=True)
         row = 1
         try:
@@ -240,16 +240,14 @@ def rows(path: Path, style: Dialect) -> Iterator[tuple[int, list[str]]]:
             raise DataError(f"{path}:{row}: {error}; close the quotation or double the quotation marks in it") from None
         except UnicodeDecodeError as error:
             raise _not_utf8(path, error) from None
-        except _DAMAGE as error:
-            raise DataError(f"{path}: damaged behind line {row} ({error}); copy the file again") from None
 
 
 def dialect(path: Path, remarks: Remarks, quoted: bool | None = None) -> Dialect:
     """Separator and quoting of a delimited file, from its name and its rows.
 
-    The separator is the one its suffix says, unless the rows do not agree on their number of columns with it and do
-    with another. A tab-separated file is as ``quoted`` says; if that is None, it is quoted if more of its rows agree
-    then, if all of its first row is in quotes, or if a quoted cell holds doubled quotation marks.
+    The separator is that of the suffix, unless more of the rows agree on their number of columns with another one. A
+    tab-separated file is as ``quoted`` says; if that is None, it is quoted if more of its rows agree then, if all of
+    its first row is in quotes, or if a quoted cell holds doubled quotation marks.
     """
     usual = "," if suffix(path) == ".csv" else "\t"
     best = max(_SEPARATORS, key=lambda separator: (round(_agreement(path, separator), 1), separator == usual))
@@ -261,8 +259,9 @@ def dialect(path: Path, remarks: Remarks, quoted: bool | None = None) -> Dialect
 
 
 def _agreement(path: Path, separator: str) -> float:
-    """Share of the first rows with at least the most frequent number of columns; 0 if that is one, or the first row
-    has fewer."""
+    """Share of the first rows with at least the most frequent number of columns; 0 if that number is one, or if the
+    first row has fewer.
+    """
     sizes = _sizes(path, Dialect(separator=separator, quoted=separator != "\t"), _SAMPLE)
     most = Counter(sizes).most_common(1)[0][0] if sizes else 1
     return sum(size >= most for size in sizes) / len(sizes) if 1 < most <= sizes[0] else 0.0
@@ -313,7 +312,7 @@ def _is_json_text(path: Path) -> bool:
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:
-    with _OPEN.get(path.suffix.lower(), open)(path, "rb") as file:  # text is decoded ahead of the line that is read
+    with open_file(path) as file:  # again from the start, since text is decoded ahead of the line that is read
         row = next((row for row, line in enumerate(file, start=1) if not _is_utf8(line)), 0)
     return DataError(f"{path}:{row}: not UTF-8 ({error.reason}); convert the file to UTF-8")
 
@@ -326,19 +325,12 @@ def _is_utf8(line: bytes) -> bool:
     return True
 
 
-def _parquet(path: Path) -> Any:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise MissingDependency("pyarrow", "data", f"reading {path.name}") from None
-    try:
-        return parquet.ParquetFile(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: no Parquet file ({str(error).splitlines()[0]})") from None
+def _parquet_columns(path: Path) -> tuple[str, ...]:
+    with errors_of(str(path)):
+        return tuple(open_parquet(path).schema_arrow.names)
 
 
 def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    file = _parquet(path)
     with errors_of(str(path)):
-        for group in file.iter_batches(1024):
+        for group in open_parquet(path).iter_batches(1024):
             yield from group.to_pylist()

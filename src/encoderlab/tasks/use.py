@@ -1,5 +1,5 @@
-"""A fine-tuned model on other data than its own: the task that its folder tells of, how files are read for it, and a
-benchmark's labels for the model's. What is decided is told to ``say``, a line each.
+"""Applies a fine-tuned model to other data than its own: which task the model was trained for, how a file is read for
+it, and which labels of a benchmark are the model's. ``say`` receives one line for every decision taken.
 """
 
 from __future__ import annotations
@@ -7,19 +7,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from encoderlab.corpus.words import is_cjk
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.inference import usual_device
 from encoderlab.interchange.load import load
 from encoderlab.tasks import suites
-from encoderlab.tasks.base import FORMS, Example, Question, Remarks, Task, Text, Words
+from encoderlab.tasks.base import FORM_DESCRIPTIONS, Example, Question, Remarks, Task, Text, Words
 from encoderlab.tasks.folder import HEAD_FILE, layouts_of, read_task
 from encoderlab.tasks.form import Predictions
-from encoderlab.tasks.infer import TEXTS, Given, id_column, is_word_per_line, task_of
+from encoderlab.tasks.infer import IDS, TEXTS, Given, find_column, task_of
 from encoderlab.tasks.predict import Predictor, task_of_model
-from encoderlab.tasks.readers import Columns, Conll, Options, Squad, WordLists, layout_of
+from encoderlab.tasks.readers import Columns, Conll, Layout, Options, Squad, WordLists, layout_of
+from encoderlab.tasks.readers.words import is_word_per_line
 from encoderlab.tasks.span import SpanQA
 from encoderlab.tasks.tables import columns, lines, suffix
 from encoderlab.tasks.trials import best_seed
@@ -28,12 +28,13 @@ Say = Callable[[str], None]
 
 
 def silent(line: str) -> None:
-    pass
+    """Says nothing."""
 
 
 def predictor_of(folder: Path, say: Say = silent) -> Predictor:
-    """A fine-tuned model, on the GPU where there is one, with the task it was trained for, as far as its folder tells.
-    Without a task there, it has no layouts either.
+    """A fine-tuned model, on the GPU if there is one, with the task it was trained for.
+
+    A folder without ``task.json`` (of ``transformers``, say) tells only form and labels; its task has no layouts.
 
     Raises:
         ConfigError: the folder holds a head on a frozen encoder's features.
@@ -44,28 +45,30 @@ def predictor_of(folder: Path, say: Say = silent) -> Predictor:
             f"{folder}: holds a head on a frozen encoder's features, which predicts only what it was given with its "
             f"training data (predictions-*.jsonl); give further texts to finetune with --test"
         )
-    network, kept = load(folder).to(usual_device()), read_task(folder)
-    task = replace(task_of_model(network), layouts=())
-    if kept is None:
-        return Predictor.of(network, task)
-    labels, metrics = None if kept["labels"] is None else tuple(kept["labels"]), tuple(kept["metrics"])
-    known = suites.TASKS.get(kept["name"])
-    if known is not None and kept.get("benchmark", (known.form, known.metrics) == (kept["form"], metrics)):
-        task = known  # a file of the user's that is only named like it has its own columns
+    model, trained = load(folder).to(usual_device()), read_task(folder)
+    task = replace(task_of_model(model), layouts=())
+    if trained is None:
+        return Predictor.of(model, task)
+    labels, metrics = None if trained["labels"] is None else tuple(trained["labels"]), tuple(trained["metrics"])
+    known = suites.TASKS.get(trained["name"])
+    if known is not None and trained.get("benchmark", (known.form, known.metrics) == (trained["form"], metrics)):
+        task = known  # and not a file of the user's that has the benchmark's name and columns of its own
     else:
-        task = replace(task, layouts=layouts_of(kept.get("layouts", ())))
-    task = replace(task, name=kept["name"], labels=labels, metrics=metrics)
-    predictor = Predictor.of(network, task, replace(kept["settings"], targets="raw"))  # its head answers in the file's
+        task = replace(task, layouts=layouts_of(trained.get("layouts", ())))
+    task = replace(task, name=trained["name"], labels=labels, metrics=metrics)
+    settings = replace(trained["settings"], targets="raw")  # a saved head answers in the units of the file
+    predictor = Predictor.of(model, task, settings)
     if isinstance(predictor.form, SpanQA):
-        predictor.form.threshold = kept["threshold"]
+        predictor.form.threshold = trained["threshold"]
     return predictor
 
 
 def allow_no_answer(
     task: Task, places: Sequence[Path], members: Sequence[Predictor], examples: Sequence[Example], say: Say
 ) -> None:
-    """Let models whose folders tell nothing of their task, as those of transformers, give no answer where the data has
-    questions without one.
+    """If the data has unanswerable questions, let the members that come without ``task.json`` withhold answers too.
+
+    ``places`` are the folders of ``members``.
     """
     if task.answers != "squad" or not any(isinstance(one, Question) and one.answers == () for one in examples):
         return
@@ -80,8 +83,10 @@ def allow_no_answer(
 
 
 def fitted(task: Task, own: Task, say: Say) -> tuple[Task, dict[str, str]]:
-    """A benchmark for a model that was made for the task ``own``, and its label for each of the model's: that of the
-    same name in upper or lower case, or of the same place where one side has but numbers (``LABEL_0``).
+    """A benchmark for a model that was trained for the task ``own``, and the benchmark's label for each of the model's.
+
+    Labels belong together that differ in case alone, or, where one side has only numbers (``LABEL_0``), that have the
+    same index.
 
     Raises:
         ConfigError: the model's head is of another form, or has other labels.
@@ -96,13 +101,14 @@ def fitted(task: Task, own: Task, say: Say) -> tuple[Task, dict[str, str]]:
     if len(task.labels) == len(own.labels) == len(ours):
         if ours == set(theirs):
             return task, {label: theirs[label.lower()] for label in own.labels}
-        if not ours & set(theirs) and (_numbered(own.labels) or _numbered(task.labels)):
+        if not ours & set(theirs) and (_are_indices(own.labels) or _are_indices(task.labels)):
             say(f"the model's labels {words[0]} are taken for {words[1]} of {task.name}, in this order")
             return task, dict(zip(own.labels, task.labels, strict=True))
     raise ConfigError(f"the model's labels are {words[0]}, those of {task.name} {words[1]}; give a model tuned for it")
 
 
-def _numbered(labels: tuple[str, ...]) -> bool:
+def _are_indices(labels: tuple[str, ...]) -> bool:
+    """Whether the labels only count: 0, 1, ... or LABEL_0, LABEL_1, ..."""
     return [label.removeprefix("LABEL_") for label in labels] == list(map(str, range(len(labels))))
 
 
@@ -118,8 +124,8 @@ def renamed(found: Predictions, names: Mapping[str, str]) -> Predictions:
 
 
 def task_of_file(path: Path, own: Task, given: Given, say: Say) -> Task:
-    """The model's task ``own`` with the layout of a labelled file: the one it was trained with where the file has it,
-    else what the names of its columns tell. Columns that are given count.
+    """The model's task ``own`` with the layout of a labelled file: that of the training data if the file has it, else
+    what its columns tell. Given columns replace either.
     """
     names = columns(path, Remarks(path))
     fitting = [layout for layout in own.layouts if _fits(layout, path, names)]
@@ -127,11 +133,11 @@ def task_of_file(path: Path, own: Task, given: Given, say: Say) -> Task:
     if layout is not None and (given.text, given.pair, given.label) == (None, None, None):
         say(f"{path.name}: {own.form}, read as the training data of the model ({own.name}) is")
         if isinstance(layout, (Columns, Options)) and layout.id not in names:  # a file may have ids that training lacks
-            layout = replace(layout, id=id_column(names, layout.needs))
+            layout = replace(layout, id=find_column(IDS, names, but=layout.needs))
         return replace(own, layouts=(layout,))
     if isinstance(layout, Columns):
         texts = (layout.text, layout.pair) if given.text is None else (given.text, given.pair)
-        usual = layout.label if layout.labels(names) else None
+        usual = layout.label if layout.has_labels(names) else None
         given = replace(given, text=texts[0], pair=given.pair or texts[1], label=given.label or usual)
     task, said = task_of(path, given)
     say(said)
@@ -139,7 +145,7 @@ def task_of_file(path: Path, own: Task, given: Given, say: Say) -> Task:
 
 
 def unlabelled_task_of_file(path: Path, predictor: Predictor, text: str | None, pair: str | None, say: Say) -> Task:
-    """The same for a file to predict: every row is read, whatever its label is; plain text has one text per line."""
+    """As :func:`task_of_file` for a file to predict: labels in it are not read, and plain text has a text per line."""
     own = predictor.form.task
     tagged = own.form == "tagging"
     plain = suffix(path) == ".txt" and (tagged or own.form in ("classification", "regression")) and text is None
@@ -154,44 +160,37 @@ def unlabelled_task_of_file(path: Path, predictor: Predictor, text: str | None, 
         task = replace(own, layouts=(OneTextPerLine(tagged=tagged, pairs=pairs),))
     else:
         task = task_of_file(path, own, Given(form=own.form, text=text, pair=pair), say)
-    unread: dict[Any, dict[str, None]] = {
-        Columns: {"label": None},
-        Conll: {"tag": None},
-        Options: {"answer": None},
-        WordLists: {"tags": None},
-    }
-    layouts: tuple[Any, ...] = task.layouts
-    layouts = tuple(replace(one, **unread.get(type(one), {})) for one in layouts)
+    layouts = tuple(layout.unlabelled() for layout in task.layouts)
     return replace(task, layouts=layouts, labels=None, dropped=())
 
 
-def _fits(layout: Any, path: Path, names: tuple[str, ...]) -> bool:
-    """Whether a file has ``layout``, one of the training data's. A layout that needs no column names fits only a file
-    without any.
+def _fits(layout: Layout, path: Path, names: Sequence[str]) -> bool:
+    """Whether a file with the columns ``names`` has ``layout``, one of those of the training data. Columns by number
+    fit only a file whose first row is no header.
     """
     kind = suffix(path)
     if isinstance(layout, Conll):
         return kind not in (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
-    if getattr(layout, "positional", False) and {name.lower() for name in names} & set(TEXTS):
+    if layout.positional and {name.lower() for name in names} & set(TEXTS):
         return False
     if not isinstance(layout, (Columns, Options, Squad, WordLists)) and kind in (".csv", ".tsv"):
-        return False  # these are read from records alone
-    return bool(layout.matches(names))
+        return False  # the others are read from JSON or Parquet alone
+    return layout.matches(names)
 
 
 @dataclass(frozen=True)
-class OneTextPerLine:
-    """The layout of a plain text file to predict: every line is a text, to be ``tagged`` word by word, or one or, if
-    there may be ``pairs``, two texts with a tab between.
+class OneTextPerLine(Layout):
+    """A plain text file to predict: a line is a text whose words are ``tagged``, or one text, or, with ``pairs``, also
+    two with a tab between them.
     """
 
     tagged: bool = False
     pairs: bool = True
 
-    def matches(self, columns: Any) -> bool:
+    def matches(self, columns: Sequence[str]) -> bool:
         return True
 
-    def read(self, path: Path, remarks: Any) -> Iterator[Example]:
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Example]:
         for row, line in lines(path):
             if not self.tagged and self.pairs:
                 yield _text(str(row), line.replace("\t", " [SEP] ", 1))
@@ -207,7 +206,7 @@ class OneTextPerLine:
 
 
 def example_of(task: Task, number: int, line: str) -> Example:
-    """A text, or two with ``[SEP]`` between, as an example of the model's form.
+    """A text, or two with ``[SEP]`` between them, as an example of the model's form; ``number`` counts texts from 0.
 
     Raises:
         ConfigError: the form needs more than a text.
@@ -219,8 +218,8 @@ def example_of(task: Task, number: int, line: str) -> Example:
     }
     if task.form in needs:
         raise ConfigError(
-            f"the model's head is for {task.form} ({FORMS[task.form]}), which needs more than a text; give a file with "
-            f"{needs[task.form]}"
+            f"the model's head is for {task.form} ({FORM_DESCRIPTIONS[task.form]}), which needs more than a text; give "
+            f"a file with {needs[task.form]}"
         )
     if task.form != "tagging":
         return _text(str(number), line)
@@ -230,9 +229,9 @@ def example_of(task: Task, number: int, line: str) -> Example:
     return Words(id=str(number), words=words)
 
 
-def _text(name: str, line: str) -> Text:
+def _text(id: str, line: str) -> Text:
     first, separator, second = line.partition("[SEP]")
-    return Text(id=name, text=first.strip(), pair=second.strip() if separator else None)
+    return Text(id=id, text=first.strip(), pair=second.strip() if separator else None)
 
 
 def _words(text: str) -> tuple[str, ...]:

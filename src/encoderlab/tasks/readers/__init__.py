@@ -1,7 +1,7 @@
 """Layouts of task files: how the published sets, Hugging Face columns and the user's own files hold examples.
 
-A layout is a frozen dataclass with ``matches(columns)`` and ``read(path, remarks)``. What cannot be used stops with the
-file and the row; what can be carried on from is counted in ``remarks``.
+A :class:`Layout` is a frozen dataclass with ``matches(columns)`` and ``read(path, remarks)``. A file or row that cannot
+be used raises a ``DataError`` that names it; problems that a reader recovers from are counted in ``remarks``.
 """
 
 from __future__ import annotations
@@ -11,31 +11,33 @@ from pathlib import Path
 
 from encoderlab.errors import DataError, nearest
 from encoderlab.tasks import tables
-from encoderlab.tasks.base import Choice, Example, Layout, Question, Remarks, Text
-from encoderlab.tasks.readers.questions import C3, Cloze, Copa, EntityCloze, IdiomGaps, Options, Race, Squad, Stems
+from encoderlab.tasks.examples import Choice, Example, Question, Remarks, Text
+from encoderlab.tasks.readers.choices import C3, Cloze, Copa, EntityCloze, IdiomGaps, Options, Race, Stems
+from encoderlab.tasks.readers.common import Layout
+from encoderlab.tasks.readers.questions import Squad
 from encoderlab.tasks.readers.texts import Columns, Keywords, MarkedText, MultiRC, WordInContext
 from encoderlab.tasks.readers.words import CharacterSpans, Conll, WordLists
 
 __all__ = [
-    "C3", "CharacterSpans", "Cloze", "Columns", "Conll", "Copa", "EntityCloze", "IdiomGaps", "Keywords", "MarkedText",
-    "MultiRC", "Options", "Race", "Squad", "Stems", "WordInContext", "WordLists", "examples", "layout_of",
+    "C3", "CharacterSpans", "Cloze", "Columns", "Conll", "Copa", "EntityCloze", "IdiomGaps", "Keywords", "Layout",
+    "MarkedText", "MultiRC", "Options", "Race", "Squad", "Stems", "WordInContext", "WordLists", "examples", "layout_of",
 ]  # fmt: skip
 
 
 def layout_of(path: Path, layouts: Sequence[Layout]) -> Layout:
-    """The first of ``layouts`` that the columns of ``path`` match, with its label if there is such a one. One without
-    names counts where none of those with names matches.
+    """The first of ``layouts`` that matches the columns of ``path``. One whose label is there too goes before others,
+    and columns by name before columns by number.
 
     Raises:
-        DataError: none does; the message names what is there and what was expected.
+        DataError: none matches; the message names what is there and what was expected.
     """
     columns = tables.columns(path, Remarks(path))
     fitting = [layout for layout in layouts if layout.matches(columns)]
-    fitting = [layout for layout in fitting if not getattr(layout, "positional", False)] or fitting
-    labelled = (layout for layout in fitting if not isinstance(layout, Columns) or layout.labels(columns))
+    fitting = [layout for layout in fitting if not layout.positional] or fitting
+    labelled = (layout for layout in fitting if not isinstance(layout, Columns) or layout.has_labels(columns))
     if fitting:
         return next(labelled, fitting[0])
-    needs: Sequence[str] = getattr(layouts[0], "needs", ())
+    needs = layouts[0].needs
     missing = [name for name in needs if name not in columns]
     if not needs or (columns and not missing):
         raise DataError(f"{path}: columns {', '.join(columns) or '(none)'}; expected {_form(layouts[0])}")
@@ -46,7 +48,7 @@ def layout_of(path: Path, layouts: Sequence[Layout]) -> Layout:
 
 
 def examples(layout: Layout, path: Path, remarks: Remarks) -> Iterator[Example]:
-    """What ``layout`` reads from ``path``.
+    """What ``layout`` reads from ``path``, checked to be texts where texts are expected.
 
     Raises:
         DataError: a record lacks a field, or a field holds something of another kind.
@@ -58,12 +60,12 @@ def examples(layout: Layout, path: Path, remarks: Remarks) -> Iterator[Example]:
             yield example
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         found = f"no field {error}" if isinstance(error, KeyError) else f"a field of another kind ({error})"
-        place = f"{path}:{remarks.row}" if remarks.row else str(path)  # in what comes before the first row
+        place = f"{path}:{remarks.row}" if remarks.row else str(path)  # it has no row before the first is read
         raise DataError(f"{place}: {found}; expected {_form(layout)}") from error
 
 
 def _texts(example: Example) -> Sequence[object]:
-    """What is to be texts, and is whatever stands in the file."""
+    """The fields that must be texts; readers take them from the file unchecked."""
     if isinstance(example, Text):
         return (example.text,) if example.pair is None else (example.text, example.pair)
     if isinstance(example, Question):

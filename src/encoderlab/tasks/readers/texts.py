@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
-from encoderlab.tasks.base import Remarks, Text
+from encoderlab.tasks.examples import Remarks, Text
 from encoderlab.tasks.readers.common import (
-    holds,
+    Layout,
     id_of,
     label_of,
     nearest_place,
     nearest_words,
     nested,
+    reaches,
     records,
     text_of,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
+class Columns(Layout):
     """One or two texts and a label in columns of a table, of JSON records or of a Parquet file.
 
-    A column is a name, or a number (``"3"``) for a table without a header. ``quoted``: see :func:`tables.table`.
-    ``id`` None: the number of the row in the file, from 0. ``only``: a column and its value in the rows that are read.
+    A column is a name, or a number (``"3"``, from 0) for a table without a header.
+
+    Args:
+        label: None reads no labels.
+        id: None takes the number of the row in the file, from 0.
+        quoted: of a tab-separated file, see :func:`encoderlab.tasks.tables.table`.
+        only: a column and its value in the rows that are read.
     """
 
     text: str
@@ -42,11 +49,18 @@ class Columns:
     def positional(self) -> bool:
         return self.text.isdigit()
 
-    def matches(self, columns: Sequence[str]) -> bool:
-        return holds(columns, self.needs, self.positional, self.label)
+    @property
+    def label_column(self) -> str | None:
+        return self.label
 
-    def labels(self, columns: Sequence[str]) -> bool:
-        """Whether the label's column is there too."""
+    def matches(self, columns: Sequence[str]) -> bool:
+        return reaches(columns, (*self.needs, self.label)) if self.positional else super().matches(columns)
+
+    def unlabelled(self) -> Self:
+        return replace(self, label=None)
+
+    def has_labels(self, columns: Sequence[str]) -> bool:
+        """Whether a file with these columns has the one of the label."""
         return self.positional or self.label in columns
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
@@ -68,12 +82,12 @@ class Columns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MarkedText:
-    """A text with two marked spans, of which the label says whether they belong together (WSC, CLUEWSC).
+class MarkedText(Layout):
+    """A text with two spans, and a label that says whether they refer to the same thing (WSC, CLUEWSC).
 
-    The first is set between underscores and the second between brackets, as the CLUE baselines write it. Spans are
-    given by their character (CLUEWSC) or by their word (SuperGLUE), in an object ``target`` or in columns of their own
-    (Hugging Face).
+    The first is marked by underscores and the second by brackets, as in CLUE's baselines. The file gives the first
+    character of each (CLUEWSC), or the first of its ``words`` (SuperGLUE), in an object ``target`` or in columns of
+    their own (Hugging Face).
     """
 
     words: bool
@@ -112,13 +126,10 @@ class MarkedText:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WordInContext:
+class WordInContext(Layout):
     """WiC: does a word mean the same in two sentences? The word stands before the first sentence, with a colon."""
 
     needs = ("word", "sentence1", "sentence2")
-
-    def matches(self, columns: Sequence[str]) -> bool:
-        return set(self.needs) <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
         for record in nested(path, remarks):
@@ -129,13 +140,10 @@ class WordInContext:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keywords:
+class Keywords(Layout):
     """CSL: are these the keywords of the abstract? Keywords joined by spaces, then the abstract."""
 
     needs = ("keyword", "abst")
-
-    def matches(self, columns: Sequence[str]) -> bool:
-        return set(self.needs) <= set(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Text]:
         for record in nested(path, remarks):
@@ -147,7 +155,7 @@ class Keywords:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiRC:
+class MultiRC(Layout):
     """MultiRC: every answer option of a question about a passage is right or wrong; one example per option."""
 
     needs = ("passage",)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+from encoderlab.corpus.words import is_cjk
 from encoderlab.errors import DataError
 from encoderlab.tasks import tables
-from encoderlab.tasks.base import Remarks, Words
 from encoderlab.tasks.entities import Entity, Scheme, count_faults, detect_scheme, entities, split_tag, write_tags
-from encoderlab.tasks.readers.common import id_of, nearest_place, nested, records, text_of
+from encoderlab.tasks.examples import Remarks, Words
+from encoderlab.tasks.readers.common import Layout, id_of, nearest_place, nested, records, text_of
+
+_FIRST = 300  # lines of a file that tell whether it holds a word per line
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conll:
+class Conll(Layout):
     """A word per line with its tag in another column, a blank line between sentences, ``-DOCSTART-`` between documents.
-    Where the first column is not the word's (it counts them, as in CoNLL-U), lines that begin with # are comments.
 
-    Tags of every scheme are converted to ``scheme`` (None: left as they are, for tags without prefixes such as parts
-    of speech). Without the column ``tag`` none are read.
+    Where ``word`` is not the first column, which then counts words (CoNLL-U), lines that begin with # are comments.
+    Tags of every scheme are converted to ``scheme``; with None they stay as they are, as parts of speech have to. If
+    ``tag`` is None, none are read.
     """
 
     word: int = 0
@@ -30,6 +34,9 @@ class Conll:
 
     def matches(self, columns: Sequence[str]) -> bool:
         return True
+
+    def unlabelled(self) -> Self:
+        return replace(self, tag=None)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Words]:
         yield from _converted(lambda notes: self._sentences(path, notes), self.scheme, path, remarks)
@@ -69,9 +76,9 @@ class Conll:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WordLists:
+class WordLists(Layout):
     """Words and tags as two lists per record, or as two texts with spaces between (MSRA's ``text_a`` and ``label``).
-    Without the column ``tags`` none are read.
+    ``scheme`` as of :class:`Conll`; if ``tags`` is None, none are read.
     """
 
     words: str = "tokens"
@@ -82,8 +89,12 @@ class WordLists:
     def needs(self) -> tuple[str, ...]:
         return (self.words,)
 
-    def matches(self, columns: Sequence[str]) -> bool:
-        return self.words in columns
+    @property
+    def label_column(self) -> str | None:
+        return self.tags
+
+    def unlabelled(self) -> Self:
+        return replace(self, tags=None)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Words]:
         sentences = longest = 0
@@ -115,13 +126,10 @@ class WordLists:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CharacterSpans:
+class CharacterSpans(Layout):
     """CLUENER: a text and ``{type: {mention: [[first, last character]]}}``; every character is a word."""
 
     needs = ("text",)
-
-    def matches(self, columns: Sequence[str]) -> bool:
-        return "text" in columns
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Words]:
         for record in nested(path, remarks):
@@ -136,6 +144,7 @@ class CharacterSpans:
 
     @staticmethod
     def _tags(text: str, label: dict[str, dict[str, list]], path: Path, row: int, remarks: Remarks) -> list[str]:
+        """BIO tags of the characters; of overlapping mentions only the first and longest is kept."""
         spans: list[Entity] = []
         for kind, mentions in label.items():
             for mention, places in mentions.items():
@@ -159,7 +168,7 @@ class CharacterSpans:
 def _converted(
     sentences: Callable[[Remarks], Iterator[Words]], scheme: Scheme | None, path: Path, remarks: Remarks
 ) -> Iterator[Words]:
-    """Sentences with their tags in ``scheme``. The scheme of the file is found from all of it, so it is read twice."""
+    """Sentences with their tags in ``scheme``; a first pass over the file finds the scheme that it has."""
     if scheme is None:
         yield from sentences(remarks)
         return
@@ -200,10 +209,64 @@ def cells_of(line: str) -> list[str]:
 
 
 def _items(value: Any) -> tuple[str, ...] | None:
+    """A list of words or tags, or a text of them; None where there is none."""
     if value is None:
         return None
     if isinstance(value, str):
-        return tuple(value.split("\x02") if "\x02" in value else value.split())  # ERNIE's files separate by \\x02
+        return tuple(value.split("\x02") if "\x02" in value else value.split())  # as ERNIE's files separate
     if None in value:
         raise TypeError(f"{value} holds null")
     return tuple(map(str, value))
+
+
+# Which files hold a word per line
+
+
+def has_word_lines(path: Path) -> bool:
+    """Whether a labelled file holds a word per line: 2 to 10 columns, and blank lines between sentences, in its first
+    lines.
+    """
+    widths = Counter(len(cells_of(line)) for _, line in islice(tables.lines(path), _FIRST))
+    blanks = widths.pop(0, 0)
+    width, usual = max(widths.items(), key=lambda item: item[1], default=(0, 0))
+    return blanks > 0 and 2 <= width <= 10 and usual > 0.9 * widths.total()
+
+
+def first_column_counts(path: Path) -> bool:
+    """Whether the first of at least three columns counts the words of every sentence, as in CoNLL-U and GermEval."""
+    lines = (line for _, line in islice(tables.lines(path), _FIRST) if not line.startswith("#"))
+    sentences = [list(rows) for filled, rows in groupby(map(cells_of, lines), bool) if filled]
+    sentences = [rows for rows in sentences if rows[0][0] != "-DOCSTART-"]
+    counted = all(cells[0] == str(i) and len(cells) > 2 for rows in sentences for i, cells in enumerate(rows, start=1))
+    return counted and any(len(rows) > 1 for rows in sentences)
+
+
+def is_word_per_line(path: Path, tags: Sequence[str]) -> bool:
+    """Whether a plain file to be tagged holds a word per line rather than a text: its first lines end with one of
+    ``tags``, or have one number of columns and blank lines between them.
+
+    Raises:
+        DataError: it could be either.
+    """
+    lines = [line for _, line in islice(tables.lines(path), _FIRST)]
+    rows = [cells_of(line) for line in lines]
+    sentences = [list(rows) for filled, rows in groupby(rows, bool) if filled]
+    filled = [cells for cells in rows if cells]
+    if any(cells[0] == "-DOCSTART-" for cells in filled):
+        return True
+    widths = Counter(map(len, filled))
+    width = max(widths, key=lambda width: widths[width], default=0)
+    if widths[width] <= 0.9 * len(filled):
+        return False
+    usual = [cells for cells in filled if len(cells) == width]
+    if width > 1 and all(cells[-1] in tags for cells in usual):
+        return True
+    if len(sentences) == 1 and (width == 1 or not all("\t" in line for line in lines if line.strip())):
+        return False
+    chinese = width == 1 and any(sum(map(is_cjk, cells[0])) > 1 for cells in usual)  # a word, or a text without spaces
+    if len(sentences) > 1 and max(map(len, sentences)) > 1 and not chinese:
+        return True
+    raise DataError(
+        f"{path}: a text or a word per line? for texts leave out blank lines and tabs, for words let its name end in "
+        f".conll"
+    )

@@ -1,0 +1,139 @@
+"""The examples of labelled data: one dataclass per kind, the split that holds them, and what a reader remarked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """One or two texts with a label: a class name (classification), a number (regression), or None if unlabelled."""
+
+    id: str
+    text: str
+    pair: str | None = None
+    label: str | float | None = None
+    group: str = ""  # examples that are scored together: the question of a MultiRC answer
+    row: int = 0  # line of the file, from 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Words:
+    """A sentence of words with a tag each; ``document`` is the number of its document within the file."""
+
+    id: str
+    words: tuple[str, ...]
+    tags: tuple[str, ...] | None = None
+    document: int = 0
+    row: int = 0
+    by_line: bool = False  # every word has a line of its own, from ``row`` on
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A reference answer and the character of the passage where it starts; -1 if the passage does not contain it."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """A question about a passage. ``answers`` is empty if the passage holds none, and None if unlabelled."""
+
+    id: str
+    question: str
+    passage: str
+    answers: tuple[Answer, ...] | None = None
+    row: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """A context and a question (either may be empty) with options to choose from.
+
+    ``answers`` are the indices of the correct options, None if unlabelled. ``gap`` is the string in the context or in
+    the question that an option replaces.
+    """
+
+    id: str
+    context: str
+    question: str
+    options: tuple[str, ...]
+    answers: tuple[int, ...] | None = None
+    gap: str = ""
+    row: int = 0
+
+
+Example = Text | Words | Question | Choice
+
+
+def is_unlabelled(example: Example) -> bool:
+    """Whether the example has no reference, as in a test file."""
+    if isinstance(example, Text):
+        return example.label is None
+    return (example.tags if isinstance(example, Words) else example.answers) is None
+
+
+def labels_of(examples: Sequence[Example]) -> tuple[str, ...]:
+    """The labels or tags that occur: in numerical order if all are numbers, else by name with ``O`` first."""
+    found: set[str] = set()
+    for example in examples:
+        if isinstance(example, Text) and example.label is not None:
+            found.add(str(example.label))
+        elif isinstance(example, Words):
+            found.update(example.tags or ())
+    try:
+        return tuple(sorted(found, key=float))
+    except ValueError:
+        return tuple(sorted(found, key=lambda label: (label != "O", label)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """The examples of one file, or of several read as one; ``sha256`` is that of the bytes of the files."""
+
+    name: str
+    examples: tuple[Any, ...]
+    files: tuple[str, ...]
+    sha256: str
+    remarks: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+
+class Remarks:
+    """Problems that a reader recovered from: counted by message, each with its first row.
+
+    The reader keeps two positions here: ``row``, the line of the file that is being read, and ``number``, the index of
+    the record. ``first`` is the index of the file's first record, above 0 where other files of the split come before.
+    """
+
+    def __init__(self, path: Path, first: int = 0) -> None:
+        self.path = path
+        self.row = 0
+        self.first = first
+        self.number = first - 1
+        self.found: dict[str, tuple[int, int]] = {}
+
+    def add(self, message: str, row: int) -> None:
+        """Count a problem of one row."""
+        count, first = self.found.get(message, (0, row))
+        self.found[message] = (count + 1, first)
+
+    def note(self, message: str) -> None:
+        """Keep a remark about the file as a whole."""
+        self.found[message] = (0, 0)
+
+    def lines(self) -> tuple[str, ...]:
+        """One line per message: ``"train.tsv: 3 rows: no text (first: row 17)"``."""
+        return tuple(
+            f"{self.path.name}: {count:,} row{'s' * (count > 1)}: {message} (first: row {row})"
+            if count
+            else f"{self.path.name}: {message}"
+            for message, (count, row) in self.found.items()
+        )
