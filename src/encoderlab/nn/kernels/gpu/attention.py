@@ -309,11 +309,12 @@ def tiling(q: Tensor, v: Tensor, *tables: Tensor | None) -> dict[str, Any]:
     """
     width, value = (max(16, triton.next_power_of_2(x.shape[-1])) for x in (q, v))
     half, narrow = q.element_size() == 2, max(width, value) <= 64
-    size = 64 if half and narrow else 32 if half or narrow else 16
+    # Keys of a tile are whole groups of 32: see key_of.
+    queries, keys = (64, 64) if half and narrow else (32, 32) if half or narrow else (16, 32)
     exact = torch.get_float32_matmul_precision() == "highest"
     return {
-        "WIDTH": width, "VALUE": value, "QUERIES": size, "KEYS": size, "PRECISION": "tf32x3" if exact else "tf32",
-        "num_warps": 4 if size == 64 and all(table is None for table in tables) else 8, "num_stages": 2,
+        "WIDTH": width, "VALUE": value, "QUERIES": queries, "KEYS": keys, "PRECISION": "tf32x3" if exact else "tf32",
+        "num_warps": 4 if queries == 64 and all(table is None for table in tables) else 8, "num_stages": 2,
     }  # fmt: skip
 
 
