@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.tasks.averages import AVERAGES
 from encoderlab.tasks.base import Choice, Question, Submission, Text, Words
 from encoderlab.tasks.scores import score
 from encoderlab.tasks.submit import write_submission
-from encoderlab.tasks.suites import AVERAGES, SUITES, TASKS, task
+from encoderlab.tasks.suites import SUITES, TASKS, task
 
 
 def columns(text: str) -> dict[tuple[str, str], float]:

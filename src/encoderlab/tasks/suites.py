@@ -1,18 +1,16 @@
-"""The benchmarks as tables: where their files are, what their columns mean, how they are scored, averaged and
-submitted.
+"""The benchmarks as tables: where their files are, what their columns mean, how they are scored and submitted.
 
-A new benchmark of a known form is one row here. Labels stand in the order of the Hugging Face data sets, whose files
-give them as numbers. Leaderboard row counts are without the header line.
+A new benchmark of a known form is one row here. Labels have the order of the Hugging Face data sets, whose files give
+them as numbers. The row counts of leaderboards are without the header line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from encoderlab.errors import ConfigError, nearest
-from encoderlab.tasks.base import Submission, Task
+from encoderlab.tasks.base import FormName, Submission, Task
 from encoderlab.tasks.readers import (
     C3,
     CharacterSpans,
@@ -39,7 +37,9 @@ BINARY = ("0", "1")
 
 
 def _files(train: str = "train", dev: str = "dev", test: str = "test", ends: str = "tsv") -> dict[str, tuple[str, ...]]:
-    """File patterns of a set of three: the published file, then the Hugging Face one in its formats."""
+    """File patterns of three splits: the published file, then the Hugging Face one in its formats. ``-part`` files are
+    samples.
+    """
     hugging_face = {"train": "train", "dev": "validation", "test": "test"}
     return {
         split: (
@@ -52,11 +52,12 @@ def _files(train: str = "train", dev: str = "dev", test: str = "test", ends: str
 
 
 def _three(train: tuple[str, ...], dev: tuple[str, ...], test: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """File patterns of the three splits."""
     return {"train": train, "dev": dev, "test": test}
 
 
-def _glue(name: str, rows: int, file: str | None = None) -> Submission:
-    return Submission(format="glue", files={"test": f"{file or name}.tsv"}, rows={"test": rows})
+def _glue(name: str, rows: int) -> Submission:
+    return Submission(format="glue", files={"test": f"{name}.tsv"}, rows={"test": rows})
 
 
 def _pair(a: str, b: str, label: str = "label", id: str | None = "index") -> Columns:
@@ -193,19 +194,26 @@ GLUE = (
 )  # fmt: skip
 
 
-def _superglue(name: str, metrics: tuple[str, ...], rows: int, **fields) -> Task:
-    jsonl = {split: (f"{file}.jsonl", f"{long}-*.parquet", f"{long}.jsonl") for split, file, long in (
-        ("train", "train", "train"), ("dev", "val", "validation"), ("test", "test", "test"))}  # fmt: skip
-    fields = {"form": "classification"} | fields
-    folders = (name, name.lower())
-    file = fields.pop("file", name)
-    submission = Submission(format="superglue", files={"test": f"{file}.jsonl"}, rows={"test": rows})
+_SUPERGLUE_FILES = _three(
+    ("train.jsonl", "train-*.parquet", "train.jsonl"),
+    ("val.jsonl", "validation-*.parquet", "validation.jsonl"),
+    ("test.jsonl", "test-*.parquet", "test.jsonl"),
+)
+
+
+def _superglue(
+    name: str, metrics: tuple[str, ...], rows: int, *, task: str = "", form: FormName = "classification", **fields: Any
+) -> Task:
+    """A task of SuperGLUE with ``rows`` test examples. ``task`` is its name here, where that is not ``name`` in lower
+    case.
+    """
     return Task(
-        name=fields.pop("task", name.lower()),
+        name=task or name.lower(),
+        form=form,
         metrics=metrics,
-        folders=folders,
-        files=jsonl,
-        submission=submission,
+        folders=(name, name.lower()),
+        files=_SUPERGLUE_FILES,
+        submission=Submission(format="superglue", files={"test": f"{name}.jsonl"}, rows={"test": rows}),
         **fields,
     )
 
@@ -255,14 +263,18 @@ SICK = (
 )  # fmt: skip
 
 
-def _squad(name: str, version: str, folders: tuple[str, ...], **fields) -> Task:
-    files = {
-        "train": (f"train-v{version}.json", "train.json", "train-*.parquet", "train-part.json"),
-        "dev": (f"dev-v{version}.json", "dev.json", "validation-*.parquet", "dev-part.json"),
-        "test": (f"test-v{version}.json", "test.json"),
-    }
-    fields = {"files": files} | fields
-    return Task(name=name, form="span", metrics=("f1", "exact"), folders=folders, layouts=(Squad(),), **fields)
+def _squad_files(version: str) -> dict[str, tuple[str, ...]]:
+    return _three(
+        (f"train-v{version}.json", "train.json", "train-*.parquet", "train-part.json"),
+        (f"dev-v{version}.json", "dev.json", "validation-*.parquet", "dev-part.json"),
+        (f"test-v{version}.json", "test.json"),
+    )
+
+
+def _squad(name: str, folders: tuple[str, ...], files: Mapping[str, tuple[str, ...]], **fields: Any) -> Task:
+    """A task in SQuAD's form."""
+    metrics = ("f1", "exact")
+    return Task(name=name, form="span", metrics=metrics, folders=folders, files=files, layouts=(Squad(),), **fields)
 
 
 def _predictions(format: Literal["squad", "squad2"], test: str = "predictions.json") -> Submission:
@@ -270,20 +282,39 @@ def _predictions(format: Literal["squad", "squad2"], test: str = "predictions.js
 
 
 QA = (
-    _squad("squad1", "1.1", ("squad_v1.1", "squad1", "squad"), submission=_predictions("squad")),
-    _squad("squad2", "2.0", ("squad_v2.0", "squad2", "squad_v2"), submission=_predictions("squad2")),
-    _squad("triviaqa", "1.2", ("triviaqa", "TriviaQA"), answers="triviaqa", submission=_predictions("squad"),
-           files={split: (f"{split}-v1.2.json", f"squad-*-{split}-*.json", f"{split}.json")
-                  for split in ("train", "dev", "test")}),
-    _squad("cmrc2018", "1.0", ("cmrc2018", "clue/cmrc2018"), answers="cmrc", language="zh",
-           submission=_predictions("squad", "cmrc2018_predict.json"),
-           files={"train": ("cmrc2018_train.json", "train.json", "train-*.parquet", "train-part.json"),
-                  "dev": ("cmrc2018_dev.json", "dev.json", "validation-*.parquet", "dev-part.json"),
-                  "test": ("cmrc2018_test*.json", "test.json")}),
-    _squad("drcd", "1.0", ("drcd", "DRCD"), answers="cmrc", language="zh", submission=_predictions("squad"),
-           files={"train": ("DRCD_training.json", "train.json"), "dev": ("DRCD_dev.json", "dev.json"),
-                  "test": ("DRCD_test.json", "test.json")}),
-)  # fmt: skip
+    _squad("squad1", ("squad_v1.1", "squad1", "squad"), _squad_files("1.1"), submission=_predictions("squad")),
+    _squad("squad2", ("squad_v2.0", "squad2", "squad_v2"), _squad_files("2.0"), submission=_predictions("squad2")),
+    _squad(
+        "triviaqa",
+        ("triviaqa", "TriviaQA"),
+        {
+            split: (f"{split}-v1.2.json", f"squad-*-{split}-*.json", f"{split}.json")
+            for split in ("train", "dev", "test")
+        },
+        answers="triviaqa",
+        submission=_predictions("squad"),
+    ),
+    _squad(
+        "cmrc2018",
+        ("cmrc2018", "clue/cmrc2018"),
+        _three(
+            ("cmrc2018_train.json", "train.json", "train-*.parquet", "train-part.json"),
+            ("cmrc2018_dev.json", "dev.json", "validation-*.parquet", "dev-part.json"),
+            ("cmrc2018_test*.json", "test.json"),
+        ),
+        answers="cmrc",
+        language="zh",
+        submission=_predictions("squad", "cmrc2018_predict.json"),
+    ),
+    _squad(
+        "drcd",
+        ("drcd", "DRCD"),
+        _three(("DRCD_training.json", "train.json"), ("DRCD_dev.json", "dev.json"), ("DRCD_test.json", "test.json")),
+        answers="cmrc",
+        language="zh",
+        submission=_predictions("squad"),
+    ),
+)
 
 CHOICE = (
     Task(
@@ -391,8 +422,9 @@ TAGGING = (
 
 
 def _clue(name: str, labels: tuple[str, ...] | None, *layouts, file: str | None = None, **fields) -> Task:
-    """A task of CLUE. ``file`` begins the names of its two submissions if it has test files of 1.0 and 1.1
-    (``tnews10_predict.json``)."""
+    """A task of CLUE. One with test files of both 1.0 and 1.1 has two submissions, whose names begin with ``file``
+    (``tnews10_predict.json``).
+    """
     files: dict[str, tuple[str, ...]] = {split: (f"{split}.json",) for split in ("train", "dev", "test")}
     predicted = {"test": f"{name}_predict.json"}
     if file is not None:
@@ -409,8 +441,8 @@ def _clue(name: str, labels: tuple[str, ...] | None, *layouts, file: str | None 
 
 
 def _fewclue(name: str, labels: tuple[str, ...] | None, *layouts, file: str | None = None, **fields) -> Task:
-    """A task of FewCLUE. ``file`` begins the name of its submission: those that CLUE has too end in f. Its files lie in
-    folders of CLUE's names, whose larger ``train.json`` is none of them.
+    """A task of FewCLUE. The name of its submission begins with ``file``, which for tasks that CLUE has too ends in f.
+    Its files may lie in a folder of CLUE's task, whose larger ``train.json`` is not read.
     """
     folder = name.removesuffix("_few")
     files = {
@@ -478,58 +510,6 @@ TASKS: Mapping[str, Task] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Average:
-    """A mean over columns; a column is one score, or the mean of several (``stsb``: of Pearson and Spearman)."""
-
-    columns: tuple[tuple[tuple[str, str], ...], ...]  # ((task or task_split, metric), ...) per column
-    source: str
-
-    def of(self, scores: Mapping[tuple[str, str], float]) -> float | None:
-        """The average of ``scores`` by (task, metric); None while one is missing."""
-        if any(key not in scores for column in self.columns for key in column):
-            return None
-        means = [sum(scores[key] for key in column) / len(column) for column in self.columns]
-        return sum(means) / len(means)
-
-
-def _average(source: str, *columns: str) -> Average:
-    return Average(
-        source=source,
-        columns=tuple(
-            tuple((part.split(":")[0], part.split(":")[1]) for part in column.split("+")) for column in columns
-        ),
-    )
-
-
-# The averages that papers print differ in tasks and metrics; numbers of one must not stand beside those of another.
-AVERAGES: Mapping[str, Average] = {
-    "bert": _average(
-        "Devlin et al., 2019, table 1: nine columns, both parts of MNLI, F1 of QQP and MRPC, no WNLI",
-        "mnli:accuracy", "mnli_mismatched:accuracy", "qqp:f1", "qnli:accuracy", "sst2:accuracy", "cola:matthews",
-        "stsb:spearman", "mrpc:f1", "rte:accuracy",
-    ),
-    "electra": _average(
-        "Clark et al., 2020, and Jiang et al., 2020 (ConvBERT): eight tasks, accuracy of MRPC and QQP, no WNLI",
-        "cola:matthews", "sst2:accuracy", "mrpc:accuracy", "stsb:spearman", "qqp:accuracy", "mnli:accuracy",
-        "qnli:accuracy", "rte:accuracy",
-    ),
-    "distilbert": _average(
-        "Sanh et al., 2019, table 1: nine tasks with WNLI; the mean of Pearson and Spearman for STS-B, F1 of MRPC",
-        "cola:matthews", "mnli:accuracy", "mrpc:f1", "qnli:accuracy", "qqp:accuracy", "rte:accuracy", "sst2:accuracy",
-        "stsb:pearson+stsb:spearman", "wnli:accuracy",
-    ),
-    "glue": _average(
-        "gluebenchmark.com: nine tasks with WNLI; tasks with two metrics, and MNLI with two parts, count once",
-        "cola:matthews", "sst2:accuracy", "mrpc:f1+mrpc:accuracy", "stsb:pearson+stsb:spearman", "qqp:f1+qqp:accuracy",
-        "mnli:accuracy+mnli_mismatched:accuracy", "qnli:accuracy", "rte:accuracy", "wnli:accuracy",
-    ),
-    "superglue": _average(
-        "super.gluebenchmark.com: eight tasks; tasks with two metrics count once",
-        "boolq:accuracy", "cb:accuracy+cb:macro_f1", "copa:accuracy", "multirc:f1+multirc:exact",
-        "record:f1+record:exact", "superglue_rte:accuracy", "wic:accuracy", "wsc:accuracy",
-    ),
-}  # fmt: skip
 SUITES: Mapping[str, tuple[str, ...]] = {
     "glue": tuple(task.name for task in GLUE if task.name != "ax"),
     "superglue": tuple(task.name for task in SUPERGLUE),
@@ -539,7 +519,7 @@ SUITES: Mapping[str, tuple[str, ...]] = {
 
 
 def task(name: str) -> Task:
-    """The task of that name, in any spelling (``SST-2``, ``sst2``).
+    """The task of that name, whatever its case, hyphens and underscores (``SST-2``, ``sst2``).
 
     Raises:
         ConfigError: there is none; the nearest name is given.
