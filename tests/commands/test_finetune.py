@@ -9,7 +9,7 @@ import pytest
 from encoderlab.commands.finetune import _adjustment, _check_folder, _check_searched, _fields, _Finished, _unset
 from encoderlab.errors import ConfigError
 from encoderlab.tasks.finetune import Recipe
-from encoderlab.tasks.protocol import protocol
+from encoderlab.tasks.protocols import protocol
 
 
 def outcome(seeds: dict[str, dict[str, Any]]) -> Any:

@@ -7,8 +7,8 @@ from encoderlab import models
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.nn.heads import Span
-from encoderlab.tasks import protocol as protocols
-from encoderlab.tasks.protocol import PROTOCOLS, parse_grid
+from encoderlab.tasks.protocol import at_point, parse_grid
+from encoderlab.tasks.protocols import PROTOCOLS, protocol
 from encoderlab.tasks.suites import TASKS, task
 from encoderlab.train.optim import BertAdam
 from encoderlab.train.schedule import Bert, Constant
@@ -124,14 +124,14 @@ def test_answers_and_exams_of_the_other_families():
 
 def test_epochs_of_a_point_count_where_a_protocol_counts_steps():
     rte = PROTOCOLS["albert"].recipe_for(task("rte"), model())
-    point = protocols.at_point(rte, {"epochs": 5}, where="--grid")
+    point = at_point(rte, {"epochs": 5}, where="--grid")
     assert rte.steps == 800 and (point.epochs, point.steps) == (5, None)
-    assert protocols.at_point(rte, {"epochs": 5, "steps": 9}, where="--grid").steps == 9
+    assert at_point(rte, {"epochs": 5, "steps": 9}, where="--grid").steps == 9
 
 
 def test_unknown_names_are_refused():
     with pytest.raises(ConfigError, match="unknown protocol 'elektra'; did you mean 'electra'"):
-        protocols.protocol("elektra")
+        protocol("elektra")
     with pytest.raises(ConfigError, match="expected field=value,value"):
         parse_grid(["lr"])
     assert parse_grid(["lr=5e-5,1e-4", "epochs=3,10"]) == {"optim.lr": (5e-5, 1e-4), "epochs": (3, 10)}
