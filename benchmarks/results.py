@@ -94,7 +94,7 @@ def measure(
     fresh = Model(model.config, model.tokenizer).initialize(1)
     for system, start in (("without pretraining", fresh), ("pretrained", model)):
         outcomes.append(trials.run(plan, start, task, splits, runs / name / system.replace(" ", "-"), say=say))
-        rows += trials.rows(outcomes[-1:], system)
+        rows.append(trials.system_row(outcomes[-1], system))
     return rows, outcomes
 
 
@@ -133,13 +133,27 @@ def write(out: Path, blocks: Sequence[Block], plan: Protocol, limits: Limits) ->
             f"{len(tasks)} sets ({', '.join(ahead) or 'none'}) and behind on {len(behind)} "
             f"({', '.join(behind) or 'none'})."
         )
-        lines += ["", trials.table(block.rows), ""]
+        lines += ["", table(block.rows), ""]
         lines += ["| set | training examples | development examples | minutes of all runs |", "|---|---:|---:|---:|"]
         for task in dict.fromkeys(outcome.task.name for outcome in block.outcomes):
             records = [outcome.record for outcome in block.outcomes if outcome.task.name == task]
             minutes, sizes = sum(record["seconds"] for record in records) / 60, records[0]["examples"]
             lines.append(f"| {task} | {sizes['train']:,} | {sizes['dev']:,} | {minutes:.1f} |")
     write_text(out, "\n".join(lines) + "\n" + prose(out))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A Markdown table, scores times 100: median, mean with the 95% interval, standard deviation, number of seeds."""
+    lines = ["| task | metric | system | median | mean | sd | seeds |", "|---|---|---|---:|---:|---:|---:|"]
+    for row in rows:
+        half = "" if row.interval is None else f" ± {100 * (row.interval[1] - row.mean):.1f}"
+        sd = "" if row.sd is None else f"{100 * row.sd:.1f}"
+        seeds = f"{row.n or ''}" + (f" ({row.failed} failed)" if row.failed else "")
+        lines.append(
+            f"| {row.task} | {row.metric} | {row.system} | {100 * row.median:.1f} | {100 * row.mean:.1f}{half} | "
+            f"{sd} | {seeds} |"
+        )
+    return "\n".join(lines)
 
 
 def prose(out: Path) -> str:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import CORPUS, tables
+from benchmarks.results import table as results_table
 from encoderlab.cli import main
 from encoderlab.commands import bench
+from encoderlab.tasks.trials import Row
 
 TABLES = tables("corpora/none")
 
@@ -34,3 +36,15 @@ def test_the_commands_of_a_table_are_commands(table: str, monkeypatch: pytest.Mo
 @pytest.mark.slow
 def test_the_corpus_is_built(tmp_path: Path) -> None:
     assert main([*CORPUS, "--out", str(tmp_path / "corpus")]) == 0
+
+
+def test_the_table_of_results_marks_failed_seeds() -> None:
+    baseline = Row(task="sst2", metric="accuracy", system="majority", median=0.5, mean=0.5, best=0.5)
+    ours = Row(
+        task="sst2", metric="accuracy", system="pretrained", median=0.81, mean=0.8, best=0.9, sd=0.02,
+        interval=(0.75, 0.85), n=2, failed=1,
+    )  # fmt: skip
+    assert results_table([baseline, ours]).splitlines()[2:] == [
+        "| sst2 | accuracy | majority | 50.0 | 50.0 |  |  |",
+        "| sst2 | accuracy | pretrained | 81.0 | 80.0 ± 5.0 | 2.0 | 2 (1 failed) |",
+    ]

@@ -13,7 +13,7 @@ from encoderlab.tasks.finetune import Recipe, remarks_of
 from encoderlab.tasks.form import FormSettings, Predictions
 from encoderlab.tasks.infer import task_of
 from encoderlab.tasks.protocol import Protocol
-from encoderlab.tasks.trials import baseline_rows, best_seed, rows, run, summary, table, usable_splits
+from encoderlab.tasks.trials import Origin, baseline_rows, best_seed, run, summary, system_row, usable_splits
 from encoderlab.train.optim import AdamW
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
@@ -31,7 +31,7 @@ def test_a_protocol_searches_on_dev_runs_seeds_and_stores_everything(tmp_path):
     splits["test"] = replace(data("tagged", train=4, dev=24, seed=9)[1]["dev"], name="test")
     searched = replace(QUICK, grid={"optim.lr": (1e-6, 2e-3)})
     said = []
-    outcome = run(searched, model(), found, splits, tmp_path / "out", say=said.append, after=("mnli",))
+    outcome = run(searched, model(), found, splits, tmp_path / "out", say=said.append, origin=Origin(after=("mnli",)))
     record = json.loads((tmp_path / "out/score.json").read_text())
     assert record["chosen"] == {"optim.lr": 2e-3} and [len(entry["dev"]) for entry in record["search"]] == [1, 1]
     assert record["scores"]["dev"]["f1"]["n"] == 2 == len(record["seeds"])
@@ -41,7 +41,7 @@ def test_a_protocol_searches_on_dev_runs_seeds_and_stores_everything(tmp_path):
     assert outcome.best.scores["dev"]["f1"] == max(run.scores["dev"]["f1"] for run in outcome.runs)
     tested = {path.parent.parent.name for path in (tmp_path / "out").glob("*/*/predictions-test.jsonl")}
     assert tested == {"lr=0.002"}  # the points that were not chosen never saw the test examples
-    again = run(searched, model(), found, splits, tmp_path / "out", after=("mnli",))
+    again = run(searched, model(), found, splits, tmp_path / "out", origin=Origin(after=("mnli",)))
     assert again.record["scores"] == record["scores"]
 
 
@@ -57,7 +57,8 @@ def test_seeds_that_fail_are_marked_and_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(trials, "finetune", sometimes)
     outcome = run(QUICK, model(), found, splits, tmp_path / "out")
     assert "not finite" in outcome.record["seeds"]["2"]["failed"] and len(outcome.runs) == 1
-    assert "1 (1 failed)" in table(rows([outcome], "ours"))
+    row = system_row(outcome, "ours")
+    assert (row.system, row.n, row.failed) == ("ours", 1, 1)
     monkeypatch.setattr(trials, "finetune", lambda *a, **k: sometimes(*a[:3], replace(a[3], seed=2), a[4], **k))
     with pytest.raises(Diverged, match="all 2 seeds failed"):
         run(QUICK, model(), found, splits, tmp_path / "other")
@@ -96,13 +97,14 @@ def test_labels_that_differ_in_case_alone_are_said(tmp_path):
     assert said == "train: labels 'True' and 'true' differ in case alone and count as two"
 
 
-def test_summaries_and_tables():
+def test_summaries_and_rows_of_baselines():
     stats = summary([0.5, 0.6, 0.7])
     assert stats["median"] == 0.6 and stats["sd"] == pytest.approx(0.1) and stats["n"] == 3
     assert summary([0.5])["sd"] is None and summary([0.5])["interval"] is None
     found, splits = data("single", train=64, dev=32)
-    text = table(baseline_rows(found, baselines(found, splits["train"], splits["dev"])))
-    assert "| single | accuracy | majority |" in text and text.count("\n") >= 3
+    row, *others = baseline_rows(found, baselines(found, splits["train"], splits["dev"]))
+    assert (row.task, row.metric, row.system, row.n) == ("single", "accuracy", "majority", 0) and others
+    assert row.median == row.mean == row.best and row.interval is None
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,16 +14,15 @@ from encoderlab.commands.terminal import note, say, table
 from encoderlab.errors import ConfigError, DataError, Diverged
 
 if TYPE_CHECKING:
-    from encoderlab.measure.report import TaskScores
+    from encoderlab.measure.report import Report, TaskScores
     from encoderlab.model import Model
     from encoderlab.tasks.base import Split, Task
     from encoderlab.tasks.distill import Teaching
     from encoderlab.tasks.finetune import Recipe
     from encoderlab.tasks.infer import Given
     from encoderlab.tasks.protocol import Protocol
-    from encoderlab.tasks.trials import Outcome, Row
-
-Job = tuple["Task", "dict[str, Split]"]
+    from encoderlab.tasks.trials import Adjust, Origin, Outcome, Row
+    from encoderlab.tasks.tune import Search
 
 
 def finetune(
@@ -111,81 +110,49 @@ def finetune(
     label
         Its column of the label, tags or answer.
     """
-    from encoderlab.interchange.load import load
-    from encoderlab.measure.report import Report, write
-    from encoderlab.tasks import protocol as protocols
-    from encoderlab.tasks.folder import read_task
+    from encoderlab.measure.report import write
     from encoderlab.tasks.infer import Given
+    from encoderlab.tasks.protocol import spelled_out
     from encoderlab.tasks.suites import SUITES
     from encoderlab.tasks.trials import best_seed
-    from encoderlab.tasks.tune import parse_space
 
-    chosen = protocols.protocol(protocol)
-    if seeds is not None:
-        if seeds < 1:
-            raise ConfigError(f"--seeds {seeds} is not positive; give at least 1")
-        chosen = replace(chosen, seeds=seeds)
-    if grid is not None and tune is not None:
-        raise ConfigError("--grid and --tune both search; give one of them")
-    if grid is not None:
-        chosen = replace(chosen, grid=protocols.parse_grid(grid))
-    space = parse_space(tune or ())
-    fields = _fields(epochs, config or (), [protocols.spelled_out(word) for word in set_ or ()])
-    if grid is None and tune is None:
-        chosen = replace(chosen, grid=_unset(chosen, fields))
-    else:
-        _check_searched(space or chosen.grid, fields)
-    given = Given(form=form, text=text, pair=pair, label=label)  # type: ignore[arg-type]
+    fields = _fields(epochs, config or (), [spelled_out(word) for word in set_ or ()])
+    plan = _plan(protocol, seeds, grid, tune, trials, fields)
     _check_folder(out)
+    given = Given(form=form, text=text, pair=pair, label=label)  # type: ignore[arg-type]
     jobs = _jobs(task, data, dev, test, given)
-    adjust = _adjustment(fields)
-
-    origin = best_seed(model, note)
-    start, trained = load(origin), read_task(origin)
+    start = _Start.read(best_seed(model, note))
     teaching = _teaching(teacher, temperature, teacher_weight)
-    whole = task.lower() in SUITES
-    lessons = {job.name: _lesson(teaching, start, job, splits, whole=whole) for job, splits in jobs if teaching}
-    done: list[str] = []
-    once = _Plan(protocol=replace(chosen, seeds=1), adjust=adjust)
-    first = [(name, None if Path(name).is_file() else data) for name in after or ()]
-    for between, splits in [job for name, place in first for job in _jobs(name, place, None, None, Given())]:
-        found = once.run(start, between, splits, out / f"after-{between.name}", after=done, trained=trained)
-        start, trained = load(found.best.model), read_task(found.best.model)
-        done = [*done, between.name]
-    plan = _Plan(protocol=chosen, adjust=adjust, space=space, trials=trials)
+    is_suite = task.lower() in SUITES
+    lessons = {job.task.name: _lesson(teaching, start.model, job, is_suite) for job in jobs if teaching}
+    start = _after(after or (), data, start, plan, out)
     finished, failed = [], []
-    for job, splits in jobs:
-        folder = out / job.name if whole else out
-        lesson = plan.taught(lessons.get(job.name))
+    for job in jobs:
+        taught = plan.taught(lessons.get(job.task.name))
         try:
-            finished.append(_compare(lesson, start, job, splits, folder, after=done, trained=trained, scratch=scratch))
+            finished.append(_compare(taught, start, job, out / job.task.name if is_suite else out, scratch=scratch))
         except Diverged as error:  # the other tasks of a suite still count
             failed.append(str(error))
     if not finished:
         raise Diverged("; ".join(failed))
-    _show(finished, chosen)
+    _show(finished, plan.protocol)
     averages = _averages([found.pretrained for found in finished])
-    tables = [found.scores() for found in finished]
     for name, value in averages.items():
         say(f"average as {name} has it: {100 * value:.2f}")
-    page = Report(
-        title=f"{model} fine-tuned on {task}",
-        verdict=_verdict(tables),
-        tasks=tables,
-        tasks_note="Scores on the development sets. Dots are seeds, the line is their mean, the band its 95% interval. "
-        f"Protocol: {chosen.name} ({chosen.source}).",
-    )
-    write(page, out / "report.html")
+    write(_page(f"{model} fine-tuned on {task}", finished, plan.protocol), out / "report.html")
     say(f"models, predictions and score.json in {out}, report in {out / 'report.html'}")
     if failed:
         raise Diverged("; ".join(failed))
     return {
         "out": out,
-        "protocol": chosen.name,
+        "protocol": plan.protocol.name,
         "tasks": {found.task.name: found.pretrained.record for found in finished},
         "baselines": {found.task.name: found.baselines for found in finished},
         "averages": averages,
     }
+
+
+# What is run
 
 
 Fields = Sequence[tuple[str, Mapping[str, Any]]]
@@ -197,7 +164,7 @@ def _fields(epochs: float | None, files: Sequence[Path], assignments: Sequence[s
     return given if epochs is None else [*given, ("--epochs", {"epochs": epochs})]
 
 
-def _adjustment(given: Fields) -> Callable[[Recipe], Recipe]:
+def _adjustment(given: Fields) -> Adjust:
     """What sets the user's fields in a protocol's recipe, where epochs count instead of steps."""
     from encoderlab.tasks.protocol import at_point
 
@@ -236,6 +203,68 @@ def _setter(name: str, given: Fields) -> str:
     return ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """A protocol with the user's own fields, and the search by Optuna that precedes it, if there is one."""
+
+    protocol: Protocol
+    adjust: Adjust
+    search: Search | None = None
+
+    def once(self) -> _Plan:
+        """The same with one seed and no search by Optuna: what an intermediate task gets."""
+        return replace(self, protocol=replace(self.protocol, seeds=1), search=None)
+
+    def taught(self, teaching: Teaching | None) -> _Plan:
+        """The plan with a teacher; fields that the user sets are applied after it."""
+        if teaching is None:
+            return self
+        return replace(self, adjust=lambda recipe: self.adjust(replace(recipe, distill=teaching)))
+
+    def run(self, start: _Start, job: _Job, out: Path) -> Outcome:
+        """What the protocol finds, at the point that Optuna chose where it searched."""
+        from encoderlab.tasks.trials import run
+        from encoderlab.tasks.tune import tune
+
+        protocol = self.protocol
+        more: dict[str, Any] = {"origin": start.origin, "adjust": self.adjust, "say": note}
+        if self.search is not None:
+            point = tune(protocol, start.model, job.task, job.splits, out / "tune", self.search, **more)
+            protocol = replace(protocol, grid={name: (value,) for name, value in point.items()})
+        return run(protocol, start.model, job.task, job.splits, out, **more)
+
+
+def _plan(
+    name: str, seeds: int | None, grid: list[str] | None, tune: list[str] | None, trials: int, fields: Fields
+) -> _Plan:
+    """The protocol ``name`` with what the user wants instead: seeds, a grid or a search, fields of the recipe.
+
+    Raises:
+        ConfigError: an option that cannot be, or a field that is searched and set.
+    """
+    from encoderlab.tasks.protocol import parse_grid
+    from encoderlab.tasks.protocols import protocol
+    from encoderlab.tasks.tune import Search, parse_space
+
+    chosen = protocol(name)
+    if seeds is not None:
+        if seeds < 1:
+            raise ConfigError(f"--seeds {seeds} is not positive; give at least 1")
+        chosen = replace(chosen, seeds=seeds)
+    if grid is not None and tune is not None:
+        raise ConfigError("--grid and --tune both search; give one of them")
+    search = None
+    if grid is not None:
+        chosen = replace(chosen, grid=parse_grid(grid))
+        _check_searched(chosen.grid, fields)
+    elif tune:
+        search = Search(space=parse_space(tune), trials=trials)
+        _check_searched(search.space, fields)
+    else:
+        chosen = replace(chosen, grid=_unset(chosen, fields))
+    return _Plan(protocol=chosen, adjust=_adjustment(fields), search=search)
+
+
 def _check_folder(out: Path) -> None:
     """Refuse a folder of something else, which the run would be scattered in: the data, or the pretraining itself.
 
@@ -254,29 +283,30 @@ def _check_folder(out: Path) -> None:
         )
 
 
-def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, given: Given) -> list[Job]:
-    """The tasks to train on, with their splits."""
-    from encoderlab.tasks import suites
-    from encoderlab.tasks.finetune import completed, remarks_of
-    from encoderlab.tasks.infer import Given, task_of, without_fillers
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """A task to train on, with its splits."""
+
+    task: Task
+    splits: dict[str, Split]
+
+
+def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, given: Given) -> list[_Job]:
+    """The task of a file, the benchmark ``name``, or the tasks of a suite; remarks about their files are said.
+
+    Raises:
+        ConfigError: options that do not belong to what ``name`` is, or no such file.
+        DataError: a file that cannot be used, or a folder without any.
+    """
+    from encoderlab.tasks.finetune import remarks_of
+    from encoderlab.tasks.infer import Given
     from encoderlab.tasks.tables import is_file_name
-    from encoderlab.tasks.trials import held_out, usable_splits
 
     path = Path(name)
     if path.is_file():
         if data is not None:
             raise ConfigError(f"{name} is a file and --data {data} the folder of a benchmark; leave one of them out")
-        task, said = task_of(path, given)
-        note(said)
-        splits = {"train": task.read([path], "train")}
-        task = completed(task, splits["train"])  # other files have the labels of this one, or none
-        if dev is None:
-            splits["train"], splits["dev"] = held_out(splits["train"])
-        else:
-            splits["dev"] = task.read([dev], "dev")
-        if test is not None:
-            splits["test"] = without_fillers(task.read([test], "test"), splits["train"])
-        jobs = [(task, splits)]
+        jobs = [_job_of_file(path, dev, test, given)]
     elif is_file_name(name) or "/" in name:
         if path.is_dir():
             raise ConfigError(f"{name}: is a folder; give a file in it, or the name of a benchmark with --data {name}")
@@ -284,60 +314,90 @@ def _jobs(name: str, data: Path | None, dev: Path | None, test: Path | None, giv
     else:
         if dev is not None or test is not None or given != Given():
             raise ConfigError(f"{name} is a benchmark with files and columns of its own; leave out those of a file")
-        names = suites.SUITES.get(name.lower(), (name,))
-        tasks = [suites.task(one) for one in names]
-        if data is None:
-            raise ConfigError(f"{name} is a benchmark; give the folder of its files with --data")
-        if name.lower() in suites.SUITES:
-            tasks = [one for one in tasks if _lies_in(one, data)]
-            if not tasks:
-                raise DataError(f"{data}: holds no training file of {name} ({', '.join(names)})")
-        jobs = [(one, usable_splits(one, data)) for one in tasks]
-    for _, splits in jobs:
-        for remark in remarks_of(splits):
+        jobs = _jobs_of_benchmark(name, data)
+    for job in jobs:
+        for remark in remarks_of(job.splits):
             note(remark)
     return jobs
 
 
+def _job_of_file(train: Path, dev: Path | None, test: Path | None, given: Given) -> _Job:
+    """The task that a file of the user's own holds. Without ``dev``, a part of it is held out."""
+    from encoderlab.tasks.finetune import completed
+    from encoderlab.tasks.infer import hold_out, task_of, without_fillers
+
+    task, said = task_of(train, given)
+    note(said)
+    splits = {"train": task.read([train], "train")}
+    task = completed(task, splits["train"])  # other files have the labels of this one, or none
+    if dev is None:
+        splits["train"], splits["dev"] = hold_out(splits["train"])
+    else:
+        splits["dev"] = task.read([dev], "dev")
+    if test is not None:
+        splits["test"] = without_fillers(task.read([test], "test"), splits["train"])
+    return _Job(task=task, splits=splits)
+
+
+def _jobs_of_benchmark(name: str, data: Path | None) -> list[_Job]:
+    """A benchmark, or the tasks of a suite whose training files are in ``data``."""
+    from encoderlab.tasks import suites
+    from encoderlab.tasks.trials import usable_splits
+
+    names = suites.SUITES.get(name.lower(), (name,))
+    tasks = [suites.task(one) for one in names]
+    if data is None:
+        raise ConfigError(f"{name} is a benchmark; give the folder of its files with --data")
+    if name.lower() in suites.SUITES:
+        tasks = [one for one in tasks if _lies_in(one, data)]
+        if not tasks:
+            raise DataError(f"{data}: holds no training file of {name} ({', '.join(names)})")
+    return [_Job(task=one, splits=usable_splits(one, data)) for one in tasks]
+
+
+def _lies_in(task: Task, data: Path) -> bool:
+    """Whether a task of a suite has its training file in ``data``; says so if not."""
+    try:
+        task.find(data, "train")
+    except DataError:
+        note(f"{task.name}: no training file in {data}; left out")
+        return False
+    return True
+
+
 @dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """A protocol with the user's own fields, and the space that Optuna is to search first, ``trials`` times."""
+class _Start:
+    """The model that training starts from, and what it was trained for before."""
 
-    protocol: Protocol
-    adjust: Callable[[Recipe], Recipe]
-    space: Mapping[str, Any] = field(default_factory=dict)
-    trials: int = 0
+    model: Model
+    origin: Origin
 
-    def taught(self, teaching: Teaching | None) -> _Plan:
-        """The plan with a teacher; the fields that the user sets come after it."""
-        if teaching is None:
-            return self
-        return replace(self, adjust=lambda recipe: self.adjust(replace(recipe, distill=teaching)))
+    @classmethod
+    def read(cls, folder: Path, after: tuple[str, ...] = ()) -> _Start:
+        from encoderlab.interchange.load import load
+        from encoderlab.tasks.folder import read_task
+        from encoderlab.tasks.trials import Origin
 
-    def run(
-        self,
-        model: Model,
-        task: Task,
-        splits: dict[str, Split],
-        out: Path,
-        *,
-        after: Sequence[str] = (),
-        trained: Mapping[str, Any] | None = None,
-    ) -> Outcome:
-        """What the protocol finds, at the point that validates best where one is searched."""
-        from encoderlab.tasks.trials import run
-        from encoderlab.tasks.tune import tune
+        return cls(model=load(folder), origin=Origin(after=after, trained=read_task(folder)))
 
-        protocol = self.protocol
-        origin: dict[str, Any] = {"after": after, "trained": trained}
-        if self.space:
-            given = (protocol, model, task, splits, out / "tune", self.space)
-            point = tune(*given, trials=self.trials, adjust=self.adjust, say=note, **origin)
-            protocol = replace(protocol, grid={name: (value,) for name, value in point.items()})
-        return run(protocol, model, task, splits, out, adjust=self.adjust, say=note, **origin)
+
+def _after(names: Sequence[str], data: Path | None, start: _Start, plan: _Plan, out: Path) -> _Start:
+    """The model after it was trained on intermediate tasks, one after the other."""
+    from encoderlab.tasks.infer import Given
+
+    places = [(name, None if Path(name).is_file() else data) for name in names]
+    for job in [job for name, place in places for job in _jobs(name, place, None, None, Given())]:
+        found = plan.once().run(start, job, out / f"after-{job.task.name}")
+        start = _Start.read(found.best.model, (*start.origin.after, job.task.name))
+    return start
 
 
 def _teaching(teacher: Path | None, temperature: float | None, weight: float | None) -> Teaching | None:
+    """What the user says about a teacher; None without one.
+
+    Raises:
+        ConfigError: its temperature or weight is given, but no teacher.
+    """
     from encoderlab.tasks.distill import Teaching
 
     given = {"temperature": temperature, "weight": weight}
@@ -347,27 +407,24 @@ def _teaching(teacher: Path | None, temperature: float | None, weight: float | N
     return None if teacher is None else Teaching(teacher=str(teacher), **fields)
 
 
-def _lesson(teaching: Teaching, start: Model, task: Task, splits: dict[str, Split], *, whole: bool) -> Teaching:
-    """``teaching`` with the folder of the teacher of one task, which is looked at before any work."""
+def _lesson(teaching: Teaching, student: Model, job: _Job, is_suite: bool) -> Teaching:
+    """``teaching`` with the folder of the teacher for one task, which is checked before any training.
+
+    Raises:
+        ConfigError: the teacher cannot teach ``student`` this task.
+    """
     from encoderlab.interchange.load import load
     from encoderlab.tasks.distill import check_teacher
     from encoderlab.tasks.finetune import completed
     from encoderlab.tasks.trials import best_seed
 
     folder = Path(teaching.teacher)
-    folder = best_seed(folder / task.name if whole else folder, note)
-    check_teacher(load(folder), start, completed(task, splits["train"]), str(folder))
+    folder = best_seed(folder / job.task.name if is_suite else folder, note)
+    check_teacher(load(folder), student, completed(job.task, job.splits["train"]), str(folder))
     return replace(teaching, teacher=str(folder))
 
 
-def _lies_in(task: Task, data: Path) -> bool:
-    """Whether a task of a suite has its training file there; says so if not."""
-    try:
-        task.find(data, "train")
-    except DataError:
-        note(f"{task.name}: no training file in {data}; left out")
-        return False
-    return True
+# What is found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,9 +441,9 @@ class _Finished:
         return self.systems["pretrained"]
 
     def rows(self) -> list[Row]:
-        from encoderlab.tasks.trials import baseline_rows, rows
+        from encoderlab.tasks.trials import baseline_rows, system_row
 
-        ours = [row for system, outcome in self.systems.items() for row in rows([outcome], system)]
+        ours = [system_row(outcome, system) for system, outcome in self.systems.items()]
         return baseline_rows(self.task, self.baselines) + ours
 
     def scores(self) -> TaskScores:
@@ -415,31 +472,23 @@ class _Finished:
         )
 
 
-def _compare(
-    plan: _Plan,
-    model: Model,
-    task: Task,
-    splits: dict[str, Split],
-    out: Path,
-    *,
-    after: Sequence[str],
-    trained: Mapping[str, Any] | None,
-    scratch: bool,
-) -> _Finished:
-    """One task: baselines, the same model from fresh weights if asked for, and the model."""
+def _compare(plan: _Plan, start: _Start, job: _Job, out: Path, *, scratch: bool) -> _Finished:
+    """One task: simple baselines, the same architecture from fresh weights if asked for, and the model."""
     from encoderlab.model import Model as Network
     from encoderlab.tasks.baselines import baselines
     from encoderlab.tasks.finetune import completed
+    from encoderlab.tasks.trials import FRESH
 
-    task = completed(task, splits["train"])
-    simple = baselines(task, splits["train"], splits["dev"])
+    train, dev = job.splits["train"], job.splits["dev"]
+    job = replace(job, task=completed(job.task, train))
+    simple = baselines(job.task, train, dev)
     systems = {}
     if scratch:
-        fresh = Network(model.config, model.tokenizer).initialize(1)
-        systems["without pretraining"] = plan.run(fresh, task, splits, out / "scratch")
-    systems["pretrained"] = plan.run(model, task, splits, out, after=after, trained=trained)
-    about = f"{len(splits['train']):,} training and {len(splits['dev']):,} development examples."
-    return _Finished(task=task, about=about, baselines=simple, systems=systems)
+        fresh = Network(start.model.config, start.model.tokenizer).initialize(1)
+        systems["without pretraining"] = plan.run(_Start(model=fresh, origin=FRESH), job, out / "scratch")
+    systems["pretrained"] = plan.run(start, job, out)
+    about = f"{len(train):,} training and {len(dev):,} development examples."
+    return _Finished(task=job.task, about=about, baselines=simple, systems=systems)
 
 
 def _show(finished: Sequence[_Finished], protocol: Protocol) -> None:
@@ -472,7 +521,7 @@ def _show(finished: Sequence[_Finished], protocol: Protocol) -> None:
 
 def _averages(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """The averages of the literature that these tasks are enough for, of the numbers that the protocol reports."""
-    from encoderlab.tasks.suites import AVERAGES
+    from encoderlab.tasks.averages import AVERAGES
 
     reported = {
         (outcome.task.name if split == "dev" else f"{outcome.task.name}_{split.removeprefix('dev_')}", metric): stats[
@@ -486,7 +535,22 @@ def _averages(outcomes: Sequence[Outcome]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def _page(title: str, finished: Sequence[_Finished], protocol: Protocol) -> Report:
+    """The report of all tasks."""
+    from encoderlab.measure.report import Report
+
+    tables = [found.scores() for found in finished]
+    return Report(
+        title=title,
+        verdict=_verdict(tables),
+        tasks=tables,
+        tasks_note="Scores on the development sets. Dots are seeds, the line is their mean, the band its 95% interval. "
+        f"Protocol: {protocol.name} ({protocol.source}).",
+    )
+
+
 def _verdict(tables: Sequence[TaskScores]) -> str:
+    """A sentence for each task: the model's score, and that of the best baseline."""
     from encoderlab.measure.report import interval
 
     sentences = []

@@ -79,7 +79,8 @@ def evaluate(
     members = [predictor_of(place, note) for place in places]
     own = members[0].form.task
     task, part, names = _data(data, split, folder, own, Given(form=own.form, text=text, pair=pair, label=label))
-    _warn(part)
+    for line in part.remarks:
+        note(line)
     unlabelled = sum(map(is_unlabelled, part.examples))
     if submission is not None:
         written = submission / check_submission(task, split, len(part)).files[split]
@@ -137,6 +138,7 @@ def _data(data: str, split: str, folder: Path | None, own: Task, given: Given) -
 
 
 def _score(name: str, task: Task, part: Split, found: Predictions) -> dict[str, float]:
+    """The scores of the model ``name``; what is to be said of them is noted."""
     from encoderlab.tasks.scores import score
     from encoderlab.tasks.span import best_texts
 
@@ -202,9 +204,8 @@ def predict(
     pair
         Column of the second text.
     """
-    from encoderlab.tasks.predict import record
     from encoderlab.tasks.tables import is_file_name
-    from encoderlab.tasks.use import example_of, predictor_of
+    from encoderlab.tasks.use import predictor_of
 
     file = Path(inputs[0])
     if len(inputs) == 1 and "/" in inputs[0] and os.path.isdir(file):  # pathlib raises for texts too long to be a name
@@ -216,17 +217,7 @@ def predict(
     if len(inputs) > 1 or not os.path.isfile(file):
         if len(inputs) == 1 and is_file_name(inputs[0]):
             raise DataError(f"{file}: no such file; give a file, or texts")
-        examples = [example_of(predictor.form.task, number, line) for number, line in enumerate(inputs)]
-        predictions = predictor.predict(examples)
-        found = [
-            record(example, value, detail)
-            for example, value, detail in zip(examples, predictions.values, predictions.details, strict=True)
-        ]
-        for line, answer in zip(inputs, found, strict=True):
-            say(f"{_answer(answer)}\t{line}")
-        if line := _cut(predictor):
-            note(line)
-        return {"model": model, "predictions": found}
+        return _predict_texts(predictor, inputs) | {"model": model}
     return _predict_file(predictor, file, out, text, pair) | {"model": model}
 
 
@@ -326,8 +317,8 @@ def _check_out(out: Path | None, given: Path, remedy: str = "name another file w
 
 
 def _write_vectors(out: Path, parts: Iterator[np.ndarray], width: int) -> int:
-    """Write parts of an array as one NumPy file; returns how many rows it has. Its header comes first and says how many
-    they are, in room that is kept for that, so it is written twice.
+    """Write parts of an array (n, width) as one NumPy file and return n. The header, which holds n, stands at the start
+    of the file: it is written first with n = 0, and again with the true one at the end.
     """
     import numpy as np
 
@@ -371,10 +362,28 @@ def _load(folder: Path) -> Model:
     return load(folder).to(usual_device())
 
 
+def _predict_texts(predictor: Predictor, texts: list[str]) -> dict[str, Any]:
+    """Print the predictions of texts."""
+    from encoderlab.tasks.predict import record
+    from encoderlab.tasks.use import example_of
+
+    examples = [example_of(predictor.form.task, number, text) for number, text in enumerate(texts)]
+    predictions = predictor.predict(examples)
+    found = [
+        record(example, value, detail)
+        for example, value, detail in zip(examples, predictions.values, predictions.details, strict=True)
+    ]
+    for text, answer in zip(texts, found, strict=True):
+        say(f"{_answer(answer)}\t{text}")
+    if line := _cut(predictor):
+        note(line)
+    return {"predictions": found}
+
+
 def _predict_file(
     predictor: Predictor, path: Path, out: Path | None, text: str | None, pair: str | None
 ) -> dict[str, Any]:
-    """Predictions of a file, in parts."""
+    """Write the predictions of a file to ``out``, part by part, or print them."""
     import tempfile
 
     from encoderlab.tasks.base import Remarks
@@ -404,7 +413,7 @@ def _predict_file(
 
 
 def _cut(predictor: Predictor) -> str:
-    """How many texts were longer than a sequence so far; nothing where none was."""
+    """A sentence that says how many texts were longer than a sequence so far; empty if none was."""
     form = predictor.form
     if not form.cut or form.task.form == "span":  # passages are read in windows
         return ""
@@ -414,17 +423,8 @@ def _cut(predictor: Predictor) -> str:
 
 
 def _answer(found: dict[str, Any]) -> str:
-    """The prediction of one record, in short."""
+    """The prediction of one record, to be printed."""
     value = next(found[key] for key in ("label", "answer", "prediction") if key in found)
-    return (
-        " ".join(map(str, value))
-        if isinstance(value, list)
-        else f"{value:.4g}"
-        if isinstance(value, float)
-        else str(value)
-    )
-
-
-def _warn(split: Split) -> None:
-    for line in split.remarks:
-        note(line)
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

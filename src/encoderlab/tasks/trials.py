@@ -1,4 +1,4 @@
-"""Carries out a protocol: every run in a folder of its own, the scores of its seeds, the table they make.
+"""Carries out a protocol: every run in a folder of its own, and the scores of its seeds.
 
 Everything that was tried is in ``score.json``; a seed that failed is marked and counted rather than dropped.
 """
@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,55 @@ from encoderlab.tasks.objective import model_hash
 from encoderlab.tasks.protocol import Protocol, at_point
 from encoderlab.train.folder import hardware
 
+Point = Mapping[str, Any]  # values of fields of the recipe, by path
+Adjust = Callable[[Recipe], Recipe]
+Say = Callable[[str], None]  # is given a line of progress, or a remark
+
+
+def silent(line: str) -> None:
+    """Says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What an initial model was trained for before.
+
+    Args:
+        after: names of the intermediate tasks, in order.
+        trained: the task of its head (:func:`encoderlab.tasks.folder.read_task`); without it the head is not kept.
+    """
+
+    after: tuple[str, ...] = ()
+    trained: Mapping[str, Any] | None = None
+
+
+FRESH = Origin()  # a model that was not fine-tuned before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """The runs of one model on one task, each in its folder within ``out``. ``about`` is written into their scores."""
+
+    model: Model
+    task: Task
+    out: Path
+    about: Mapping[str, Any]
+    trained: Mapping[str, Any] | None
+    encodings: Encodings = field(default_factory=Encodings)
+
+    def attempt(self, recipe: Recipe, splits: Mapping[str, Split], folder: str) -> Result | str:
+        """The run of ``recipe`` in ``folder``, read if it is finished; if it diverged, the message that says so."""
+        more: dict[str, Any] = {"about": self.about, "encodings": self.encodings, "trained": self.trained}
+        try:
+            return finetune(self.model, self.task, splits, recipe, self.out / folder, **more)
+        except Diverged as error:
+            return str(error)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a protocol found for one task. ``record`` is what ``score.json`` holds; ``runs`` are those at the chosen
-    point.
+    """What a protocol found for one task: ``record`` is the content of ``score.json``, ``runs`` are the finished runs
+    at the chosen point.
     """
 
     task: Task
@@ -41,7 +85,7 @@ class Outcome:
 
     @property
     def best(self) -> Result:
-        """The run that validates best."""
+        """The run with the best development score."""
         return max(self.runs, key=lambda run: run.scores["dev"][self.task.metric])
 
 
@@ -52,54 +96,49 @@ def run(
     splits: Mapping[str, Split],
     out: Path,
     *,
-    adjust: Callable[[Recipe], Recipe] | None = None,
-    after: Sequence[str] = (),
-    trained: Mapping[str, Any] | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    origin: Origin = FRESH,
+    adjust: Adjust = lambda recipe: recipe,
+    say: Say = silent,
 ) -> Outcome:
-    """Fine-tune ``model`` on ``task`` as ``protocol`` says; what is finished already is read.
+    """Fine-tune ``model`` on ``task`` as ``protocol`` says; finished runs in ``out`` are read instead of repeated.
 
     The grid is searched on the development set alone; every other labelled split is scored once, at the chosen point.
-    ``adjust`` changes the recipe last (fields the user sets). ``after`` names the intermediate tasks that the model has
-    behind it, ``trained`` what its head was trained for (:func:`encoderlab.tasks.folder.read_task`).
+    ``adjust`` changes the protocol's recipe last (fields that the user sets).
 
     Raises:
-        Diverged: every seed at the chosen point failed.
+        Diverged: every point of the grid failed, or every seed at the chosen point.
     """
     start = time.perf_counter()
-    base = protocol.recipe_for(task, model)
-    base = adjust(base) if adjust is not None else base
-    about = {"protocol": protocol.name, "model": model_hash(model), "after": list(after)}
-    points = [dict(zip(protocol.grid, values, strict=True)) for values in itertools.product(*protocol.grid.values())]
+    base = adjust(protocol.recipe_for(task, model))
+    points: list[Point] = [
+        dict(zip(protocol.grid, values, strict=True)) for values in itertools.product(*protocol.grid.values())
+    ]
     recipes = [at_point(base, point, where="--grid") for point in points]  # a wrong one is refused before any training
-    encodings = Encodings()
+    about = {"protocol": protocol.name, "model": model_hash(model), "after": list(origin.after)}
+    runs = Runs(model=model, task=task, out=out, about=about, trained=origin.trained)
 
-    def attempt(number: int, seed: int, splits: Mapping[str, Split]) -> Result | str:
-        recipe = replace(recipes[number], seed=seed)
-        say(f"{task.name}: {describe(points[number])} seed {seed}".replace("  ", " "))
-        try:
-            folder = out / folder_name(points[number]) / f"seed-{seed}"
-            return finetune(model, task, splits, recipe, folder, about=about, encodings=encodings, trained=trained)
-        except Diverged as error:
-            return str(error)
+    def attempts(number: int, seeds: int, splits: Mapping[str, Split]) -> dict[int, Result | str]:
+        """The runs at one point of the grid, by seed."""
+        found = {}
+        for seed in range(base.seed, base.seed + seeds):
+            say(" ".join(filter(None, (f"{task.name}:", describe(points[number]), f"seed {seed}"))))
+            recipe = replace(recipes[number], seed=seed)
+            found[seed] = runs.attempt(recipe, splits, f"{folder_name(points[number])}/seed-{seed}")
+        return found
 
     search: list[dict[str, Any]] = []
-    chosen = 0
     if len(points) > 1:
         seen = {name: splits[name] for name in ("train", "dev")}
         for number, point in enumerate(points):
-            found = [attempt(number, base.seed + i, seen) for i in range(protocol.search_seeds)]
-            scores = [result.scores["dev"][task.metric] for result in found if isinstance(result, Result)]
-            search.append({"point": point, "dev": scores, "failed": len(found) - len(scores)})
-        usable = [number for number, entry in enumerate(search) if entry["dev"]]
-        if not usable:
-            raise Diverged(f"{task.name}: every point of the grid failed; lower the rates")
-        chosen = max(usable, key=lambda number: statistics.median(search[number]["dev"]))
-    attempts = {base.seed + i: attempt(chosen, base.seed + i, splits) for i in range(protocol.seeds)}
-    runs = [found for found in attempts.values() if isinstance(found, Result)]
-    if not runs:
-        raise Diverged(f"{task.name}: all {len(attempts)} seeds failed ({next(iter(attempts.values()))})")
-    written = {
+            tried = _finished(attempts(number, protocol.search_seeds, seen))
+            scores = [result.scores["dev"][task.metric] for result in tried]
+            search.append({"point": point, "dev": scores, "failed": protocol.search_seeds - len(scores)})
+    chosen = _best_point(search, task)
+    found = attempts(chosen, protocol.seeds, splits)
+    finished = _finished(found)
+    if not finished:
+        raise Diverged(f"{task.name}: all {len(found)} seeds failed ({next(iter(found.values()))})")
+    record = {
         "task": task.name,
         "metric": task.metric,
         "report": protocol.report,
@@ -109,22 +148,39 @@ def run(
         "search": search,
         "chosen": points[chosen],
         "selection": f"{base.select} by {task.metric} of dev",
-        "seeds": {str(seed): _entry(found, task, splits["dev"]) for seed, found in attempts.items()},
-        "scores": _summaries(runs, splits),
+        "seeds": {str(seed): _entry(one, task, splits["dev"]) for seed, one in found.items()},
+        "scores": _summaries(finished, splits),
         "data": {name: split.sha256 for name, split in splits.items()},
         "examples": {name: len(split) for name, split in splits.items()},
         "remarks": remarks_of(splits),
-        "recipe": to_dict(runs[0].record["recipe"]),
+        "recipe": to_dict(finished[0].record["recipe"]),
         "hardware": hardware(),
-        "seconds": sum(float(found.record["seconds"]) for found in runs),
+        "seconds": sum(float(result.record["seconds"]) for result in finished),
         "elapsed": time.perf_counter() - start,
     }
-    write_json(out / SCORE_FILE, written)
-    return Outcome(task=task, record=written, runs=runs)
+    write_json(out / SCORE_FILE, record)
+    return Outcome(task=task, record=record, runs=finished)
 
 
-def best_seed(folder: Path, say: Callable[[str], None]) -> Path:
-    """The run that validates best, where a protocol ran several seeds; ``folder`` itself anywhere else."""
+def _best_point(search: Sequence[Mapping[str, Any]], task: Task) -> int:
+    """The index of the point with the best median score on the development set; 0 if none was searched.
+
+    Raises:
+        Diverged: all runs of all points failed.
+    """
+    medians = {number: statistics.median(entry["dev"]) for number, entry in enumerate(search) if entry["dev"]}
+    if search and not medians:
+        raise Diverged(f"{task.name}: every point of the grid failed; lower the rates")
+    return max(medians, key=lambda number: medians[number], default=0)
+
+
+def _finished(found: Mapping[int, Result | str]) -> list[Result]:
+    """The runs that did not diverge."""
+    return [result for result in found.values() if isinstance(result, Result)]
+
+
+def best_seed(folder: Path, say: Say) -> Path:
+    """The run with the best development score if ``folder`` holds those of a protocol, else ``folder`` itself."""
     path = folder / SCORE_FILE
     if not path.exists() or "seeds" not in (found := json.loads(path.read_text(encoding="utf-8"))):
         return folder
@@ -137,19 +193,20 @@ def best_seed(folder: Path, say: Callable[[str], None]) -> Path:
     return folder / folder_name(found["chosen"]) / f"seed-{best}"
 
 
-def describe(point: Mapping[str, Any]) -> str:
-    """``lr=0.0001 epochs=3``; nothing for no grid."""
+def describe(point: Point) -> str:
+    """``lr=0.0001 epochs=3``; empty where no field is searched."""
     parts = (f"{value:g}" if isinstance(value, (int, float)) else f"{value}" for value in point.values())
     return " ".join(f"{name.rpartition('.')[2]}={part}" for name, part in zip(point, parts, strict=True))
 
 
-def folder_name(point: Mapping[str, Any]) -> str:
+def folder_name(point: Point) -> str:
+    """The folder of the runs at a point: ``lr=0.0001,epochs=3``, or ``runs``."""
     return describe(point).replace(" ", ",") or "runs"
 
 
 def _entry(found: Result | str, task: Task, dev: Split) -> dict[str, Any]:
-    """One seed of the record: its scores, or why it failed. A run that predicts one label alone, where there are
-    several, counts as failed, and stays.
+    """One seed of the record: its scores, or why it failed. A run that predicts a single label for a development set
+    with several is marked as failed, but keeps its scores.
     """
     if isinstance(found, str):
         return {"failed": found}
@@ -161,6 +218,7 @@ def _entry(found: Result | str, task: Task, dev: Split) -> dict[str, Any]:
 
 
 def _constant(found: Result) -> bool:
+    """Whether all predictions for the development set are one label."""
     path = found.folder / "predictions-dev.jsonl"
     with open(path, encoding="utf-8") as file:
         return len({json.loads(line)["label"] for line in file}) == 1
@@ -192,8 +250,8 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of a table: a task and a system, with a score over ``n`` seeds (0: a baseline, which has no chance in
-    it); of all its seeds, ``failed`` did.
+    """One line of a table: the score of a system on a task over ``n`` seeds, beside which ``failed`` ones are counted.
+    ``n`` is 0 for a baseline, which has no seeds.
     """
 
     task: str
@@ -208,28 +266,21 @@ class Row:
     failed: int = 0
 
 
-def rows(outcomes: Sequence[Outcome], system: str, split: str = "dev") -> list[Row]:
-    """The table's lines of what a protocol found."""
-    found = []
-    for outcome in outcomes:
-        stats = outcome.record["scores"].get(split, {}).get(outcome.task.metric)
-        if stats is None:
-            continue
-        found.append(
-            Row(
-                task=outcome.task.name,
-                metric=outcome.task.metric,
-                system=system,
-                failed=sum("failed" in entry for entry in outcome.record["seeds"].values()),
-                interval=stats["interval"] and tuple(stats["interval"]),
-                **{key: stats[key] for key in ("median", "mean", "best", "sd", "n")},
-            )
-        )
-    return found
+def system_row(outcome: Outcome, system: str) -> Row:
+    """The line of what a protocol found on the development set."""
+    stats = outcome.record["scores"]["dev"][outcome.task.metric]
+    return Row(
+        task=outcome.task.name,
+        metric=outcome.task.metric,
+        system=system,
+        failed=sum("failed" in entry for entry in outcome.record["seeds"].values()),
+        interval=stats["interval"] and tuple(stats["interval"]),
+        **{key: stats[key] for key in ("median", "mean", "best", "sd", "n")},
+    )
 
 
 def baseline_rows(task: Task, scores: Mapping[str, Mapping[str, float]]) -> list[Row]:
-    """The table's lines of what :func:`encoderlab.tasks.baselines.baselines` found."""
+    """The lines of what :func:`encoderlab.tasks.baselines.baselines` found."""
     return [
         Row(task=task.name, metric=task.metric, system=name, median=value, mean=value, best=value)
         for name, found in scores.items()
@@ -238,27 +289,11 @@ def baseline_rows(task: Task, scores: Mapping[str, Mapping[str, float]]) -> list
     ]
 
 
-def table(lines: Sequence[Row]) -> str:
-    """A Markdown table, scores times 100: median, mean with the 95% interval, standard deviation, n; failed seeds are
-    marked.
-    """
-    out = ["| task | metric | system | median | mean | sd | seeds |", "|---|---|---|---:|---:|---:|---:|"]
-    for line in lines:
-        half = "" if line.interval is None else f" ± {100 * (line.interval[1] - line.mean):.1f}"
-        sd = "" if line.sd is None else f"{100 * line.sd:.1f}"
-        seeds = f"{line.n or ''}" + (f" ({line.failed} failed)" if line.failed else "")
-        out.append(
-            f"| {line.task} | {line.metric} | {line.system} | {100 * line.median:.1f} | {100 * line.mean:.1f}{half} | "
-            f"{sd} | {seeds} |"
-        )
-    return "\n".join(out)
+held_out = hold_out
 
 
 def usable_splits(task: Task, data: Path) -> dict[str, Split]:
-    """Every split of a task that lies in ``data``: train, dev, and further ones that have labels or can be submitted.
-
-    A training file without a validation file gives up a tenth of it, which the remarks say.
-    """
+    """Every split of a task that has files in ``data``. Without a development file, a tenth of training is held out."""
     splits = {"train": task.load(data, "train")}
     for name in task.files:
         if name == "train":
@@ -269,16 +304,5 @@ def usable_splits(task: Task, data: Path) -> dict[str, Split]:
             continue
         splits[name] = task.load(data, name)
     if "dev" not in splits:
-        splits["train"], splits["dev"] = held_out(splits["train"])
+        splits["train"], splits["dev"] = hold_out(splits["train"])
     return splits
-
-
-def held_out(split: Split) -> tuple[Split, Split]:
-    """Training and development part of a training file, with a remark that says so."""
-    train, dev = hold_out(split)
-    names = ", ".join(Path(file).name for file in split.files[:2])
-    said = (
-        f"{names}: no development file; {len(dev):,} of {len(split):,} training examples are held out "
-        f"as the development set"
-    )
-    return train, replace(dev, remarks=(said,))

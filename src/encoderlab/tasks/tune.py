@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,9 @@ from encoderlab.errors import ConfigError, Diverged, MissingDependency
 from encoderlab.files import write_json
 from encoderlab.model import Model
 from encoderlab.tasks.base import Split, Task
-from encoderlab.tasks.encodings import Encodings
-from encoderlab.tasks.finetune import Recipe, finetune
 from encoderlab.tasks.objective import model_hash
-from encoderlab.tasks.protocol import Protocol, at_point, spelled_out
-from encoderlab.tasks.trials import describe, folder_name
+from encoderlab.tasks.protocol import Protocol, at_point, parse_values, split_assignment
+from encoderlab.tasks.trials import FRESH, Adjust, Origin, Runs, Say, describe, folder_name, silent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,22 +33,37 @@ class Range:
         return self.low > 0 and self.high >= 10 * self.low
 
 
-def parse_space(words: Sequence[str]) -> dict[str, Range | tuple[Any, ...]]:
-    """``["lr=1e-5:1e-3", "batch=16,32"]``: a range or a list of values for each field.
+Space = Mapping[str, Range | tuple[Any, ...]]  # by the path of a field: a range, or values to choose from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How many points of which space are tried.
 
     Raises:
-        ConfigError: a word without ``=`` or values.
+        ConfigError: no trials.
+    """
+
+    space: Space
+    trials: int = 20
+
+    def __post_init__(self) -> None:
+        if self.trials < 1:
+            raise ConfigError(f"--trials {self.trials} is not positive; give at least 1")
+
+
+def parse_space(words: Sequence[str]) -> dict[str, Range | tuple[Any, ...]]:
+    """``["lr=1e-5:1e-3", "batch=16,32"]`` as a space.
+
+    Raises:
+        ConfigError: a word without ``=`` or values, or an empty range.
     """
     space: dict[str, Range | tuple[Any, ...]] = {}
+    form = "field=low:high or field=value,value, such as lr=1e-5:1e-3"
     for word in words:
-        name, equals, values = word.partition("=")
-        if not equals or not name or not values:
-            raise ConfigError(f"--tune {word}: expected field=low:high or field=value,value, such as lr=1e-5:1e-3")
-        if ":" in values:
-            low, _, high = values.partition(":")
-            space[spelled_out(name)] = Range(low=parse_value(low), high=parse_value(high))
-        else:
-            space[spelled_out(name)] = tuple(parse_value(value) for value in values.split(","))
+        field, values = split_assignment(word, "--tune", form)
+        low, colon, high = values.partition(":")
+        space[field] = Range(low=parse_value(low), high=parse_value(high)) if colon else parse_values(values)
     return space
 
 
@@ -60,62 +73,54 @@ def tune(
     task: Task,
     splits: Mapping[str, Split],
     out: Path,
-    space: Mapping[str, Range | tuple[Any, ...]],
+    search: Search,
     *,
-    trials: int = 20,
-    after: Sequence[str] = (),
-    trained: Mapping[str, Any] | None = None,
-    adjust: Callable[[Recipe], Recipe] | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    origin: Origin = FRESH,
+    adjust: Adjust = lambda recipe: recipe,
+    say: Say = silent,
 ) -> dict[str, Any]:
-    """The point of ``space`` that validates best in ``trials`` runs with one seed; all are in ``out/tune.json``.
+    """The point with the best development score of all trials, which run with one seed and are kept in
+    ``out/tune.json``.
 
-    Only training and development examples are looked at. ``after``, ``trained``: see
-    :func:`encoderlab.tasks.trials.run`.
-
-    Deterministic for a seed, so a search that was interrupted reads its finished runs and goes on. Give the point to
-    :func:`encoderlab.tasks.trials.run` as a grid of one point, which scores it over seeds.
+    Only training and development examples are looked at. The search is deterministic for a seed, so one that was
+    interrupted reads its finished runs and goes on. To score the point over seeds, give it to
+    :func:`encoderlab.tasks.trials.run` as a grid of one point; ``origin`` and ``adjust`` are explained there.
 
     Raises:
-        ConfigError: no trials, or a value that its field cannot have.
+        ConfigError: a value that its field cannot have.
         MissingDependency: Optuna is not installed.
-        Diverged: no trial ended.
+        Diverged: all trials diverged.
     """
-    if trials < 1:
-        raise ConfigError(f"--trials {trials} is not positive; give at least 1")
     try:
         import optuna
     except ImportError:
         raise MissingDependency("optuna", "tune", "searching hyperparameters") from None
-    base = protocol.recipe_for(task, model)
-    base = adjust(base) if adjust is not None else base
-    for name, values in space.items():  # a wrong one is refused before any training
+    base = adjust(protocol.recipe_for(task, model))
+    for name, values in search.space.items():  # a wrong one is refused before any training
         for value in (values.low, values.high) if isinstance(values, Range) else values:
             at_point(base, {name: value}, where="--tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=base.seed))
-    about = {"protocol": protocol.name, "model": model_hash(model), "search": "optuna", "after": list(after)}
+    about = {"protocol": protocol.name, "model": model_hash(model), "search": "optuna", "after": list(origin.after)}
+    runs = Runs(model=model, task=task, out=out, about=about, trained=origin.trained)
     seen = {name: splits[name] for name in ("train", "dev")}
-    encodings = Encodings()
     tried: list[dict[str, Any]] = []
-    for _ in range(trials):
+    for _ in range(search.trials):
         trial = study.ask()
-        point = {name: _suggest(trial, name, values) for name, values in space.items()}
+        point = {name: _suggest(trial, name, values) for name, values in search.space.items()}
         say(f"{task.name}: {describe(point)}")
-        recipe = replace(at_point(base, point, where="--tune"), seed=base.seed)
-        try:
-            folder = out / folder_name(point)
-            found = finetune(model, task, seen, recipe, folder, about=about, encodings=encodings, trained=trained)
+        found = runs.attempt(at_point(base, point, where="--tune"), seen, folder_name(point))
+        if isinstance(found, str):
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            tried.append({"point": point, "failed": found})
+        else:
             score = found.scores["dev"][task.metric]
             study.tell(trial, score)
             tried.append({"point": point, "dev": score})
-        except Diverged as error:
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
-            tried.append({"point": point, "failed": str(error)})
-        write_json(out / "tune.json", {"space": _plain(space), "trials": tried})
+        write_json(out / "tune.json", {"space": _plain(search.space), "trials": tried})
     ended = [entry for entry in tried if "dev" in entry]
     if not ended:
-        raise Diverged(f"{task.name}: all {trials} trials diverged; search lower rates")
+        raise Diverged(f"{task.name}: all {search.trials} trials diverged; search lower rates")
     return max(ended, key=lambda entry: entry["dev"])["point"]
 
 
@@ -124,11 +129,11 @@ def _suggest(trial: Any, name: str, values: Range | tuple[Any, ...]) -> Any:
         return trial.suggest_categorical(name, values)
     if isinstance(values.low, int) and isinstance(values.high, int):
         return trial.suggest_int(name, values.low, values.high, log=values.logarithmic)
-    # Three digits are enough, and name a folder.
+    # Rounded to three digits, since the value becomes part of a folder's name.
     return float(f"{trial.suggest_float(name, values.low, values.high, log=values.logarithmic):.3g}")
 
 
-def _plain(space: Mapping[str, Range | tuple[Any, ...]]) -> dict[str, Any]:
+def _plain(space: Space) -> dict[str, Any]:
     return {
         name: {"low": values.low, "high": values.high} if isinstance(values, Range) else list(values)
         for name, values in space.items()

@@ -4,7 +4,7 @@ it, and which labels of a benchmark are the model's. ``say`` receives one line f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,13 +22,7 @@ from encoderlab.tasks.readers import Columns, Conll, Layout, Options, Squad, Wor
 from encoderlab.tasks.readers.words import is_word_per_line
 from encoderlab.tasks.span import SpanQA
 from encoderlab.tasks.tables import columns, lines, suffix
-from encoderlab.tasks.trials import best_seed
-
-Say = Callable[[str], None]
-
-
-def silent(line: str) -> None:
-    """Says nothing."""
+from encoderlab.tasks.trials import Say, best_seed, silent
 
 
 def predictor_of(folder: Path, say: Say = silent) -> Predictor:
