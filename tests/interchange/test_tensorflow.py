@@ -1,128 +1,191 @@
+"""Checkpoints of the original TensorFlow code: what is read, and what is refused."""
+
 from __future__ import annotations
 
 import json
 import shutil
-import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import torch
 
 from encoderlab.errors import DataError
-from encoderlab.interchange import tensorflow
-from encoderlab.interchange.tensorflow import Checkpoint, crc32c
+from encoderlab.interchange import (
+    configs,
+    folder,
+    huggingface,
+    names,
+    tables,
+    tensorflow,
+)
+from encoderlab.interchange.assemble import assemble
+from encoderlab.interchange.load import kind_of, load, read
+from encoderlab.models.base import resized
+from encoderlab.nn.embeddings import Adaptive
+from encoderlab.nn.heads import Classification, Span
+from encoderlab.nn.spanconv import SpanDynamic
+from tests.interchange.tiny_models import CONFIGS, lacking, make, same_weights
 
-CASES = (
+TF = (
     "albert_pretraining",
     "bert_pretraining",
     "convbert_ratio2_k9_groups1_step",
     "convbert_ratio2_k9_groups2_onehead_generator_step",
     "electra_small_step",
     "transformer_xl_tf_untied_uv",
-    "xlnet_finetune_forward",
     "xlnet_two_stream_memory_bi_data",
 )
 
 
-def test_crc32c_of_published_vectors() -> None:
-    """The examples of RFC 3720, section B.4."""
-    assert crc32c(bytes(32)) == 0x8A9136AA
-    assert crc32c(b"\xff" * 32) == 0x62A8AB43
-    assert crc32c(bytes(range(32))) == 0x46DD794E
-    assert crc32c(b"123456789") == 0xE3069283
+@pytest.mark.parametrize("case", TF)
+def test_tensorflow(shared: Path, case: str, caplog: pytest.LogCaptureFixture) -> None:
+    path = shared / "golden/tf_checkpoints" / case
+    assert kind_of(path) == "tensorflow" == kind_of(path / "model.ckpt") == kind_of(path / "model.ckpt.index")
+    models = read(path)
+    assert set(models) == ({"generator", "discriminator"} if case.endswith("step") else {"model"})
+    assert not caplog.records  # nothing missing, nothing left over
+    with pytest.raises(DataError, match="encoderlab convert"):
+        load(path)
 
 
-@settings(max_examples=20, deadline=None)
-@given(length=st.integers(0, 3 * tensorflow._MIN_LANES_BYTES), seed=st.integers(0, 9))
-def test_crc32c_in_lanes_equals_byte_by_byte(length: int, seed: int) -> None:
-    data = np.random.default_rng(seed).bytes(length)
-    assert crc32c(data) == tensorflow._crc_bytes(data, 0xFFFFFFFF) ^ 0xFFFFFFFF
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_weights_equal_the_golden_case(shared: Path, case: str) -> None:
-    checkpoint = Checkpoint(shared / "golden/tf_checkpoints" / case)
-    with np.load(shared / f"golden/{case}.npz") as arrays:
-        weights = {name.removeprefix("weight/"): arrays[name] for name in arrays if name.startswith("weight/")}
-    extra = {name for name in checkpoint if name not in weights}
-    assert all(name == "global_step" or name.endswith(("/adam_m", "/adam_v")) for name in extra)
-    assert json.loads(str(checkpoint.read("global_step"))) >= 0
-    for name, weight in weights.items():
-        read = checkpoint.read(name)
-        assert read.dtype == weight.dtype
-        np.testing.assert_array_equal(read, weight, err_msg=name)
-
-
-@pytest.fixture
-def folder(shared: Path, tmp_path: Path) -> Path:
-    for file in (shared / "golden/tf_checkpoints/bert_pretraining").iterdir():
+def test_tensorflow_without_its_configuration(shared: Path, tmp_path: Path) -> None:
+    for file in (shared / "golden/tf_checkpoints/bert_pretraining").glob("model.ckpt.*"):
         shutil.copyfile(file, tmp_path / file.name)
-    return tmp_path
+    with pytest.raises(DataError, match=r"bert_config\.json"):
+        read(tmp_path)
 
 
-@pytest.mark.parametrize("given", ["", "model.ckpt", "model.ckpt.index", "model.ckpt.data-00000-of-00001"])
-def test_named_by_prefix_file_or_folder(folder: Path, given: str) -> None:
-    assert Checkpoint(folder / given).prefix == folder / "model.ckpt"
+def test_convbert_sizes_are_told_by_shapes(shared: Path, tmp_path: Path) -> None:
+    case = "convbert_ratio2_k9_groups2_onehead_generator_step"
+    for file in (shared / "golden/tf_checkpoints" / case).glob("model.ckpt.*"):
+        shutil.copyfile(file, tmp_path / file.name)
+    models = read(tmp_path)
+    encoder = models["discriminator"].config.encoder
+    assert (encoder.heads, encoder.ff_groups, encoder.ff_width, encoder.word_width) == (4, 2, 64, 24)
+    assert encoder.conv == SpanDynamic(head_ratio=2, kernel=9, mask_padding=False)
+    assert models["generator"].config.encoder.heads == 1
 
 
-def test_the_latest_of_several(folder: Path) -> None:
-    shutil.copyfile(folder / "model.ckpt.index", folder / "model.ckpt-100.index")
-    with pytest.raises(DataError, match="several"):
-        Checkpoint(folder)
-    (folder / "checkpoint").write_text('model_checkpoint_path: "/elsewhere/model.ckpt-100"\n')
-    assert Checkpoint(folder).prefix == folder / "model.ckpt-100"
+class Recorded:
+    """A TensorFlow checkpoint in memory."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+        self.tensors, self.prefix, self.index_path = tensors, folder / "model.ckpt", folder / "model.ckpt.index"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def read(self, name: str) -> np.ndarray:
+        return self.tensors[name].numpy()
 
 
-def test_missing_names_and_files(folder: Path) -> None:
-    with pytest.raises(DataError, match="did you mean 'bert/pooler/dense/kernel'"):
-        Checkpoint(folder).read("bert/pooler/dense/kernels")
-    (folder / "model.ckpt.data-00000-of-00001").unlink()
-    with pytest.raises(DataError, match="cannot be read"):
-        Checkpoint(folder).read("bert/pooler/dense/kernel")
-    with pytest.raises(DataError, match="no such file"):
-        Checkpoint(folder / "other.ckpt")
-    (folder / "empty").mkdir()
-    with pytest.raises(DataError, match=r"no \*\.index"):
-        Checkpoint(folder / "empty")
+@pytest.mark.parametrize("ratio", [1, 2, 4])
+def test_head_ratios_of_convbert_are_told_by_shapes(ratio: int, tmp_path: Path, monkeypatch: Any) -> None:
+    config = resized(CONFIGS["convbert"], conv=SpanDynamic(head_ratio=ratio, kernel=5, mask_padding=False))
+    model = make(config)
+    tensors = names.write(tables.electra_tf(generator=False), folder.weights(model), config.encoder)
+    monkeypatch.setattr(tensorflow, "Checkpoint", lambda path: Recorded(tensors, tmp_path))
+    found = tensorflow.read(tmp_path)["model"]
+    assert same_weights(found, model) and found.config.encoder.conv == config.encoder.conv
 
 
-@pytest.mark.parametrize("keep", [0, 20, 47, 48, 400, 3000, -1])
-def test_a_truncated_index_is_refused(folder: Path, keep: int) -> None:
-    path = folder / "model.ckpt.index"
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match="copy it again"):
-        Checkpoint(folder)
+@pytest.mark.parametrize("family", ["bert", "albert"])
+@pytest.mark.parametrize("head", [Classification(labels=3), Span()])
+def test_heads_of_fine_tuned_tensorflow_models(
+    family: str, head: Any, tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = replace(CONFIGS[family], task=head, lm=None, pair=False)
+    model, layout = make(config), {"bert": tables.BERT_TF, "albert": tables.ALBERT_TF}[family]
+    tensors = names.write(layout, folder.weights(model), config.encoder, dialects=True)
+    left_out = "output_" if isinstance(head, Span) else "cls/squad/"
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(left_out)}
+    fields = {name: value for name, value in configs.write(config).items() if name != "model_type"}
+    (tmp_path / f"{family}_config.json").write_text(json.dumps(fields))
+    monkeypatch.setattr(tensorflow, "Checkpoint", lambda path: Recorded(tensors, tmp_path))
+    found = tensorflow.read(tmp_path)["model"]
+    assert same_weights(found, model) and found.config.task == head and not caplog.records
+    huggingface.save(found, tmp_path / "hf")
+    assert load(tmp_path / "hf").config.task == head and not caplog.records
 
 
-@settings(max_examples=40, deadline=None)
-@given(position=st.integers(0, 10**6), bit=st.integers(0, 7))
-def test_a_flipped_bit_in_the_index_is_refused_or_harmless(shared: Path, position: int, bit: int) -> None:
-    """No flipped bit gives other tensors: it is refused, or lies in the unused bytes of the footer or the empty meta
-    block.
-    """
-    source = shared / "golden/tf_checkpoints/albert_pretraining/model.ckpt.index"
-    data = bytearray(source.read_bytes())
-    data[position % len(data)] ^= 1 << bit
-    with tempfile.TemporaryDirectory() as scratch:
-        (Path(scratch) / "model.ckpt.index").write_bytes(data)
-        try:
-            entries = Checkpoint(Path(scratch)).entries
-        except DataError as error:
-            assert "\n" not in str(error)
-        else:
-            assert entries == Checkpoint(source).entries
+@pytest.mark.parametrize(
+    ("scores", "labels"),
+    [
+        ("model/classification_mnli/logit", ("LABEL_0", "LABEL_1", "LABEL_2")),
+        ("model/regression_sts-b/logit", ("number",)),
+        ("logits/dense", ("choice",)),
+        ("start_logits", ()),
+    ],
+)
+def test_heads_of_fine_tuned_xlnet(
+    scores: str, labels: tuple[str, ...], tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = Classification(labels=len(labels), summary="dense") if labels else Span(form="beam", dropout=0.1)
+    config = replace(CONFIGS["xlnet"], task=head, labels=labels, lm=None, mask_vector=False)
+    model = make(config)
+    rules = tables.xlnet_tf_classifier(scores) if labels else tables.XLNET_TF_SPAN
+    layout = replace(tables.XLNET_TF, rules=(*rules, *tables.XLNET_TF.rules))
+    tensors = names.write(layout, folder.weights(model), config.encoder)
+    sizes = {"n_layer": 2, "d_model": 128, "n_head": 2, "d_head": 64, "d_inner": 512, "n_token": 50}
+    (tmp_path / "xlnet_config.json").write_text(json.dumps(sizes | {"ff_activation": "gelu", "untie_r": True}))
+    monkeypatch.setattr(tensorflow, "Checkpoint", lambda path: Recorded(tensors, tmp_path))
+    found = tensorflow.read(tmp_path)["model"]
+    assert same_weights(found, model) and found.config == config and not caplog.records
+    huggingface.save(found, tmp_path / "hf")
+    assert load(tmp_path / "hf").config == config and not caplog.records
 
 
-def test_flipped_and_truncated_data_are_refused(folder: Path) -> None:
-    path = folder / "model.ckpt.data-00000-of-00001"
-    checkpoint, name = Checkpoint(folder), "bert/pooler/dense/kernel"
-    data, entry = bytearray(path.read_bytes()), checkpoint.entries[name]
-    data[entry.offset + 5] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(DataError, match="checksum"):
-        checkpoint.read(name)
-    path.write_bytes(data[: entry.offset + 5])
-    with pytest.raises(DataError, match="ends inside"):
-        checkpoint.read(name)
+@pytest.mark.parametrize("tied", ["all_but_first", "none"])
+def test_clusters_as_wide_as_the_layers_may_have_no_map(tied: Any) -> None:
+    """TensorFlow's ``proj_same_dim=False``, with which its one-billion-word models were trained."""
+    adaptive = Adaptive(cutoffs=(10, 30), divisor=2, tied_projections=tied)
+    model = make(resized(CONFIGS["transformer-xl"], adaptive=adaptive, eps=1e-12))
+    clusters = model.encoder.embeddings.clusters
+    with torch.no_grad():
+        clusters.maps[0].copy_(torch.eye(32))
+        model.lm.maps["0"].copy_(torch.eye(32))
+    layout = tables.transformer_xl_tf(adaptive)
+    tensors = names.write(layout, folder.weights(model), model.config.encoder)
+    for name in ("adaptive_embed/cutoff_0/proj_W", "adaptive_softmax/cutoff_0/proj"):
+        del tensors[f"transformer/{name}"]
+    given = {"n_token": 50, "n_layer": 2, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48, "div_val": 2}
+    fields = configs.Fields({**given, "cutoffs": [10, 30], "proj_same_dim": False}, "TF")
+    config, found = tensorflow._transformer_xl(fields, tensors)
+    again = assemble(config, found, tables.transformer_xl_tf(config.encoder.adaptive), Path("TF"))
+    ids, targets = torch.randint(50, (2, 7)), torch.arange(14) * 3
+    with torch.no_grad():
+        states, others = (m.encoder(ids).last.flatten(0, 1) for m in (model, again))
+        torch.testing.assert_close(others, states)
+        one, two = (m.lm.losses(states, targets, m.encoder.embeddings) for m in (model, again))
+        torch.testing.assert_close(one, two)
+
+
+def test_weights_that_may_be_missing(shared: Path, tmp_path: Path) -> None:
+    shutil.copytree(shared / "golden/tf_checkpoints/bert_pretraining", tmp_path / "tf")
+    config = json.loads((tmp_path / "tf/bert_config.json").read_text())
+    (tmp_path / "tf/bert_config.json").write_text(json.dumps(config | {"num_hidden_layers": 9}))
+    lacking(tmp_path / "tf")
+
+
+def test_a_configuration_that_cannot_be(shared: Path, tmp_path: Path) -> None:
+    shutil.copytree(shared / "golden/tf_checkpoints/bert_pretraining", tmp_path / "tf")
+    config = json.loads((tmp_path / "tf/bert_config.json").read_text())
+    (tmp_path / "tf/bert_config.json").write_text(json.dumps(config | {"num_attention_heads": 5}))
+    with pytest.raises(DataError, match=r"bert_config\.json: width 32 is not a multiple of heads 5"):
+        read(tmp_path / "tf")
+
+
+@pytest.mark.parametrize(
+    ("left_out", "message"), [("attention/self/query", "holds no electra/encoder/layer_0"), ("", "no layers")]
+)
+def test_an_electra_that_is_not_complete(left_out: str, message: str, tmp_path: Path, monkeypatch: Any) -> None:
+    model = make(CONFIGS["electra"])
+    tensors = names.write(tables.electra_tf(generator=False), folder.weights(model), model.config.encoder)
+    tensors = {name: x for name, x in tensors.items() if not (name.startswith("electra/encoder") and left_out in name)}
+    monkeypatch.setattr(tensorflow, "Checkpoint", lambda path: Recorded(tensors, tmp_path))
+    with pytest.raises(DataError, match=message):
+        tensorflow.read(tmp_path)

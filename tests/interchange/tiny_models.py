@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from encoderlab.errors import DataError
+from encoderlab.interchange.load import read
 from encoderlab.model import Model
 from encoderlab.models import albert, bert, convbert, deberta, distilbert, electra, roberta, transformer_xl, xlnet
 from encoderlab.models.base import ModelConfig, resized
@@ -64,3 +68,10 @@ def make(config: ModelConfig, seed: int = 0) -> Model:
 def same_weights(one: Model, two: Model) -> bool:
     first, second = dict(one.named_parameters()), dict(two.named_parameters())
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def lacking(folder: Path, **read_as: Any) -> None:
+    """Refused for the weights that it lacks, unless they may be missing."""
+    with pytest.raises(DataError, match="weights are missing"):
+        read(folder, **read_as)
+    assert set(read(folder, **read_as, allow_missing=True)) == {"model"}

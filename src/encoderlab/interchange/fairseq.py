@@ -1,10 +1,12 @@
-"""Reads fairseq's ``model.pt`` and ``dict.txt``; nothing in them is executed."""
+"""fairseq's RoBERTa: ``model.pt`` with its ``dict.txt``; nothing in them is executed."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,86 @@ from encoderlab.corpus.layouts import FAMILIES, Layout
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.corpus.vocabularies import byte_bpe
 from encoderlab.errors import DataError
-from encoderlab.interchange.huggingface import read_pickled
+from encoderlab.interchange import heads, names, tables
+from encoderlab.interchange.assemble import Models, assemble
+from encoderlab.interchange.configs.fields import Fields
+from encoderlab.interchange.files import read_pickled
+from encoderlab.models.base import ModelConfig
+from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.nn.heads import LM, Classification
+from encoderlab.nn.positions import Absolute
 
 # Symbols that every fairseq dictionary starts with, before the lines of dict.txt.
 FIRST_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
 MASK = "<mask>"
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(path: Path, *, allow_missing: bool = False) -> Models:
+    """RoBERTa from fairseq's ``model.pt``, in the names of any release, with the head of classification that it was
+    fine-tuned with; of several none is used.
+
+    Raises:
+        DataError: damaged, unsafe, not RoBERTa, or an argument of the model that is missing or not implemented.
+    """
+    weights, settings = read_checkpoint(path)
+    layout = tables.ROBERTA_FAIRSEQ
+    source = path / "model.pt" if path.is_dir() else path
+    renamed = names.normalized(layout, weights, set(), source=str(source))
+    words = renamed.get("encoder.sentence_encoder.embed_tokens.weight")
+    positions = renamed.get("encoder.sentence_encoder.embed_positions.weight")
+    if words is None or positions is None:
+        raise DataError(f"{source}: holds no RoBERTa encoder (arch {settings.get('arch')!r}); RoBERTa is read")
+    dictionary = source.with_name("dict.txt")
+    if dictionary.exists() and len(read_dictionary(dictionary)) > len(words):
+        raise DataError(
+            f"{dictionary}: has more symbols than the checkpoint's {len(words)}; it belongs to another model"
+        )
+    fields = Fields(settings, str(source))
+    config = _config(fields, words, positions)
+    found = [
+        match[1] for name in weights if (match := re.fullmatch(r"(classification_heads\..+)\.out_proj\.weight", name))
+    ]
+    if len(found) == 1:
+        labels = len(weights[f"{found[0]}.out_proj.weight"])
+        config = replace(config, task=_classification(fields, labels), labels=heads.unnamed(labels))
+        layout = replace(layout, rules=(*layout.rules, *tables.fairseq_head(found[0])))
+    return {"model": assemble(config, weights, layout, source, allow_missing=allow_missing)}
+
+
+def _config(fields: Fields, words: Tensor, positions: Tensor) -> ModelConfig:
+    """RoBERTa of the arguments of a run and of the sizes of its tables, (V, D) and (positions, D)."""
+    for name in ("encoder_normalize_before", "untie_weights_roberta"):
+        fields.only(name, False)
+    offset = FIRST_SYMBOLS.index("<pad>") + 1
+    encoder = EncoderConfig(
+        vocab=len(words),
+        layers=fields.count("encoder_layers"),
+        width=words.shape[1],
+        heads=fields.count("encoder_attention_heads"),
+        ff_width=fields.count("encoder_ffn_embed_dim"),
+        position=Absolute(length=len(positions) - offset, offset=offset),
+        types=0,
+        eps=1e-5,
+        activation=fields.activation("activation_fn"),
+        dropout=fields.number("dropout", 0.1),
+        attention_dropout=fields.number("attention_dropout", 0.1),
+        ff_dropout=fields.number("activation_dropout", 0.0),
+    )
+    return ModelConfig(family="roberta", encoder=encoder, lm=LM())
+
+
+def _classification(fields: Fields, labels: int) -> Classification:
+    dropout = fields.number("pooler_dropout", 0.0)
+    return Classification(
+        labels=labels,
+        summary="dense",
+        activation=fields.activation("pooler_activation_fn", "tanh"),
+        input_dropout=dropout,
+        dropout=dropout,
+    )
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The weights and the model's arguments in a checkpoint, or in a folder with ``model.pt``.
 
     The arguments lie in the file as ``argparse.Namespace`` (under ``args``, or ``cfg["model"]`` in newer files), which

@@ -54,13 +54,18 @@ def save(model: Model, folder: str | os.PathLike[str]) -> None:
     config = {**FORMAT, **to_dict(model.config)}
 
     def fill(aside: Path) -> None:
-        (aside / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_fields(aside / "config.json", config)
         safetensors.torch.save_file(weights(model), aside / "model.safetensors", metadata={"format": "pt"})
         if model.tokenizer is not None:
             model.tokenizer.save(aside)
         (aside / "README.md").write_text(_card(model), encoding="utf-8")
 
     write_whole(folder, fill)
+
+
+def write_fields(path: Path, fields: dict[str, Any]) -> None:
+    """Write a JSON file of a model folder."""
+    path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:

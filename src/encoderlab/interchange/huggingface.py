@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import os
-import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +15,13 @@ from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import configs, heads, names, tables
 from encoderlab.interchange import folder as folders
+from encoderlab.interchange.assemble import assemble
+from encoderlab.interchange.files import SAFE, read_json, read_tensors
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.heads import Classification
 from encoderlab.nn.positions import Absolute
 from encoderlab.nn.spanconv import SpanDynamic
-
-log = logging.getLogger("encoderlab")
 
 LAYOUTS = {
     "bert": tables.BERT,
@@ -40,8 +36,6 @@ LAYOUTS = {
 }
 # Ids that config.json repeats where the model has no tokenizer of its own: pad, bos, eos.
 TOKEN_IDS = {"roberta": (1, 0, 2), "albert": (0, 2, 3), "xlnet": (5, 1, 2)}
-SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
-PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 
 def load(folder: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
@@ -74,47 +68,6 @@ def layout_of(config: ModelConfig, model_type: str) -> names.Layout:
         return tables.transformer_xl(config.encoder.adaptive, config.encoder.vocab, original=False)
     layout = LAYOUTS[model_type]
     return replace(layout, rules=(*heads.task_rules(config, model_type), *layout.rules))
-
-
-def assemble(
-    config: ModelConfig,
-    tensors: Mapping[str, Tensor],
-    layout: names.Layout,
-    source: Path,
-    *,
-    allow_missing: bool = False,
-) -> Model:
-    """The model of ``config`` out of foreign ``tensors``; pretraining heads that they lack are left out of it.
-
-    Raises:
-        DataError: weights are missing, have another shape or are not finite.
-    """
-    folders.check_depth(config, len(tensors), source)
-    expected = _shapes(_unfilled(config))
-    reading = names.read(layout, tensors, expected, config.encoder, source=str(source))
-    config = heads.without(config, reading.missing, expected)
-    config = _settle(config, reading, tensors, source)
-    model = _unfilled(config)
-    expected = _shapes(model)
-    state = {name: tensor for name, tensor in reading.weights.items() if name in expected}
-    missing = [name for name in expected if name not in state]
-    dropped = layout.bound(sorted(reading.weights.keys() - state.keys()), config.encoder)
-    left = [name for rule in dropped for name in rule.theirs if not names.is_ignored(layout, name)]
-    unused = reading.unexpected + left
-    if unused:
-        log.warning("%s: unexpected weights, not used: %s", source, ", ".join(unused))
-    if missing:
-        theirs = {rule.ours: " + ".join(rule.theirs) for rule in layout.bound(missing, config.encoder)}
-        named = [theirs.get(name, name) for name in missing]
-        if not allow_missing and any(name.startswith("encoder.") for name in missing):
-            raise DataError(
-                f"{source}: weights are missing: {folders.some(named)}; copy the file again, or allow missing weights"
-            )
-        log.warning("%s: missing weights, initialised at random: %s", source, ", ".join(named))
-        fresh = dict(Model(config).initialize(0).named_parameters())
-        state |= {name: fresh[name].detach() for name in missing}
-    folders.fill(model, state, source)
-    return model.eval()
 
 
 def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = False) -> list[str]:
@@ -153,7 +106,7 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
         notes.append(f"left out, as classes of transformers with a task head have none: {', '.join(lost)}")
 
     def fill(aside: Path) -> None:
-        (aside / "config.json").write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        folders.write_fields(aside / "config.json", data)
         safetensors.torch.save_file(tensors, aside / SAFE, metadata={"format": "pt"})
         if model.tokenizer is not None:
             model.tokenizer.save(aside)
@@ -170,140 +123,9 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
     return notes
 
 
-# Reading files
-# ----------------------------------------------------------------------------------------------------------
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        DataError: missing, unreadable, or not an object.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path.parent}: holds no {path.name}; give a model folder") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({str(error).splitlines()[0]}); restore it") from None
-    if not isinstance(data, dict):
-        raise DataError(f"{path}: holds {type(data).__name__}, expected an object of fields; restore it")
-    return data
-
-
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All weights of a folder: ``model.safetensors``, its shards, or the same as a legacy ``pytorch_model.bin``.
-
-    Raises:
-        DataError: a file is missing, damaged, or holds more than weights.
-    """
-    for whole, index in ((SAFE, SAFE_INDEX), (PICKLED, PICKLED_INDEX)):
-        if (folder / whole).exists():
-            return read_file(folder / whole)
-        if (folder / index).exists():
-            return _read_shards(folder, folder / index)
-    raise DataError(f"{folder}: holds no {SAFE}, {SAFE_INDEX} or {PICKLED}; give a model folder")
-
-
-def read_pickled(path: Path) -> Any:
-    """The contents of a PyTorch file, read by a loader that builds tensors and plain containers only.
-
-    Raises:
-        DataError: missing or damaged, or it would have to run code to be read.
-    """
-    try:
-        folders.refuse_text(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about how old the file's pickle protocol is
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise DataError(f"{path}: does not exist") from None
-    except DataError:
-        raise
-    except Exception as error:  # a foreign file makes the reader fail in any way
-        if "Unsupported" in str(error) or "unsafe" in str(error).lower():
-            raise DataError(
-                f"{path}: holds more than weights and would run code when read; save its state dict as safetensors"
-            ) from None
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DataError(f"{path}: is damaged ({reason}); copy it again from its source") from None
-
-
-def read_state(path: Path) -> dict[str, Tensor]:
-    """The weights in a PyTorch file, by name.
-
-    Raises:
-        DataError: as for :func:`read_pickled`, or it holds anything else.
-    """
-    data = read_pickled(path)
-    if not isinstance(data, dict) or not all(isinstance(value, Tensor) for value in data.values()):
-        raise DataError(f"{path}: holds no dictionary of weights; save model.state_dict()")
-    return data
-
-
-def read_file(path: Path) -> dict[str, Tensor]:
-    """The weights in a PyTorch or safetensors file, by name.
-
-    Raises:
-        DataError: as for :func:`read_state`.
-    """
-    return folders.read_weights(path) if path.suffix == ".safetensors" else read_state(path)
-
-
-def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
-    where = read_json(index).get("weight_map")
-    if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
-        raise DataError(f"{index}: has no weight_map; restore it")
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(set(where.values())):
-        if Path(file).name != file:
-            raise DataError(f"{index}: names {file!r}, which is not a file of this folder; restore it")
-        tensors |= read_file(folder / file)
-    lost = sorted(name for name in where if name not in tensors)
-    if lost:
-        raise DataError(f"{index}: {lost[0]} is not in {where[lost[0]]}; copy the folder again from its source")
-    return tensors
-
-
 def _tokenizer(folder: Path) -> Tokenizer | None:
     known = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "spm.model", "sentencepiece.bpe.model")
     return Tokenizer.load(folder) if any((folder / name).exists() for name in known) else None
-
-
-# What single families need
-# ----------------------------------------------------------------------------------------------
-
-
-def _unfilled(config: ModelConfig) -> Model:
-    with torch.device("meta"):
-        return Model(config)
-
-
-def _shapes(model: Model) -> dict[str, torch.Size]:
-    return {name: parameter.shape for name, parameter in model.named_parameters()}
-
-
-def _settle(config: ModelConfig, reading: names.Reading, tensors: Mapping[str, Tensor], source: Path) -> ModelConfig:
-    """Choices that depend on the weights themselves."""
-    encoder = config.encoder
-    types = reading.weights.get("encoder.embeddings.types")
-    absolute = isinstance(encoder.position, Absolute)
-    if absolute and types is not None and len(types) == 1 and not bool(types.any()):
-        config = replace(config, encoder=replace(encoder, types=0))
-        del reading.weights["encoder.embeddings.types"]
-    start = reading.weights.get("mask_vector")
-    if start is not None and not bool(start.any()):  # see _additions
-        config = replace(config, mask_vector=False)
-        del reading.weights["mask_vector"]
-    if config.family == "albert" and encoder.word_width == encoder.width:
-        name = "encoder.embedding_hidden_mapping_in"
-        found = {key: value for key, value in tensors.items() if f"{name}." in key}
-        reading.unexpected = [key for key in reading.unexpected if f"{name}." not in key]
-        for key, value in found.items():
-            neutral = torch.eye(encoder.width) if key.endswith("weight") else torch.zeros(encoder.width)
-            if not torch.equal(value.float(), neutral):
-                raise DataError(f"{source}: {key} maps embeddings of the layers' own width, which is not implemented")
-    return config
 
 
 def _count_from_padding(
@@ -342,7 +164,7 @@ def _fit_tokenizer(path: Path, config: ModelConfig) -> None:
         data["model_max_length"] = longest
     if encoder.types < 2 and not getattr(encoder.position, "segments", False):
         data["model_input_names"] = ["input_ids", "attention_mask"]
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    folders.write_fields(path, data)
 
 
 def _additions(config: ModelConfig, model_type: str) -> dict[str, Tensor]:
@@ -365,32 +187,40 @@ def _additions(config: ModelConfig, model_type: str) -> dict[str, Tensor]:
 
 def _more_fields(model: Model, form: configs.Format) -> dict[str, Any]:
     """Class name, ids of special tokens, and what the head of fine-tuning needs."""
-    config = model.config
-    pad, bos, eos = TOKEN_IDS.get(form.model_type, (0, None, None))
+    more: dict[str, Any] = {}
+    if model.config.task is not None:
+        ending, more = heads.write_task(model.config, form.model_type)
+    else:
+        ending = _pretraining_class(model.config, form.model_type)
+    return {"architectures": [form.stem + ending], "dtype": "float32", **_special_ids(model, form.model_type), **more}
+
+
+def _special_ids(model: Model, model_type: str) -> dict[str, int | None]:
+    pad, bos, eos = TOKEN_IDS.get(model_type, (0, None, None))
+    position = model.config.encoder.position
     if model.tokenizer is not None:
         special = model.tokenizer.special
         pad = special.pad
-        if form.model_type in TOKEN_IDS:
-            bos, eos = (special.cls, special.sep) if form.model_type != "xlnet" else (bos, eos)
-    elif isinstance(config.encoder.position, Absolute) and form.model_type == "roberta":
-        pad = config.encoder.position.offset - 1
-    more: dict[str, Any] = {}
-    if config.task is not None:
-        ending, more = heads.write_task(config, form.model_type)
-    elif config.rtd is not None and form.model_type == "electra":
-        ending = "ForPreTraining"
-    elif config.lm is None:
-        ending = "ForNextSentencePrediction" if config.pair and form.model_type == "bert" else "Model"
-    elif config.pair:
-        ending = "ForPreTraining"
-    elif form.model_type in ("xlnet", "transfo-xl"):
-        ending = "LMHeadModel"
-    elif config.encoder.causal:
-        ending = "LMHeadModel" if form.model_type == "bert" else "ForCausalLM"
-    else:
-        ending = "ForMaskedLM"
-    ids = {"pad_token_id": pad, "bos_token_id": bos, "eos_token_id": eos}
-    return {"architectures": [form.stem + ending], "dtype": "float32", **ids, **more}
+        if model_type in ("roberta", "albert"):
+            bos, eos = special.cls, special.sep
+    elif isinstance(position, Absolute) and model_type == "roberta":
+        pad = position.offset - 1
+    return {"pad_token_id": pad, "bos_token_id": bos, "eos_token_id": eos}
+
+
+def _pretraining_class(config: ModelConfig, model_type: str) -> str:
+    """The end of the name of the class that has the pretraining heads of the model, or most of them."""
+    if config.rtd is not None and model_type == "electra":
+        return "ForPreTraining"
+    if config.lm is None:
+        return "ForNextSentencePrediction" if config.pair and model_type == "bert" else "Model"
+    if config.pair:
+        return "ForPreTraining"
+    if model_type in ("xlnet", "transfo-xl"):
+        return "LMHeadModel"
+    if config.encoder.causal:
+        return "LMHeadModel" if model_type == "bert" else "ForCausalLM"
+    return "ForMaskedLM"
 
 
 def _notes(config: ModelConfig) -> list[str]:

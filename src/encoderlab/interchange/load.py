@@ -9,18 +9,16 @@ from typing import Literal
 import torch
 
 from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.errors import DataError
-from encoderlab.interchange import fairseq, huggingface, originals
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.interchange import deberta, fairseq, huggingface, tensorflow, transformer_xl
 from encoderlab.interchange import folder as ours
+from encoderlab.interchange.assemble import Models
+from encoderlab.interchange.files import read_json
 from encoderlab.model import Model
 
 Source = Literal["encoderlab", "hf", "pair", "tensorflow", "fairseq", "deberta", "transformer-xl"]
 BPE = "bpe_encoder.bin"
-TOKENIZERS = {
-    "albert": "albert",
-    "xlnet": "xlnet",
-    "roberta": "roberta",
-}  # families whose vocabulary does not say whose
+UNNAMED = ("albert", "xlnet", "roberta")  # families whose vocabulary files do not say whose they are
 
 
 def load(path: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
@@ -70,7 +68,7 @@ def is_pair(folder: Path) -> bool:
     return all((folder / part / "config.json").exists() for part in ("generator", "discriminator"))
 
 
-def read_pair(folder: Path, *, allow_missing: bool = False) -> originals.Models:
+def read_pair(folder: Path, *, allow_missing: bool = False) -> Models:
     """Generator and discriminator from the two folders that :func:`is_pair` sees, ours or Hugging Face's. ELECTRA's and
     ConvBERT's share one embedding block again.
 
@@ -108,22 +106,18 @@ def kind_of(path: Path) -> Source | None:
         return "tensorflow"
     if path.suffix == ".index":
         return "tensorflow"
-    if (folder / "transformer_xl_config.json").exists():
+    if (folder / transformer_xl.CONFIG).exists():
         return "transformer-xl"
     if (folder / "dict.txt").exists() and (path.suffix == ".pt" or (folder / "model.pt").exists()):
         return "fairseq"
-    if (
-        path.is_dir()
-        and (path / "config.json").exists()
-        and "model_type" in huggingface.read_json(path / "config.json")
-    ):
+    if path.is_dir() and (path / "config.json").exists() and "model_type" in read_json(path / "config.json"):
         return "hf"
     if path.suffix != ".safetensors" and any((folder / name).exists() for name in ("config.json", "model_config.json")):
         return "deberta"
     return None
 
 
-def read(path: Path, *, kind: Source | None = None, allow_missing: bool = False) -> originals.Models:
+def read(path: Path, *, kind: Source | None = None, allow_missing: bool = False) -> Models:
     """The model or the two networks in a folder or checkpoint of any :data:`Source`: ``{"model": ...}``, or
     ``generator`` and ``discriminator``.
 
@@ -144,12 +138,15 @@ def read(path: Path, *, kind: Source | None = None, allow_missing: bool = False)
             "transformer_xl_config.json are read"
         )
     readers = {
-        "tensorflow": originals.read_tensorflow,
-        "fairseq": originals.read_fairseq,
-        "deberta": originals.read_deberta,
-        "transformer-xl": originals.read_transformer_xl,
+        "tensorflow": tensorflow.read,
+        "fairseq": fairseq.read,
+        "deberta": deberta.read,
+        "transformer-xl": transformer_xl.read,
     }
-    models = readers[kind](path, allow_missing=allow_missing)
+    try:
+        models = readers[kind](path, allow_missing=allow_missing)
+    except ConfigError as error:  # what the checkpoint says of itself makes no model
+        raise DataError(f"{path}: {error}") from None
     family = next(iter(models.values())).config.family
     found = find_tokenizer(path if path.is_dir() else path.parent, family)
     for model in models.values():
@@ -162,14 +159,15 @@ def find_tokenizer(path: Path, family: str) -> Tokenizer | None:
     of DeBERTa v1 also ``bpe_encoder.bin``.
     """
     if path.name == BPE:
-        return originals.deberta_tokenizer(path)
+        return deberta.tokenizer(path)
+    known = family if family in UNNAMED else None
     if path.is_file():
-        return Tokenizer.load(path, family=TOKENIZERS.get(family))
+        return Tokenizer.load(path, family=known)
     if (path / "dict.txt").exists():
         has_vocabulary = (path / "encoder.json").exists() or (path / "vocab.json").exists()
         return fairseq.tokenizer(path / "dict.txt", path) if has_vocabulary else None
     files = [path / "tokenizer.json", path / "vocab.txt", path / "vocab.json", *sorted(path.glob("*.model"))]
     file = next((file for file in files if file.exists()), None)
     if file is None:
-        return originals.deberta_tokenizer(path / BPE) if (path / BPE).exists() else None
-    return Tokenizer.load(file if file.suffix == ".model" else path, family=TOKENIZERS.get(family))
+        return deberta.tokenizer(path / BPE) if (path / BPE).exists() else None
+    return Tokenizer.load(file if file.suffix == ".model" else path, family=known)

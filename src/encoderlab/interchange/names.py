@@ -148,6 +148,21 @@ class Layout:
                     break
 
 
+# Reading and writing --------------------------------------------------------------------------------------------------
+
+PRECISIONS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+RENAMES = ((r"\bLayerNorm\.gamma$", "LayerNorm.weight"), (r"\bLayerNorm\.beta$", "LayerNorm.bias"))
+IGNORED = (
+    r"\bposition_ids$",
+    r"\bembeddings\.token_type_ids$",
+    r"(^|/)global_step$",
+    r"/adam_[mv]$",
+    r"/lamb_[mv]$",
+    r"/Adam(_1)?$",
+    r"(^|/)(beta[12]_power|AdamWeightDecayOptimizer.*)$",
+)
+
+
 @dataclass(kw_only=True)
 class Reading:
     """What :func:`read` found: ``weights`` by our names, ours that are ``missing``, foreign ones that are
@@ -302,16 +317,3 @@ def _join(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if all(piece in tensors for piece, _ in pieces):
             tensors[name] = torch.cat([tensors.pop(piece) for piece, _ in pieces])
     return tensors
-
-
-PRECISIONS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-RENAMES = ((r"\bLayerNorm\.gamma$", "LayerNorm.weight"), (r"\bLayerNorm\.beta$", "LayerNorm.bias"))
-IGNORED = (
-    r"\bposition_ids$",
-    r"\bembeddings\.token_type_ids$",
-    r"(^|/)global_step$",
-    r"/adam_[mv]$",
-    r"/lamb_[mv]$",
-    r"/Adam(_1)?$",
-    r"(^|/)(beta[12]_power|AdamWeightDecayOptimizer.*)$",
-)

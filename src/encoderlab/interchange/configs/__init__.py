@@ -58,13 +58,21 @@ def read(data: dict[str, Any], source: str) -> tuple[Format, ModelConfig]:
     form = FORMATS.get(OLD_TYPES.get(name, name)) if isinstance(name, str) else None
     if form is None:
         raise DataError(f"{source}: model_type {name!r} is not implemented; known are {', '.join(FORMATS)}")
-    fields = Fields(data, source)
+    return form, read_as(form.model_type, Fields(data, source))
+
+
+def read_as(model_type: str, fields: Fields) -> ModelConfig:
+    """The configuration of a known ``model_type``, with every pretraining head that the family can have.
+
+    Raises:
+        DataError: a field that is missing, wrong or not implemented, or a model that cannot be.
+    """
     try:
-        config = form.read(fields)
+        config = FORMATS[model_type].read(fields)
     except ConfigError as error:
-        raise DataError(f"{source}: {error}") from None
+        raise DataError(f"{fields.source}: {error}") from None
     fields.finish()
-    return form, config
+    return config
 
 
 def format_of(config: ModelConfig) -> Format:

@@ -1,0 +1,102 @@
+"""Models out of the weights and the configuration of other libraries, whatever their format."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from encoderlab.errors import DataError
+from encoderlab.interchange import folder as folders
+from encoderlab.interchange import heads, names
+from encoderlab.model import Model
+from encoderlab.models.base import ModelConfig
+from encoderlab.nn.positions import Absolute
+
+log = logging.getLogger("encoderlab")
+
+Models = dict[str, Model]
+"""What was read: ``{"model": ...}``, or the ``generator`` and the ``discriminator`` that were trained together."""
+
+
+def assemble(
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    layout: names.Layout,
+    source: Path,
+    *,
+    allow_missing: bool = False,
+) -> Model:
+    """The model of ``config`` out of foreign ``tensors``; pretraining heads that they lack are left out of it.
+
+    Raises:
+        DataError: weights are missing, have another shape or are not finite.
+    """
+    folders.check_depth(config, len(tensors), source)
+    expected = _shapes(_unfilled(config))
+    reading = names.read(layout, tensors, expected, config.encoder, source=str(source))
+    config = heads.without(config, reading.missing, expected)
+    config = _settle(config, reading, tensors, source)
+    model = _unfilled(config)
+    expected = _shapes(model)
+    state = {name: tensor for name, tensor in reading.weights.items() if name in expected}
+    missing = [name for name in expected if name not in state]
+    dropped = layout.bound(sorted(reading.weights.keys() - state.keys()), config.encoder)
+    left = [name for rule in dropped for name in rule.theirs if not names.is_ignored(layout, name)]
+    unused = reading.unexpected + left
+    if unused:
+        log.warning("%s: unexpected weights, not used: %s", source, ", ".join(unused))
+    if missing:
+        theirs = {rule.ours: " + ".join(rule.theirs) for rule in layout.bound(missing, config.encoder)}
+        named = [theirs.get(name, name) for name in missing]
+        if not allow_missing and any(name.startswith("encoder.") for name in missing):
+            raise DataError(
+                f"{source}: weights are missing: {folders.some(named)}; copy the file again, or allow missing weights"
+            )
+        log.warning("%s: missing weights, initialised at random: %s", source, ", ".join(named))
+        fresh = dict(Model(config).initialize(0).named_parameters())
+        state |= {name: fresh[name].detach() for name in missing}
+    folders.fill(model, state, source)
+    return model.eval()
+
+
+def _unfilled(config: ModelConfig) -> Model:
+    with torch.device("meta"):
+        return Model(config)
+
+
+def _shapes(model: Model) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def _settle(config: ModelConfig, reading: names.Reading, tensors: Mapping[str, Tensor], source: Path) -> ModelConfig:
+    """The configuration without what ``transformers`` always has and what computes nothing in this model: one row of
+    segments that is zero (RoBERTa), a mask vector that is zero (XLNet), and the identity as map of embeddings that are
+    as wide as the layers (ALBERT). :func:`encoderlab.interchange.huggingface.save` adds them again.
+
+    Raises:
+        DataError: such a map of ALBERT is not the identity.
+    """
+    encoder = config.encoder
+    types = reading.weights.get("encoder.embeddings.types")
+    absolute = isinstance(encoder.position, Absolute)
+    if absolute and types is not None and len(types) == 1 and not bool(types.any()):
+        config = replace(config, encoder=replace(encoder, types=0))
+        del reading.weights["encoder.embeddings.types"]
+    start = reading.weights.get("mask_vector")
+    if start is not None and not bool(start.any()):
+        config = replace(config, mask_vector=False)
+        del reading.weights["mask_vector"]
+    if config.family == "albert" and encoder.word_width == encoder.width:
+        name = "encoder.embedding_hidden_mapping_in"
+        found = {key: value for key, value in tensors.items() if f"{name}." in key}
+        reading.unexpected = [key for key in reading.unexpected if f"{name}." not in key]
+        for key, value in found.items():
+            neutral = torch.eye(encoder.width) if key.endswith("weight") else torch.zeros(encoder.width)
+            if not torch.equal(value.float(), neutral):
+                raise DataError(f"{source}: {key} maps embeddings of the layers' own width, which is not implemented")
+    return config

@@ -1,0 +1,351 @@
+"""Reads TensorFlow V2 checkpoints (``model.ckpt.index`` and ``model.ckpt.data-00000-of-00001``) with NumPy alone.
+
+The index is a sorted string table of the LevelDB kind: data blocks of prefix-compressed keys, an index block that
+lists them, a footer. Its values are protocol buffers, of which a checkpoint uses two: ``BundleHeaderProto`` under the
+empty key and ``BundleEntryProto`` (type, shape, shard, offset, size, checksum) under each tensor's name. The data
+files are the raw tensors. Format: ``tensorflow/core/util/tensor_bundle`` and ``tensorflow/core/lib/io/format.cc`` of
+the TensorFlow sources.
+
+Every block and every tensor that is read is checked against its CRC-32C, at about 5 ns per byte.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from encoderlab.errors import DataError, nearest
+
+FOOTER_BYTES = 48
+MAGIC = 0xDB4775248B80FB57
+MASK_DELTA = 0xA282EAD8
+BFLOAT16 = 14
+DTYPES: dict[int, np.dtype] = {
+    1: np.dtype("<f4"),
+    2: np.dtype("<f8"),
+    3: np.dtype("<i4"),
+    4: np.dtype("u1"),
+    5: np.dtype("<i2"),
+    6: np.dtype("i1"),
+    9: np.dtype("<i8"),
+    10: np.dtype("?"),
+    BFLOAT16: np.dtype("<u2"),
+    17: np.dtype("<u2"),
+    19: np.dtype("<f2"),
+    22: np.dtype("<u4"),
+    23: np.dtype("<u8"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """Where one tensor lies: ``size`` bytes at ``offset`` of data file ``shard``."""
+
+    dtype: int
+    shape: tuple[int, ...]
+    shard: int
+    offset: int
+    size: int
+    crc: int
+
+
+class Checkpoint:
+    """A checkpoint by its prefix (``.../model.ckpt``), its index file, or a folder that holds one.
+
+    Opening reads the index only; :meth:`read` reads one tensor.
+
+    Raises:
+        DataError: a missing file, a truncated or damaged index.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.prefix = find_prefix(path)
+        self.index_path = self.prefix.with_name(self.prefix.name + ".index")
+        table = _read_table(self.index_path)
+        header = table.pop(b"", None)
+        if header is None:
+            raise self._damaged("has no header entry")
+        fields = _fields(header, self.index_path)
+        if fields.get(2, [0])[0] != 0:
+            raise DataError(f"{self.index_path}: written on a big-endian machine, which is not supported")
+        self.num_shards = int(fields.get(1, [1])[0])
+        self.entries: dict[str, Entry] = {}
+        for key, value in table.items():
+            self.entries[key.decode("utf-8")] = self._entry(key.decode("utf-8"), value)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor ``name``, owned by the caller; bfloat16 comes as float32 (exact).
+
+        Raises:
+            DataError: unknown name, unsupported type, or bytes that are missing or do not match their checksum.
+        """
+        if name not in self.entries:
+            raise DataError(f"{self.index_path}: no tensor {name!r}{nearest(name, self.entries)}")
+        entry = self.entries[name]
+        if entry.dtype not in DTYPES:
+            raise DataError(f"{self.index_path}: tensor {name!r} has the unsupported type number {entry.dtype}")
+        dtype = DTYPES[entry.dtype]
+        expected = int(np.prod(entry.shape, dtype=np.int64)) * dtype.itemsize
+        if entry.size != expected:
+            raise self._damaged(f"gives {name!r} {entry.size} bytes, but its shape {entry.shape} needs {expected}")
+        path = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
+        try:
+            with open(path, "rb") as file:
+                file.seek(entry.offset)
+                data = file.read(entry.size)
+        except OSError as error:
+            raise DataError(
+                f"{path}: cannot be read ({error.strerror}); it belongs to {self.index_path.name}"
+            ) from None
+        if len(data) != entry.size:
+            raise DataError(
+                f"{path}: ends inside tensor {name!r} (needs bytes up to {entry.offset + entry.size}); copy it again"
+            )
+        if mask_crc(crc32c(data)) != entry.crc:
+            raise DataError(f"{path}: tensor {name!r} does not match its checksum; the file is damaged, copy it again")
+        array = np.frombuffer(data, dtype=dtype).reshape(entry.shape)
+        if entry.dtype == BFLOAT16:
+            return (array.astype(np.uint32) << 16).view(np.float32)
+        return array.copy()
+
+    def _entry(self, name: str, value: bytes) -> Entry:
+        fields = _fields(value, self.index_path)
+        if 7 in fields:
+            raise DataError(
+                f"{self.index_path}: tensor {name!r} is stored in slices (a partitioned variable), "
+                "which is not supported; save the checkpoint again without a partitioner"
+            )
+        shape = []
+        for message in fields.get(2, []):
+            for dim in _fields(message, self.index_path).get(2, []):
+                shape.append(int(_fields(dim, self.index_path).get(1, [0])[0]))
+        return Entry(
+            dtype=int(fields.get(1, [0])[0]),
+            shape=tuple(shape),
+            shard=int(fields.get(3, [0])[0]),
+            offset=int(fields.get(4, [0])[0]),
+            size=int(fields.get(5, [0])[0]),
+            crc=int(fields.get(6, [0])[0]),
+        )
+
+    def _damaged(self, what: str) -> DataError:
+        return DataError(f"{self.index_path}: {what}; the file is damaged, copy it again")
+
+
+def find_prefix(path: Path) -> Path:
+    """The checkpoint prefix that ``path`` means: the prefix itself, a file of the checkpoint, or a folder with one
+    checkpoint.
+
+    In a folder with several, the text file ``checkpoint`` that TensorFlow keeps beside them names the latest.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = sorted(path.glob("*.index"))
+        latest = path / "checkpoint"
+        if len(found) > 1 and latest.is_file():
+            match = re.search(r'^model_checkpoint_path: "(.+)"', latest.read_text(encoding="utf-8"), re.MULTILINE)
+            found = [file for file in found if match and file.name == Path(match[1]).name + ".index"] or found
+        if len(found) == 1:
+            return found[0].with_suffix("")
+        names = ", ".join(file.name for file in found[:4])
+        raise DataError(
+            f"{path}: {'holds several checkpoints (' + names + '); name one' if found else 'holds no *.index file'}"
+        )
+    prefix = path.with_name(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path.name))
+    if not prefix.with_name(prefix.name + ".index").is_file():
+        raise DataError(
+            f"{prefix}.index: no such file; give a TensorFlow checkpoint such as .../model.ckpt or its folder"
+        )
+    return prefix
+
+
+# The index table ------------------------------------------------------------------------------------------------------
+
+
+def _read_table(path: Path) -> dict[bytes, bytes]:
+    """All keys and values of the sorted string table at ``path``, in key order."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(data) < FOOTER_BYTES or int.from_bytes(data[-8:], "little") != MAGIC:
+        raise DataError(f"{path}: not a TensorFlow checkpoint index, or a truncated one; copy it again")
+    try:
+        footer = data[-FOOTER_BYTES:-8]
+        _, position = _block_handle(footer, 0)  # the meta index: always empty in a checkpoint
+        index, _ = _block_handle(footer, position)
+        table: dict[bytes, bytes] = {}
+        for _, value in _block(data, *index):
+            block, _ = _block_handle(value, 0)
+            table.update(_block(data, *block))
+    except (IndexError, ValueError) as error:
+        raise DataError(f"{path}: damaged checkpoint index ({error}); copy it again") from None
+    return table
+
+
+def _block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """The entries of one block; each key is stored as the length shared with the key before it and the rest."""
+    block, kind, stored = data[offset : offset + size], data[offset + size], data[offset + size + 1 : offset + size + 5]
+    if mask_crc(crc32c(data[offset : offset + size + 1])) != int.from_bytes(stored, "little"):
+        raise ValueError(f"block at byte {offset} does not match its checksum")
+    if kind != 0:
+        raise ValueError(
+            f"block at byte {offset} is compressed (kind {kind}), which TensorFlow does not do for checkpoints"
+        )
+    num_restarts = int.from_bytes(block[-4:], "little")
+    end = size - 4 * (num_restarts + 1)
+    key, position = b"", 0
+    while position < end:
+        shared, position = _varint(block, position)
+        rest, position = _varint(block, position)
+        length, position = _varint(block, position)
+        key = key[:shared] + block[position : position + rest]
+        position += rest
+        yield key, block[position : position + length]
+        position += length
+
+
+def _block_handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
+    offset, position = _varint(data, position)
+    size, position = _varint(data, position)
+    return (offset, size), position
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """The base-128 integer at ``position`` and the position after it."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+
+
+def _fields(message: bytes, path: Path) -> dict[int, list]:
+    """The fields of a protocol buffer by number; submessages stay bytes. Integers that may be negative never occur
+    here.
+    """
+    fields: dict[int, list] = {}
+    position = 0
+    try:
+        while position < len(message):
+            tag, position = _varint(message, position)
+            number, wire = tag >> 3, tag & 7
+            value: int | bytes
+            if wire == 0:
+                value, position = _varint(message, position)
+            elif wire == 2:
+                length, position = _varint(message, position)
+                value, position = message[position : position + length], position + length
+            elif wire in (1, 5):
+                width = 8 if wire == 1 else 4
+                value, position = int.from_bytes(message[position : position + width], "little"), position + width
+            else:
+                raise IndexError
+            fields.setdefault(number, []).append(value)
+    except IndexError:
+        raise DataError(f"{path}: damaged checkpoint index (unreadable entry); copy it again") from None
+    return fields
+
+
+# CRC-32C --------------------------------------------------------------------------------------------------------------
+
+_POLYNOMIAL = 0x82F63B78
+_MIN_LANES_BYTES = 1 << 14
+
+
+def mask_crc(crc: int) -> int:
+    """The rotated and shifted form in which LevelDB and TensorFlow store a checksum of data that may itself hold
+    checksums.
+    """
+    return (((crc >> 15) | (crc << 17)) + MASK_DELTA) & 0xFFFFFFFF
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C (Castagnoli) of ``data``.
+
+    A checksum is linear over GF(2), so a long input is cut into equal lanes that advance together four bytes a step as
+    one NumPy operation, and the lanes' checksums are then joined in pairs: ``crc(a + b) = shift(crc(a), len(b)) ^
+    crc(b)``.
+    """
+    if len(data) < _MIN_LANES_BYTES:
+        return _crc_bytes(data, 0xFFFFFFFF) ^ 0xFFFFFFFF
+    lanes = 1 << min(13, (len(data) // 512).bit_length() - 1)
+    width = len(data) // lanes // 4 * 4
+    low, high = _word_tables()
+    words = np.frombuffer(data, dtype="<u4", count=lanes * width // 4).reshape(lanes, -1)
+    crc = np.zeros(lanes, np.uint32)
+    crc[0] = 0xFFFFFFFF
+    for column in np.ascontiguousarray(words.T):
+        crc ^= column
+        crc = low[crc & 0xFFFF] ^ high[crc >> 16]
+    shift = _zero_bytes_operator(width)
+    while len(crc) > 1:
+        crc = _apply(shift, crc[::2]) ^ crc[1::2]
+        shift = _apply(shift, shift)
+    return _crc_bytes(data[lanes * width :], int(crc[0])) ^ 0xFFFFFFFF
+
+
+def _crc_bytes(data: bytes, crc: int) -> int:
+    table = _byte_table()
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc
+
+
+@functools.cache
+def _byte_table() -> list[int]:
+    """The register after one byte, for each value of its low byte."""
+    table = []
+    for crc in range(256):
+        for _ in range(8):
+            crc = (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)
+        table.append(crc)
+    return table
+
+
+@functools.cache
+def _word_tables() -> tuple[np.ndarray, np.ndarray]:
+    """The register after four bytes, for each value of its low and of its high 16 bits."""
+    table = np.array(_byte_table(), np.uint32)
+    halves = []
+    for half in (np.arange(1 << 16, dtype=np.uint32), np.arange(1 << 16, dtype=np.uint32) << 16):
+        for _ in range(4):
+            half = table[half & 0xFF] ^ (half >> 8)
+        halves.append(half)
+    return halves[0], halves[1]
+
+
+def _zero_bytes_operator(count: int) -> np.ndarray:
+    """The linear map of the register that ``count`` zero bytes make, as the images of its 32 bits."""
+    table = np.array(_byte_table(), np.uint32)
+    square = np.uint32(1) << np.arange(32, dtype=np.uint32)
+    result = square.copy()
+    square = table[square & 0xFF] ^ (square >> 8)
+    while count:
+        if count & 1:
+            result = _apply(square, result)
+        square = _apply(square, square)
+        count >>= 1
+    return result
+
+
+def _apply(operator: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The images of ``values`` under a linear map given by the images of the 32 bits."""
+    images = np.zeros_like(values)
+    for bit in range(32):
+        images ^= np.where(values >> np.uint32(bit) & np.uint32(1), operator[bit], np.uint32(0))
+    return images

@@ -1,0 +1,104 @@
+"""Transformer-XL's PyTorch code: what is read, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from encoderlab.errors import DataError
+from encoderlab.interchange import (
+    configs,
+    folder,
+    huggingface,
+    names,
+    tables,
+    tensorflow,
+    transformer_xl,
+)
+from encoderlab.interchange.load import kind_of, load, read
+from encoderlab.models.base import resized
+from encoderlab.nn.embeddings import Adaptive
+from tests.interchange.tiny_models import CONFIGS, lacking, make, same_weights
+
+
+def test_transformer_xl_state(tmp_path: Path) -> None:
+    model = make(CONFIGS["transformer-xl-adaptive"])
+    adaptive = model.config.encoder.adaptive
+    assert adaptive is not None
+    layout = tables.transformer_xl(adaptive, model.config.encoder.vocab, original=True)
+    torch.save(names.write(layout, folder.weights(model), model.config.encoder), tmp_path / "model_state.pt")
+    config = configs.write(model.config)
+    config["n_token"] = config.pop("vocab_size")
+    del config["model_type"]
+    (tmp_path / "transformer_xl_config.json").write_text(json.dumps(config))
+    assert kind_of(tmp_path) == "transformer-xl"
+    assert same_weights(read(tmp_path)["model"], model)
+    (tmp_path / "transformer_xl_config.json").write_text(json.dumps(config | {"n_layer": 3}))
+    lacking(tmp_path)
+    torch.save({"model": [1]}, tmp_path / "model_state.pt")
+    with pytest.raises(DataError, match="no dictionary of weights"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("tied", ["all", "all_but_first", "none"])
+@pytest.mark.parametrize(("divisor", "width"), [(1, 24), (1, 32), (2, 32), (2, 24)])
+def test_maps_of_transformer_xl(
+    divisor: int, width: int, tied: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """State dictionaries name a tied map once for every cluster, also where all share the one of the input."""
+    mapped = divisor > 1 or width != 32
+    adaptive = Adaptive(cutoffs=(10, 30), divisor=divisor, tied_projections=tied)
+    model = make(resized(CONFIGS["transformer-xl"], adaptive=adaptive, embed_width=width))
+    vocab, encoder = model.config.encoder.vocab, model.config.encoder
+    state = names.write(
+        tables.transformer_xl(adaptive, vocab, original=True), folder.weights(model), encoder, ties=True
+    )
+    assert [f"crit.out_projs.{i}" in state for i in range(3)] == [mapped] * 3
+    torch.save(state, tmp_path / "model_state.pt")
+    config = configs.write(model.config)
+    del config["model_type"]
+    (tmp_path / "transformer_xl_config.json").write_text(json.dumps(config))
+    assert same_weights(read(tmp_path)["model"], model)
+    assert not caplog.records
+    found = names.write(tables.transformer_xl_tf(adaptive), folder.weights(model), encoder)
+    fields = configs.Fields({name: value for name, value in config.items() if "proj" not in name}, "TF")
+    again, _ = tensorflow._transformer_xl(fields, found)  # told by the variables
+    assert not mapped or again.encoder.adaptive == adaptive
+
+
+def test_shared_biases_stand_in_every_layer_of_transformers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = make(CONFIGS["transformer-xl"])
+    huggingface.save(model, tmp_path)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    for name in ("r_w_bias", "r_r_bias"):
+        tensors |= {f"transformer.layers.{i}.dec_attn.{name}": tensors[f"transformer.{name}"].clone() for i in range(2)}
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    assert same_weights(load(tmp_path), model) and not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cutoffs", "tied"),
+    [
+        ({"dataset": "wt103", "adaptive": True}, (20000, 40000, 200000), "all_but_first"),
+        ({"dataset": "lm1b", "adaptive": True, "div_val": 4}, (60000, 100000, 640000), "none"),
+        ({"dataset": "enwik8", "adaptive": False}, (), "all_but_first"),
+    ],
+)
+def test_arguments_of_transformer_xl_scripts(arguments: dict[str, Any], cutoffs: tuple[int, ...], tied: str) -> None:
+    """All that ``train.py`` was called with; what it derives from them is derived here too."""
+    given = {
+        "n_layer": 2, "d_model": 32, "d_embed": -1, "n_head": 4, "d_head": 8, "d_inner": 48, "n_token": 700000,
+        "lr": 0.00025, "optim": "adam", "max_step": 200000, "batch_size": 60, "cuda": True, "not_tied": False,
+        "tied": True, "same_length": False, "clamp_len": -1, "mem_len": 150, "pre_lnorm": False, "attn_type": 0,
+    }  # fmt: skip
+    found = transformer_xl.read_config(configs.Fields(given | arguments, "args"), eps=1e-5).encoder
+    assert found.adaptive is not None
+    assert (found.adaptive.cutoffs, found.adaptive.tied_projections) == (cutoffs, tied)
+    for name, value in {"not_tied": True, "pre_lnorm": True, "attn_type": 1, "unheard_of": 1}.items():
+        with pytest.raises(DataError, match=name):
+            transformer_xl.read_config(configs.Fields(given | arguments | {name: value}, "args"), eps=1e-5)
