@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from encoderlab.nn.attention import Attention, Scope
+from encoderlab.nn.attention import Attention
 from encoderlab.nn.kernels.plain import relative_bias, skew
 from encoderlab.nn.positions import (
     Disentangled,
@@ -19,6 +19,7 @@ from encoderlab.nn.positions import (
     places,
     sinusoid,
 )
+from encoderlab.nn.scope import Scope
 
 B, L, D, H, K = 2, 6, 12, 3, 4
 

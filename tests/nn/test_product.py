@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
 from encoderlab.nn.embeddings import Adaptive
-from encoderlab.nn.encoder import Chosen, Encoder, EncoderConfig, Sharing, StemConvolution
+from encoderlab.nn.encoder import Chosen, Encoder, EncoderConfig, Sharing
 from encoderlab.nn.init import initialize
 from encoderlab.nn.kernels import plain
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import Absolute, Disentangled, Position, RelativeShift, Shaw
 from encoderlab.nn.spanconv import Bottleneck, Convolution, DepthwiseSeparable, Dynamic, Light, SpanDynamic
+from encoderlab.nn.stem import StemConvolution
 
 BASE = EncoderConfig(
     vocab=50, layers=3, width=24, heads=4, ff_width=32, position=Absolute(length=32), init_std=0.4, eps=1e-5

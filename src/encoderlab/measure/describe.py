@@ -66,7 +66,7 @@ def facts(name: str, config: ModelConfig, *, length: int, rows: int) -> dict[str
             "training_total": flops.training(config, length, predicted=predicted),
             "electra_convention": {
                 "forward": flops.electra_forward(config, length),
-                "training": 2 * flops.electra_forward(config, length),
+                "training": flops.electra_training(config, length),
             },
         },
         "memory": {

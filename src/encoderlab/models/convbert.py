@@ -15,7 +15,7 @@ from dataclasses import replace
 from encoderlab.models.base import Family, ModelConfig, resized
 from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.nn.heads import LM, RTD, Classification, Span, Tagging
-from encoderlab.nn.spanconv import Bottleneck, SpanDynamic
+from encoderlab.nn.spanconv import SpanDynamic
 
 
 def convbert(
@@ -54,10 +54,8 @@ def masking_padding(config: ModelConfig) -> ModelConfig:
     Those of the published ConvBERT read on into the padding and, in packed rows, into the next text, so that texts
     would change each other's losses and predictions.
     """
-    conv = config.encoder.conv
-    if conv is None or isinstance(conv, Bottleneck):
-        return config
-    return resized(config, conv=replace(conv, mask_padding=True))
+    branch = config.encoder.conv_branch
+    return config if branch is None else resized(config, conv=replace(branch, mask_padding=True))
 
 
 SIZES = {

@@ -15,9 +15,10 @@ beyond 512 tokens). ``transformers`` has no mask decoder, so masks filled there 
 from __future__ import annotations
 
 from encoderlab.models.base import Family, ModelConfig
-from encoderlab.nn.encoder import EncoderConfig, StemConvolution
+from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.nn.heads import LM, RTD, Classification, Tagging
 from encoderlab.nn.positions import Disentangled
+from encoderlab.nn.stem import StemConvolution
 
 V1 = Disentangled(span=512)
 V2 = Disentangled(span=512, buckets=256, share_projections=True, norm=True)

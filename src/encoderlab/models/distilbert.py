@@ -7,8 +7,6 @@ with dropout 0.1.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from encoderlab.models.base import Family, ModelConfig
 from encoderlab.models.roberta import roberta
 from encoderlab.nn.encoder import EncoderConfig
@@ -27,7 +25,7 @@ SIZES = {
     "distilbert-base": distilbert(),
     "distilbert-base-cased": distilbert(vocab=28996),
     "distilbert-base-multilingual": distilbert(vocab=119547),
-    "distilroberta-base": replace(roberta(layers=6, width=768), family="roberta"),
+    "distilroberta-base": roberta(layers=6, width=768),
 }
 
 FAMILY = Family(

@@ -5,8 +5,8 @@ and convolutions count (look-ups, normalisation, activations and dropout do not:
 Positions attend to whole rows, so a causal mask saves nothing. What a vocabulary head costs is counted on the share of
 tokens that it sees.
 
-:func:`electra_training` is the ELECTRA paper's convention instead, in which the papers of ELECTRA and ConvBERT give
-their costs.
+:func:`electra_forward` and :func:`electra_training` follow the ELECTRA paper's convention instead, in which the papers
+of ELECTRA and ConvBERT give their costs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.nn.positions import Absolute, Disentangled, RelativeShift, Shaw
-from encoderlab.nn.spanconv import Bottleneck, DepthwiseSeparable, Dynamic, Light, SpanDynamic
+from encoderlab.nn.spanconv import DepthwiseSeparable, Light, SpanDynamic
 
 BACKWARD = 2  # times the forward pass
 
@@ -43,10 +43,10 @@ def forward(config: ModelConfig, length: int, *, predicted: float = 0.15, memory
 
 def layer_forward(encoder: EncoderConfig, length: int, memory: int = 0) -> dict[str, float]:
     """Operations per token of one layer, by part."""
-    conv, width = encoder.conv, encoder.width
+    conv, width = encoder.conv_branch, encoder.width
     heads, inner = encoder.attention_heads, encoder.attention_width
     keys = length + memory
-    branches = 1 if conv is None or isinstance(conv, Bottleneck) else 2
+    branches = 1 if conv is None else 2
     parts = {
         "projections": 2.0 * width * (1 + branches) * inner + _keys_and_values(encoder, length, memory),
         "attention": 4.0 * inner * keys,
@@ -54,7 +54,7 @@ def layer_forward(encoder: EncoderConfig, length: int, memory: int = 0) -> dict[
     }
     if _terms(encoder):
         parts["positions"] = 2.0 * inner * _distances(encoder, length, memory) * _terms(encoder)
-    if conv is not None and not isinstance(conv, Bottleneck):
+    if conv is not None:
         taps = 2.0 * conv.kernel
         if isinstance(conv, DepthwiseSeparable):
             parts["convolution"] = taps * width + 2.0 * width * inner
@@ -62,7 +62,6 @@ def layer_forward(encoder: EncoderConfig, length: int, memory: int = 0) -> dict[
             value = 0.0 if isinstance(conv, SpanDynamic) and conv.share_value else 2.0 * width * inner
             kernels = 0.0 if isinstance(conv, Light) else 2.0 * inner * heads * conv.kernel
             span = taps * width + 2.0 * width * inner if isinstance(conv, SpanDynamic) else 0.0
-            assert isinstance(conv, (SpanDynamic, Dynamic, Light))
             parts["convolution"] = value + kernels + span + taps * inner
     return parts
 
@@ -164,12 +163,9 @@ def electra_forward(config: ModelConfig, length: int) -> float:
     return layers + embedding + head
 
 
-def electra_training(configs: list[ModelConfig], length: int, rows: int, steps: int) -> float:
-    """Operations of a whole run of networks trained together.
-
-    Twice the forward pass, over ``rows * length * steps`` tokens.
-    """
-    return 2.0 * sum(electra_forward(config, length) for config in configs) * rows * length * steps
+def electra_training(config: ModelConfig, length: int) -> float:
+    """Operations per token of a training step in that convention: twice the forward pass."""
+    return 2 * electra_forward(config, length)
 
 
 # Memory --------------------------------------------------------------------------------------------------------------
@@ -228,13 +224,13 @@ def training_memory(
 def _kept_by_layer(encoder: EncoderConfig, rows: int, length: int, memory: int) -> float:
     """Values per token that a layer keeps: queries, keys, values, the heads' output, what each LayerNorm reads and
     writes, and the feed-forward width before the activation, and after it where no kernel computes it again."""
-    conv, width, position = encoder.conv, encoder.width, encoder.position
+    conv, width, position = encoder.conv_branch, encoder.width, encoder.position
     heads, inner, share = encoder.attention_heads, encoder.attention_width, 1 + memory / length
     fused = encoder.ff_groups == 1 and encoder.activation in ("gelu", "gelu_tanh")
     kept = 4 * width + 2 * inner + 2 * inner * share + (1 if fused else 2) * encoder.ff_width + heads + 4
     if memory:
         kept += 2 * width * share  # the remembered states, and these before those of the row
-    if conv is not None and not isinstance(conv, Bottleneck):
+    if conv is not None:
         kept += width + 6 * inner
     if isinstance(position, (RelativeShift, Shaw)):
         kept += 2 * inner  # queries with the biases of content and position

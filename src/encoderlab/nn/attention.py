@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,7 +13,6 @@ from encoderlab.nn.kernels.plain import relative_bias
 from encoderlab.nn.positions import (
     Disentangled,
     DisentangledTerm,
-    Distances,
     Position,
     RelativeShift,
     Shaw,
@@ -22,7 +20,8 @@ from encoderlab.nn.positions import (
     ShiftTerm,
     bias_at,
 )
-from encoderlab.nn.spanconv import Bottleneck, Convolution, ConvolutionHeads
+from encoderlab.nn.scope import Scope
+from encoderlab.nn.spanconv import Branch, ConvolutionHeads
 
 Biases = Literal["all", "query_value", "none"]
 
@@ -32,33 +31,6 @@ class Keyed(NamedTuple):
 
     key: Tensor
     value: Tensor
-
-
-@dataclass(frozen=True)
-class Scope:
-    """What the layers of one forward pass share: who sees whom, distances, and the keys of dropout.
-
-    Args:
-        doc: (B, L), the document of each token, -1 for padding; None where every row is one document.
-        visible: (B|1, 1, L, M) bool, which keys a query sees; None for all.
-        distances: between tokens, for relative positions; None for others.
-        different: (B, 1, L, M) bool, where query and key are in different segments.
-        reverse: (B,) bool, rows whose tokens run backwards.
-        at: (B, T), the places of a query stream's queries; None for the states' own.
-        keys: (B,), keys of the layer's dropout, one per row; None outside training.
-        shared_keys: (1,), the key for what has no row axis; None outside training.
-        keep_keyed: layers hand out their keys and values.
-    """
-
-    doc: Tensor | None
-    visible: Tensor | None
-    distances: Distances | None
-    different: Tensor | None = None
-    reverse: Tensor | None = None
-    at: Tensor | None = None
-    keys: Tensor | None = None
-    shared_keys: Tensor | None = None
-    keep_keyed: bool = False
 
 
 class Attention(nn.Module):
@@ -77,7 +49,7 @@ class Attention(nn.Module):
         heads: int,
         head_width: int,
         position: Position,
-        conv: Convolution | None,
+        conv: Branch | None,
         biases: Biases,
         dropout: float,
         position_dropout: float,
@@ -101,7 +73,7 @@ class Attention(nn.Module):
         self.scale = (head_width * terms) ** -0.5
         self.conv = None
         outputs = self.inner
-        if conv is not None and not isinstance(conv, Bottleneck):
+        if conv is not None:
             self.conv = ConvolutionHeads(conv, width, heads, head_width)
             outputs *= 2
         self.out = nn.Linear(outputs, width, bias=biases != "none")

@@ -118,8 +118,8 @@ class Embeddings(nn.Module):
     ) -> None:
         super().__init__()
         self.dropout, self.norm_place, self.width = dropout, norm, width
-        # The embeddings whose tables of words and positions are read without gradient, those here being differences to
-        # them; in a tuple, so that they are no submodule of these.
+        # Gradient-disentangled sharing: the embeddings (of the generator) to whose tables of words and positions those
+        # here are differences. They get no gradient, and in a tuple they are no submodule.
         self.base: tuple[Embeddings, ...] = ()
         self.words: nn.Parameter | None = None
         self.clusters: AdaptiveTable | None = None

@@ -18,12 +18,14 @@ from torch import Tensor, nn
 from encoderlab.config import check_least, check_shares
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
-from encoderlab.nn.attention import Attention, Biases, Keyed, Scope
+from encoderlab.nn.attention import Attention, Biases, Keyed
 from encoderlab.nn.embeddings import Adaptive, EmbeddingNorm, Embeddings
-from encoderlab.nn.feedforward import Activation, FeedForward, activation
-from encoderlab.nn.noise import ATTENTION_OUTPUT, FF_HIDDEN, FF_OUTPUT, STEM, Noise
-from encoderlab.nn.positions import Absolute, Disentangled, DistanceTable, Position, RelativeShift
-from encoderlab.nn.spanconv import Convolution, kept_heads
+from encoderlab.nn.feedforward import Activation, FeedForward
+from encoderlab.nn.noise import ATTENTION_OUTPUT, FF_HIDDEN, FF_OUTPUT, Noise
+from encoderlab.nn.positions import Absolute, Disentangled, Distances, DistanceTable, Position, RelativeShift
+from encoderlab.nn.scope import Scope, continued, different_segments, visible_by_distance, visible_by_document
+from encoderlab.nn.spanconv import Bottleneck, Branch, Convolution, kept_heads
+from encoderlab.nn.stem import Stem, StemConvolution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,22 +55,6 @@ class Sharing:
     def whole(self) -> bool:
         """Whether layers of a group have all weights in common."""
         return len(self.parts) == 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class StemConvolution:
-    """DeBERTa v2's convolution over the embeddings, added to the first layer's output (He et al., 2021, section 5)."""
-
-    kernel: int = 3
-    groups: int = 1
-    activation: Activation = "gelu"
-
-    def __post_init__(self) -> None:
-        if self.kernel < 1 or self.kernel % 2 == 0:
-            raise ConfigError(
-                f"convolution kernel {self.kernel} has no token in its middle; give an odd number, such as 3"
-            )
-        check_least(self, 1, "groups")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +158,11 @@ class EncoderConfig:
         return self.heads if self.conv is None else kept_heads(self.heads, self.conv.head_ratio)
 
     @property
+    def conv_branch(self) -> Branch | None:
+        """The convolution beside attention; None where heads only fall away (:class:`Bottleneck`), or all attend."""
+        return None if isinstance(self.conv, Bottleneck) else self.conv
+
+    @property
     def attention_width(self) -> int:
         """A, the width of the attending heads side by side."""
         return self.attention_heads * self.key_width
@@ -253,7 +244,7 @@ class Block(nn.Module):
                 heads=config.attention_heads,
                 head_width=config.key_width,
                 position=config.position,
-                conv=config.conv,
+                conv=config.conv_branch,
                 biases=config.attention_biases,
                 dropout=config.attention_dropout,
                 position_dropout=config.dropout,
@@ -295,42 +286,6 @@ class Block(nn.Module):
         return kernels.dropout_add_norm(
             change, x, norm.weight, norm.bias, norm.eps, self.dropout, keys, site, x_bias=bias
         )
-
-
-class Stem(nn.Module):
-    """``LN(layer output + act(dropout(conv(embeddings))))``; documents of a row read nothing from each other."""
-
-    def __init__(self, config: StemConvolution, width: int, eps: float, dropout: float) -> None:
-        super().__init__()
-        self.config, self.dropout = config, dropout
-        self.conv = nn.Conv1d(width, width, config.kernel, padding=(config.kernel - 1) // 2, groups=config.groups)
-        self.norm = nn.LayerNorm(width, eps=eps)
-
-    def forward(self, embedded: Tensor, output: Tensor, doc: Tensor | None, keys: Tensor | None) -> Tensor:
-        """(B, L, D), (B, L, D) -> (B, L, D)."""
-        mixed = self._convolve(embedded, doc)
-        if doc is not None:
-            mixed = mixed * (doc >= 0)[..., None]
-        mixed = activation(self.config.activation)(kernels.dropout(mixed, self.dropout, keys, STEM))
-        return self.norm(output + mixed)
-
-    def _convolve(self, x: Tensor, doc: Tensor | None) -> Tensor:
-        """The convolution as one product over the neighbours side by side, those of other documents zero: a library's
-        own cannot tell documents apart, and prepares itself anew for every length.
-        """
-        kernel, groups, length = self.config.kernel, self.config.groups, x.shape[1]
-        reach = (kernel - 1) // 2
-        padded = F.pad(x, (0, 0, reach, reach))
-        taps = [padded[:, tap : tap + length] for tap in range(kernel)]
-        if doc is not None:
-            marks = F.pad(doc, (reach, reach), value=-2)
-            taps = [tap * (marks[:, place : place + length] == doc)[..., None] for place, tap in enumerate(taps)]
-        seen = torch.stack([tap.unflatten(-1, (groups, -1)) for tap in taps], dim=3)
-        seen = seen.flatten(0, 1).flatten(2).transpose(0, 1)  # (groups, B L, kernel D / groups)
-        weight = self.conv.weight.unflatten(0, (groups, -1)).permute(0, 3, 2, 1).flatten(1, 2)
-        mixed = torch.bmm(seen, weight.to(seen.dtype)).transpose(0, 1)
-        assert self.conv.bias is not None
-        return mixed.reshape(x.shape) + self.conv.bias.to(mixed.dtype)
 
 
 class Encoder(nn.Module):
@@ -420,10 +375,17 @@ class Encoder(nn.Module):
         """
         noise = noise if noise is not None or not self.training else Noise.fresh(ids.shape[0], ids.device)
         self._check_length(ids, memory)
-        asking = self._with_padding(doc)
+        asking = self._asking(doc)
         x = self.embeddings(ids, asking, segments, None if noise is None else noise.keys)
-        scope = self._scope(x, doc, asking, segments, visible, memory, window, reverse)
-        scope = replace(scope, keep_keyed=keep_keyed)
+        remembered = _remembered(memory)
+        scope = Scope(
+            doc=doc,
+            visible=self._mask(visible_by_document(doc, asking, visible, remembered), x, remembered, window),
+            distances=self._distance_table(x, remembered),
+            different=self._different(segments, remembered),
+            reverse=reverse,
+            keep_keyed=keep_keyed,
+        )
         layers, kept = [x], []
         depth = self.depth if depth is None else depth
         for i, scope_of_layer in enumerate(self._with_keys(scope, noise, range(depth))):
@@ -455,7 +417,7 @@ class Encoder(nn.Module):
         decoder is the last layer twice. Layer i reads ``states.layers[i]``, never the query stream, so this is exact.
         Costs T / L of the layers' query side, and nothing more where the states keep keys and values.
         """
-        scope = self._at(states, at, visible, memory)
+        scope = states.scope.of_queries(at, visible, _remembered(memory))
         x = queries
         keyed: dict[int, Keyed | None] = dict(enumerate(states.keyed))
         scopes = self._with_keys(scope, noise, range(self.depth + 1, self.depth + 1 + len(layers)))
@@ -482,7 +444,7 @@ class Encoder(nn.Module):
         ``chosen.at``. Not for a last layer whose convolution reads neighbours (:attr:`splits_last_layer`).
         """
         at, rows, slots = chosen
-        scope = replace(self._at(states, at), keep_keyed=False)
+        scope = replace(states.scope.of_queries(at), keep_keyed=False)
         x = states.last.gather(1, at[..., None].expand(-1, -1, states.last.shape[-1]))
         (scope,) = self._with_keys(scope, noise, range(self.depth - 1, self.depth))
         x, _ = self.block(self.depth - 1)(x, states.last, scope)
@@ -509,6 +471,7 @@ class Encoder(nn.Module):
         return block.attention.scores(source, states.scope)
 
     def _finish(self, x: Tensor, noise: Noise | None, stream: int = 0) -> Tensor:
+        """What follows the last layer; ``stream`` is 1 for queries, whose dropout differs from that of the content."""
         if self.norm is not None:
             x = self.norm(x)
         keys = None if noise is None else noise.layer(self.depth)
@@ -527,90 +490,31 @@ class Encoder(nn.Module):
                 "memory needs positions relative to the row (relative_shift or shaw), not absolute or disentangled ones"
             )
 
-    def _scope(
-        self,
-        x: Tensor,
-        doc: Tensor | None,
-        asking: Tensor | None,
-        segments: Tensor | None,
-        visible: Tensor | None,
-        memory: Sequence[Tensor] | None,
-        window: int | None,
-        reverse: Tensor | None,
-    ) -> Scope:
-        """The scope of states x (B, L, D). Arguments are those of :meth:`forward`; ``asking`` (B, L) are the documents
-        that queries belong to. Tokens see all memory, within causality and ``window``; padding sees none of it.
-        """
-        length = x.shape[1]
-        remembered = 0 if memory is None else memory[0].shape[1]
-        keys = length + remembered
-        mask = None
-        if doc is not None and asking is not None:
-            mask = (asking[:, :, None] == doc[:, None, :]) & (doc >= 0)[:, None, :]
-        if visible is not None:
-            mask = visible if mask is None else mask & visible
-        if remembered and mask is not None:
-            real = mask.new_ones(1, length, 1) if doc is None else (doc >= 0)[:, :, None]
-            mask = torch.cat([real.expand(mask.shape[0], length, remembered), mask], dim=2)
-        causal = self.config.causal
-        if causal or window is not None:
-            ages = torch.arange(length, device=x.device)[:, None] + remembered - torch.arange(keys, device=x.device)
-            near = ages >= 0 if causal else torch.ones_like(ages, dtype=torch.bool)
-            near = near if window is None else near & (ages < window)
-            mask = near[None] if mask is None else mask & near
-        table = None
-        if self.distances is not None:
-            table = self.distances(length, keys, causal=causal, device=x.device, dtype=x.dtype)
-        return Scope(
-            doc=doc,
-            visible=None if mask is None else mask[:, None],
-            distances=table,
-            different=self._different(segments, remembered),
-            reverse=reverse,
-        )
-
-    def _with_padding(self, doc: Tensor | None) -> Tensor | None:
+    def _asking(self, doc: Tensor | None) -> Tensor | None:
         """The document that each token asks in, (B, L).
 
         Padding asks in none, unless a convolution reads its states (``mask_padding=False``): then, as in the released
-        ConvBERT, it continues the document before it, or begins the row's first.
+        ConvBERT, it continues the document before it.
         """
-        if doc is None or getattr(self.config.conv, "mask_padding", True):
-            return doc
-        real, index = doc >= 0, torch.arange(doc.shape[1], device=doc.device)
-        first = real.int().argmax(dim=1, keepdim=True)
-        return doc.gather(1, torch.where(real, index, first).cummax(dim=1).values)
+        branch = self.config.conv_branch
+        return doc if doc is None or branch is None or branch.mask_padding else continued(doc)
+
+    def _mask(self, by_document: Tensor | None, x: Tensor, remembered: int, window: int | None) -> Tensor | None:
+        """Which keys the queries of x (B, L, D) see, (B|1, 1, L, M); None for all."""
+        near = visible_by_distance(x.shape[1], remembered, causal=self.config.causal, window=window, device=x.device)
+        mask = by_document if near is None else near if by_document is None else by_document & near
+        return None if mask is None else mask[:, None]
+
+    def _distance_table(self, x: Tensor, remembered: int) -> Distances | None:
+        if self.distances is None:
+            return None
+        length = x.shape[1]
+        return self.distances(length, length + remembered, causal=self.config.causal, device=x.device, dtype=x.dtype)
 
     def _different(self, segments: Tensor | None, remembered: int) -> Tensor | None:
-        """Whether query and key lie in different segments, (B, 1, L, M); memory is segment 0, as in XLNet's code."""
         position = self.config.position
-        if not (isinstance(position, RelativeShift) and position.segments) or segments is None:
-            return None
-        return (segments[:, :, None] != F.pad(segments, (remembered, 0))[:, None, :])[:, None]
-
-    def _at(
-        self,
-        states: States,
-        at: Tensor,
-        visible: Tensor | None = None,
-        memory: Sequence[Tensor] | None = None,
-    ) -> Scope:
-        """The scope of queries at places ``at`` (B, T): the stored one, its masks reduced to their rows.
-
-        A given ``visible`` (B, T, L) takes the mask's place.
-        """
-        remembered = 0 if memory is None else memory[0].shape[1]
-
-        def at_queries(mask: Tensor | None) -> Tensor | None:
-            if mask is None:
-                return None
-            index = at[:, None, :, None].expand(-1, -1, -1, mask.shape[-1])
-            return mask.expand(at.shape[0], -1, -1, -1).gather(2, index)
-
-        scope = states.scope
-        given = None if visible is None else F.pad(visible, (remembered, 0), value=True)[:, None]
-        mask = at_queries(scope.visible) if given is None else given
-        return replace(scope, visible=mask, different=at_queries(scope.different), at=at, keep_keyed=True)
+        reads_segments = isinstance(position, RelativeShift) and position.segments
+        return different_segments(segments, remembered) if reads_segments and segments is not None else None
 
     def _with_keys(self, scope: Scope, noise: Noise | None, layers: range) -> list[Scope]:
         """The scope of each layer, with its keys of dropout, made for all at once: on a GPU every small operation costs
@@ -627,6 +531,11 @@ class Encoder(nn.Module):
         return [
             replace(scope, keys=keys, shared_keys=one) for keys, one in zip(noise.layers(layers), shared, strict=True)
         ]
+
+
+def _remembered(memory: Sequence[Tensor] | None) -> int:
+    """How many states of each layer stand before the row."""
+    return 0 if memory is None else memory[0].shape[1]
 
 
 def update_memory(

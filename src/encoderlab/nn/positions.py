@@ -196,7 +196,7 @@ class Distances:
     rows: Tensor | None  # (S, D) sinusoid or learned table, before each layer's projection
     slots: Tensor  # (P,) index into rows for each distance, largest first
     distance: Tensor  # (P,)
-    first: int | None  # the smallest slot, where slots are consecutive and so no row is used twice
+    first: int | None  # the smallest slot, where distances have consecutive slots; None where they share some
     length: int
     keys: int
     u: Tensor | None = None  # (H, K) biases shared by all layers

@@ -90,10 +90,11 @@ class DepthwiseSeparable:
         _check(self)
 
 
-Convolution = Bottleneck | SpanDynamic | Dynamic | Light | DepthwiseSeparable
+Branch = SpanDynamic | Dynamic | Light | DepthwiseSeparable  # beside attention
+Convolution = Bottleneck | Branch
 
 
-def _check(config: SpanDynamic | Dynamic | Light | DepthwiseSeparable) -> None:
+def _check(config: Branch) -> None:
     check_least(config, 1, "head_ratio", "kernel")
     if config.kernel % 2 == 0:
         raise ConfigError(f"convolution kernel {config.kernel} is even; a window centred on the token needs an odd one")
@@ -107,9 +108,8 @@ def kept_heads(heads: int, head_ratio: int) -> int:
 class ConvolutionHeads(nn.Module):
     """The branch beside attention: x (B, L, D), attention's queries and values (B, L, A) -> (B, L, A)."""
 
-    def __init__(self, config: Convolution, width: int, heads: int, head_width: int) -> None:
+    def __init__(self, config: Branch, width: int, heads: int, head_width: int) -> None:
         super().__init__()
-        assert not isinstance(config, Bottleneck)
         self.config, self.heads, self.head_width = config, heads, head_width
         inner, taps = heads * head_width, heads * config.kernel
         if isinstance(config, SpanDynamic):
@@ -129,7 +129,6 @@ class ConvolutionHeads(nn.Module):
 
     def forward(self, x: Tensor, query: Tensor, value: Tensor, doc: Tensor | None) -> Tensor:
         config = self.config
-        assert not isinstance(config, Bottleneck)
         seen = doc if config.mask_padding else None
         if isinstance(config, DepthwiseSeparable):
             return self.pointwise(kernels.depthwise(x, self.depthwise, seen))

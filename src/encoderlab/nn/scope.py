@@ -1,0 +1,104 @@
+"""Who sees whom in a forward pass, and what else its layers share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from encoderlab.nn.positions import Distances
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What the layers of one forward pass share: who sees whom, distances, and the keys of dropout.
+
+    Args:
+        doc: (B, L), the document of each token, -1 for padding; None where every row is one document.
+        visible: (B|1, 1, L, M) bool, which keys a query sees; None for all.
+        distances: between tokens, for relative positions; None for others.
+        different: (B, 1, L, M) bool, where query and key are in different segments.
+        reverse: (B,) bool, rows whose tokens run backwards.
+        at: (B, T), the places of a query stream's queries; None for the states' own.
+        keys: (B,), keys of the layer's dropout, one per row; None outside training.
+        shared_keys: (1,), the key for what has no row axis; None outside training.
+        keep_keyed: layers hand out their keys and values.
+    """
+
+    doc: Tensor | None
+    visible: Tensor | None
+    distances: Distances | None
+    different: Tensor | None = None
+    reverse: Tensor | None = None
+    at: Tensor | None = None
+    keys: Tensor | None = None
+    shared_keys: Tensor | None = None
+    keep_keyed: bool = False
+
+    def of_queries(self, at: Tensor, visible: Tensor | None = None, remembered: int = 0) -> Scope:
+        """The scope of queries at places ``at`` (B, T), who read keys and values that are kept: the masks are reduced
+        to their rows. ``visible`` (B, T, L), if given, takes the mask's place; all of the memory, ``remembered``
+        states long, is then seen too.
+        """
+
+        def of(mask: Tensor | None) -> Tensor | None:
+            if mask is None:
+                return None
+            index = at[:, None, :, None].expand(-1, -1, -1, mask.shape[-1])
+            return mask.expand(at.shape[0], -1, -1, -1).gather(2, index)
+
+        given = None if visible is None else F.pad(visible, (remembered, 0), value=True)[:, None]
+        mask = of(self.visible) if given is None else given
+        return replace(self, visible=mask, different=of(self.different), at=at, keep_keyed=True)
+
+
+def visible_by_document(
+    doc: Tensor | None, asking: Tensor | None, visible: Tensor | None, remembered: int
+) -> Tensor | None:
+    """Which keys each query sees for its document, (B, L, M) bool; None where all see all.
+
+    Args:
+        doc: (B, L), the document of each key.
+        asking: (B, L), the document of each query, see :func:`continued`.
+        visible: (B, L, L), a further restriction.
+        remembered: states of the memory before the row. All tokens see all of them, padding sees none.
+    """
+    mask = None
+    if doc is not None and asking is not None:
+        mask = (asking[:, :, None] == doc[:, None, :]) & (doc >= 0)[:, None, :]
+    if visible is not None:
+        mask = visible if mask is None else mask & visible
+    if remembered and mask is not None:
+        batch, length, _ = mask.shape
+        real = mask.new_ones(1, length, 1) if doc is None else (doc >= 0)[:, :, None]
+        mask = torch.cat([real.expand(batch, length, remembered), mask], dim=2)
+    return mask
+
+
+def visible_by_distance(
+    length: int, remembered: int, *, causal: bool, window: int | None, device: torch.device
+) -> Tensor | None:
+    """Which keys each query sees for where they stand, (1, L, M) bool; None where all see all.
+
+    ``causal``: no later ones. ``window``: at most so many back, its own included.
+    """
+    if not causal and window is None:
+        return None
+    keys = torch.arange(length + remembered, device=device)
+    ages = torch.arange(length, device=device)[:, None] + remembered - keys
+    near = ages >= 0 if causal else torch.ones_like(ages, dtype=torch.bool)
+    return (near if window is None else near & (ages < window))[None]
+
+
+def different_segments(segments: Tensor, remembered: int) -> Tensor:
+    """Whether query and key lie in different segments, (B, 1, L, M); memory is segment 0, as in XLNet's code."""
+    return (segments[:, :, None] != F.pad(segments, (remembered, 0))[:, None, :])[:, None]
+
+
+def continued(doc: Tensor) -> Tensor:
+    """``doc`` (B, L) with padding that continues the document before it, or begins the row's first."""
+    real, index = doc >= 0, torch.arange(doc.shape[1], device=doc.device)
+    first = real.int().argmax(dim=1, keepdim=True)
+    return doc.gather(1, torch.where(real, index, first).cummax(dim=1).values)

@@ -1,0 +1,67 @@
+"""DeBERTa v2's convolution over the embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from encoderlab.config import check_least
+from encoderlab.errors import ConfigError
+from encoderlab.nn import kernels
+from encoderlab.nn.feedforward import Activation, activation
+from encoderlab.nn.noise import STEM
+
+
+@dataclass(frozen=True, kw_only=True)
+class StemConvolution:
+    """DeBERTa v2's convolution over the embeddings, added to the first layer's output (He et al., 2021, section 5)."""
+
+    kernel: int = 3
+    groups: int = 1
+    activation: Activation = "gelu"
+
+    def __post_init__(self) -> None:
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ConfigError(
+                f"convolution kernel {self.kernel} has no token in its middle; give an odd number, such as 3"
+            )
+        check_least(self, 1, "groups")
+
+
+class Stem(nn.Module):
+    """``LN(layer output + act(dropout(conv(embeddings))))``; documents of a row read nothing from each other."""
+
+    def __init__(self, config: StemConvolution, width: int, eps: float, dropout: float) -> None:
+        super().__init__()
+        self.config, self.dropout = config, dropout
+        self.conv = nn.Conv1d(width, width, config.kernel, padding=(config.kernel - 1) // 2, groups=config.groups)
+        self.norm = nn.LayerNorm(width, eps=eps)
+
+    def forward(self, embedded: Tensor, output: Tensor, doc: Tensor | None, keys: Tensor | None) -> Tensor:
+        """(B, L, D), (B, L, D) -> (B, L, D)."""
+        mixed = self._convolve(embedded, doc)
+        if doc is not None:
+            mixed = mixed * (doc >= 0)[..., None]
+        mixed = activation(self.config.activation)(kernels.dropout(mixed, self.dropout, keys, STEM))
+        return self.norm(output + mixed)
+
+    def _convolve(self, x: Tensor, doc: Tensor | None) -> Tensor:
+        """The convolution as one product over the neighbours side by side, those of other documents zero: a library's
+        own cannot tell documents apart, and prepares itself anew for every length.
+        """
+        kernel, groups, length = self.config.kernel, self.config.groups, x.shape[1]
+        reach = (kernel - 1) // 2
+        padded = F.pad(x, (0, 0, reach, reach))
+        taps = [padded[:, tap : tap + length] for tap in range(kernel)]
+        if doc is not None:
+            marks = F.pad(doc, (reach, reach), value=-2)
+            taps = [tap * (marks[:, place : place + length] == doc)[..., None] for place, tap in enumerate(taps)]
+        seen = torch.stack([tap.unflatten(-1, (groups, -1)) for tap in taps], dim=3)
+        seen = seen.flatten(0, 1).flatten(2).transpose(0, 1)  # (groups, B L, kernel D / groups)
+        weight = self.conv.weight.unflatten(0, (groups, -1)).permute(0, 3, 2, 1).flatten(1, 2)
+        mixed = torch.bmm(seen, weight.to(seen.dtype)).transpose(0, 1)
+        assert self.conv.bias is not None
+        return mixed.reshape(x.shape) + self.conv.bias.to(mixed.dtype)
