@@ -190,15 +190,6 @@ class AdaptiveLMHead(nn.Module):
             loss = loss.index_copy(0, chosen, nll)
         return loss
 
-    def log_probabilities(self, x: Tensor, embeddings: Embeddings) -> Tensor:
-        """(S, D) -> (S, V); computes every cluster, for looking at predictions rather than for training."""
-        head = self._head(x, embeddings)
-        first = self.clusters[0][1]
-        parts = [head[:, :first]]
-        for i in range(1, len(self.clusters)):
-            parts.append(head[:, first + i - 1, None] + self._tail(x, i, embeddings))
-        return torch.cat(parts, dim=1)
-
     def _head(self, x: Tensor, embeddings: Embeddings) -> Tensor:
         weight, bias = self._table(0, embeddings), self.biases[0]
         if self.cluster_weight is not None and self.cluster_bias is not None:
