@@ -111,9 +111,14 @@ class Noise:
     @classmethod
     def fresh(cls, batch: int, device: torch.device | str | None = None) -> Noise:
         """Noise for a model that is called by hand in training mode: ``batch`` keys from torch's default generator."""
+        low, high = -(2**63), 2**63 - 1
+        keys = torch.randint(low, high, (batch,), device=device)
+        return cls._of(keys, torch.randint(low, high, (1,), device=device))
+
+    @classmethod
+    def _of(cls, keys: Tensor, step: Tensor) -> Noise:
         noise = cls.__new__(cls)
-        noise.keys = torch.randint(-(2**63), 2**63 - 1, (batch,), device=device)
-        noise.step = torch.randint(-(2**63), 2**63 - 1, (1,), device=device)
+        noise.keys, noise.step = keys, step
         return noise
 
     def layer(self, index: int) -> Tensor:
@@ -137,6 +142,8 @@ class Noise:
 
     def branch(self, index: int) -> Noise:
         """Noise of its own for a second network on the same rows."""
-        other = Noise.__new__(Noise)
-        other.keys, other.step = stream(self.keys, BRANCHES + index), stream(self.step, BRANCHES + index)
-        return other
+        return self.derived(BRANCHES + index)
+
+    def derived(self, site: int) -> Noise:
+        """Noise of its own for a further pass over the same rows, which ``site`` tells apart from others."""
+        return Noise._of(stream(self.keys, site), stream(self.step, site))

@@ -10,7 +10,6 @@ then that divergence is a second loss. It costs about two further forward passes
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import torch
@@ -83,10 +82,10 @@ class SiFTObjective(TaskObjective):
             kept, count = self._clean.detach(), self.counts(batch.on_host)["sift"]
             terms = self.form.terms(self.model, states, batch, noise)
             self._shift = self._start(kept, noise)
-            found = self._divergence(self._scores(kept, batch, _other(noise, 1)), clean.detach())
+            found = self._divergence(self._scores(kept, batch, noise.derived(SIFT_PASSES + 1)), clean.detach())
             (gradient,) = torch.autograd.grad(found, self._shift)
             self._shift = self._ascend(self._shift.detach(), gradient)
-            distance = self._divergence(self._scores(kept, batch, _other(noise, 2)), clean)
+            distance = self._divergence(self._scores(kept, batch, noise.derived(SIFT_PASSES + 2)), clean)
         finally:
             self._on, self._clean, self._shift = False, None, None
         return terms | {"sift": Term(distance, count, self.settings.weight)}, None
@@ -126,11 +125,3 @@ class SiFTObjective(TaskObjective):
             return ((first - second) ** 2).sum()
         p, q = first.log_softmax(-1), second.log_softmax(-1)
         return -(p.detach().exp() * q + q.detach().exp() * p).sum()
-
-
-def _other(noise: Noise, number: int) -> Noise:
-    """Masks of a further pass of the same step."""
-    other = copy.copy(noise)
-    other.keys = stream(noise.keys, SIFT_PASSES + number)
-    other.step = stream(noise.step, SIFT_PASSES + number)
-    return other
