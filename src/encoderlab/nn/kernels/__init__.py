@@ -48,8 +48,8 @@ def _kernels(x: Tensor, *others: Tensor | None) -> Any:
 
 
 def _as_products(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in the precision of a product here: that of autocast where it is on, which casts what torch's own
-    products read, but nothing for ours."""
+    """The tensors in the precision of a matrix product here. Autocast, where it is on, casts what torch's own products
+    read, and knows nothing of these functions."""
     device = tensors[0].device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors

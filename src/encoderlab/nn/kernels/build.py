@@ -47,8 +47,8 @@ def processor() -> str:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock on ``path``, so that the processes of one machine compile once."""
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Waits until no other process holds the lock on ``path``, so that those of one machine compile once."""
     import fcntl
 
     with path.open("w") as file:
@@ -58,7 +58,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def compile_library(compiler: str) -> Path:
-    """The path of the compiled library, compiled now unless it lies in the cache folder."""
+    """The path of the library, which is compiled now unless it lies in the cache folder."""
     sources = [path.read_text() for path in sorted(FOLDER.iterdir())]
     key = "\n".join((*sources, compiler, *FLAGS, *MATH, platform.machine(), processor()))
     folder = cache_folder() / "kernels"
@@ -66,7 +66,7 @@ def compile_library(compiler: str) -> Path:
     library = folder / f"ops-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if library.exists():
         return library
-    with locked(folder / "lock"):
+    with one_at_a_time(folder / "lock"):
         if not library.exists():
             logger.info("compiling the kernels with %s, once on this machine", compiler)
             with tempfile.TemporaryDirectory(dir=folder) as scratch:

@@ -15,7 +15,8 @@ from torch.autograd.function import once_differentiable
 
 
 def comes_again() -> bool:
-    """Whether this backward pass is traced or may be run again, so that what it was left must not be overwritten."""
+    """Whether what was saved for this backward pass must stay as it is: because the pass is being traced, or because
+    the graph is kept (``retain_graph``) and the pass may run again."""
     return torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph()
 
 
@@ -56,6 +57,17 @@ def dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def documents(doc: Tensor | None, x: Tensor) -> Tensor | None:
+    """``doc`` as the kernels take it: dense, a number for every position of x (B, L, ...), which they do not check.
+
+    Raises:
+        ValueError: another shape.
+    """
+    if doc is not None and doc.shape != x.shape[:2]:
+        raise ValueError(f"doc {tuple(doc.shape)} does not fit x {tuple(x.shape)}; give a document for each position")
+    return None if doc is None else doc.contiguous()
+
+
 def packed_heads(qkv: Tensor, heads: int) -> Tensor:
     """Queries, keys and values by head, (3, B, H, L, K), a view of what one product made, (B, L, 3 H K)."""
     return qkv.contiguous().unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
@@ -72,8 +84,8 @@ def add_norm_shapes(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 def add_norm_backward_shapes(
     grad: Tensor, x: Tensor, x_bias: Tensor | None, residual: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x and residual, and (3, D) those of weight, bias and x_bias; of what is not there they say
-    nothing."""
+    """Gradients of x and residual, and (3, D) those of weight, bias and x_bias; those of absent arguments are empty or
+    meaningless."""
     dresidual = x.new_empty(0) if residual is None else torch.empty_like(x)
     return torch.empty_like(x), dresidual, x.new_empty(3, x.shape[-1], dtype=torch.float32)
 
@@ -126,7 +138,7 @@ def add_norm_function(
 
 
 def gelu_backward_shapes(grad: Tensor, x: Tensor, *_: Any) -> Tensor:
-    """The gradient of the bias. That of x replaces ``grad``, and the activations again fill ``out``, which may be x."""
+    """The gradient of the bias. That of x replaces ``grad``; ``out``, which may be x, gets the activations again."""
     return x.new_empty(x.shape[-1], dtype=torch.float32)
 
 

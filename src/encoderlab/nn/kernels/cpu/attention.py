@@ -43,6 +43,8 @@ def attention_arguments(
     position_query: Tensor | None = None,
     different: Tensor | None = None,
 ) -> bytes:
+    """The C struct ``Attention``: sizes and strides of what the library gets as pointers, and dropout. In a second
+    struct the strides of gradients stand in the places of q, k, v and position_query."""
     batch, heads, queries, width = q.shape
     threshold, keep_scale = scaling(keys, p)
     work = torch.get_num_threads() if q.numel() * k.shape[2] >= 32 * SMALL else 1
@@ -110,7 +112,7 @@ def attend_backward(
 class Attend(Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        """Of the arguments of :func:`attend_forward`."""
+        """Takes the arguments of :func:`attend_forward`."""
         out, normalisers = attend_forward(*given)
         ctx.save_for_backward(*given[:-3], normalisers)
         ctx.rest = given[-3:]
@@ -169,6 +171,7 @@ class AttendPacked(Function):
 
 
 def pointers(*tensors: Tensor | None) -> bytes:
+    """The C struct ``Pointers``: addresses in its order; 0 for what is absent, which in backward passes is a scalar."""
     given = [0 if x is None or x.dim() == 0 else x.data_ptr() for x in tensors]
     return RELATIVE.pack(*given, *[0] * (10 - len(given)))
 
@@ -255,7 +258,8 @@ def attend_relative_backward(
     p: float,
     site: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the first eight but one; rows and segment in float32, scalars for what is absent."""
+    """Gradients of q, k, v, query_rows, key_rows, position_query and segment; those of rows and segment in float32,
+    scalars for what is absent."""
     grads = _attend_relative_backward_shapes(grad, q, k, v, query_rows, key_rows, position_query, segment)
     dq, dk, dv, dquery_rows, dkey_rows, dposition_query, dsegment = grads
     at = attention_arguments(
@@ -273,7 +277,7 @@ def attend_relative_backward(
 class AttendRelative(Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        """Of the arguments of :func:`attend_relative`."""
+        """Takes the arguments of :func:`attend_relative_forward`."""
         out, normalisers = attend_relative_forward(*given)
         ctx.save_for_backward(*given[:-3], normalisers)
         ctx.rest = given[-3:]
@@ -312,7 +316,7 @@ def attend(
     site: int,
     relative: Relative | None,
 ) -> Tensor:
-    """Of the arguments of :func:`encoderlab.nn.kernels.attend`."""
+    """As :func:`encoderlab.nn.kernels.attend`."""
     q, k, v, visible = dense(q), dense(k), dense(v), full_rows(visible, k.shape[2])
     if relative is not None:
         terms = relative_arguments(q, k, relative, scale)
@@ -325,6 +329,6 @@ def attend(
 def attend_packed(
     qkv: Tensor, heads: int, visible: Tensor | None, keys: Tensor | None, scale: float, p: float, site: int
 ) -> Tensor:
-    """Of the arguments of :func:`encoderlab.nn.kernels.attend_packed`."""
+    """As :func:`encoderlab.nn.kernels.attend_packed`."""
     visible = full_rows(visible, qkv.shape[1])
     return apply(AttendPacked, packed_heads(qkv, heads), visible, keys, scale, p, site).transpose(1, 2).flatten(2)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from encoderlab.nn.kernels import functions
 from encoderlab.nn.kernels.cpu.native import CHUNKS, call, half, threads
 from encoderlab.nn.kernels.operation import operation
 
@@ -16,10 +17,9 @@ MOST_TAPS = 32  # as in convolution.h
 
 
 def documents(doc: Tensor | None, x: Tensor) -> Tensor | None:
-    """``doc`` as the kernels take it, a number for every position of x (B, L, ...), which they do not check."""
-    if doc is not None and doc.shape != x.shape[:2]:
-        raise ValueError(f"doc {tuple(doc.shape)} does not fit x {tuple(x.shape)}; give a document for each position")
-    return None if doc is None else doc.to(torch.int32).contiguous()
+    """As :func:`encoderlab.nn.kernels.functions.documents`, in int32."""
+    doc = functions.documents(doc, x)
+    return None if doc is None else doc.to(torch.int32)
 
 
 @operation(lambda x, weight, doc, back: torch.empty_like(x))
@@ -62,7 +62,7 @@ def _sizes(x: Tensor, logits: Tensor, heads: int) -> tuple[int, ...]:
 
 
 def convolve(x: Tensor, logits: Tensor, doc: Tensor | None, heads: int, out: Tensor, softmax: Tensor) -> None:
-    """Fills ``out`` like x (B, L, H K), whose positions may be further apart, and ``softmax`` like logits."""
+    """Fills ``out`` (B, L, H K), whose positions may be further apart in memory, and ``softmax`` like logits."""
     sizes = _sizes(x, logits, heads)
     call("dynamic", half(x), x, logits, doc, out, out.stride(1), softmax, *sizes, threads(x))
 
@@ -77,7 +77,7 @@ def dynamic(x: Tensor, logits: Tensor, doc: Tensor | None, heads: int) -> tuple[
 
 @operation(lambda grad, x, softmax, doc, heads: (torch.empty_like(x), x.new_empty(softmax.shape)))
 def dynamic_backward(grad: Tensor, x: Tensor, softmax: Tensor, doc: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
-    """The gradients of x and logits; positions of ``grad`` (B, L, H K) may be further apart."""
+    """The gradients of x and logits; positions of ``grad`` (B, L, H K) may be further apart in memory."""
     dx, dlogits = torch.empty_like(x), x.new_empty(softmax.shape)
     sizes = _sizes(x, softmax, heads)
     call("dynamic_backward", half(x), grad, grad.stride(1), x, softmax, doc, dx, dlogits, *sizes, threads(x))

@@ -59,7 +59,7 @@ def mixed(
 
 
 class MixedAttention(Function):
-    """Of :func:`mixed`, whose logits are (span * queries) weight^T + bias."""
+    """:func:`mixed` with its gradients, and with the logits (span * queries) weight^T + bias made here."""
 
     @staticmethod
     def forward(

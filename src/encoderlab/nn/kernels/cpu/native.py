@@ -36,6 +36,7 @@ def argument_type(value: Any) -> Any:
 
 
 def threads(x: Tensor) -> int:
+    """How many threads share the work on x."""
     return 1 if x.numel() < SMALL else torch.get_num_threads()
 
 
@@ -46,4 +47,5 @@ def layout(x: Tensor) -> tuple[int, int, int]:
 
 
 def half(x: Tensor) -> bool:
+    """Whether x is bfloat16; the library has every function for it and for float32."""
     return x.dtype == torch.bfloat16

@@ -17,16 +17,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from encoderlab.nn.kernels.functions import documents as documents
 from encoderlab.nn.kernels.operation import GPU, operation
 
 MOST_TAPS = 128  # the dynamic kernels hold the logits of their block in registers
-
-
-def documents(doc: Tensor | None, x: Tensor) -> Tensor | None:
-    """``doc`` as the kernels take it, a number for every position of x (B, L, ...), which they do not check."""
-    if doc is not None and doc.shape != x.shape[:2]:
-        raise ValueError(f"doc {tuple(doc.shape)} does not fit x {tuple(x.shape)}; give a document for each position")
-    return None if doc is None else doc.contiguous()
 
 
 def block(x: Tensor, width: int) -> dict[str, int]:

@@ -35,11 +35,11 @@ class Rows(NamedTuple):
 def layout(x: Tensor, most: int | None = None) -> Rows:
     """The division of x into programs of a whole position each, or of at most ``most`` words of one."""
     batch, width = x.shape[0], x.shape[-1]
-    words = 16 * triton.next_power_of_2(triton.cdiv(width, 32))
-    words = words if most is None else min(words, most)
+    size = 16 * triton.next_power_of_2(triton.cdiv(width, 32))
+    size = size if most is None else min(size, most)
     number = x.numel() // width
-    warps = min(16, max(1, words // 256))  # 16 elements for each thread
-    return Rows(number, number // batch, width, triton.cdiv(width, 2 * words), {"WORDS": words, "num_warps": warps})
+    warps = min(16, max(1, size // 256))  # 16 elements for each thread
+    return Rows(number, number // batch, width, triton.cdiv(width, 2 * size), {"WORDS": size, "num_warps": warps})
 
 
 class Columns(NamedTuple):
