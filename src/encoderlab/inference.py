@@ -231,16 +231,17 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
         probabilities = _token_probabilities(model, batch, at)
     known = probabilities[:, : tokenizer.vocab_size]  # a word table may have more rows, to be a round number
     scores, tokens = known.topk(min(top, known.shape[1]))
-    guesses = []
-    for place, row_scores, row_tokens in zip(places, scores.tolist(), tokens.tolist(), strict=True):
-        found = []
-        for score, token in zip(row_scores, row_tokens, strict=True):
-            filled = ids.copy()
-            filled[place] = token
-            word = tokenizer.decode([token], skip_special=False).strip()
-            found.append(Guess(score, token, word or tokenizer.token(token), _readable(tokenizer, filled[own])))
-        guesses.append(found)
-    return guesses
+
+    def guess(place: int, token: int, score: float) -> Guess:
+        filled = ids.copy()
+        filled[place] = token
+        word = tokenizer.decode([token], skip_special=False).strip()
+        return Guess(score, token, word or tokenizer.token(token), _readable(tokenizer, filled[own]))
+
+    return [
+        [guess(int(place), token, score) for token, score in zip(of_place, their_scores, strict=True)]
+        for place, of_place, their_scores in zip(places, tokens.tolist(), scores.tolist(), strict=True)
+    ]
 
 
 def _window(masked: np.ndarray, length: int, room: int) -> int:

@@ -20,7 +20,7 @@ from encoderlab.commands.terminal import note, say
 from encoderlab.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from encoderlab.tasks.base import Form, Split, Task
+    from encoderlab.tasks.base import Example, Form, Split, Task
     from encoderlab.tasks.finetune import Recipe
 
 Action = Literal["train", "predict"]
@@ -298,7 +298,6 @@ def _train(flags: Flags, task: Task, splits: dict[str, Split]) -> dict[str, Any]
 
 def _predict(wanted: Form, flags: Flags) -> dict[str, Any]:
     """Prints a list of answers, as the original does: label and score of a text."""
-    from encoderlab.tasks.base import Choice, Example, Text, Words
     from encoderlab.tasks.predict import record
     from encoderlab.tasks.use import predictor_of
 
@@ -315,28 +314,36 @@ def _predict(wanted: Form, flags: Flags) -> dict[str, Any]:
     if flags.max_length is not None:
         limit = predictor.objective.model.config.encoder.max_length
         predictor.form.settings = replace(predictor.form.settings, max_length=_length(flags.max_length, limit))
-    place = "cpu"
-    if flags.device >= 0:
-        import torch
-
-        count = torch.cuda.device_count()
-        if flags.device >= count:
-            raise ConfigError(f"--device {flags.device}: there are {count} GPUs here, numbered from 0; -1 is the CPU")
-        place = f"cuda:{flags.device}"
-    predictor.objective.model.to(place)
-    parts = [part.strip() for part in text.split("[SEP]")]
-    example: Example
-    if form == "tagging":
-        words = text.split() if " " in text.strip() else list(text.strip())
-        example = Words(id="0", words=tuple(words))
-    elif form == "choice":
-        if len(parts) < 4:
-            raise ConfigError("--text of a choice needs context[SEP]question[SEP]option[SEP]option...")
-        example = Choice(id="0", context=parts[0], question=parts[1], options=tuple(parts[2:]))
-    else:
-        example = Text(id="0", text=parts[0], pair=parts[1] if len(parts) > 1 else None)
+    predictor.objective.model.to(_place(flags.device))
+    example = _example(form, text)
     found = predictor.predict([example])
     answer = record(example, found.values[0], found.details[0])
     answers = [{key: value for key, value in answer.items() if key not in ("id", "probabilities")}]
     say(json.dumps(answers, ensure_ascii=False))
     return {"model": flags.model, "predictions": answers}
+
+
+def _place(device: int) -> str:
+    """What torch calls ``--device``."""
+    if device < 0:
+        return "cpu"
+    import torch
+
+    count = torch.cuda.device_count()
+    if device >= count:
+        raise ConfigError(f"--device {device}: there are {count} GPUs here, numbered from 0; -1 is the CPU")
+    return f"cuda:{device}"
+
+
+def _example(form: Form, text: str) -> Example:
+    """What ``--text`` holds, for a task of that form."""
+    from encoderlab.tasks.base import Choice, Text, Words
+
+    if form == "tagging":
+        return Words(id="0", words=tuple(text.split() if " " in text.strip() else text.strip()))
+    parts = [part.strip() for part in text.split("[SEP]")]
+    if form != "choice":
+        return Text(id="0", text=parts[0], pair=parts[1] if len(parts) > 1 else None)
+    if len(parts) < 4:
+        raise ConfigError("--text of a choice needs context[SEP]question[SEP]option[SEP]option...")
+    return Choice(id="0", context=parts[0], question=parts[1], options=tuple(parts[2:]))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from encoderlab.interchange.assemble import Models
+    from encoderlab.interchange.load import Source
 
 
 def convert(
@@ -56,27 +60,16 @@ def convert(
     """
     from encoderlab.files import write_bytes
     from encoderlab.interchange import folder, huggingface
-    from encoderlab.interchange.load import find_tokenizer, kind_of, read
+    from encoderlab.interchange.load import kind_of
     from encoderlab.tasks.folder import find_task
     from encoderlab.tasks.trials import best_seed
-    from encoderlab.train import checkpoint
-    from encoderlab.train.pretraining import models_at
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: exists and is not empty; choose another folder")
     model = best_seed(model, terminal.say)
-    taken = checkpoint.found_in(model) if source is None else None
-    if taken is None:
-        models = read(model, kind=source, allow_missing=allow_missing)
-    else:
-        terminal.say(f"the weights are those of {taken}")
-        models = models_at(taken)
+    models = _read(model, source, allow_missing=allow_missing)
     if tokenizer is not None:
-        found = find_tokenizer(tokenizer, next(iter(models.values())).config.family)
-        if found is None:
-            raise ConfigError(f"{tokenizer}: holds no tokenizer; give vocab.txt, a .model, or a tokenizer folder")
-        for network in models.values():
-            folder.give_tokenizer(network, found, tokenizer)
+        _give_tokenizer(models, tokenizer)
     notes: list[str] = []
     written = {}
     task = find_task(model) if kind_of(model) == "encoderlab" else None
@@ -102,6 +95,30 @@ def convert(
     for text in dict.fromkeys(notes):
         terminal.note(f"note: {text}")
     return {"to": to, "written": written, "notes": list(dict.fromkeys(notes))}
+
+
+def _read(model: Path, source: Source | None, *, allow_missing: bool) -> Models:
+    """The networks of a model, or of the newest checkpoint of a run that is not finished."""
+    from encoderlab.interchange.load import read
+    from encoderlab.train import checkpoint
+    from encoderlab.train.pretraining import models_at
+
+    taken = checkpoint.found_in(model) if source is None else None
+    if taken is None:
+        return read(model, kind=source, allow_missing=allow_missing)
+    terminal.say(f"the weights are those of {taken}")
+    return models_at(taken)
+
+
+def _give_tokenizer(models: Models, path: Path) -> None:
+    from encoderlab.interchange import folder
+    from encoderlab.interchange.load import find_tokenizer
+
+    found = find_tokenizer(path, next(iter(models.values())).config.family)
+    if found is None:
+        raise ConfigError(f"{path}: holds no tokenizer; give vocab.txt, a .model, or a tokenizer folder")
+    for network in models.values():
+        folder.give_tokenizer(network, found, path)
 
 
 def _lost(task: Path) -> str:
