@@ -12,6 +12,9 @@ import numpy as np
 from encoderlab.train.evidence import Evidence, is_number
 
 SETTLED = 300  # steps after which a loss that has not moved means something
+RISE = 0.3  # nats above the loss of guessing; runs that learn stay within 0.05 of it
+USUAL_RATE = {"lamb": 3e-3}  # the largest rate of the recipes, by optimiser; 1e-3 for Adam's kin
+TOO_MUCH = 9  # times the usual rate; the lines of metrics may miss the peak itself
 CHARACTERS = 1000  # a smaller vocabulary may hold characters on purpose
 
 
@@ -29,6 +32,7 @@ class Finding:
 
 
 def not_finite(e: Evidence) -> Finding | None:
+    """A loss or a gradient is no number."""
     broken = [line for line in e.train if line.get("loss") is None or not math.isfinite(line["loss"])]
     if e.diverged is not None:
         broken.append(e.diverged)
@@ -74,12 +78,8 @@ def rate_too_high(e: Evidence) -> Finding | None:
     )
 
 
-RISE = 0.3  # nats; runs that learn stay within 0.05 of ln V
-TOO_MUCH = 9  # times the usual rate; the lines of metrics may miss the peak itself
-USUAL_RATE = {"lamb": 3e-3}  # the largest of the recipes, by optimiser; 1e-3 for Adam's kin
-
-
 def spikes(e: Evidence) -> Finding | None:
+    """The gradient norm jumps, more than once and late."""
     if e.term is None or len(e.train) < 10:
         return None
     norms = e.numbers("grad_norm")
@@ -113,19 +113,20 @@ def update_ratio(e: Evidence) -> Finding | None:
     return None
 
 
-def no_warmup(e: Evidence) -> Finding | None:
+def warmup(e: Evidence) -> Finding | None:
+    """The schedule warms up not at all, or during most of the run."""
     schedule, encoder = e.recipe.get("schedule") or {}, (e.recipe.get("model") or {}).get("encoder") or {}
-    warmup = schedule.get("warmup")
-    if warmup is None:
+    length = schedule.get("warmup")
+    if length is None:
         return None
-    if not warmup and encoder.get("norm", "post") == "post" and (e.recipe.get("clip") or 1) >= 1:
+    if not length and encoder.get("norm", "post") == "post" and (e.recipe.get("clip") or 1) >= 1:
         return Finding(
             "no warm-up",
             "warning",
             "the learning rate starts at its peak, which post-LayerNorm encoders seldom survive",
             "set schedule.warmup to 0.01 of the budget or more",
         )
-    share = warmup if warmup < 1 else warmup / (e.recipe.get("budget") or {}).get("amount", math.inf)
+    share = length if length < 1 else length / (e.recipe.get("budget") or {}).get("amount", math.inf)
     if share > 0.5:
         return Finding(
             "long warm-up",
@@ -137,6 +138,7 @@ def no_warmup(e: Evidence) -> Finding | None:
 
 
 def not_learning(e: Evidence) -> Finding | None:
+    """The loss is still that of a guess among all tokens."""
     losses = e.losses(e.term) if e.term else []
     if not losses or e.vocabulary is None or e.train[-1]["step"] < SETTLED or rate_too_high(e):
         return None
@@ -153,6 +155,7 @@ def not_learning(e: Evidence) -> Finding | None:
 
 
 def stuck_at_frequencies(e: Evidence) -> Finding | None:
+    """The loss is that of knowing how frequent tokens are, and no more."""
     recent = [loss for _, loss in e.losses(e.term)[-5:]] if e.term else []
     if not recent or e.corpus is None or e.train[-1]["step"] < 2 * SETTLED or rate_too_high(e):
         return None
@@ -170,6 +173,7 @@ def stuck_at_frequencies(e: Evidence) -> Finding | None:
 
 
 def frozen(e: Evidence) -> Finding | None:
+    """Weights that no gradient has reached."""
     if not e.frozen:
         return None
     shown = ", ".join(e.frozen[:3]) + (f" and {len(e.frozen) - 3} more" if len(e.frozen) > 3 else "")
@@ -182,6 +186,7 @@ def frozen(e: Evidence) -> Finding | None:
 
 
 def masked_share(e: Evidence) -> Finding | None:
+    """Too few tokens are predicted to learn from, or too many to guess them."""
     if e.term not in ("mlm", "plm"):
         return None
     lines = [line for line in e.train if e.term in line.get("counts", {})]
@@ -206,6 +211,7 @@ def masked_share(e: Evidence) -> Finding | None:
 
 
 def duplicates(e: Evidence) -> Finding | None:
+    """Documents of the corpus that are copies of others."""
     if e.corpus is not None and e.corpus.duplicate_share > 0.1:
         return Finding(
             "duplicates",
@@ -216,7 +222,8 @@ def duplicates(e: Evidence) -> Finding | None:
     return None
 
 
-def tokenizer_splits(e: Evidence) -> Finding | None:
+def wrong_tokenizer(e: Evidence) -> Finding | None:
+    """Tokens are unknown, or words fall into single letters."""
     if e.corpus is None:
         return None
     if e.corpus.unknown_share > 0.05:  # Chinese articles on technology have 3% with Google's Chinese vocabulary
@@ -283,6 +290,7 @@ def detector_below_majority(e: Evidence) -> Finding | None:
 
 
 def generator_too_good(e: Evidence) -> Finding | None:
+    """Hardly anything is left for the discriminator to find."""
     lines = [line for line in e.train if is_number(line.get("accuracy", {}).get("replaced"))]
     if lines and lines[-1]["step"] > SETTLED and lines[-1]["accuracy"]["replaced"] < 0.2:
         return Finding(
@@ -295,8 +303,8 @@ def generator_too_good(e: Evidence) -> Finding | None:
     return None
 
 
-def labels_say_nothing(e: Evidence) -> Finding | None:
-    """A sentence-pair loss that stays at ln 2, or a task that is learned by heart and not understood."""
+def pairs_unlearned(e: Evidence) -> Finding | None:
+    """A sentence-pair loss that stays at ln 2."""
     for name in ("next_sentence", "sentence_order"):
         values = e.losses(name) if e.train and name in e.train[-1]["losses"] else []
         late = len(values) > 10 and values[-1][0] > 10 * SETTLED
@@ -307,19 +315,26 @@ def labels_say_nothing(e: Evidence) -> Finding | None:
                 f"the {name} loss stays at ln 2",
                 "check that pairs and labels belong together",
             )
+    return None
+
+
+def learned_by_heart(e: Evidence) -> Finding | None:
+    """A task whose training loss falls while its validation loss rises."""
     names = e.train[-1]["losses"] if e.train else {}
     task = next((task for task in ("classification", "regression", "tagging") if task in names), None)
-    if task and e.valid and len(e.train) >= 4:
-        own, held_out = [loss for _, loss in e.losses(task)], e.losses(task, e.valid)
-        first, last = (own[0], own[-1]) if own else (0.0, 0.0)
-        if held_out and last < 0.5 * first and held_out[-1][1] > 1.1 * held_out[0][1] and held_out[-1][1] > 2 * last:
-            return Finding(
-                "labels say nothing",
-                "error",
-                f"the training loss fell from {first:.2f} to {last:.2f} and the validation loss rose from "
-                f"{held_out[0][1]:.2f} to {held_out[-1][1]:.2f}: examples are learned by heart",
-                "check that labels belong to their texts; with few examples, train for fewer epochs",
-            )
+    if task is None or not e.valid or len(e.train) < 4:
+        return None
+    own, held_out = [loss for _, loss in e.losses(task)], [loss for _, loss in e.losses(task, e.valid)]
+    if not own or not held_out or own[-1] >= 0.5 * own[0]:
+        return None
+    if held_out[-1] > 1.1 * held_out[0] and held_out[-1] > 2 * own[-1]:
+        return Finding(
+            "labels say nothing",
+            "error",
+            f"the training loss fell from {own[0]:.2f} to {own[-1]:.2f} and the validation loss rose from "
+            f"{held_out[0]:.2f} to {held_out[-1]:.2f}: examples are learned by heart",
+            "check that labels belong to their texts; with few examples, train for fewer epochs",
+        )
     return None
 
 
@@ -362,6 +377,7 @@ def comparable(e: Evidence, step: int, recorded: int) -> bool:
 
 
 def padding(e: Evidence) -> Finding | None:
+    """Much of what is computed is padding."""
     shares = e.numbers("padding")
     if not shares or float(np.mean(shares)) <= 0.4:
         return None
@@ -377,6 +393,7 @@ def padding(e: Evidence) -> Finding | None:
 
 
 def starved(e: Evidence) -> Finding | None:
+    """Training waits for its data."""
     waits = [line["waiting"] for line in e.train[1:] if "waiting" in line]
     if len(waits) >= 3 and float(np.median(waits)) > 0.25:
         return Finding(
@@ -395,13 +412,14 @@ CHECKS: tuple[Callable[[Evidence], Finding | None], ...] = (
     frozen,
     leak,
     duplicates,
-    tokenizer_splits,
-    labels_say_nothing,
+    wrong_tokenizer,
+    pairs_unlearned,
+    learned_by_heart,
     masked_share,
     stuck_at_frequencies,
     detector_below_majority,
     generator_too_good,
-    no_warmup,
+    warmup,
     spikes,
     update_ratio,
     behind_reference,

@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from encoderlab.corpus.shards import MANIFEST, Corpus, file_hash, unigram_entropy
+from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.train import folder
 
@@ -21,6 +22,8 @@ log = logging.getLogger("encoderlab")
 
 Line = Mapping[str, Any]
 DUPLICATE_SAMPLE = 20_000  # documents that are looked at for duplicates
+SQUARES = "exp_avg_sq/"  # before the name of a weight: its running average of squared gradients in a checkpoint
+HEADS = ("pooler", "pair", "rtd", "lm")
 
 
 @dataclass(frozen=True)
@@ -84,13 +87,17 @@ class Evidence:
 
     @property
     def guessing(self) -> float | None:
-        """The loss of who knows how frequent tokens are and nothing else: of the corpus, of the reference, or about."""
+        """The loss of knowing how frequent tokens are, and nothing else: that of the corpus, else of the reference in
+        its share of ln V, else the share that is usual.
+        """
         if self.corpus is not None:
             return self.corpus.entropy
         if self.vocabulary is None:
             return None
-        known = self.reference or {"entropy": 0.75, "vocab": math.e}  # three quarters of ln V in English and Chinese
-        return float(known["entropy"] * math.log(self.vocabulary) / math.log(known["vocab"]))
+        share = 0.75  # in English and Chinese
+        if self.reference is not None:
+            share = self.reference["entropy"] / math.log(self.reference["vocab"])
+        return float(share * math.log(self.vocabulary))
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -107,8 +114,6 @@ def read(run: Path, corpus: Path | None = None) -> Evidence:
     recipe = folder.read(run / folder.RECIPE) if (run / folder.RECIPE).exists() else {}
     facts = None
     if corpus is not None:
-        from encoderlab.corpus.tokenizer import Tokenizer
-
         text = Corpus(corpus)
         check_corpus(run, corpus)
         facts = CorpusFacts.of(text, Tokenizer.load(text.tokenizer_path).special.unk)
@@ -170,7 +175,7 @@ def frozen_matrices(run: Path) -> list[str]:
 
     Heads without a loss in the recipe are not among them: they wait for fine-tuning.
     """
-    from encoderlab.train import checkpoint
+    from encoderlab.train import checkpoint  # which imports torch; a page about a run needs none
 
     newest, _ = checkpoint.newest(run / "checkpoints")
     if newest is None:
@@ -185,7 +190,3 @@ def frozen_matrices(run: Path) -> list[str]:
         if tensor.ndim > 1 and not moments.get(name, False) and not waits:
             found.append(name)
     return found
-
-
-SQUARES = "exp_avg_sq/"
-HEADS = ("pooler", "pair", "rtd", "lm")
