@@ -19,6 +19,8 @@ from encoderlab.objectives.base import Memory, Objective, Term, carried, check_m
 from encoderlab.objectives.mlm import lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 
+PER_TOKEN = ("ids", "doc", "segments", "word_starts", "special")  # the arrays of a Row
+
 
 @dataclass(frozen=True, kw_only=True)
 class CausalSettings:
@@ -97,6 +99,3 @@ class Causal(Objective):
 
     def models(self) -> dict[str, Model]:
         return {"model": self.model}
-
-
-PER_TOKEN = ("ids", "doc", "segments", "word_starts", "special")  # the arrays of a Row

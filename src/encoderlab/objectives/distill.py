@@ -90,8 +90,8 @@ class Distill(Objective):
     Terms, each a sum over tokens: ``logits`` ``T^2 KL(teacher / T || student / T)`` with temperature T; ``mlm``;
     ``cosine`` ``1 - cos`` of the last states of real tokens; ``hidden``, mean squared differences of the matched layers
     (states mapped by a trained matrix, filled from ``seed``, where the widths differ); ``attention``, those of their
-    scores, or ``KL(teacher || student)`` of their distributions. The teacher runs without gradient
-    and in evaluation mode; its LM head computes the compared places only.
+    scores, or ``KL(teacher || student)`` of their distributions. The teacher runs without gradient and in evaluation
+    mode; its LM head computes the compared places only.
     """
 
     per_token = ("mlm",)
@@ -105,9 +105,8 @@ class Distill(Objective):
         self.masker = Masker(settings.masking, vocabulary)
         self._teacher = (teacher.eval().requires_grad_(False),)  # in a tuple, so that it is neither trained nor saved
         widths = student.config.encoder.width, teacher.config.encoder.width
-        needed = settings.hidden_weight and widths[0] != widths[1]
         self.maps = None
-        if needed:
+        if settings.hidden_weight and widths[0] != widths[1]:
             deviation = student.config.encoder.init_std
             self.maps = nn.ModuleList(
                 _map(*widths, deviation, derive(seed, "map", i)) for i in range(len(settings.match))
@@ -171,6 +170,7 @@ class Distill(Objective):
         return {"model": self.student}
 
     def _hidden(self, states: States, theirs: States, real: tuple[Tensor, ...]) -> Tensor:
+        """Squared differences of the matched layers' states, averaged over the width, summed over tokens and pairs."""
         total = states.last.new_zeros(())
         for i, (own, their) in enumerate(self.settings.match):
             mine = states.layers[own][real]

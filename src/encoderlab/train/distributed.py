@@ -164,6 +164,7 @@ def assign(target: Tensor, value: Tensor) -> None:
 
 
 def _elsewhere(code: int) -> EncoderlabError:
+    """The error of the processes that wait for the first one's."""
     error = EncoderlabError("stopped, because process 0 could not go on; its message says why")
     error.code = code
     return error

@@ -1,7 +1,7 @@
 """One optimiser step: micro-batches forward and backward, clipping, update.
 
-Nothing in it waits for the device, which so has work ahead of it (tests/train/test_no_waiting.py), but for fp16: the
-scale of its loss is kept on the host and takes one look at the norm per update.
+Nothing in it waits for the device, so that there is always work queued for it (tests/train/test_no_waiting.py). The
+exception is fp16: its loss scale is kept on the host, which reads the gradient norm once per update.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def compile_layers(objective: Objective) -> None:
 class Engine:
     """An objective under training: its networks, their optimiser, and what passes from step to step.
 
-    ``tally`` sums up losses until it is replaced; ``largest_norm`` is the largest gradient norm until it is reset, not
-    a number from the first broken gradient on. ``memory`` belongs to this process's rows of the next batch.
+    ``tally`` adds up losses until the loop replaces it; ``largest_norm`` is the largest gradient norm until the loop
+    resets it, and NaN or infinite once a gradient was. ``memory`` belongs to this process's rows of the next batch.
     """
 
     def __init__(self, objective: Objective, recipe: Training, world: World) -> None:

@@ -1,5 +1,4 @@
-"""AdamW, BERT's Adam without bias correction, and LAMB, over parameter groups with decay exclusions and layer-wise
-rates.
+"""AdamW, BERT's Adam without bias correction, and LAMB; what weight decay leaves alone, and rates by layer.
 
 State is two tensors per parameter, ``exp_avg`` and ``exp_avg_sq``, under the parameter's name, and nothing else, so
 that the optimisers share one checkpoint layout. Under FSDP2 each process updates its own shards.
@@ -127,10 +126,10 @@ def group_parameters(module: nn.Module, optim: Optim) -> list[Group]:
                 continue
             seen.add(id(parameter))
             name = f"{prefix}.{leaf}" if prefix else leaf
-            small = "norm" if isinstance(owner, NORMS) else "bias" if leaf == "bias" and parameter.ndim == 1 else None
-            groups.setdefault((small is None, small not in optim.no_decay, rates.get(name, 1.0)), []).append(
-                (name, parameter)
-            )
+            is_bias = leaf == "bias" and parameter.ndim == 1
+            small = "norm" if isinstance(owner, NORMS) else "bias" if is_bias else None
+            key = (small is None, small not in optim.no_decay, rates.get(name, 1.0))
+            groups.setdefault(key, []).append((name, parameter))
     return [
         Group(
             names=tuple(name for name, _ in members),
@@ -218,11 +217,13 @@ class Optimizer:
     def step(
         self, lr: float, *, grad_scale: Tensor | None = None, skip: Tensor | None = None, counted: bool = False
     ) -> None:
-        """Divide the gradients by ``grad_scale``, then update with rate ``lr``; nothing changes where ``skip`` is 1.
+        """One update with rate ``lr`` of the parameters that have gradients, which are overwritten.
 
-        Both are float scalars on the parameters' device, so that neither clipping nor a non-finite gradient waits for
-        it. The gradients are overwritten. A parameter without gradient is left alone. ``counted``: this call belongs to
-        a step that has been counted, by an earlier call for other parameters.
+        Args:
+            grad_scale: divides the gradients first.
+            skip: nothing changes where it is 1. Both are float scalars on the parameters' device, so that neither
+                clipping nor a gradient that is not finite waits for it.
+            counted: the step has been counted, by an earlier call for other parameters.
         """
         self.steps += not counted
         for group in self.groups:
@@ -261,36 +262,14 @@ class Optimizer:
             found_inf=skip,
         )
 
-    @torch.no_grad()
-    def update_ratio(self, lr: float) -> Tensor:
-        """||last update|| / ||weights|| over all matrices, without weight decay, float32 scalar; healthy encoders have
-        1e-4 to 1e-2. Reads moments and weights once. Under LAMB it is the rate, by construction.
-        """
-        if isinstance(self.optim, Lamb):
-            return torch.tensor(lr)
-        count = max(self.steps, 1) if isinstance(self.optim, AdamW) else UNCORRECTED  # 0: every step was skipped
-        (beta1, beta2), eps = self.optim.betas, self.optim.eps
-        first, second = 1 - beta1**count, math.sqrt(1 - beta2**count)
-        moved, length = [], []
-        for group in (group for group in self.groups if group.matrices):
-            for name, weight in zip(group.names, group.parameters, strict=True):
-                root = local(self.state[name]["exp_avg_sq"]).sqrt().div_(second).add_(eps)
-                update = torch.div(local(self.state[name]["exp_avg"]), root, out=root)
-                moved.append(torch.linalg.vector_norm(update).float() * (lr * group.rate / first))
-                length.append(torch.linalg.vector_norm(local(weight)).float())
-        sums = torch.stack([torch.stack(norms).square().sum() for norms in (moved, length)])
-        if any(isinstance(parameter, DTensor) for parameter in self.parameters):
-            dist.all_reduce(sums)
-        return (sums[0] / sums[1]).sqrt()
-
     def _lamb(self, group: Group, shards: Shards, lr: float, grad_scale: Tensor | None, skip: Tensor | None) -> None:
         """The formula of :class:`Lamb`, on whole tensors."""
         names, weights, grads, means, squares = shards
         (beta1, beta2), eps = self.optim.betas, self.optim.eps
         left_out = torch.zeros((), dtype=torch.bool, device=weights[0].device) if skip is None else skip.bool()
-        gained, kept, taken = (
-            torch.where(left_out, nothing, usual) for nothing, usual in ((0.0, 1 - beta1), (1.0, beta2), (0.0, 1.0))
-        )  # factors that change nothing where the step is left out, which the host does not know
+        # The host does not know whether the step is left out: factors that change nothing do it then.
+        gained, kept = torch.where(left_out, 0.0, 1 - beta1), torch.where(left_out, 1.0, beta2)
+        taken = torch.where(left_out, 0.0, 1.0)
         if grad_scale is not None:
             torch._foreach_div_(grads, grad_scale)
         for grad in grads:
@@ -313,6 +292,28 @@ class Optimizer:
             torch._foreach_mul_(update_parts, list(ratios.unbind()))
         torch._foreach_mul_(update, taken)
         torch._foreach_add_(weights, update, alpha=-lr * group.rate)
+
+    @torch.no_grad()
+    def update_ratio(self, lr: float) -> Tensor:
+        """||last update|| / ||weights|| over all matrices, without weight decay, float32 scalar; healthy encoders have
+        1e-4 to 1e-2. Reads moments and weights once. Under LAMB it is the rate, by construction.
+        """
+        if isinstance(self.optim, Lamb):
+            return torch.tensor(lr)
+        count = max(self.steps, 1) if isinstance(self.optim, AdamW) else UNCORRECTED  # 0: every step was skipped
+        (beta1, beta2), eps = self.optim.betas, self.optim.eps
+        first, second = 1 - beta1**count, math.sqrt(1 - beta2**count)
+        moved, length = [], []
+        for group in (group for group in self.groups if group.matrices):
+            for name, weight in zip(group.names, group.parameters, strict=True):
+                root = local(self.state[name]["exp_avg_sq"]).sqrt().div_(second).add_(eps)
+                update = torch.div(local(self.state[name]["exp_avg"]), root, out=root)
+                moved.append(torch.linalg.vector_norm(update).float() * (lr * group.rate / first))
+                length.append(torch.linalg.vector_norm(local(weight)).float())
+        sums = torch.stack([torch.stack(norms).square().sum() for norms in (moved, length)])
+        if any(isinstance(parameter, DTensor) for parameter in self.parameters):
+            dist.all_reduce(sums)
+        return (sums[0] / sums[1]).sqrt()
 
 
 def _published_tensors(name: str, tensor: Tensor) -> tuple[Tensor, ...]:

@@ -1,6 +1,5 @@
-"""Contenders in processes of their own, which work only when told to.
-
-So memory is counted apart, and time is shared fairly.
+"""Contenders in processes of their own, which work only when told to: memory is counted for each, and none computes
+during another's turn.
 """
 
 from __future__ import annotations
