@@ -26,11 +26,16 @@ def describe(
 
     Example: encoderlab describe convbert-small --length 512
 
-    Args:
-        name: A published name (bert-base, electra-small-generator, ...) or a model folder.
-        list_: Print all names.
-        length: Tokens per row.
-        rows: Rows per batch, for the memory of training.
+    Parameters
+    ----------
+    name
+        A published name (bert-base, electra-small-generator, ...) or a model folder.
+    list_
+        Print all names.
+    length
+        Tokens per row.
+    rows
+        Rows per batch, for the memory of training.
     """
     from encoderlab import models
 

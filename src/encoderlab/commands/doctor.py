@@ -16,9 +16,12 @@ def doctor(run: Path, /, *, corpus: Path | None = None) -> dict[str, Any]:
 
     Example: encoderlab doctor runs/wiki --corpus corpora/wiki
 
-    Args:
-        run: A run folder, finished or not.
-        corpus: The corpus that it trains on.
+    Parameters
+    ----------
+    run
+        A run folder, finished or not.
+    corpus
+        The corpus that it trains on.
     """
     from encoderlab.train.doctor import examine
 

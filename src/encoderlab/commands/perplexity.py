@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from encoderlab.corpus.shards import Corpus
+
+LONGEST = 1000  # tokens of context that the effective one is sought among
 
 
 def perplexity(
@@ -29,21 +34,31 @@ def perplexity(
 
     Example: encoderlab perplexity runs/xl --corpus corpora/wiki --memory 1600
 
-    Args:
-        models: Model or run folders; several are compared on the same text.
-        corpus: Its tokenizer must be the models'.
-        split: Of the corpus.
-        window: Tokens read at a time.
-        memory: Earlier states that a window sees.
-        same_length: Every token sees exactly as many keys as the memory holds.
-        clamp: Larger distances count as this one; 0 for no limit.
-        streams: Read side by side, each from its own part of the text.
-        no_separator: Documents follow each other without the end-of-document token, where the tokenizer has one.
-        context: Also the relative effective context length (100 to 1,000 tokens), measured within these models.
-        positions: Tokens of the text that it is measured at; each costs up to 1,000 tokens.
+    Parameters
+    ----------
+    models
+        Model or run folders; several are compared on the same text.
+    corpus
+        Its tokenizer must be the models'.
+    split
+        Split of the corpus: train or validation.
+    window
+        Tokens read at a time.
+    memory
+        Earlier states that a window sees; may be more than in training.
+    same_length
+        Every token sees exactly as many keys as the memory holds.
+    clamp
+        Larger distances count as this one; 0 for no limit.
+    streams
+        Streams that are read side by side, each from its own part of the text.
+    no_separator
+        Documents follow each other without the end-of-document token, where the tokenizer has one.
+    context
+        Also the relative effective context length (100 to 1,000 tokens), measured within these models.
+    positions
+        Tokens of the text that it is measured at; each costs up to 1,000 tokens.
     """
-    import numpy as np
-
     from encoderlab.corpus.shards import Corpus
     from encoderlab.corpus.tokenizer import Tokenizer
     from encoderlab.inference import usual_device
@@ -67,24 +82,20 @@ def perplexity(
     protocol = Protocol(
         window=window, memory=memory, same_length=same_length, clamp=clamp, streams=streams, separator=separator
     )
-    longest = 1000
-    if context and text.num_tokens < longest + positions:
-        raise ConfigError(
-            f"{split} of {corpus} has {text.num_tokens} tokens; {positions} positions need more than 1,000"
-        )
-    places = np.linspace(longest, max(text.num_tokens - 2, longest), positions).astype(int).tolist()
-    found: dict[str, dict[str, Any]] = {}
-    for name, model in loaded.items():
-        score = evaluate_lm(model, text, protocol)
-        found[name] = {
+    places = _places(text, positions) if context else []
+    scores = {name: evaluate_lm(model, text, protocol) for name, model in loaded.items()}
+    found: dict[str, dict[str, Any]] = {
+        name: {
             "perplexity": score.perplexity,
             "bits_per_token": score.bits_per_token,
             "bits_per_byte": score.bits_per_byte,
             "tokens": score.tokens,
         }
+        for name, score in scores.items()
+    }
     if context:
         losses = {name: context_losses(model, text, places, separator=separator) for name, model in loaded.items()}
-        for name, length in relative_effective_context(losses, most=longest).items():
+        for name, length in relative_effective_context(losses, most=LONGEST).items():
             found[name]["effective_context"] = length
     columns = ["model", "perplexity", "bits/token", "bits/byte"] + (["effective context"] if context else [])
     rows = [
@@ -94,3 +105,18 @@ def perplexity(
     ]
     terminal.table(f"{split} of {corpus}, {text.num_tokens:,} tokens", columns, rows)
     return {"split": split, "protocol": vars(protocol), "models": found}
+
+
+def _places(text: Corpus, positions: int) -> list[int]:
+    """So many places of the text, at equal distances, each with :data:`LONGEST` tokens before it.
+
+    Raises:
+        ConfigError: the text is too short.
+    """
+    import numpy as np
+
+    if text.num_tokens < LONGEST + positions:
+        raise ConfigError(
+            f"{text.split} of {text.path} has {text.num_tokens} tokens; {positions} positions need more than 1,000"
+        )
+    return np.linspace(LONGEST, max(text.num_tokens - 2, LONGEST), positions).astype(int).tolist()
