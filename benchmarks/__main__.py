@@ -10,26 +10,15 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import platform
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from encoderlab.files import write_text
+from encoderlab.measure.bench.families import FAMILIES
+from encoderlab.train.folder import hardware
 
-FAMILIES = (
-    "bert",
-    "roberta",
-    "albert",
-    "distilbert",
-    "electra",
-    "convbert",
-    "deberta-v1",
-    "deberta-v2",
-    "deberta-v3",
-    "xlnet",
-)
 CORPUS = ("corpus", "build", "python:stdlib", "--vocab-size", "8192")
 RESULTS = Path(__file__).parent / "results"
 
@@ -78,11 +67,7 @@ def main() -> None:
         now = datetime.datetime.now(datetime.UTC)
         path = RESULTS / f"{now:%Y-%m-%d-%H%M}.json"
         results: dict[str, list[dict[str, object]]] = {}
-        record = {
-            "date": now.isoformat(timespec="seconds"),
-            "machine": {"system": platform.platform(), "cpu": cpu()},
-            "tables": results,
-        }
+        record = {"date": now.isoformat(timespec="seconds"), "machine": hardware(), "tables": results}
         for name in arguments.tables or known:
             results[name] = []
             for words in known[name]:
@@ -99,13 +84,6 @@ def bench(*words: str) -> dict[str, object]:
     )
     result: dict[str, object] = json.loads(done.stdout) if done.stdout.strip() else {"error": done.returncode}
     return {"command": ["encoderlab", "bench", *words], **result}
-
-
-def cpu() -> str:
-    """The processor's name, where the system says it."""
-    info = Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
-    return names[0].split(":", 1)[1].strip() if names else platform.processor()
 
 
 if __name__ == "__main__":

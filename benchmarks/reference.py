@@ -23,8 +23,11 @@ from encoderlab.config import from_dict
 from encoderlab.corpus.shards import Corpus, unigram_entropy
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.files import write_text
-from encoderlab.measure.runs import quantity, read_run
-from encoderlab.train.pretraining import Recipe, build_objective, corpus_data
+from encoderlab.measure.runs import read_run
+from encoderlab.train.corpus_data import corpus_data
+from encoderlab.train.networks import build_objective
+from encoderlab.train.recipe import Recipe
+from encoderlab.train.units import quantity
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "src" / "encoderlab" / "recipes" / "reference"

@@ -30,8 +30,9 @@ from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.objectives.rtd import RTD, RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.recipes import RECIPES, recipe
-from encoderlab.train.pretraining import Recipe, build_objective, check, fit
-from encoderlab.train.recipe import Phase, Ramp
+from encoderlab.train.checks import check
+from encoderlab.train.networks import build_objective, fit
+from encoderlab.train.recipe import Phase, Ramp, Recipe
 from tests.batches.memory_corpus import BERT, MASK, SPECIAL, random_corpus
 from tests.objectives.conftest import make_rows
 from tests.tasks import tiny

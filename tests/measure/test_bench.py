@@ -17,6 +17,7 @@ from encoderlab import models
 from encoderlab.batches.permutation import Targets
 from encoderlab.batches.rows import Row
 from encoderlab.cli import main
+from encoderlab.commands import bench
 from encoderlab.errors import ConfigError, EncoderlabError
 from encoderlab.measure.bench import train
 from encoderlab.measure.bench.contenders import Ours
@@ -311,6 +312,30 @@ def test_a_contender_that_fails_leaves_the_machine_to_ours(monkeypatch: pytest.M
     result = train.run(tiny("bert"), Path(), train.Setting(turns=2), "transformers")
     assert result["failed"] == {"transformers": "transformers failed: OutOfMemoryError"} and "ratio" not in result
     assert closed[0] == "transformers" and result["tokens_per_second"] == {"ours": 32.0}
+
+
+def test_a_contender_that_fails_in_a_later_turn_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Player:
+        def __init__(self, work: Work) -> None:
+            self.name, self.turns = work.contender, 0
+
+        def call(self, verb: str, *arguments: int) -> Any:
+            self.turns += verb == "steps"
+            if self.name == "transformers" and self.turns == 3:
+                raise EncoderlabError("transformers failed: OutOfMemoryError")
+            found = {"steps": (2.0, 64.0, [1.0]), "peak": (2e9, 1e9), "memory": 100, "device": ""}
+            return found.get(verb, {"head": 1.0})
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(train, "Worker", Player)
+    monkeypatch.setattr(train, "real_rows", lambda *_: (VOCABULARY, rows()))
+    result = train.run(tiny("bert"), Path(), train.Setting(turns=3), "transformers")
+    bench._show(result)
+    assert "transformers: transformers failed: OutOfMemoryError" in capsys.readouterr().out
+    assert result["tokens_per_second"].keys() == result["memory"].keys() == {"ours"}
 
 
 @pytest.mark.parametrize("name", models.SIZES)

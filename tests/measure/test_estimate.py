@@ -10,8 +10,7 @@ from encoderlab.interchange import folder as folders
 from encoderlab.measure import estimate
 from encoderlab.model import Model
 from encoderlab.models.base import resized
-from encoderlab.models.flops import forward, spared, training
-from encoderlab.train.pretraining import operations
+from encoderlab.train.cost import operations
 from encoderlab.train.recipe import Budget, Execution
 
 
@@ -68,27 +67,6 @@ def test_a_budget_in_hours_is_its_own_time():
 def test_both_networks_of_replaced_token_detection_count():
     found = estimate.estimate(recipes.recipe("electra-tiny"))
     assert set(found.parameters) == {"model", "generator"}
-
-
-def test_a_token_costs_what_its_objective_computes():
-    def cost(recipe, **changes):
-        return operations(replace(recipe, objective=replace(recipe.objective, **changes)), 128)
-
-    masked, causal, xl, electra = map(
-        recipes.recipe, ("bert-tiny", "bert-base-ltr", "transformer-xl-tiny", "electra-tiny")
-    )
-    vocabulary = 6 * masked.model.encoder.vocab * masked.model.encoder.width
-    transform = 6 * masked.model.encoder.width**2
-    twice = cost(masked, masking=replace(masked.objective.masking, rate=0.3)) - cost(masked)
-    left = 3 * spared(masked.model, 128, predicted=0.0)  # of the last layer, by the tokens that are not predicted
-    assert twice == pytest.approx(0.15 * (vocabulary + transform + left))
-    assert operations(causal, 128) > training(causal.model, 128)  # the head sees every token
-    assert cost(xl, memory=128) > cost(xl, memory=0)
-    both = training(electra.model, 128, predicted=0.0) + training(electra.generator, 128)
-    assert operations(electra, 128) == pytest.approx(both - 3 * spared(electra.generator, 128, predicted=0.15))
-    student = recipes.recipe("distilbert-tiny")
-    with_teacher = operations(student, 128, masked.model) - operations(student, 128)
-    assert with_teacher == pytest.approx(sum(forward(masked.model, 128, predicted=1.0).values()))
 
 
 def test_a_teacher_counts_where_the_recipe_names_it(tmp_path):

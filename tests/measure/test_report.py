@@ -11,20 +11,9 @@ import subprocess
 
 import pytest
 
-from encoderlab.measure.report import (
-    MAX_POINTS,
-    Fill,
-    Metric,
-    Pieces,
-    Report,
-    Run,
-    Score,
-    TaskScores,
-    difference,
-    interval,
-    render,
-    write,
-)
+from encoderlab.measure.curves import MAX_POINTS
+from encoderlab.measure.html_page import render, write
+from encoderlab.measure.report import Fill, Metric, Pieces, Report, Run, Score, TaskScores, difference, interval
 
 
 def example() -> Report:

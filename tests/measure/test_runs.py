@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,8 @@ from encoderlab import cli
 from encoderlab.corpus.shards import Document, file_hash, write_corpus
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.measure import runs
-from encoderlab.measure.report import columns, render
+from encoderlab.measure.html_page import render
+from encoderlab.measure.report import columns
 
 
 def line(step: int, loss: float | None, split: str = "train", **more) -> dict:
@@ -152,25 +155,7 @@ def test_the_command_can_be_run_again(tmp_path):
     assert page.commands == ["encoderlab pretrain bert-mini --set 'phases=[{length: 64}]' --corpus 'my notes'"]
 
 
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [
-        (0, "0"),
-        (950, "950"),
-        (999.6, "1 k"),
-        (20_437, "20.4 k"),
-        (999_900, "1 M"),
-        (999.4e6, "999 M"),
-        (3.3e9, "3.3 B"),
-    ],
-)
-def test_quantities_have_three_digits(number, words):
-    assert runs.quantity(number) == words
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(45, "45 s"), (59.7, "1 min"), (245, "4 min 5 s"), (3599.9, "1 h"), (7800, "2 h 10 min"), (302_400, "3.5 days")],
-)
-def test_durations(seconds, words):
-    assert runs.duration(seconds) == words
+def test_a_page_is_written_without_torch():
+    code = "import sys, encoderlab.measure.runs, encoderlab.measure.html_page; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -23,7 +23,8 @@ from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import MissingDependency
 from encoderlab.interchange.load import load
 from encoderlab.objectives.mlm import MLMSettings
-from encoderlab.train.pretraining import pretrain, row_framing
+from encoderlab.train.corpus_data import row_framing
+from encoderlab.train.pretraining import pretrain
 from encoderlab.train.recipe import Budget, Evaluation, Execution, Phase
 
 SENTENCE = "生活的真谛是[MASK]。"

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from encoderlab.commands import quickstart
+from encoderlab.commands import quickstart, quickstart_stages
 from encoderlab.errors import ConfigError
 
 
@@ -46,7 +46,7 @@ def test_the_road_from_text_to_report_and_again(tmp_path, monkeypatch, capsys):
         size="stdlib",
     )
     out = tmp_path / "the road"
-    summary = quickstart.walk(plan, out, 1, "encoderlab quickstart --budget 2s")
+    summary = quickstart_stages.walk(plan, out, 1, "encoderlab quickstart --budget 2s")
     assert set(summary["tasks"]) == {"Role tags", "Name and description", "Area of the library"}
     for task, methods in summary["tasks"].items():
         assert {"majority", "without pretraining", "pretrained"} <= set(methods), task
@@ -63,6 +63,6 @@ def test_the_road_from_text_to_report_and_again(tmp_path, monkeypatch, capsys):
     assert f"fill-mask {html.escape(shlex.quote(str(out / 'pretrain')))} " in commands  # a command for the shell
     shown = capsys.readouterr().out
     assert "without pretraining" in shown and "report.html" in shown
-    again = quickstart.walk(plan, out, 1, "encoderlab quickstart --budget 2s")
+    again = quickstart_stages.walk(plan, out, 1, "encoderlab quickstart --budget 2s")
     assert again["tasks"] == summary["tasks"]
     assert json.loads((out / "summary.json").read_text())["pretraining"]["steps"] == summary["pretraining"]["steps"]

@@ -32,9 +32,10 @@ from encoderlab.objectives.mlm import MLM
 from encoderlab.objectives.permutation import Permutation, PermutationSettings
 from encoderlab.objectives.rtd import RTD
 from encoderlab.objectives.vocabulary import Vocabulary
-from encoderlab.train.loop import Data, train
-from encoderlab.train.pretraining import LoaderSource, Recipe
-from encoderlab.train.recipe import Budget, Checkpoints, Execution, Phase
+from encoderlab.train.corpus_data import LoaderSource
+from encoderlab.train.data import Data
+from encoderlab.train.loop import train
+from encoderlab.train.recipe import Budget, Checkpoints, Execution, Phase, Recipe
 from encoderlab.train.schedule import Constant
 from tests.batches.memory_corpus import MemoryCorpus
 from tests.objectives.small import build, small

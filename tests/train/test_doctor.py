@@ -30,13 +30,14 @@ from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.train import diagnoses, doctor
+from encoderlab.train.corpus_data import corpus_data
 from encoderlab.train.diagnoses import Finding
 from encoderlab.train.doctor import Watch, diagnose
 from encoderlab.train.evidence import CorpusFacts, Evidence, read, reference
 from encoderlab.train.loop import train
+from encoderlab.train.networks import build_objective, fit
 from encoderlab.train.optim import BertAdam
-from encoderlab.train.pretraining import Recipe, build_objective, corpus_data, fit
-from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase
+from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase, Recipe
 
 WORDS = [a + b for a in ("ba", "de", "fi", "go", "lu", "mo", "pe", "ri", "sa", "tu") for b in ("n", "s", "k", "r", "l")]
 REFERENCES = sorted((Path(recipes.__file__).parent / "reference").glob("*.json"))

@@ -13,7 +13,7 @@ import torch
 
 from encoderlab.errors import ConfigError, DataError, Diverged, OutOfMemory, Stopped
 from encoderlab.objectives.base import Term
-from encoderlab.train import checkpoint, loop
+from encoderlab.train import checkpoint
 from encoderlab.train.engine import is_out_of_memory
 from encoderlab.train.loop import train
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase, Ramp, Training
@@ -124,7 +124,7 @@ def test_the_best_weights_are_kept(tmp_path: Path) -> None:
     for name, tensor in checkpoint.read_tensors(tmp_path / "checkpoints/step-000004" / checkpoint.WEIGHTS).items():
         assert torch.equal(best[name], tensor)
     model = Toy()
-    loop.load_weights(model, outcome.best)
+    checkpoint.load_weights(model, outcome.best)
     assert torch.equal(model.table.weight, best["table.weight"])
     assert outcome.metrics["scores"] == {"f1": 0.5}
 
@@ -295,7 +295,7 @@ def test_the_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     other = Toy()
     other.extra = torch.nn.Linear(2, 2)
     with pytest.raises(DataError, match="extra.bias is in one of them only"):
-        loop.load_weights(other, outcome.checkpoint)
+        checkpoint.load_weights(other, outcome.checkpoint)
 
 
 def test_noise_belongs_to_the_step_and_the_row() -> None:

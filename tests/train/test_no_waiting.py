@@ -39,8 +39,7 @@ from encoderlab.tasks.sift import SiFT, SiFTObjective
 from encoderlab.train.distributed import World
 from encoderlab.train.engine import Engine
 from encoderlab.train.optim import AdamW, Lamb, Optim
-from encoderlab.train.pretraining import Recipe
-from encoderlab.train.recipe import Execution, Training
+from encoderlab.train.recipe import Execution, Recipe, Training
 from tests.objectives.small import build, small
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from encoderlab.train import progress
-from encoderlab.train.progress import Display, clock, facts, quantity
+from encoderlab.train.progress import Display, facts
 
 LINE = {
     "step": 1200,
@@ -24,19 +24,6 @@ def test_facts() -> None:
         "8.12k tokens/s  62% of peak"
     )
     assert facts({"step": 3, "scores": {"f1": 0.5}}) == "step 3  f1 0.5000"
-
-
-@pytest.mark.parametrize(("number", "text"), [(0, "0"), (950, "950"), (8123, "8.12k"), (1.4e6, "1.4M"), (2e9, "2G")])
-def test_quantity(number: float, text: str) -> None:
-    assert quantity(number) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(5, "00:05"), (3723, "1:02:03"), (49 * 3600 + 180, "2d 1:03"), (float("nan"), "?"), (float("inf"), "?")],
-)
-def test_clock(seconds: float, text: str) -> None:
-    assert clock(seconds) == text
 
 
 def test_plain_lines_are_rare_and_the_last_one_is_shown(

@@ -29,8 +29,9 @@ from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
 from encoderlab.seeds import generator
 from encoderlab.train import checkpoint
+from encoderlab.train.data import Data
 from encoderlab.train.folder import METRICS
-from encoderlab.train.loop import Data, Outcome, train
+from encoderlab.train.loop import Outcome, train
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Phase, Training
 
 VOCAB, WIDTH = 37, 16

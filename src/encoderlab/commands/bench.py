@@ -33,25 +33,42 @@ def train(
     Contenders take turns in one process tree on the same batches of a real corpus; ratios are the result, absolute
     times drift.
 
-    Example: encoderlab bench train bert --corpus corpora/en --against transformers
+    Example:
+        encoderlab bench train bert --corpus corpora/wiki \\
+            --against transformers
 
-    Args:
-        name: A family (bert, roberta, albert, distilbert, electra, convbert, deberta-v1, deberta-v2, deberta-v3, xlnet)
-            or a published model.
-        corpus: Where the text of the batches comes from.
-        against: Compare with this library.
-        layers: Of a family.
-        width: Of a family.
-        rows: Per batch.
-        length: Tokens per row.
-        turns: Of each contender.
-        steps: Per turn; 2 by default, 20 on a GPU, which is used where there is one.
-        threads: Of each contender; all cores by default.
-        precision: fp32, or bf16 under autocast.
-        dropout: Rate everywhere.
-        documents: Whole documents of mixed lengths: several in a row for ours, each padded in a row of its own for the
-            other contender.
-        compile: Also measure the other contender under torch.compile; on a GPU ours runs under it.
+    Parameters
+    ----------
+    name
+        A family (bert, roberta, albert, distilbert, electra, convbert, deberta-v1, deberta-v2, deberta-v3, xlnet)
+        or a published model.
+    corpus
+        Corpus folder that the batches are made of.
+    against
+        Library to compare with.
+    layers
+        Layers, where NAME is a family.
+    width
+        Width, where NAME is a family.
+    rows
+        Rows per batch.
+    length
+        Tokens per row.
+    turns
+        Turns of each contender.
+    steps
+        Steps per turn; 2 by default, 20 on a GPU, which is used where there is one.
+    threads
+        Threads of each contender; all cores by default.
+    precision
+        fp32, or bf16 under autocast.
+    dropout
+        Rate of every dropout.
+    documents
+        Whole documents of mixed lengths: several in a row for ours, each padded in a row of its own for the
+        other contender.
+    compile
+        Also measure the other contender under torch.compile; on a GPU ours runs under it.
     """
     from encoderlab.inference import usual_device
     from encoderlab.measure.bench import families
@@ -98,35 +115,47 @@ def predict(
 ) -> dict[str, Any]:
     """Measure prediction speed on texts of mixed lengths.
 
-    Example: encoderlab bench predict bert --corpus text --against transformers
+    Example:
+        encoderlab bench predict bert --corpus corpora/wiki \\
+            --against transformers
 
-    Args:
-        name: A family or a published model.
-        corpus: Where the texts come from.
-        against: Compare with these libraries.
-        layers: Of a family.
-        width: Of a family.
-        texts: How many, of one to a dozen sentences.
-        rows: Per batch of the others; ours fills batches by tokens.
-        turns: Of each contender.
-        threads: Of each contender; all cores by default.
-        precision: fp32, or bf16 under autocast.
+    Parameters
+    ----------
+    name
+        A family or a published model.
+    corpus
+        Corpus folder that the texts come from.
+    against
+        Library to compare with (repeatable).
+    layers
+        Layers, where NAME is a family.
+    width
+        Width, where NAME is a family.
+    texts
+        Number of texts, of one to a dozen sentences.
+    rows
+        Texts per batch of the others; ours fills batches by tokens.
+    turns
+        Turns of each contender.
+    threads
+        Threads of each contender; all cores by default.
+    precision
+        fp32, or bf16 under autocast.
     """
     from encoderlab.measure.bench import families
-    from encoderlab.measure.bench.predict import run
+    from encoderlab.measure.bench.predict import Setting, run
 
     _check_counts(texts=texts, rows=rows, turns=turns, threads=threads)
     case = families.case(name, layers=layers, width=width)
-    result = run(
-        case,
-        corpus,
+    setting = Setting(
         texts=texts,
         rows=rows,
         turns=turns,
         threads=threads or cores(),
         precision=precision,
-        against=list(against or ()),
+        against=tuple(against or ()),
     )
+    result = run(case, corpus, setting)
     speeds = result["tokens_per_second"]
     lines = [(who, f"{speed:,.0f}", f"{result['ratio'].get(who, 1.0):.2f}") for who, speed in speeds.items()]
     title = f"{name}, {texts} texts, {result['tokens']:,} tokens, {precision}, {result['device']}"
@@ -148,13 +177,20 @@ def corpus(
 
     Example: encoderlab bench corpus wiki.txt.gz
 
-    Args:
-        sources: Text, as for corpus build; python:all by default.
-        tokenizer: A given one; by default a WordPiece is trained on the text.
-        vocab_size: Of the trained one.
-        megabytes: How much text.
-        workers: Processes of both.
-        turns: Of both.
+    Parameters
+    ----------
+    sources
+        Text, as for corpus build; python:all by default.
+    tokenizer
+        Tokenizer folder or file; by default a WordPiece is trained on the text.
+    vocab_size
+        Vocabulary of the tokenizer that is trained.
+    megabytes
+        Megabytes of text.
+    workers
+        Processes of each side.
+    turns
+        Turns of each side.
     """
     from encoderlab.measure.bench.corpus import run
 
@@ -192,15 +228,24 @@ def scaling(
 
     Example: encoderlab bench scaling bert --corpus corpora/wiki
 
-    Args:
-        name: A family or a published model.
-        corpus: Where the text of the batches comes from.
-        processes: To compare with one.
-        layers: Of a family.
-        width: Of a family.
-        rows: Per process and batch.
-        length: Tokens per row.
-        steps: With and without communication each.
+    Parameters
+    ----------
+    name
+        A family or a published model.
+    corpus
+        Corpus folder that the batches are made of.
+    processes
+        Processes to compare with one.
+    layers
+        Layers, where NAME is a family.
+    width
+        Width, where NAME is a family.
+    rows
+        Rows per process and batch.
+    length
+        Tokens per row.
+    steps
+        Steps with communication, and as many without.
     """
     from encoderlab.measure.bench import families
     from encoderlab.measure.bench.scaling import run

@@ -110,7 +110,7 @@ def finetune(
     label
         Its column of the label, tags or answer.
     """
-    from encoderlab.measure.report import write
+    from encoderlab.measure.html_page import write
     from encoderlab.tasks.infer import Given
     from encoderlab.tasks.protocol import spelled_out
     from encoderlab.tasks.suites import SUITES

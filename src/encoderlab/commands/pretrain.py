@@ -15,8 +15,7 @@ from encoderlab.commands.terminal import note, say, table
 from encoderlab.errors import ConfigError
 
 if TYPE_CHECKING:
-    from encoderlab.train.pretraining import Recipe
-    from encoderlab.train.recipe import Budget
+    from encoderlab.train.recipe import Budget, Recipe
 
 
 def pretrain(
@@ -67,7 +66,7 @@ def pretrain(
     init_from
         Model folder to continue from, instead of fresh weights.
     seed
-        Of weights, order, masks and dropout.
+        Seed of weights, order, masks and dropout.
     compile
         Use torch.compile: slower to start, faster afterwards on a GPU.
     session_hours
@@ -83,10 +82,8 @@ def pretrain(
         return _list()
     if name is None:
         raise ConfigError("which recipe? give its name, such as bert-mini; --list shows all")
-    published, budget = (
-        recipes.recipe(name),
-        _budget({"steps": steps, "tokens": tokens, "flops": flops, "hours": hours}),
-    )
+    published = recipes.recipe(name)
+    budget = _budget({"steps": steps, "tokens": tokens, "flops": flops, "hours": hours})
     scaled = published if budget is None else _with_budget(published, budget)
     recipe = settings.resolve(scaled, files=config or (), assignments=set_ or ())
     if budget is not None:
@@ -104,19 +101,17 @@ def pretrain(
     if corpus is None or out is None:
         raise ConfigError("pretraining needs --corpus DIR and --out RUN; to look only, give --dry-run")
 
+    from encoderlab.corpus.shards import Corpus
     from encoderlab.measure import runs
     from encoderlab.measure.estimate import peak
-    from encoderlab.measure.report import write
+    from encoderlab.measure.html_page import write
+    from encoderlab.train.distributed import join
     from encoderlab.train.pretraining import pretrain as run
     from encoderlab.train.recipe import Budget
 
     session = None if session_hours is None else Budget(amount=session_hours, unit="hours")
     outcome = run(recipe, corpus, out, session=session, peak=peak)
-    from encoderlab.train.distributed import join
-
     if join(recipe.execution.device).main:
-        from encoderlab.corpus.shards import Corpus
-
         page = runs.report([out], counts=Corpus(corpus).counts())
         write(page, out / "report.html")
         say(page.verdict)
@@ -156,10 +151,11 @@ def _show(recipe: Recipe, corpus: Path | None) -> dict[str, Any]:
     from encoderlab.config import to_dict
     from encoderlab.corpus.tokenizer import Tokenizer
     from encoderlab.measure.estimate import estimate
-    from encoderlab.measure.runs import duration
+    from encoderlab.train.checks import check
     from encoderlab.train.distributed import join
+    from encoderlab.train.networks import fit
     from encoderlab.train.precision import caution
-    from encoderlab.train.pretraining import check, fit
+    from encoderlab.train.units import duration
 
     check(recipe)
     if corpus is not None:
@@ -184,6 +180,7 @@ def _show(recipe: Recipe, corpus: Path | None) -> dict[str, Any]:
 
 
 def _list() -> dict[str, Any]:
+    """A table of all recipes."""
     from encoderlab import recipes
 
     found = {}

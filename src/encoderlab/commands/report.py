@@ -31,7 +31,8 @@ def report(
     """
     from encoderlab.corpus.shards import Corpus
     from encoderlab.measure import runs as run_folders
-    from encoderlab.measure.report import columns, write
+    from encoderlab.measure.html_page import write
+    from encoderlab.measure.report import columns
     from encoderlab.train.evidence import check_corpus
 
     if out is None and len(runs) > 1:

@@ -78,12 +78,12 @@ def complain(message: str) -> None:
 
 
 class _Notes(logging.Handler):
-    """Shows what the package logs on standard error. The training loop shows its own notes, beside its bar; of several
-    processes the first one says what is no warning.
+    """Shows what the package logs on standard error, but for what a training run shows itself, beside its bar
+    (:data:`encoderlab.train.journal.SHOWN`). Of several processes the first one says what is no warning.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.module == "loop":
+        if getattr(record, "shown", False):
             return
         if record.levelno < logging.WARNING:
             if os.environ.get("RANK", "0") == "0":

@@ -10,17 +10,20 @@ import torch
 from encoderlab.interchange.load import load
 from encoderlab.model import count_parameters
 from encoderlab.models import flops
+from encoderlab.models.base import ModelConfig
 from encoderlab.objectives.distill import DistillSettings
+from encoderlab.train.cost import compared_share, operations
 from encoderlab.train.precision import widened
-from encoderlab.train.pretraining import Recipe, compared_share, operations
+from encoderlab.train.recipe import Phase, Recipe
 
 SHARE = 0.5  # of the measured matrix-multiply rate that a run reaches on average; the rest is bandwidth
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """``tokens`` and ``flops`` of the whole budget are None for a budget in hours; ``memory`` is in bytes, ``rate`` in
-    operations per second, ``seconds`` are those of this machine."""
+    """What a run costs: ``memory`` in bytes, and the ``seconds`` of this machine, whose matrix products reach ``rate``
+    operations per second. ``tokens`` and ``flops`` of the whole budget are None for a budget in hours.
+    """
 
     parameters: dict[str, int]
     flops_per_token: float
@@ -38,49 +41,54 @@ def estimate(recipe: Recipe) -> Estimate:
     precision with our kernels. A distillation's teacher counts where the recipe names its folder.
     """
     networks = {"model": recipe.model} | ({} if recipe.generator is None else {"generator": recipe.generator})
-    parameters = {name: count_parameters(config)["total"] for name, config in networks.items()}
     teacher = None
     if isinstance(recipe.objective, DistillSettings) and recipe.objective.teacher:
         teacher = load(recipe.objective.teacher).config
-        parameters["teacher"] = count_parameters(teacher)["total"]
-    per_phase = [operations(recipe, phase.length, teacher) for phase in recipe.phases]
-    budget = recipe.budget
-    sizes = []  # tokens of each phase in a unit of the budget; of an hour up to a factor, the machine's rate
-    for phase, cost in zip(recipe.phases, per_phase, strict=True):
-        size = {"steps": phase.rows * phase.length, "tokens": 1, "flops": 1 / cost, "hours": 1 / cost}[budget.unit]
-        sizes.append(phase.share * size)
-    mean = sum(cost * size for cost, size in zip(per_phase, sizes, strict=True)) / sum(sizes)
-    tokens = None if budget.unit == "hours" else budget.amount * sum(sizes)
-    rows = recipe.execution.micro_rows
-    remembered, compared = getattr(recipe.objective, "memory", 0), compared_share(recipe.objective)
+    counted = networks | ({} if teacher is None else {"teacher": teacher})
+    parameters = {name: count_parameters(config)["total"] for name, config in counted.items()}
     memory = max(
-        sum(
-            flops.training_memory(
-                config,
-                parameters[name],
-                rows or phase.rows,
-                phase.length,
-                predicted=flops.usual_share(config),
-                memory=remembered,
-                compared=compared,
-            ).total
-            for name, config in networks.items()
-        )
+        sum(_memory(recipe, phase, config, parameters[name]) for name, config in networks.items())
         for phase in recipe.phases
     )
-    memory += 4 * parameters.get("teacher", 0)  # it has no gradients
+    memory += 4 * parameters.get("teacher", 0)  # which has no gradients
+    mean, tokens = _work(recipe, teacher)
+    flops_of_all = None if tokens is None else tokens * mean
     rate = peak(recipe)
-    total = None if tokens is None else tokens * mean
-    seconds = budget.amount * 3600 if total is None else total / (SHARE * rate)
     return Estimate(
         parameters=parameters,
         flops_per_token=mean,
         tokens=tokens,
-        flops=total,
+        flops=flops_of_all,
         memory=memory,
         rate=rate,
-        seconds=seconds,
+        seconds=recipe.budget.amount * 3600 if flops_of_all is None else flops_of_all / (SHARE * rate),
     )
+
+
+def _work(recipe: Recipe, teacher: ModelConfig | None) -> tuple[float, float | None]:
+    """FLOPs per token, the mean over the budget, and its tokens; None for a budget in hours."""
+    budget, costs, sizes = recipe.budget, [], []
+    for phase in recipe.phases:
+        cost = operations(recipe, phase.length, teacher)
+        # Tokens of a unit of the budget; of an hour up to a factor, the machine's rate.
+        size = {"steps": phase.rows * phase.length, "tokens": 1, "flops": 1 / cost, "hours": 1 / cost}[budget.unit]
+        costs.append(cost)
+        sizes.append(phase.share * size)
+    mean = sum(cost * size for cost, size in zip(costs, sizes, strict=True)) / sum(sizes)
+    return mean, None if budget.unit == "hours" else budget.amount * sum(sizes)
+
+
+def _memory(recipe: Recipe, phase: Phase, network: ModelConfig, parameters: int) -> int:
+    """Bytes of training one of the networks in ``phase``."""
+    return flops.training_memory(
+        network,
+        parameters,
+        recipe.execution.micro_rows or phase.rows,
+        phase.length,
+        predicted=flops.usual_share(network),
+        memory=getattr(recipe.objective, "memory", 0),
+        compared=compared_share(recipe.objective),
+    ).total
 
 
 def peak(recipe: Recipe) -> float:

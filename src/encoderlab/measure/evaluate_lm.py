@@ -28,8 +28,8 @@ from encoderlab.nn.heads import AdaptiveLMHead
 from encoderlab.nn.positions import RelativeShift
 from encoderlab.objectives.causal import Causal, CausalSettings
 from encoderlab.objectives.vocabulary import Vocabulary
+from encoderlab.train.corpus_data import row_framing
 from encoderlab.train.distributed import World
-from encoderlab.train.pretraining import row_framing
 from encoderlab.train.tally import measure
 
 
@@ -132,6 +132,7 @@ def clamped(model: Model, clamp: int) -> Model:
 
 # Relative effective context length -----------------------------------------------------------------------------------
 
+TOKENS_AT_ONCE = 8192  # that states are computed of, where each position has a context of its own
 Losses = Callable[[int], np.ndarray]
 """Context length -> loss (T,) in nats of each of the same positions, given that many tokens before it."""
 
@@ -206,9 +207,6 @@ def relative_effective_context(
             context += step
         found[name] = context
     return found
-
-
-TOKENS_AT_ONCE = 8192
 
 
 def _losses(model: Model, states: Tensor, targets: Tensor) -> Tensor:

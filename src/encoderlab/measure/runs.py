@@ -17,6 +17,8 @@ from encoderlab.corpus.shards import unigram_entropy
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.measure.report import Metric, Report, Run
 from encoderlab.train.evidence import is_number, read_lines
+from encoderlab.train.folder import flatten
+from encoderlab.train.units import duration, quantity
 
 STRIPS = (
     Metric(key="lr", label="Learning rate", from_zero=True),
@@ -69,7 +71,7 @@ def read_run(folder: Path) -> RunRecord:
         )
     recipe = _read_json(folder / "recipe.json", "a run folder holds one")
     metrics, source = folder / "metrics.jsonl", folder / "provenance.json"
-    lines = [_flat(line) for line in read_lines(metrics)] if metrics.exists() else []
+    lines = [flatten(line) for line in read_lines(metrics)] if metrics.exists() else []
     for line in lines:
         line["time"] = line.get("seconds")
     sessions = _read_json(source, "").get("sessions", []) if source.exists() else []
@@ -96,8 +98,8 @@ def metrics(records: Sequence[RunRecord], references: Sequence[tuple[str, float]
         found = [key for key in keys if key.startswith(prefix) and key not in counted]
         return sorted(found, key=lambda key: key.removeprefix(prefix) not in main)
 
-    def label(key: str, quantity: str, alike: Sequence[str]) -> str:
-        return quantity.capitalize() if len(alike) == 1 else f"{_words(key)} {quantity}"
+    def label(key: str, kind: str, alike: Sequence[str]) -> str:
+        return kind.capitalize() if len(alike) == 1 else f"{_words(key)} {kind}"
 
     losses, shares, bits = of("losses."), of("accuracy."), of("bits_per_byte.")
     found = [Metric(key=key, label=label(key, "loss", losses)) for key in losses]
@@ -106,8 +108,8 @@ def metrics(records: Sequence[RunRecord], references: Sequence[tuple[str, float]
         for metric in found
     ]
     for key in shares:
-        quantity = "share" if key.replace("accuracy.", "losses.") in counted else "accuracy"
-        found.append(Metric(key=key, label=label(key, quantity, shares), kind="percent", from_zero=True))
+        kind = "share" if key.replace("accuracy.", "losses.") in counted else "accuracy"
+        found.append(Metric(key=key, label=label(key, kind, shares), kind="percent", from_zero=True))
     found += [Metric(key=key, label=label(key, "bits per byte", bits)) for key in bits]
     return found + [Metric(key=key, label=_words(key)) for key in of("scores.")]
 
@@ -294,27 +296,6 @@ def _numbers(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     return [line[key] for line in lines if is_number(line.get(key))]
 
 
-def quantity(number: float) -> str:
-    """``4.9 M``, ``20.4 k``, ``950``."""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= 0.9995 * size:  # what three digits would round up to it
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """``45 s``, ``4 min 5 s``, ``2 h 10 min``, ``3.5 days``."""
-    if round(seconds) < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 48:
-        return f"{hours / 24:,.1f} days"
-    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-
-
 def _side_by_side(tables: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """The tables of several runs as one: what is the same in all of them once, else a row for each run."""
     found: dict[str, str] = {}
@@ -329,16 +310,6 @@ def _words(key: str) -> str:
     """``losses.next_sentence`` as ``Next sentence``; short names are abbreviations and stay in capitals."""
     name = key.split(".", 1)[1]
     return name.upper() if len(name) <= 3 else name.replace("_", " ").capitalize()
-
-
-def _flat(line: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in line.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{key}.{name}": item for name, item in value.items()}
-        else:
-            flat[key] = value
-    return flat
 
 
 def _read_json(path: Path, why: str) -> dict[str, Any]:

@@ -5,14 +5,13 @@ on a CPU.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from encoderlab.errors import ConfigError, nearest
 from encoderlab.models import SIZES
 from encoderlab.recipes import albert, bert, convbert, deberta, distilbert, electra, roberta, transformer_xl, xlnet
-from encoderlab.train.pretraining import Recipe
+from encoderlab.train.recipe import Recipe
 
-VARIANTS: dict[str, Callable[[], Recipe]] = {
+VARIANTS: dict[str, Callable[[str], Recipe]] = {
     **bert.VARIANTS,
     **roberta.VARIANTS,
     **electra.VARIANTS,
@@ -33,15 +32,20 @@ BY_FAMILY: dict[str, Callable[[str], Recipe]] = {
     "transformer_xl": transformer_xl.recipe,
 }
 
-RECIPES: dict[str, Callable[[], Recipe]] = {
-    name: partial(BY_FAMILY[config.family], name)
+RECIPES: dict[str, Callable[[str], Recipe]] = {
+    name: BY_FAMILY[config.family]
     for name, config in SIZES.items()
     if name not in VARIANTS and config.family in BY_FAMILY  # a new family may have no recipe yet
 } | VARIANTS
+"""Each recipe by its name, which it is made of."""
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of that name."""
+    """The recipe of that name.
+
+    Raises:
+        ConfigError: there is none; the nearest one is named.
+    """
     if name not in RECIPES:
         raise ConfigError(f"unknown recipe {name!r}{nearest(name, RECIPES)}")
-    return RECIPES[name]()
+    return RECIPES[name](name)

@@ -8,8 +8,7 @@ from encoderlab.batches.pack import SegmentPairs
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.recipes.small import is_small, small
 from encoderlab.train.optim import Lamb
-from encoderlab.train.pretraining import Recipe
-from encoderlab.train.recipe import Budget, Phase
+from encoderlab.train.recipe import Budget, Phase, Recipe
 from encoderlab.train.schedule import Bert
 
 

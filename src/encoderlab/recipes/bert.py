@@ -6,16 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from encoderlab import models
-from encoderlab.batches.corrupt import Masking, NGrams, Words
+from encoderlab.batches.corrupt import Masking, NGrams, Unit, Words
 from encoderlab.batches.pack import FullSentences, SegmentPairs, SentencePairs
 from encoderlab.objectives.causal import CausalSettings
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.recipes.small import is_small, small
 from encoderlab.train.optim import BertAdam, Lamb
-from encoderlab.train.pretraining import Recipe
-from encoderlab.train.recipe import Budget, Phase
+from encoderlab.train.recipe import Budget, Phase, Recipe
 from encoderlab.train.schedule import Bert
 
 MASKING = Masking(random_from="all")
@@ -41,10 +41,9 @@ def recipe(name: str) -> Recipe:
     return small(published, lr=1e-3 if name == "bert-tiny" else 5e-4)
 
 
-def whole_words(name: str, model: str) -> Recipe:
-    """BERT with all pieces of a word masked together."""
-    base = recipe(model)
-    return replace(base, name=name, objective=MLMSettings(masking=replace(MASKING, unit=Words())))
+def masking(name: str, model: str, unit: Unit) -> Recipe:
+    """BERT with another unit of masking: all pieces of a word together, or n-grams."""
+    return replace(recipe(model), name=name, objective=MLMSettings(masking=replace(MASKING, unit=unit)))
 
 
 def chinese_whole_words(name: str, model: str, *, steps: tuple[int, int] = (100_000, 100_000)) -> Recipe:
@@ -54,7 +53,7 @@ def chinese_whole_words(name: str, model: str, *, steps: tuple[int, int] = (100_
     """
     total = sum(steps)
     return replace(
-        whole_words(name, model),
+        masking(name, model, Words()),
         optim=Lamb(lr=1e-4),
         schedule=Bert(warmup=0.1),
         budget=Budget(amount=total),
@@ -65,27 +64,20 @@ def chinese_whole_words(name: str, model: str, *, steps: tuple[int, int] = (100_
     )
 
 
-def _no_pairs(name: str, model: str) -> Recipe:
+def no_pairs(name: str, model: str) -> Recipe:
+    """BERT without next sentence prediction, on full sentences of one document (section 5.1)."""
     base = recipe(model)
     return replace(base, name=name, rows=FullSentences(cross_documents=False), model=replace(base.model, pair=False))
 
 
-def _static(name: str, model: str) -> Recipe:
-    return replace(recipe(model), name=name, duplicates=10)
-
-
-VARIANTS: dict[str, Callable[[], Recipe]] = {
-    "bert-large-wwm": lambda: whole_words("bert-large-wwm", "bert-large-wwm"),
-    "bert-wwm-mini": lambda: whole_words("bert-wwm-mini", "bert-mini"),
-    "bert-wwm-chinese": lambda: chinese_whole_words("bert-wwm-chinese", "bert-base-chinese"),
-    "bert-wwm-chinese-mini": lambda: small(chinese_whole_words("bert-wwm-chinese-mini", "bert-mini"), lr=3e-3),
-    "bert-base-no-nsp": lambda: _no_pairs("bert-base-no-nsp", "bert-base"),
-    "bert-mini-no-nsp": lambda: _no_pairs("bert-mini-no-nsp", "bert-mini"),
-    "bert-mini-static": lambda: _static("bert-mini-static", "bert-mini"),
-    "bert-mini-ngrams": lambda: replace(
-        recipe("bert-mini"), name="bert-mini-ngrams", objective=MLMSettings(masking=replace(MASKING, unit=NGrams()))
-    ),
-    "bert-mini-sentence-pairs": lambda: replace(
-        recipe("bert-mini"), name="bert-mini-sentence-pairs", rows=SentencePairs()
-    ),
+VARIANTS: dict[str, Callable[[str], Recipe]] = {
+    "bert-large-wwm": partial(masking, model="bert-large-wwm", unit=Words()),
+    "bert-wwm-mini": partial(masking, model="bert-mini", unit=Words()),
+    "bert-wwm-chinese": partial(chinese_whole_words, model="bert-base-chinese"),
+    "bert-wwm-chinese-mini": lambda name: small(chinese_whole_words(name, "bert-mini"), lr=3e-3),
+    "bert-base-no-nsp": partial(no_pairs, model="bert-base"),
+    "bert-mini-no-nsp": partial(no_pairs, model="bert-mini"),
+    "bert-mini-static": lambda name: replace(recipe("bert-mini"), name=name, duplicates=10),
+    "bert-mini-ngrams": partial(masking, model="bert-mini", unit=NGrams()),
+    "bert-mini-sentence-pairs": lambda name: replace(recipe("bert-mini"), name=name, rows=SentencePairs()),
 }

@@ -9,8 +9,7 @@ from encoderlab.models.convbert import masking_padding
 from encoderlab.recipes import electra
 from encoderlab.recipes.small import is_small, small
 from encoderlab.train.optim import BertAdam
-from encoderlab.train.pretraining import Recipe
-from encoderlab.train.recipe import Budget, Phase
+from encoderlab.train.recipe import Budget, Phase, Recipe
 
 PUBLISHED = {  # rate, rows
     "convbert-small": (3e-4, 128),

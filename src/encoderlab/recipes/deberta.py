@@ -6,17 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from functools import partial
 
 from encoderlab import models
 from encoderlab.batches.corrupt import Masking, NGrams, WindowedNGrams
 from encoderlab.batches.pack import Chunks, SingleDocuments
 from encoderlab.objectives.mlm import MLMSettings
-from encoderlab.objectives.rtd import RTDSettings
+from encoderlab.objectives.rtd import RTDSettings, Sharing
 from encoderlab.recipes.small import is_small, small
 from encoderlab.train.optim import AdamW, BertAdam
-from encoderlab.train.pretraining import Recipe
-from encoderlab.train.recipe import Budget, Phase
+from encoderlab.train.recipe import Budget, Phase, Recipe
 from encoderlab.train.schedule import Bert, Polynomial
 
 
@@ -25,14 +24,14 @@ def recipe(name: str) -> Recipe:
     if name.startswith("erlangshen"):
         published = _erlangshen(name)
     elif "v3" in name:
-        published = _v3(name)
+        published = _detecting(name)
     else:
-        published = _v1(name)
+        published = _masked(name)
     return small(published) if is_small(name) else published
 
 
-def _v1(name: str) -> Recipe:
-    """1M steps of 2048 rows of 512 tokens; the mask decoder; BERT's Adam."""
+def _masked(name: str) -> Recipe:
+    """v1 and v2: 1M steps of 2048 rows of 512 tokens; the mask decoder; BERT's Adam."""
     return Recipe(
         name=name,
         model=models.config(name),
@@ -45,8 +44,8 @@ def _v1(name: str) -> Recipe:
     )
 
 
-def _v3(name: str) -> Recipe:
-    """500k steps of 8192 rows; single masks; the discriminator's embeddings are the generator's plus a difference."""
+def _detecting(name: str) -> Recipe:
+    """v3: 500k steps of 8192 rows, single masks; the discriminator's embeddings add a difference to the generator's."""
     large = name == "deberta-v3-large"
     masking = Masking(mask=1.0, random=0.0, unit=WindowedNGrams(longest=1))
     return Recipe(
@@ -78,17 +77,16 @@ def _erlangshen(name: str) -> Recipe:
     )
 
 
-def _sharing(name: str, model: str) -> Recipe:
+def with_sharing(name: str, model: str, sharing: Sharing) -> Recipe:
+    """DeBERTa v3 with its embeddings shared in another way (section 3.3)."""
     base = recipe(model)
     assert isinstance(base.objective, RTDSettings)
-    kind: Literal["tables", "none"] = "tables" if name.endswith("-es") else "none"
-    return replace(base, name=name, objective=replace(base.objective, sharing=kind))
+    return replace(base, name=name, objective=replace(base.objective, sharing=sharing))
 
 
-VARIANTS: dict[str, Callable[[], Recipe]] = {
-    # The paper's comparison of embedding sharing (DeBERTa v3, section 3.3): shared, not shared.
-    "deberta-v3-base-es": lambda: _sharing("deberta-v3-base-es", "deberta-v3-base"),
-    "deberta-v3-base-nes": lambda: _sharing("deberta-v3-base-nes", "deberta-v3-base"),
-    "deberta-v3-mini-es": lambda: _sharing("deberta-v3-mini-es", "deberta-v3-mini"),
-    "deberta-v3-mini-nes": lambda: _sharing("deberta-v3-mini-nes", "deberta-v3-mini"),
+VARIANTS: dict[str, Callable[[str], Recipe]] = {
+    "deberta-v3-base-es": partial(with_sharing, model="deberta-v3-base", sharing="tables"),
+    "deberta-v3-base-nes": partial(with_sharing, model="deberta-v3-base", sharing="none"),
+    "deberta-v3-mini-es": partial(with_sharing, model="deberta-v3-mini", sharing="tables"),
+    "deberta-v3-mini-nes": partial(with_sharing, model="deberta-v3-mini", sharing="none"),
 }

@@ -10,8 +10,7 @@ from encoderlab.batches.pack import SingleDocuments
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.recipes.small import is_small, small
 from encoderlab.train.optim import AdamW
-from encoderlab.train.pretraining import Recipe
-from encoderlab.train.recipe import Budget, Phase
+from encoderlab.train.recipe import Budget, Phase, Recipe
 from encoderlab.train.schedule import Polynomial
 
 
@@ -39,4 +38,4 @@ def recipe(name: str) -> Recipe:
     return small(replace(published, objective=DistillSettings(student_from=layers)), lr=5e-4)
 
 
-VARIANTS: dict[str, Callable[[], Recipe]] = {"distilroberta-base": lambda: recipe("distilroberta-base")}
+VARIANTS: dict[str, Callable[[str], Recipe]] = {"distilroberta-base": recipe}  # by its parts of family roberta

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from encoderlab import models
@@ -13,8 +14,7 @@ from encoderlab.nn.heads import LM
 from encoderlab.objectives.rtd import RTDSettings
 from encoderlab.recipes.small import is_small, small
 from encoderlab.train.optim import BertAdam
-from encoderlab.train.pretraining import Recipe
-from encoderlab.train.recipe import Budget, Phase
+from encoderlab.train.recipe import Budget, Phase, Recipe
 from encoderlab.train.schedule import Electra
 
 PUBLISHED: dict[str, tuple[float, int, int, int, float]] = {  # rate, rows, steps, length, masked share
@@ -47,21 +47,24 @@ def recipe(name: str) -> Recipe:
     return small(published) if is_small(name) else published
 
 
-def ablation(model: str, predict: Literal["replaced_masked", "original_masked", "original_all"]) -> Recipe:
+Predict = Literal["replaced_masked", "original_masked", "original_all"]
+
+
+def ablation(name: str, model: str, predict: Predict) -> Recipe:
     """Section 3.4: the loss on masked places only, replace-MLM, or all-tokens MLM."""
     base = recipe(model)
     assert isinstance(base.objective, RTDSettings)
     weight = base.objective.discriminator_weight if predict == "replaced_masked" else 1.0
     network = base.model if predict == "replaced_masked" else replace(base.model, lm=LM())
     objective = replace(base.objective, predict=predict, discriminator_weight=weight)
-    return replace(base, name=f"{model}-{predict.replace('_', '-')}", model=network, objective=objective)
+    return replace(base, name=name, model=network, objective=objective)
 
 
-def _ablations(model: str) -> dict[str, Callable[[], Recipe]]:
+def _ablations(model: str) -> dict[str, Callable[[str], Recipe]]:
     return {
-        f"{model}-replaced-masked": lambda: ablation(model, "replaced_masked"),
-        f"{model}-original-masked": lambda: ablation(model, "original_masked"),
-        f"{model}-original-all": lambda: ablation(model, "original_all"),
+        f"{model}-replaced-masked": partial(ablation, model=model, predict="replaced_masked"),
+        f"{model}-original-masked": partial(ablation, model=model, predict="original_masked"),
+        f"{model}-original-all": partial(ablation, model=model, predict="original_all"),
     }
 
 

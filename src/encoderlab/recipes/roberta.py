@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from encoderlab import models
 from encoderlab.batches.corrupt import Masking
@@ -12,8 +13,7 @@ from encoderlab.nn.heads import Pooler
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.recipes.small import is_small, small
 from encoderlab.train.optim import AdamW
-from encoderlab.train.pretraining import Recipe
-from encoderlab.train.recipe import Budget, Phase
+from encoderlab.train.recipe import Budget, Phase, Recipe
 from encoderlab.train.schedule import Polynomial
 
 
@@ -42,13 +42,12 @@ def with_rows(name: str, model: str, rows: FullSentences | SegmentPairs | Senten
     return replace(base, name=name, rows=rows, model=replace(base.model, pooler=Pooler(), pair=True))
 
 
-def _formats(model: str) -> dict[str, Callable[[], Recipe]]:
+def _formats(model: str) -> dict[str, Callable[[str], Recipe]]:
+    doc_sentences = FullSentences(cross_documents=False, batch="tokens")
     return {
-        f"{model}-doc-sentences": lambda: with_rows(
-            f"{model}-doc-sentences", model, FullSentences(cross_documents=False, batch="tokens")
-        ),
-        f"{model}-segment-pairs": lambda: with_rows(f"{model}-segment-pairs", model, SegmentPairs()),
-        f"{model}-sentence-pairs": lambda: with_rows(f"{model}-sentence-pairs", model, SentencePairs()),
+        f"{model}-doc-sentences": partial(with_rows, model=model, rows=doc_sentences),
+        f"{model}-segment-pairs": partial(with_rows, model=model, rows=SegmentPairs()),
+        f"{model}-sentence-pairs": partial(with_rows, model=model, rows=SentencePairs()),
     }
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from encoderlab.train.optim import AdamW, BertAdam
-from encoderlab.train.pretraining import Recipe
-from encoderlab.train.recipe import Budget, Evaluation, Phase
+from encoderlab.train.recipe import Budget, Evaluation, Phase, Recipe
 
 
 def small(recipe: Recipe, *, steps: int = 1500, rows: int = 8, length: int = 128, lr: float = 1e-3) -> Recipe:

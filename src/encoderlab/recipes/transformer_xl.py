@@ -9,8 +9,7 @@ from encoderlab.batches.streams import ContiguousStreams
 from encoderlab.objectives.causal import CausalSettings
 from encoderlab.recipes.small import is_small, small
 from encoderlab.train.optim import AdamW
-from encoderlab.train.pretraining import Recipe
-from encoderlab.train.recipe import Budget, Phase
+from encoderlab.train.recipe import Budget, Phase, Recipe
 from encoderlab.train.schedule import Cosine
 
 PUBLISHED = {  # steps, rows, warm-up, window, memory, evaluation memory

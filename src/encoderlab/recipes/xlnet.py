@@ -10,8 +10,7 @@ from encoderlab.batches.streams import XLNetStreams
 from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.recipes.small import is_small, small
 from encoderlab.train.optim import BertAdam
-from encoderlab.train.pretraining import Recipe
-from encoderlab.train.recipe import Budget, Phase
+from encoderlab.train.recipe import Budget, Phase, Recipe
 from encoderlab.train.schedule import Polynomial
 
 

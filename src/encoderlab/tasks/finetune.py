@@ -45,9 +45,10 @@ from encoderlab.tasks.scores import score
 from encoderlab.tasks.sift import SiFT, SiFTObjective
 from encoderlab.tasks.span import SpanQA, best_texts
 from encoderlab.train import checkpoint
+from encoderlab.train.data import Data
 from encoderlab.train.distributed import join
 from encoderlab.train.folder import hardware
-from encoderlab.train.loop import Data, Outcome, load_weights, train
+from encoderlab.train.loop import Outcome, train
 from encoderlab.train.optim import AdamW, Optim
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Phase, Training
 from encoderlab.train.schedule import Polynomial, Schedule
@@ -158,7 +159,7 @@ def finetune(
     data = replace(data, hashes={**data.hashes, **hashes_of(identity)})
     outcome = train(objective, recipe, data, out, session=session)
     if outcome.best is not None:
-        load_weights(objective, outcome.best)
+        checkpoint.load_weights(objective, outcome.best)
     predictions, scores, notes = _evaluate(objective, task, splits, encodings)
     notes += _note_of_length(cut, task, recipe)
     if model.config.task is not None:

@@ -23,17 +23,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from encoderlab.errors import DataError
+from encoderlab.train.distributed import assign, named_tensors
 
-WEIGHTS, CARRIED, STATE, RECIPE, MANIFEST = (
-    "weights.safetensors",
-    "carried.safetensors",
-    "state.json",
-    "recipe.json",
-    "manifest.json",
-)
+WEIGHTS, CARRIED = "weights.safetensors", "carried.safetensors"
+STATE, RECIPE, MANIFEST = "state.json", "recipe.json", "manifest.json"
 PARTIAL, OLD = ".partial-", "-old"
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 DTYPES |= {torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL"}
@@ -227,6 +223,23 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path}: cannot be read as safetensors ({error})") from None
+
+
+def load_weights(module: nn.Module, folder: Path) -> None:
+    """Put the weights of the checkpoint ``folder`` into ``module``, sharded or not.
+
+    Raises:
+        DataError: the checkpoint belongs to another model.
+    """
+    stored, own = read_tensors(folder / WEIGHTS), named_tensors(module)
+    if strangers := sorted(own.keys() ^ stored.keys()):
+        raise DataError(f"{folder}: its tensors are not those of this model ({strangers[0]} is in one of them only)")
+    for name, tensor in own.items():
+        if tensor.shape != stored[name].shape:
+            raise DataError(
+                f"{folder}: {name} is {tuple(stored[name].shape)} there and {tuple(tensor.shape)} in this model"
+            )
+        assign(tensor, stored[name])
 
 
 def name(step: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,9 +15,7 @@ from encoderlab.models.base import ModelConfig
 from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.nn.positions import Absolute
 from encoderlab.nn.spanconv import SpanDynamic
-
-if TYPE_CHECKING:
-    from encoderlab.train.pretraining import Recipe
+from encoderlab.train.recipe import Recipe
 
 log = logging.getLogger("encoderlab")
 

@@ -17,8 +17,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
-import torch
-
 import encoderlab
 from encoderlab.corpus.shards import TOKENIZER
 from encoderlab.corpus.tokenizer import Tokenizer
@@ -167,7 +165,7 @@ class _Log(logging.FileHandler):
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
     """``"optim.lr was 0.001, now 0.0005"`` for each difference that matters, that of the name first."""
-    old, new = _flat(before, prefix), _flat(now, prefix)
+    old, new = flatten(before, prefix), flatten(now, prefix)
     return [
         f"{key} was {json.dumps(old.get(key))}, now {json.dumps(new.get(key))}"
         for key in sorted(old | new, key=lambda key: (key != "name", key))
@@ -199,6 +197,8 @@ def describe_session(data: Mapping[str, str]) -> dict[str, Any]:
 
 def hardware() -> dict[str, Any]:
     """The machine: processor, threads, accelerators."""
+    import torch  # here, so that folders are read without it
+
     cpu = platform.processor() or platform.machine()
     if (info := Path("/proc/cpuinfo")).exists():
         names = [
@@ -241,11 +241,12 @@ def _lock(path: Path) -> ExitStack:
     return lock
 
 
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"optim": {"lr": 1}}`` as ``{"optim.lr": 1}``."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
+            flat.update(flatten(value, f"{prefix}{key}."))
         else:
             flat[prefix + key] = value
     return flat

@@ -13,69 +13,30 @@ import itertools
 import logging
 import math
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from encoderlab import config
 from encoderlab.batches.batch import Batch
-from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.errors import ConfigError, DataError, Diverged, Stopped, nearest
+from encoderlab.errors import ConfigError, DataError, Diverged, Stopped
 from encoderlab.objectives.base import Objective
-from encoderlab.train import checkpoint, doctor
+from encoderlab.train import checkpoint
 from encoderlab.train.checkpoint import Snapshot
-from encoderlab.train.distributed import World, assign, join, named_tensors
+from encoderlab.train.data import Data, Feed
+from encoderlab.train.distributed import join
 from encoderlab.train.engine import Engine
 from encoderlab.train.folder import RunFolder
+from encoderlab.train.journal import SHOWN, Journal
 from encoderlab.train.precision import caution
-from encoderlab.train.progress import Board, Display, facts
-from encoderlab.train.recipe import Budget, Phase, Training
+from encoderlab.train.progress import facts
+from encoderlab.train.recipe import Budget, Training
+from encoderlab.train.signals import STOP_SIGNALS, collected_signals
 from encoderlab.train.tally import Tally, measure, summary
 
 log = logging.getLogger("encoderlab")
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class Source(Protocol):
-    """An endless supply of this process's parts of global batches."""
-
-    def __next__(self) -> Batch: ...
-
-    def state(self) -> dict[str, int]:
-        """What a new source needs to go on after the last batch given out."""
-
-    def close(self) -> None: ...
-
-
-OpenSource = Callable[[Phase, int, "dict[str, int] | None"], Source]
-"""(phase, rows of a global batch, state of the source before, perhaps of another phase) -> source."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """What a run trains and validates on.
-
-    Args:
-        source: opens the training batches.
-        validation: gives the same whole batches each time it is called, on every process.
-        score: further validation numbers of a task; called with the objective in evaluation mode.
-        hashes: identify the data in the run folder.
-        bytes_per_token: turns the losses in ``Objective.per_token`` into bits per byte.
-        operations: floating-point operations of training per token, which a budget in FLOPs needs.
-        tokenizer: kept in the run folder.
-    """
-
-    source: OpenSource
-    validation: Callable[[Phase], Iterable[Batch]] | None = None
-    score: Callable[[], Mapping[str, float]] | None = None
-    hashes: Mapping[str, str] = field(default_factory=dict)
-    bytes_per_token: float | None = None
-    operations: Callable[[Phase], float] | None = None
-    tokenizer: Tokenizer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,14 +71,8 @@ def train(
         Stopped: by SIGINT, SIGTERM or the end of ``session``, after a checkpoint; its code is 130, 143 or 75.
         Diverged, OutOfMemory, ConfigError, DataError: see the messages; earlier checkpoints are intact.
     """
-    world = join(recipe.execution.device)
-    smallest = min([phase.rows for phase in recipe.phases] + ([recipe.ramp.rows] if recipe.ramp else []))
-    if smallest < world.size:
-        raise ConfigError(
-            f"a batch of {smallest} rows is too small for {world.size} processes; give at least one row to each"
-        )
     with contextlib.ExitStack() as stack:
-        return _Run(objective, recipe, data, out, world, session, peak, stack).finish()
+        return _Run(objective, recipe, data, out, session, peak, stack).finish()
 
 
 @dataclass
@@ -145,7 +100,12 @@ class Place:
 
 
 class _Run:
-    """One call of :func:`train`; ``stack`` closes whatever it opens."""
+    """One call of :func:`train`; ``stack`` closes whatever it opens.
+
+    The first process alone has a run folder and a writer of checkpoints. ``validation`` is the last line of validation
+    metrics. ``started`` is where this session began, ``saved`` where it last saved. The current line of training
+    metrics began at the time ``window_start``, moved on by what was no training, with ``window_from`` tokens read.
+    """
 
     def __init__(
         self,
@@ -153,44 +113,51 @@ class _Run:
         recipe: Training,
         data: Data,
         out: Path,
-        world: World,
         session: Budget | None,
         peak: float | None,
         stack: contextlib.ExitStack,
     ) -> None:
-        self.recipe, self.data, self.out, self.world = recipe, data, out, world
-        self.session, self.peak = session, peak
-        if recipe.budget.unit == "flops" and data.operations is None:
-            raise ConfigError("a budget in flops needs to know what a token costs; give data.operations, or steps")
+        self.recipe, self.data, self.out, self.session, self.peak = recipe, data, out, session, peak
+        self.world = join(recipe.execution.device)
+        self._check()
         self.folder: RunFolder | None = None
-        world.agree(lambda: self._claim(stack))
-        self.engine = Engine(objective, recipe, world)
+        self.world.agree(lambda: self._claim(stack))
+        self.engine = Engine(objective, recipe, self.world)
         self.place = Place()
-        self.source: Source | None = None
-        self.source_state: dict[str, int] | None = None
+        self.feed = Feed(data.source, resumed=None)
         self.validation: dict[str, Any] = {}
         self.lr = 0.0
-        self.watch = doctor.Watch(config.to_dict(recipe))
-        self.display = Display(getattr(recipe, "name", "train"), visible=world.main)
-        stack.callback(self.display.close)
-        stack.callback(self._close_source)
+        self.journal = Journal(recipe, self.folder)
+        stack.callback(self.journal.close)
+        stack.callback(lambda: self.feed.close())
         self._check_best()
-        if warning := caution(recipe.precision, world.device):
-            self._note(f"warning: {warning}")
-        self.writer = checkpoint.Writer(self.checkpoints, keep=recipe.checkpoints.keep) if world.main else None
+        if warning := caution(recipe.precision, self.world.device):
+            self.journal.warn(warning)
+        self.writer = checkpoint.Writer(self.checkpoints, keep=recipe.checkpoints.keep) if self.world.main else None
         self._resume()
-        self.board = Board(out, self.place.step) if recipe.execution.tensorboard and world.main else None
-        if self.board is not None:
-            stack.callback(self.board.close)
-        self.signals: list[int] = []
-        stack.enter_context(_collect_signals(self.signals))
+        self.signals = stack.enter_context(collected_signals())
         self.started = self.saved = replace(self.place)
         self.clock = time.perf_counter()
-        self.window_start, self.window_from, self.waiting = self.clock, self.place.tokens, 0.0
+        self.window_start, self.window_from = self.clock, self.place.tokens
 
     @property
     def checkpoints(self) -> Path:
         return self.out / "checkpoints"
+
+    def _check(self) -> None:
+        """Refuse what shows before anything is opened.
+
+        Raises:
+            ConfigError: with a remedy.
+        """
+        recipe, processes = self.recipe, self.world.size
+        smallest = min([phase.rows for phase in recipe.phases] + ([recipe.ramp.rows] if recipe.ramp else []))
+        if smallest < processes:
+            raise ConfigError(
+                f"a batch of {smallest} rows is too small for {processes} processes; give at least one row to each"
+            )
+        if recipe.budget.unit == "flops" and self.data.operations is None:
+            raise ConfigError("a budget in flops needs to know what a token costs; give data.operations, or steps")
 
     def _claim(self, stack: contextlib.ExitStack) -> int:
         """Hold the run folder, which is the first process's to write."""
@@ -230,12 +197,6 @@ class _Run:
             best=self.checkpoints / "best" if recipe.evaluation.best else None,
         )
 
-    def _written(self) -> float:
-        """Wait until the checkpoints are on disk, from where every process may read them."""
-        if self.writer is not None:
-            self.writer.wait()
-        return 0.0
-
     def _step(self) -> int | None:
         """One update. Returns why the run is to stop after it: a signal's number, 0 for the end of the session, or
         None.
@@ -243,19 +204,15 @@ class _Run:
         recipe, place, session = self.recipe, self.place, self.session
         spent = place.spent(recipe.budget)
         batch = self._next_batch(spent)
-        own = self.engine.objective.counts(batch)
-        names = sorted(own)
+        own = sorted(self.engine.objective.counts(batch).items())
         clock = self.started.seconds + time.perf_counter() - self.clock if self.world.main else 0.0
-        asked = [self.signals.count(number) for number in STOP_SIGNALS]
-        rows, tokens, positions, seconds, *rest = self.world.sum(
-            [len(batch), batch.num_tokens, batch.ids.numel(), clock, *asked, *(own[name] for name in names)]
-        )
-        asked, counts = [int(times) for times in rest[:2]], dict(zip(names, rest[2:], strict=True))
+        sizes = [len(batch), batch.num_tokens, batch.ids.numel(), clock]
+        rows, tokens, positions, seconds, *rest = self.world.sum([*sizes, *self._asked(), *(n for _, n in own)])
+        asked, totals = rest[: len(STOP_SIGNALS)], rest[len(STOP_SIGNALS) :]
+        counts = {name: total for (name, _), total in zip(own, totals, strict=True)}
         self.lr = recipe.optim.lr * recipe.schedule.share(spent, recipe.budget.amount)
-        try:
+        with self._explained():
             self.engine.step(batch, rows=int(rows), counts=counts, lr=self.lr, number=place.step)
-        except Diverged as error:
-            raise self._diverged(error) from None
         place.step += 1
         place.tokens += int(tokens)
         place.flops += tokens * self._operations()
@@ -263,66 +220,65 @@ class _Run:
         place.window_positions += int(positions)
         place.seconds = seconds
         if self.world.size == 1:  # no need to wait for the next message
-            asked = [self.signals.count(number) for number in STOP_SIGNALS]
+            asked = self._asked()
         for number, times in zip(STOP_SIGNALS, asked, strict=True):
             if times:
                 return number
         return 0 if session and place.spent(session) - self.started.spent(session) >= session.amount else None
 
+    def _asked(self) -> list[float]:
+        """How often each of the :data:`STOP_SIGNALS` has come to this process."""
+        return [self.signals.count(number) for number in STOP_SIGNALS]
+
     def _next_batch(self, spent: float) -> Batch:
-        """This process's part of the next batch. Where a phase or another number of rows begins, a new source takes
-        over from the old one, and memory starts empty.
-        """
+        """This process's part of the next batch; where a phase or another number of rows begins, memory is empty."""
         recipe, place = self.recipe, self.place
         stage = recipe.stage(spent)
         moved = (stage.phase, stage.rows) != (place.phase, place.batch_rows)
-        if self.source is None or moved:
-            state = self.source_state if self.source is None else self.source.state()
-            self._close_source()
-            self.source = self.data.source(recipe.phases[stage.phase], stage.rows, state)
         if moved:
             self.engine.memory = None
             place.phase, place.batch_rows = stage
-        begin = time.perf_counter()
         try:
-            batch = next(self.source)
+            return self.feed.next(recipe.phases[stage.phase], stage.rows, moved=moved)
         except StopIteration:
             raise DataError(
                 f"the data ended at step {place.step}, before the budget was spent; repeat it or shorten the run"
             ) from None
-        self.waiting += time.perf_counter() - begin
-        return batch
-
-    def _close_source(self) -> None:
-        if self.source is not None:
-            self.source.close()
-        self.source = None
-
-    def _stop(self, number: int) -> None:
-        self._save()
-        if self.writer is not None:
-            self.writer.wait()
-        why = signal.Signals(number).name if number else "the end of the session"
-        step = self.place.step
-        log.info("stopped by %s at step %d", why, step)
-        raise Stopped(f"stopped by {why} at step {step}; run the same command again to resume", signal=number or None)
-
-    def _diverged(self, error: Diverged) -> Diverged:
-        self._write({"split": "diverged", "step": self.place.step, "tokens": self.place.tokens, "lr": self.lr})
-        if self.writer is not None:
-            self.writer.wait()
-        kept = checkpoint.newest(self.checkpoints)[0]
-        return Diverged(
-            f"step {self.place.step}: {error} (learning rate {self.lr:.2g}); "
-            "lower optim.lr, lengthen schedule.warmup, or set precision=fp32; "
-            + (f"the last checkpoint before it is {kept}" if kept else "no checkpoint had been written yet")
-        )
 
     def _operations(self) -> float:
         """Per token of this phase; 0 where it is not known. Padding does not count as work."""
         return self.data.operations(self.recipe.phases[self.place.phase]) if self.data.operations else 0.0
 
-    # What is written while it goes on
+    # How it ends
+
+    def _stop(self, number: int) -> None:
+        """Save, and raise Stopped for the signal ``number``, or for the end of the session where it is 0."""
+        self._save()
+        self._written()
+        why = signal.Signals(number).name if number else "the end of the session"
+        step = self.place.step
+        log.info("stopped by %s at step %d", why, step, extra=SHOWN)
+        raise Stopped(f"stopped by {why} at step {step}; run the same command again to resume", signal=number or None)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Where the gradient inside is found to be no number, the run ends with a line of metrics, and the error says
+        at which step and rate, and what there is to go back to.
+        """
+        try:
+            yield
+        except Diverged as error:
+            step = self.place.step
+            self.journal.write({"split": "diverged", "step": step, "tokens": self.place.tokens, "lr": self.lr})
+            self._written()
+            kept = checkpoint.newest(self.checkpoints)[0]
+            raise Diverged(
+                f"step {step}: {error} (learning rate {self.lr:.2g}); "
+                "lower optim.lr, lengthen schedule.warmup, or set precision=fp32; "
+                + (f"the last checkpoint before it is {kept}" if kept else "no checkpoint had been written yet")
+            ) from None
+
+    # Lines of metrics
 
     def _log(self) -> bool:
         """A line of training metrics over the steps since the last one; False if there were none."""
@@ -330,15 +286,23 @@ class _Run:
         totals = engine.tally.totals(self.world)
         if not place.window_positions:
             return False
-        try:
+        with self._explained():
             engine.check()
-        except Diverged as error:
-            raise self._diverged(error) from None
         now = time.perf_counter()
-        took = max(now - self.window_start, 1e-9)
+        line = self._training_line(totals, took=max(now - self.window_start, 1e-9))
+        self.journal.write(line)
+        self._show(line)
+        engine.tally = Tally(self.world.device)
+        engine.largest_norm = engine.largest_norm.new_zeros(())
+        place.window_tokens, place.window_positions, place.window_norm = 0, 0, 0.0
+        self.window_start, self.window_from, self.feed.waiting = now, place.tokens, 0.0
+        return True
+
+    def _training_line(self, totals: Mapping[str, Mapping[str, float]], *, took: float) -> dict[str, Any]:
+        """What docs/training.md says of a line of training metrics, over ``took`` seconds."""
+        place, engine = self.place, self.engine
         speed = (place.tokens - self.window_from) / took
-        phase = self.recipe.phases[place.phase]
-        line = {
+        return {
             "split": "train",
             "step": place.step,
             "tokens": place.tokens,
@@ -350,48 +314,57 @@ class _Run:
             "update_ratio": engine.optimizer.update_ratio(self.lr).item(),
             "padding": 1 - place.window_tokens / place.window_positions,
             "rows": place.batch_rows,
-            "length": phase.length,
+            "length": self.recipe.phases[place.phase].length,
             **({"loss_scale": engine.scale} if self.recipe.precision == "fp16" else {}),
             "seconds": place.seconds,
             "tokens_per_second": speed,
-            "waiting": self.waiting / took,
+            "waiting": self.feed.waiting / took,
             **({"peak_share": speed * self._operations() / self.world.size / self.peak} if self.peak else {}),
         }
-        self._write(line)
-        budget = self.recipe.budget
+
+    def _show(self, line: Mapping[str, Any]) -> None:
+        """Show a line of training metrics, with how much of the budget is done and the seconds to its end."""
+        place, budget = self.place, self.recipe.budget
         done = min(place.spent(budget) / budget.amount, 1.0)
         gained = done - self.started.spent(budget) / budget.amount
         left = (place.seconds - self.started.seconds) / gained * (1 - done) if gained else math.nan
-        self.display.update(line, done=done, left=left)
-        engine.tally = Tally(self.world.device)
-        engine.largest_norm = engine.largest_norm.new_zeros(())
-        place.window_tokens, place.window_positions, place.window_norm = 0, 0, 0.0
-        self.window_start, self.window_from, self.waiting = now, place.tokens, 0.0
-        return True
+        self.journal.display.update(line, done=done, left=left)
 
     def _validate(self) -> bool:
         """A line of validation metrics, and the best weights where the recipe asks for them; False if it is there
         already.
         """
-        data, place, engine = self.data, self.place, self.engine
+        data, place = self.data, self.place
         if data.validation is None and data.score is None or self.validation.get("step") == place.step:
             return False
         begin = time.perf_counter()
         line: dict[str, Any] = {"split": "valid", "step": place.step, "tokens": place.tokens}
-        engine.objective.eval()
         if data.validation is not None:
-            batches = data.validation(self.recipe.phases[place.phase])
-            totals = measure(engine.objective, batches, self.world, self.recipe.precision)
-            line |= summary(totals, self._bytes_per_token())
+            line |= self._measured(data.validation(self.recipe.phases[place.phase]))
         if data.score is not None:
+            self.engine.objective.eval()
             line["scores"] = dict(data.score())
-        engine.objective.train()
+            self.engine.objective.train()
         self.validation = line
-        self._write(line | {"seconds": place.seconds})
-        self._note(f"validation  {facts(line)}")
+        self.journal.write(line | {"seconds": place.seconds})
+        self.journal.note(f"validation  {facts(line)}")
         self._keep_best(line)
         self.window_start += time.perf_counter() - begin  # does not count as training time
         return True
+
+    def _measured(self, batches: Iterable[Batch]) -> dict[str, Any]:
+        """The numbers of the objective on validation batches."""
+        objective = self.engine.objective
+        objective.eval()
+        totals = measure(objective, batches, self.world, self.recipe.precision)
+        objective.train()
+        return summary(totals, self._bytes_per_token())
+
+    def _bytes_per_token(self) -> dict[str, float]:
+        size = self.data.bytes_per_token
+        return {} if size is None else dict.fromkeys(self.engine.objective.per_token, size)
+
+    # The best weights
 
     def _check_best(self) -> None:
         """Refuse a best number that no validation gives, by its first batch; what a task's scores are is known later.
@@ -399,59 +372,30 @@ class _Run:
         Raises:
             ConfigError: with the numbers that there are.
         """
-        wanted, data, engine = self.recipe.evaluation.best, self.data, self.engine
-        if wanted is None or data.score is not None:
+        evaluation, data = self.recipe.evaluation, self.data
+        if evaluation.best is None or data.score is not None:
             return
         if data.validation is None:
             raise ConfigError(
-                f"evaluation.best {wanted!r} needs a validation, and this run has none; "
+                f"evaluation.best {evaluation.best!r} needs a validation, and this run has none; "
                 "set it to null, or build the corpus with a larger validation share"
             )
-        engine.objective.eval()
-        first = itertools.islice(data.validation(self.recipe.phases[0]), 1)
-        self._best_of(summary(measure(engine.objective, first, self.world, self.recipe.precision), {}))
-        engine.objective.train()
-
-    def _best_of(self, line: Mapping[str, Any]) -> float:
-        """The number of a line of validation that the recipe calls best."""
-        wanted = self.recipe.evaluation.best or ""
-        numbers = {"loss": line.get("loss")} | line.get("accuracy", {}) | line.get("scores", {})
-        value = numbers.get(wanted)
-        if value is None:
-            raise ConfigError(f"evaluation.best {wanted!r} is no number of the validation{nearest(wanted, numbers)}")
-        return float(value)
+        evaluation.number(self._measured(itertools.islice(data.validation(self.recipe.phases[0]), 1)))
 
     def _keep_best(self, line: Mapping[str, Any]) -> None:
-        wanted, best = self.recipe.evaluation.best, self.place.best
-        if wanted is None:
+        """Save the weights if their line of validation metrics is the best one so far."""
+        evaluation = self.recipe.evaluation
+        if evaluation.best is None:
             return
-        value = self._best_of(line)
-        if best is not None and math.isfinite(best):
-            better = value < best if wanted == "loss" else value > best
-            if not better:  # nor is NaN
-                return
+        value = evaluation.number(line)
+        if not evaluation.improves(value, on=self.place.best):
+            return
         self.place.best = value
-        weights, state = self.engine.weights(), {"step": self.place.step, wanted: value}
+        weights = self.engine.weights()
         if self.writer is not None:
+            state = {"step": self.place.step, evaluation.best: value}
             recipe = config.to_dict(self.recipe)
             self.writer.save("best", Snapshot(weights=weights, carried={}, state=state, recipe=recipe))
-
-    def _write(self, line: Mapping[str, Any]) -> None:
-        if self.folder is not None:
-            self.folder.write_metrics(line)
-        if self.board is not None:
-            self.board.write(line)
-        for finding in self.watch.see(line):
-            self._note(f"doctor: {finding}")
-
-    def _note(self, text: str) -> None:
-        if self.world.main:
-            log.info(text)
-            self.display.say(text)
-
-    def _bytes_per_token(self) -> dict[str, float]:
-        size = self.data.bytes_per_token
-        return {} if size is None else dict.fromkeys(self.engine.objective.per_token, size)
 
     # Saving and resuming
 
@@ -463,16 +407,14 @@ class _Run:
     def _save(self) -> None:
         """Copy everything to CPU memory and leave the writing to a thread."""
         begin, engine = time.perf_counter(), self.engine
-        try:
+        with self._explained():
             engine.check()
-        except Diverged as error:
-            raise self._diverged(error) from None
         totals, weights, carried = engine.tally.totals(self.world), engine.weights(), engine.carried()
         if self.writer is not None and self.folder is not None:
             norm = max(engine.largest_norm.item(), self.place.window_norm)
             state = {
                 "place": asdict(replace(self.place, window_norm=norm)),
-                "source": self.source_state if self.source is None else self.source.state(),
+                "source": self.feed.state(),
                 "engine": engine.counters(),
                 "window": totals,
                 "validation": self.validation,
@@ -485,6 +427,12 @@ class _Run:
         self.saved = replace(self.place)
         self.window_start += time.perf_counter() - begin
 
+    def _written(self) -> float:
+        """Wait until the checkpoints are on disk, from where every process may read them."""
+        if self.writer is not None:
+            self.writer.wait()
+        return 0.0
+
     def _resume(self) -> None:
         """Go on from the newest whole checkpoint, if there is one."""
         step = int(self.world.agree(self._find))
@@ -492,14 +440,14 @@ class _Run:
         if step >= 0:
             found = self.checkpoints / checkpoint.name(step)
             state = checkpoint.read_json(found / checkpoint.STATE)
-            load_weights(self.engine.objective, found)
+            checkpoint.load_weights(self.engine.objective, found)
             self.engine.restore(checkpoint.read_tensors(found / checkpoint.CARRIED), state["engine"])
             self.engine.tally.restore(state["window"], self.world)
             self.place = Place(**state["place"])
-            self.source_state, self.validation, size = state["source"], state["validation"], state["metrics_bytes"]
-            self._note(f"resuming from {found}")
-        if self.folder is not None:
-            self.folder.open_metrics(size)
+            self.feed = Feed(self.data.source, state["source"])
+            self.validation, size = state["validation"], state["metrics_bytes"]
+            self.journal.note(f"resuming from {found}")
+        self.journal.resume(self.place.step, size)
 
     def _find(self) -> int:
         """The step of the newest whole checkpoint, -1 if none was ever written. Damaged ones are put aside."""
@@ -508,46 +456,6 @@ class _Run:
             raise DataError(f"{damaged[0][1]}; no older checkpoint is whole: delete {self.checkpoints} to begin again")
         for folder, why in damaged:
             assert found is not None
-            log.warning("%s", why)
-            self.display.say(f"warning: {why}; going on from {found.name}")
+            self.journal.warn(f"{why}; going on from {found.name}")
             checkpoint.put_aside(folder)
         return -1 if found is None else int(found.name.removeprefix("step-"))
-
-
-def load_weights(objective: Objective, folder: Path) -> None:
-    """Put the weights of the checkpoint ``folder`` into ``objective``, sharded or not.
-
-    Raises:
-        DataError: the checkpoint belongs to another model.
-    """
-    stored = checkpoint.read_tensors(folder / checkpoint.WEIGHTS)
-    own = named_tensors(objective)
-    if missing := sorted(own.keys() ^ stored.keys()):
-        raise DataError(f"{folder}: its tensors are not those of this model ({missing[0]} is in one of them only)")
-    for name, tensor in own.items():
-        if tensor.shape != stored[name].shape:
-            raise DataError(
-                f"{folder}: {name} is {tuple(stored[name].shape)} there and {tuple(tensor.shape)} in this model"
-            )
-        assign(tensor, stored[name])
-
-
-@contextlib.contextmanager
-def _collect_signals(received: list[int]) -> Iterator[None]:
-    """Append SIGINT and SIGTERM to ``received`` instead of dying; a second one of the same kind acts as usual."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {int(number): signal.getsignal(number) for number in STOP_SIGNALS}
-
-    def note(number: int, frame: object) -> None:
-        received.append(number)
-        signal.signal(number, before[number])
-
-    for number in before:
-        signal.signal(number, note)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from encoderlab.errors import MissingDependency
+from encoderlab.train.units import clock, quantity
 
 PLAIN_SECONDS = 10.0  # between two plain lines; the first comes at once
 
@@ -90,26 +91,7 @@ def facts(line: Mapping[str, Any]) -> str:
     if "lr" in line:
         words.append(f"lr {line['lr']:.1e}")
     if "tokens_per_second" in line:
-        words.append(f"{quantity(line['tokens_per_second'])} tokens/s")
+        words.append(f"{quantity(line['tokens_per_second'], '')} tokens/s")
     if "peak_share" in line:
         words.append(f"{line['peak_share']:.0%} of peak")
     return "  ".join(words)
-
-
-def quantity(number: float) -> str:
-    """Three digits and a unit: 950, 8.12k, 1.40M."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.0f}"
-
-
-def clock(seconds: float) -> str:
-    """``2d 3:15``, ``1:02:03`` or ``02:03``; ``?`` where it is not known."""
-    if seconds != seconds or seconds > 1e9:
-        return "?"
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    if hours >= 48:
-        return f"{hours // 24}d {hours % 24}:{minute:02d}"
-    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute:02d}:{second:02d}"

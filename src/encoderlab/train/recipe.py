@@ -1,12 +1,20 @@
-"""Everything that determines a training run, as frozen data that goes to JSON and back."""
+"""Everything that determines a training run, as frozen data that goes to JSON and back: what all runs share
+(:class:`Training`), and a pretraining run (:class:`Recipe`).
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from encoderlab.errors import ConfigError
+from encoderlab.batches.loader import Format
+from encoderlab.batches.pack import SegmentPairs
+from encoderlab.errors import ConfigError, nearest
+from encoderlab.models.base import ModelConfig
+from encoderlab.objectives.kinds import ObjectiveSettings
+from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.train.optim import AdamW, Optim
 from encoderlab.train.schedule import Polynomial, Schedule
 
@@ -91,6 +99,24 @@ class Evaluation:
             raise ConfigError(
                 f"evaluation every {self.every} steps on {self.rows} rows is none; give at least 1 of each"
             )
+
+    def number(self, line: Mapping[str, Any]) -> float:
+        """What a line of validation metrics has under the name in ``best``.
+
+        Raises:
+            ConfigError: it has no such number.
+        """
+        wanted = self.best or ""
+        numbers = {"loss": line.get("loss")} | line.get("accuracy", {}) | line.get("scores", {})
+        if numbers.get(wanted) is None:
+            raise ConfigError(f"evaluation.best {wanted!r} is no number of the validation{nearest(wanted, numbers)}")
+        return float(numbers[wanted])
+
+    def improves(self, value: float, on: float | None) -> bool:
+        """Whether ``value`` is better than ``on``, the best number so far if there is one; NaN is not."""
+        if on is None or not math.isfinite(on):
+            return True
+        return value < on if self.best == "loss" else value > on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,3 +235,26 @@ class Training:
                 break
         rows = self.phases[phase].rows
         return Stage(phase, rows if self.ramp is None else self.ramp.rows_at(done, rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Training):
+    """Everything that determines a pretraining run, but for the corpus.
+
+    Args:
+        generator: the second network of replaced token detection.
+        rows: how rows are made of text; each phase sets their length.
+        duplicates: after so many epochs the same rows and masks come again (static masking with that duplication
+            factor); None draws every epoch afresh.
+        init_from: a model folder to continue from instead of starting fresh.
+        fresh_generator: of ``init_from``, continue the discriminator alone.
+    """
+
+    name: str = ""
+    model: ModelConfig
+    generator: ModelConfig | None = None
+    objective: ObjectiveSettings = MLMSettings()
+    rows: Format = SegmentPairs()
+    duplicates: int | None = None
+    init_from: str | None = None
+    fresh_generator: bool = False

@@ -1,6 +1,5 @@
-"""One training step each: ours, and that of ``transformers`` in its best settings.
-
-Those are sdpa where it has it, fused AdamW, and labels at the masked places only.
+"""One training step each: ours, and that of ``transformers`` in its best settings: fused attention where the library
+has it (sdpa), fused AdamW, and labels at the masked places only.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from encoderlab.nn.kernels.plain import draw
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import Distill, DistillSettings
-from encoderlab.objectives.mlm import MLM, MLMSettings
-from encoderlab.objectives.permutation import Permutation, PermutationSettings
+from encoderlab.objectives.kinds import make_objective
+from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.objectives.rtd import GENERATOR_SAMPLES, RTD, RTDSettings, uniform
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.train.engine import compile_layers
@@ -36,20 +35,10 @@ LR, SEED = 1e-4, 0
 
 
 def objective_of(case: Case, vocabulary: Vocabulary) -> Objective:
-    """The case's networks, equal for everybody, under our objective."""
+    """The case's networks under our objective, with the same weights for every contender."""
     model = Model(case.model).initialize(SEED)
-    settings = case.objective
     second = Model(case.second).initialize(SEED + 1) if case.second is not None else None
-    if isinstance(settings, RTDSettings):
-        assert second is not None
-        return RTD(second, model, settings, vocabulary)
-    if isinstance(settings, DistillSettings):
-        assert second is not None
-        return Distill(model, second, settings, vocabulary)
-    if isinstance(settings, PermutationSettings):
-        return Permutation(model, settings, vocabulary)
-    assert isinstance(settings, MLMSettings)
-    return MLM(model, settings, vocabulary)
+    return make_objective(case.objective, model, second, vocabulary, seed=SEED)
 
 
 class Ours:

@@ -29,10 +29,10 @@ from encoderlab.models.xlnet import xlnet
 from encoderlab.nn.positions import Disentangled
 from encoderlab.nn.spanconv import SpanDynamic
 from encoderlab.objectives.distill import DistillSettings
+from encoderlab.objectives.kinds import ObjectiveSettings
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.objectives.rtd import RTDSettings
-from encoderlab.train.pretraining import ObjectiveSettings
 
 
 @dataclass(frozen=True, kw_only=True)

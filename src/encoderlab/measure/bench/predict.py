@@ -9,6 +9,8 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,74 +33,99 @@ from encoderlab.train.recipe import Precision
 Texts = list[tuple[np.ndarray, np.ndarray]]  # framed: ids and segments
 
 
-def run(
-    case: Case,
-    corpus: Path,
-    *,
-    texts: int,
-    rows: int,
-    turns: int,
-    threads: int,
-    precision: Precision,
-    against: list[str],
-) -> dict[str, Any]:
-    """Seconds for the states of ``texts`` paragraphs, and how often faster ours is than each contender.
+Play = Callable[[], None]
+"""Computes the states of all texts, by one contender."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is measured: ``turns`` over ``texts`` paragraphs, after one that is not counted.
+
+    Args:
+        rows: texts in a batch of the other contenders.
+        against: ``transformers``, ``onnxruntime``.
+    """
+
+    texts: int = 256
+    rows: int = 32
+    turns: int = 3
+    threads: int = 2
+    precision: Precision = "fp32"
+    against: tuple[str, ...] = ()
+
+
+def run(case: Case, corpus: Path, setting: Setting) -> dict[str, Any]:
+    """Tokens per second, and how often faster ours is than each contender.
 
     Ours sorts by length into batches of equal token counts; the others take batches of ``rows`` in the given order,
     padded to the longest, as their pipelines do. On a GPU where there is one, on which the states stay.
     """
-    torch.set_num_threads(threads)
+    torch.set_num_threads(setting.threads)
     device = usual_device()
     model = Model(case.model).initialize(0).eval()
     source = Corpus(corpus)
     tokenizer = Tokenizer.load(source.tokenizer_path)
     case.check_ids(tokenizer.vocab_size)
-    framed = paragraphs(source, tokenizer, texts, case.model.encoder.max_length or 512)
-    players: dict[str, Callable[[], None]] = {"ours": lambda: _ours(model, tokenizer, framed, device)}
-    failed: dict[str, str] = {}
+    framed = paragraphs(source, tokenizer, setting.texts, case.model.encoder.max_length or 512)
+    players: dict[str, Play] = {"ours": lambda: _ours(model, tokenizer, framed, device)}
     with tempfile.TemporaryDirectory() as place:
-        theirs = _theirs(model, Path(place)) if against else None
+        calls, failed = _others(model, Path(place), setting, device)
+        for name, call in calls.items():
+            players[name] = partial(_padded, call, tokenizer, framed, setting.rows, device)
         model.to(device)
-        if "transformers" in against:
-            assert theirs is not None
-            players["transformers"] = lambda: _padded(
-                lambda x, m: theirs(input_ids=x, attention_mask=m), tokenizer, framed, rows, device
-            )
-        if "onnxruntime" in against and (device.type != "cpu" or precision != "fp32"):
+        seconds: dict[str, list[float]] = {name: [] for name in players}
+        for turn in range(setting.turns + 1):
+            for name, play in players.items():
+                took = _seconds(play, setting.precision, device)
+                if turn:
+                    seconds[name].append(took)
+    tokens = sum(len(ids) for ids, _ in framed)
+    return {
+        "case": case.name,
+        "device": device_name(device),
+        "precision": setting.precision,
+        "texts": setting.texts,
+        "tokens": tokens,
+        "tokens_per_second": {name: tokens / statistics.median(values) for name, values in seconds.items()},
+        "ratio": {
+            name: statistics.median(theirs / ours for ours, theirs in zip(seconds["ours"], seconds[name], strict=True))
+            for name in calls
+        },
+        "failed": failed,
+    }
+
+
+Call = Callable[[torch.Tensor, torch.Tensor], Any]
+"""A contender on one batch: ids and attention mask, both (B, L)."""
+
+
+def _others(
+    model: Model, place: Path, setting: Setting, device: torch.device
+) -> tuple[dict[str, Call], dict[str, str]]:
+    """The other contenders with the weights of ``model``, and why one takes no part; files go to ``place``.
+
+    Raises:
+        MissingDependency: a library that is compared with is not installed.
+    """
+    calls: dict[str, Call] = {}
+    failed: dict[str, str] = {}
+    if not setting.against:
+        return calls, failed
+    theirs = _theirs(model, place)
+    if "transformers" in setting.against:
+        calls["transformers"] = lambda ids, mask: theirs(input_ids=ids, attention_mask=mask)
+    if "onnxruntime" in setting.against:
+        if device.type != "cpu" or setting.precision != "fp32":
             failed["onnxruntime"] = "is measured on a CPU in fp32 only"
-        elif "onnxruntime" in against:
-            assert theirs is not None
+        else:
             try:
-                session = _onnx(theirs, Path(place) / "model.onnx", threads)
-                players["onnxruntime"] = lambda: _padded(session, tokenizer, framed, rows, device)
+                calls["onnxruntime"] = _onnx(theirs, place / "model.onnx", setting.threads)
             except MissingDependency:
                 raise
             except EncoderlabError as error:
                 failed["onnxruntime"] = str(error)
-        if theirs is not None:
-            theirs.to(device)  # which has been exported
-        seconds: dict[str, list[float]] = {name: [] for name in players}
-        for turn in range(turns + 1):
-            for name, play in players.items():
-                took = _seconds(play, precision, device)
-                if turn:
-                    seconds[name].append(took)
-    tokens = sum(len(ids) for ids, _ in framed)
-    ratios = {
-        name: statistics.median(theirs / ours for ours, theirs in zip(seconds["ours"], seconds[name], strict=True))
-        for name in players
-        if name != "ours"
-    }
-    return {
-        "case": case.name,
-        "device": device_name(device),
-        "precision": precision,
-        "texts": texts,
-        "tokens": tokens,
-        "tokens_per_second": {name: tokens / statistics.median(values) for name, values in seconds.items()},
-        "ratio": ratios,
-        "failed": failed,
-    }
+    theirs.to(device)  # which has been exported
+    return calls, failed
 
 
 def paragraphs(corpus: Corpus, tokenizer: Tokenizer, count: int, longest: int) -> Texts:
@@ -117,8 +144,8 @@ def paragraphs(corpus: Corpus, tokenizer: Tokenizer, count: int, longest: int) -
 
 
 @torch.inference_mode()
-def _seconds(play: Callable[[], None], mode: Precision, device: torch.device) -> float:
-    """Until the device has done it."""
+def _seconds(play: Play, mode: Precision, device: torch.device) -> float:
+    """How long it takes until the device has done it."""
     kernels.keep_memory()  # as encode does; the others run in the same process and have it too
     started = time.perf_counter()
     with products(mode, device), precision_of(mode, device):
@@ -134,18 +161,12 @@ def _ours(model: Model, tokenizer: Tokenizer, framed: Texts, device: torch.devic
         model.encoder(batch.ids, doc=batch.documents, segments=batch.segments)
 
 
-def _padded(
-    play: Callable[[torch.Tensor, torch.Tensor], Any],
-    tokenizer: Tokenizer,
-    framed: Texts,
-    rows: int,
-    device: torch.device,
-) -> None:
+def _padded(call: Call, tokenizer: Tokenizer, framed: Texts, rows: int, device: torch.device) -> None:
     for start in range(0, len(framed), rows):
         part = [torch.from_numpy(ids) for ids, _ in framed[start : start + rows]]
         ids = nn.utils.rnn.pad_sequence(part, batch_first=True, padding_value=tokenizer.special.pad)
         mask = nn.utils.rnn.pad_sequence([torch.ones_like(x) for x in part], batch_first=True)
-        play(ids.to(device), mask.to(device))
+        call(ids.to(device), mask.to(device))
 
 
 def _theirs(model: Model, place: Path) -> nn.Module:
@@ -160,7 +181,7 @@ def _theirs(model: Model, place: Path) -> nn.Module:
     return network.eval()
 
 
-def _onnx(network: nn.Module, path: Path, threads: int) -> Callable[[torch.Tensor, torch.Tensor], Any]:
+def _onnx(network: nn.Module, path: Path, threads: int) -> Call:
     """The network in ONNX Runtime, with its own graph optimisation.
 
     Raises:

@@ -25,8 +25,9 @@ from encoderlab.models.base import resized
 from encoderlab.nn.positions import Absolute
 from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.objectives.vocabulary import Vocabulary
-from encoderlab.train.pretraining import Recipe, operations, row_framing
-from encoderlab.train.recipe import Precision
+from encoderlab.train.corpus_data import row_framing
+from encoderlab.train.cost import operations
+from encoderlab.train.recipe import Precision, Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,36 +70,31 @@ def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict
         took = _time(workers, setting, len(rows))
         working = {name: worker for name, worker in workers.items() if name not in took.failed}
         parts = {name: worker.call("profile") for name, worker in working.items()}
-        result: dict[str, Any] = {
-            "case": case.name,
-            "device": workers["ours"].call("device"),
-            "precision": setting.precision,
-            "compile": setting.compile,
-            "rows": setting.rows,
-            "length": setting.length,
-            "threads": setting.threads,
-            "tokens_per_second": {name: statistics.median(values) for name, values in took.speed.items() if values},
-            "memory": {name: worker.call("memory") for name, worker in working.items()},
-            "parts": {name: shares(seconds) for name, seconds in parts.items()},
-            "peak": statistics.median(best for best, _ in took.peaks),
-            "sustained": statistics.median(rate for _, rate in took.peaks),
-        }
+        memory = {name: worker.call("memory") for name, worker in working.items()}
+        device = workers["ours"].call("device")
+    result: dict[str, Any] = {
+        "case": case.name,
+        "device": device,
+        "precision": setting.precision,
+        "compile": setting.compile,
+        "rows": setting.rows,
+        "length": setting.length,
+        "threads": setting.threads,
+        "tokens_per_second": {name: statistics.median(took.speed[name]) for name in working},
+        "memory": memory,
+        "parts": {name: shares(seconds) for name, seconds in parts.items()},
+        "padding": padded_share(rows),
+        **took.against_peak(operations_per_token(case, rows, setting)),
+    }
     if torch.cuda.is_available():
-        result["busy"] = {
-            name: sum(found.values()) / statistics.median(took.seconds[name]) for name, found in parts.items()
-        }
-    work = operations_per_token(case, rows, setting)
-    result["padding"] = padded_share(rows)
-    result["peak_share"] = result["tokens_per_second"]["ours"] * work / result["peak"]
-    result["sustained_share"] = statistics.median(
-        tokens * work / rate for tokens, (_, rate) in zip(took.speed["ours"], took.peaks, strict=True)
-    )
+        busy = {name: sum(found.values()) / statistics.median(took.seconds[name]) for name, found in parts.items()}
+        result["busy"] = busy
     for name, key in zip(others, ("ratio", "ratio_compiled"), strict=False):
         if name in working:
             ratios = [ours / theirs for ours, theirs in zip(took.speed["ours"], took.speed[name], strict=True)]
             result[key] = {setting.precision: statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
     if against in working:
-        result["memory_ratio"] = result["memory"]["ours"] / max(result["memory"][against], 1)
+        result["memory_ratio"] = memory["ours"] / max(memory[against], 1)
         result["loss_difference"] = loss_difference(case, vocabulary, rows, setting, against)
     if took.failed:
         result["failed"] = took.failed
@@ -130,6 +126,17 @@ class _Timing:
     seconds: dict[str, list[float]]
     peaks: list[tuple[float, float]]
     failed: dict[str, str]
+
+    def against_peak(self, work: float) -> dict[str, float]:
+        """The rates of products in operations per second, and ours as a share of them; a token costs ``work``."""
+        speed, peak = statistics.median(self.speed["ours"]), statistics.median(best for best, _ in self.peaks)
+        beside = zip(self.speed["ours"], self.peaks, strict=True)
+        return {
+            "peak": peak,
+            "sustained": statistics.median(rate for _, rate in self.peaks),
+            "peak_share": speed * work / peak,
+            "sustained_share": statistics.median(tokens * work / rate for tokens, (_, rate) in beside),
+        }
 
 
 def _time(workers: Mapping[str, Worker], setting: Setting, batches: int) -> _Timing:
@@ -201,14 +208,8 @@ def real_rows(case: Case, path: Path, setting: Setting) -> tuple[Vocabulary, lis
     corpus = Corpus(path)
     tokenizer = Tokenizer.load(corpus.tokenizer_path)
     case.check_ids(tokenizer.vocab_size)
-    special, size = tokenizer.special, case.model.encoder.vocab
-    vocabulary = Vocabulary(
-        size=size,
-        pad=special.pad,
-        mask=special.mask,
-        special=tuple(special.all_special),
-        counts=np.ones(size),
-    )
+    size = case.model.encoder.vocab
+    vocabulary = replace(Vocabulary.of(tokenizer, np.ones(size)), size=size)
     form: Format
     if setting.documents:
         form = PackedDocuments(length=setting.length)

@@ -1,0 +1,198 @@
+"""The stages of ``encoderlab quickstart``: corpus, pretraining, fine-tuning with and without it, report."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from encoderlab import recipes
+from encoderlab.batches.corrupt import Masking
+from encoderlab.batches.pack import PackedDocuments
+from encoderlab.commands.quickstart import Plan
+from encoderlab.commands.quickstart_page import Road, report, show, summary_of
+from encoderlab.commands.terminal import note, progress, say
+from encoderlab.corpus.build import BuildSettings, NewTokenizer, build_corpus
+from encoderlab.corpus.python_tasks import plain, write_tasks
+from encoderlab.corpus.python_text import passages
+from encoderlab.corpus.shards import Corpus
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.corpus.workers import cores
+from encoderlab.files import write_text
+from encoderlab.interchange.load import load
+from encoderlab.measure.html_page import write
+from encoderlab.measure.report import Fill, Score, TaskScores
+from encoderlab.model import Model
+from encoderlab.models.base import resized
+from encoderlab.objectives.mlm import MLMSettings
+from encoderlab.seeds import derive, generator
+from encoderlab.tasks import finetune
+from encoderlab.tasks.base import Split, Task
+from encoderlab.tasks.baselines import baselines
+from encoderlab.tasks.form import FormSettings
+from encoderlab.tasks.infer import Given
+from encoderlab.tasks.infer import task_of as infer
+from encoderlab.tasks.protocol import Protocol
+from encoderlab.tasks.trials import run
+from encoderlab.train.networks import fit
+from encoderlab.train.optim import AdamW
+from encoderlab.train.pretraining import pretrain
+from encoderlab.train.recipe import Budget, Evaluation, Phase, Recipe
+
+ABOUT = {  # task: title, what it asks
+    "roles": ("Role tags", "Which words are code, and of what kind? The markup that said so is taken away."),
+    "match": ("Name and description", "Does a description belong to a name, or to another one of the same module?"),
+    "area": ("Area of the library", "Which area of the library does a description come from?"),
+}
+
+
+def walk(chosen: Plan, out: Path, seed: int, command: str) -> dict[str, Any]:
+    """Build the corpus, pretrain, fine-tune, and write ``report.html`` and ``summary.json`` into ``out``."""
+    begin = time.monotonic()
+    say("1  Corpus: the documentation inside this Python installation", style="bold")
+    settings = BuildSettings(
+        sources=(f"python:{chosen.size}",),
+        tokenizer=NewTokenizer(vocab_size=8000, sample_bytes=8_000_000, lowercase=False),
+    )
+    with progress("corpus") as bar:
+        build_corpus(settings, out / "corpus", workers=cores(), progress=bar)
+    counts = write_tasks(out / "tasks", chosen.size)
+    corpus = Corpus(out / "corpus")
+    tokenizer = Tokenizer.load(corpus.tokenizer_path)
+    say(f"   {corpus.num_documents:,} passages, {corpus.num_tokens:,} tokens, vocabulary {tokenizer.vocab_size:,}")
+
+    recipe = fit(recipe_for(chosen, seed), tokenizer)
+    say(f"2  Pretraining {recipe.name} for {chosen.pretraining:.0f} s", style="bold")
+    outcome = pretrain(recipe, out / "corpus", out / "pretrain")
+    fresh, trained = Model(recipe.model, tokenizer).initialize(seed), load(out / "pretrain")
+    fills = [fill(fresh, trained, text, answer) for text, answer in blanks(chosen.size, tokenizer)]
+
+    say("3  Fine-tuning, with and without pretraining", style="bold")
+    tasks = [compare(name, trained, chosen, out) for name in chosen.seeds]
+
+    say("4  Report", style="bold")
+    road = Road(
+        plan=chosen,
+        recipe=recipe,
+        outcome=outcome,
+        corpus=corpus,
+        tokenizer=tokenizer,
+        examples=counts,
+        fills=fills,
+        tasks=tasks,
+        out=out,
+        command=command,
+        seconds=time.monotonic() - begin,
+    )
+    page = report(road)
+    write(page, out / "report.html")
+    summary = summary_of(road)
+    write_text(out / "summary.json", json.dumps(summary, indent=1, default=str) + "\n")
+    show(road, page.verdict)
+    return summary
+
+
+def recipe_for(chosen: Plan, seed: int) -> Recipe:
+    """BERT of the plan's size on packed documents: short texts share a row, blind to each other, and little is padding.
+
+    There are no sentence pairs, since most passages are shorter than a row; no dropout, since hardly any text is read
+    twice; and twice BERT's share of masks, since there is more to learn from a row than a short run can read.
+    """
+    base = recipes.recipe(chosen.recipe)
+    return replace(
+        base,
+        name=f"{chosen.recipe}-quickstart",
+        model=resized(replace(base.model, pair=False), layers=chosen.layers, dropout=0.0, attention_dropout=0.0),
+        objective=MLMSettings(masking=Masking(rate=0.3, random_from="all")),
+        rows=PackedDocuments(length=128),
+        phases=(Phase(length=128, rows=8),),
+        budget=Budget(amount=chosen.pretraining / 3600, unit="hours"),
+        optim=replace(base.optim, lr=1e-3),
+        schedule=replace(base.schedule, warmup=0.1),
+        evaluation=Evaluation(every=100, rows=128),
+        log_every=10,
+        seed=seed,
+    )
+
+
+def blanks(size: Literal["stdlib", "all"], tokenizer: Tokenizer, count: int = 6) -> list[tuple[str, str]]:
+    """Held-out sentences with one word masked, and the word. Chosen by a hash, not by how well they turn out."""
+    found: dict[int, tuple[str, str]] = {}
+    mask = tokenizer.token(tokenizer.special.mask)
+    for passage in passages(size):
+        sentence = plain(passage.paragraphs[0]) if passage.split == "test" else ""
+        words = re.findall(r"(?<![\w.`'-])[a-z]{4,10}(?![\w.`'(-])", sentence)
+        if not 7 <= len(sentence.split()) <= 16 or len(words) < 3 or not sentence.endswith("."):
+            continue
+        key = derive("quickstart blanks", sentence)
+        word = words[key % len(words)]
+        if len(tokenizer.encode(word).ids) == 1 and sentence.count(word) == 1:
+            found[key] = (sentence.replace(word, mask), word)
+    return [found[key] for key in sorted(found)[:count]]
+
+
+def fill(before: Model, after: Model, text: str, answer: str) -> Fill:
+    """The five best guesses of both models."""
+
+    def guesses(model: Model) -> list[tuple[str, float]]:
+        return [(guess.token_str, guess.score) for guess in model.fill_mask(text)[0]]
+
+    assert after.tokenizer is not None
+    mask = after.tokenizer.token(after.tokenizer.special.mask)
+    return Fill(text=text, mask=mask, answer=answer, before=guesses(before), after=guesses(after))
+
+
+def compare(name: str, trained: Model, chosen: Plan, out: Path) -> TaskScores:
+    """One task: baselines, then the same architecture from fresh weights and from the pretrained ones, over seeds."""
+    task, splits = task_of(out / "tasks" / name, chosen.examples)
+    methods = [
+        Score(name=method, scores=[scores[task.metric]])
+        for method, scores in baselines(task, splits["train"], splits["test"]).items()
+        if task.metric in scores
+    ]
+    protocol = Protocol(
+        name="quickstart",
+        source="fixed hyperparameters, the last step, scores of the test split",
+        recipe=finetune.Recipe(
+            name=name,
+            form=FormSettings(max_length=64),
+            epochs=chosen.epochs,
+            batch=8,
+            optim=AdamW(lr=5e-4, eps=1e-6, weight_decay=0.01),
+            select="last",
+            log_every=5,
+        ),
+        seeds=chosen.seeds[name],
+        report="mean",
+    )
+    fresh = Model(trained.config, trained.tokenizer).initialize(1)
+    for system, start in (("without pretraining", fresh), ("pretrained", trained)):
+        note(f"{name}, {system}")
+        outcome = run(protocol, start, task, splits, out / "finetune" / name / system.split()[0])
+        methods.append(Score(name=system, scores=[r.scores["test"][task.metric] for r in outcome.runs], ours=True))
+    return TaskScores(
+        name=ABOUT[name][0],
+        about=f"{ABOUT[name][1]} {len(splits['train']):,} training and {len(splits['test']):,} test examples.",
+        metric=task.metric,
+        methods=methods,
+        compare=("pretrained", "without pretraining"),
+    )
+
+
+def task_of(folder: Path, examples: tuple[int, int, int]) -> tuple[Task, dict[str, Split]]:
+    """A derived task with all labels of its training split, and parts of the splits: fixed random choices."""
+    pair = folder.name == "match"
+    given = Given(text="text", pair="text_pair", label="label") if pair else Given()
+    task, _ = infer(folder / "train.jsonl", given)
+    task = replace(task, name=folder.name)
+    files = {"train": "train", "dev": "validation", "test": "test"}
+    read = {split: task.read([folder / f"{file}.jsonl"], split) for split, file in files.items()}
+    task = finetune.completed(task, read["train"])
+    splits = {}
+    for (split, whole), most in zip(read.items(), examples, strict=True):
+        order = generator("quickstart", folder.name, split).permutation(len(whole))[:most]
+        splits[split] = replace(whole, examples=tuple(whole.examples[i] for i in order))
+    return task, splits

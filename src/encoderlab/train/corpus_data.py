@@ -1,0 +1,161 @@
+"""The batches of a pretraining run: rows out of the splits of a corpus, made into what its objective reads."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from encoderlab.batches.batch import Batch
+from encoderlab.batches.loader import Format, Loader
+from encoderlab.batches.pack import Framing, Row
+from encoderlab.batches.streams import StreamFormat
+from encoderlab.corpus.shards import MANIFEST, Corpus, file_hash
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import DataError
+from encoderlab.interchange import folder as folders
+from encoderlab.model import Model
+from encoderlab.objectives.base import Objective
+from encoderlab.objectives.distill import Distill
+from encoderlab.train.cost import operations
+from encoderlab.train.data import Data
+from encoderlab.train.distributed import join
+from encoderlab.train.recipe import Phase, Recipe
+
+log = logging.getLogger("encoderlab")
+
+VALIDATION_SEED = 20181011  # validation rows and masks are the same in every run, whatever its seed
+VALIDATION_BATCH = 32  # rows
+
+
+def row_framing(tokenizer: Tokenizer) -> Framing:
+    """The special tokens that the packers put around text."""
+    special = tokenizer.special
+    return Framing(kind=tokenizer.framing, cls=special.cls, sep=special.sep, eod=special.eod)
+
+
+def corpus_data(recipe: Recipe, objective: Objective, path: Path, tokenizer: Tokenizer) -> Data:
+    """Batches of the corpus's training split for the loop, and of its validation split."""
+    splits = _Splits(recipe, objective, path, row_framing(tokenizer))
+    for phase in recipe.phases:
+        splits.training(phase, phase.rows, None)  # what the text is too short for is refused now
+    if (problem := splits.why_no_validation()) and splits.world.main:
+        log.warning("no validation: %s; build the corpus with a larger validation share", problem)
+    hashes, teacher = {"corpus": file_hash(path / MANIFEST), "tokenizer": tokenizer.hash()}, None
+    if isinstance(objective, Distill):
+        hashes["teacher"], teacher = weights_hash(objective.teacher), objective.teacher.config
+    return Data(
+        source=splits.training,
+        validation=None if problem else splits.validation,
+        hashes=hashes,
+        bytes_per_token=splits.text.num_bytes / max(splits.text.num_tokens, 1),
+        operations=cache(lambda phase: operations(recipe, phase.length, teacher)),
+        tokenizer=tokenizer,
+    )
+
+
+class _Splits:
+    """The training and validation splits of the corpus at ``path``, as batches for an objective."""
+
+    def __init__(self, recipe: Recipe, objective: Objective, path: Path, framing: Framing) -> None:
+        self.recipe, self.objective, self.path, self.framing = recipe, objective, path, framing
+        self.text, self.held_out = Corpus(path), Corpus(path, split="validation")
+        self.world = join(recipe.execution.device)
+
+    def training(self, phase: Phase, rows: int, state: dict[str, int] | None) -> LoaderSource:
+        """This process's share of batches of ``rows`` rows, from where ``state`` is, or from the start."""
+        loader = Loader(
+            self.text,
+            self._form(phase),
+            framing=self.framing,
+            seed=self.recipe.seed,
+            batch_rows=rows,
+            rank=self.world.rank,
+            world=self.world.size,
+            state=state,
+            transform=partial(self._batch, seed=self.recipe.seed),
+            duplicates=self.recipe.duplicates,
+        )
+        return LoaderSource(loader)
+
+    def validation(self, phase: Phase) -> Iterator[Batch]:
+        """The same batches each time, until they hold the rows that an evaluation takes."""
+        done = 0
+        for batch in self._validation_loader(phase):
+            yield batch
+            done += len(batch)
+            if done >= self.recipe.evaluation.rows:
+                return
+
+    def why_no_validation(self) -> str | None:
+        """What keeps the validation split from being used, found before the first evaluation rather than by it."""
+        split = f"the validation split of {self.path}"
+        if self.held_out.num_documents < 2:
+            return f"{split} has {self.held_out.num_documents} documents of the 2 that it takes"
+        for phase in self.recipe.phases:
+            try:
+                source = LoaderSource(self._validation_loader(phase))
+                next(source)
+                source.close()
+            except (DataError, StopIteration) as error:
+                return f"{split} gives no rows of {phase.length} tokens ({error})"
+        return None
+
+    def _validation_loader(self, phase: Phase) -> Loader:
+        rows = min(phase.rows, VALIDATION_BATCH)
+        while True:
+            try:
+                return Loader(
+                    self.held_out,
+                    self._form(phase),
+                    framing=self.framing,
+                    seed=VALIDATION_SEED,
+                    batch_rows=rows,
+                    transform=partial(self._batch, seed=VALIDATION_SEED),
+                    epochs=1,
+                )
+            except DataError:
+                if not isinstance(self.recipe.rows, StreamFormat) or rows <= 2:
+                    raise
+                rows = max(2, rows // 4 * 2)  # a short split has fewer streams, in pairs for XLNet
+
+    def _form(self, phase: Phase) -> Format:
+        return replace(self.recipe.rows, length=phase.length)
+
+    def _batch(self, rows: list[Row], seed: int) -> Batch:
+        batch = self.objective.make_batch(rows, seed=seed)
+        return batch.pin() if self.world.device.type == "cuda" else batch  # a copy from other memory waits for the GPU
+
+
+def weights_hash(model: Model) -> str:
+    """A SHA-256 of all weights, whatever file they came from."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(folders.weights(model).items()):
+        digest.update(name.encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+class LoaderSource:
+    """A :class:`Loader` as the loop wants it: one batch at a time, and the place after the last one given out."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader, self.batches = loader, iter(loader)
+
+    def __next__(self) -> Batch:
+        batch: Batch = next(self.batches)
+        return batch
+
+    def state(self) -> dict[str, int]:
+        return self.loader.state()
+
+    def close(self) -> None:
+        close: Any = getattr(self.batches, "close", None)
+        if close is not None:
+            close()

@@ -1,0 +1,86 @@
+"""What a run trains and validates on, as the loop takes it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from encoderlab.batches.batch import Batch
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.train.recipe import Phase
+
+
+class Source(Protocol):
+    """An endless supply of this process's parts of global batches."""
+
+    def __next__(self) -> Batch: ...
+
+    def state(self) -> dict[str, int]:
+        """What a new source needs to go on after the last batch given out."""
+
+    def close(self) -> None: ...
+
+
+OpenSource = Callable[[Phase, int, "dict[str, int] | None"], Source]
+"""(phase, rows of a global batch, state of the source before, perhaps of another phase) -> source."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The batches of a run, and what is told of them.
+
+    Args:
+        source: opens the training batches.
+        validation: gives the same whole batches each time it is called, on every process.
+        score: further validation numbers of a task; called with the objective in evaluation mode.
+        hashes: identify the data in the run folder.
+        bytes_per_token: turns the losses in ``Objective.per_token`` into bits per byte.
+        operations: floating-point operations of training per token, which a budget in FLOPs needs.
+        tokenizer: kept in the run folder.
+    """
+
+    source: OpenSource
+    validation: Callable[[Phase], Iterable[Batch]] | None = None
+    score: Callable[[], Mapping[str, float]] | None = None
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    bytes_per_token: float | None = None
+    operations: Callable[[Phase], float] | None = None
+    tokenizer: Tokenizer | None = None
+
+
+class Feed:
+    """The batches of one source after another; ``waiting`` adds up the seconds that they were waited for.
+
+    ``resumed`` is the state of the source that a checkpoint was written from.
+    """
+
+    def __init__(self, open_source: OpenSource, resumed: dict[str, int] | None) -> None:
+        self._open, self._resumed = open_source, resumed
+        self._source: Source | None = None
+        self.waiting = 0.0
+
+    def next(self, phase: Phase, rows: int, *, moved: bool) -> Batch:
+        """The next batch. Where the run has ``moved`` to this phase and number of rows, a new source takes over.
+
+        Raises:
+            StopIteration: there is no more data.
+        """
+        if self._source is None or moved:
+            state = self.state()
+            self.close()
+            self._source = self._open(phase, rows, state)
+        begin = time.perf_counter()
+        batch = next(self._source)
+        self.waiting += time.perf_counter() - begin
+        return batch
+
+    def state(self) -> dict[str, int] | None:
+        """Where the batches stand; None before the first of a run."""
+        return self._resumed if self._source is None else self._source.state()
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+        self._source = None

@@ -1,0 +1,123 @@
+"""The networks of a pretraining recipe, fitted to a tokenizer, and their objective."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from encoderlab.batches.pack import ElectraSegments, SegmentPairs, SentencePairs
+from encoderlab.batches.streams import ContiguousStreams, XLNetStreams
+from encoderlab.config import from_dict, read_file
+from encoderlab.corpus.shards import Corpus
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError
+from encoderlab.interchange.load import load
+from encoderlab.model import Model
+from encoderlab.models.base import ModelConfig, resized
+from encoderlab.objectives.base import Objective
+from encoderlab.objectives.distill import DistillSettings
+from encoderlab.objectives.kinds import make_objective
+from encoderlab.objectives.vocabulary import Vocabulary
+from encoderlab.train.continuing import continuing, same_ids, source_of, take
+from encoderlab.train.folder import RECIPE
+from encoderlab.train.recipe import Recipe
+
+
+def fit(recipe: Recipe, tokenizer: Tokenizer, *, resumed: Path | None = None) -> Recipe:
+    """The recipe with the vocabulary size of ``tokenizer``; cut-offs of an adaptive softmax that lie beyond it go.
+
+    A recipe that continues a model takes up what its weights need, such as a larger word table; of a run that is
+    ``resumed``, its own record says what that is.
+
+    Raises:
+        ConfigError: a table of segments is too short for the rows, or the model to continue has another architecture,
+            tokenizer, or no generator.
+    """
+    check_segments(recipe, tokenizer, model=recipe.model, generator=recipe.generator)
+    vocab = tokenizer.vocab_size
+    generator = None if recipe.generator is None else resized(recipe.generator, vocab=vocab)
+    recipe = replace(recipe, model=resized(recipe.model, vocab=vocab), generator=generator)
+    if recipe.init_from is None:
+        return recipe
+    given, other = _given(recipe, tokenizer, resumed)
+    if given is None:
+        return recipe  # another kind of run, which its folder will say
+    model = continuing(recipe.model, given, recipe.init_from)
+    if recipe.generator is None:
+        return replace(recipe, model=model)
+    if recipe.fresh_generator or other is None:
+        return replace(recipe, model=model, generator=resized(recipe.generator, vocab=model.encoder.vocab))
+    return replace(recipe, model=model, generator=continuing(recipe.generator, other, recipe.init_from))
+
+
+def _given(recipe: Recipe, tokenizer: Tokenizer, resumed: Path | None) -> tuple[ModelConfig | None, ModelConfig | None]:
+    """Of what architecture the weights to continue are, and those of a generator: of the model in ``init_from``, or as
+    the record of the ``resumed`` run has them, since that model may be gone by now.
+    """
+    if resumed is None:
+        model, generator = source_of(recipe, tokenizer)
+        return model.config, None if generator is None else generator.config
+    known = read_file(resumed / RECIPE)
+    given, other = (known.get(key) and from_dict(ModelConfig, known[key]) for key in ("model", "generator"))
+    return given, other
+
+
+def check_segments(recipe: Recipe, tokenizer: Tokenizer, **networks: ModelConfig | None) -> None:
+    """Refuse networks whose table of segments lacks those that the tokenizer's rows have."""
+    rows, needed = recipe.rows, 1
+    if isinstance(rows, XLNetStreams) or tokenizer.framing == "xlnet" and not isinstance(rows, ContiguousStreams):
+        needed = 3  # A, B, and <cls>
+    elif isinstance(rows, (SegmentPairs, SentencePairs, ElectraSegments)) and tokenizer.framing == "bert":
+        needed = 2
+    for name, config in networks.items():
+        if config is not None and 0 < config.encoder.types < needed:
+            raise ConfigError(
+                f"rows ({rows.kind}) with a tokenizer of kind {tokenizer.framing} have {needed} segments, and the "
+                f"{name} {config.encoder.types}; set encoder.types of the {name} to {needed}, or build the corpus with "
+                "another tokenizer"
+            )
+
+
+def build_objective(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, *, resumed: bool = False) -> Objective:
+    """The networks of a recipe that was :func:`fit`, under its objective: fresh from the seed or from ``init_from``,
+    which a ``resumed`` run does not read again.
+    """
+    settings, teacher = recipe.objective, None
+    if isinstance(settings, DistillSettings):
+        if not settings.teacher:
+            raise ConfigError("distillation needs a teacher; give a model folder: --set objective.teacher=FOLDER")
+        teacher = same_ids(load(settings.teacher), tokenizer, settings.teacher)
+        check_segments(recipe, tokenizer, teacher=teacher.config)
+    model, generator = _networks(recipe, tokenizer, resumed=resumed)
+    second = generator if teacher is None else teacher
+    return _objective(recipe, model, second, Vocabulary.of(tokenizer, corpus.counts()))
+
+
+def bare_objective(recipe: Recipe) -> Objective:
+    """The objective of a recipe over networks whose weights are not set yet; it can make no batches."""
+    settings, size = recipe.objective, recipe.model.encoder.vocab
+    second = None if recipe.generator is None else Model(recipe.generator)
+    if isinstance(settings, DistillSettings):
+        second = load(settings.teacher)
+    vocabulary = Vocabulary(size=size, pad=0, mask=1, special=(0, 1), counts=np.ones(size))
+    return _objective(recipe, Model(recipe.model), second, vocabulary)
+
+
+def _objective(recipe: Recipe, model: Model, second: Model | None, vocabulary: Vocabulary) -> Objective:
+    continued = recipe.init_from is not None
+    return make_objective(recipe.objective, model, second, vocabulary, seed=recipe.seed, continued=continued)
+
+
+def _networks(recipe: Recipe, tokenizer: Tokenizer, *, resumed: bool) -> tuple[Model, Model | None]:
+    """The model and, for replaced token detection, its generator."""
+    model, generator = Model(recipe.model, tokenizer).initialize(recipe.seed), None
+    if recipe.generator is not None:
+        generator = Model(recipe.generator, tokenizer).initialize(recipe.seed + 1)
+    if recipe.init_from is not None and not resumed:
+        source, second = source_of(recipe, tokenizer)
+        take(model, source, recipe.init_from)
+        if generator is not None and second is not None and not recipe.fresh_generator:
+            take(generator, second, recipe.init_from)
+    return model, generator

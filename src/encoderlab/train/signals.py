@@ -1,0 +1,34 @@
+"""SIGINT and SIGTERM as requests to stop, which a run answers after its step."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def collected_signals() -> Iterator[list[int]]:
+    """The numbers of the :data:`STOP_SIGNALS` that have come, instead of dying of them; a second one of the same kind
+    acts as usual. Threads other than the main one cannot take signals: the list stays empty there.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {int(number): signal.getsignal(number) for number in STOP_SIGNALS}
+
+    def note(number: int, frame: object) -> None:
+        received.append(number)
+        signal.signal(number, before[number])
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
