@@ -314,11 +314,24 @@ def test_a_number_is_written_in_one_way(tmp_path):
 
 
 COUNTED = "# a comment\n1\tOslo\tB-LOC\tO\n2\tis\tO\tO\n\n# another\n1\tAnn\tO\tB-PER\n"
+# Universal Dependencies: words of two tokens and words that are not written have lines of their own, and words have
+# spaces.
+UNIVERSAL = (
+    "# text = 10 000 vámonos al mar\n"
+    "1\t10 000\t10000\tNUM\tZ\t_\t2\tnummod\t_\t_\n"
+    "2-3\tvámonos\t_\t_\t_\t_\t_\t_\t_\t_\n"
+    "2\tvamos\tir\tVERB\tV\t_\t0\troot\t_\t_\n"
+    "3\tnos\tnosotros\tPRON\tP\t_\t2\tobj\t_\t_\n"
+    "3.1\tir\tir\tVERB\t_\t_\t_\t_\t_\t_\n"
+    "4\tmar\tmar\tNOUN\tN\t_\t2\tobl\t_\tSpaceAfter=No\n\n"
+)
 
 
 @pytest.mark.parametrize(
     ("name", "text", "given", "words", "tags"),
     [
+        ("a.conllu", UNIVERSAL, Given(), ("10 000", "vamos", "nos", "mar"), ("NUM", "VERB", "PRON", "NOUN")),
+        ("a.conllu", UNIVERSAL, Given(label="4"), ("10 000", "vamos", "nos", "mar"), ("Z", "V", "P", "N")),
         ("a.conll", COUNTED, Given(), ("Oslo", "is"), ("O", "O")),
         ("a.conll", COUNTED, Given(label="2"), ("Oslo", "is"), ("B-LOC", "O")),
         ("a.conll", COUNTED, Given(text="1", label="2"), ("Oslo", "is"), ("B-LOC", "O")),

@@ -27,7 +27,7 @@ from encoderlab.tasks.base import (
     labels_of,
 )
 from encoderlab.tasks.readers import CharacterSpans, Columns, Conll, Layout, Options, Squad, WordLists, examples
-from encoderlab.tasks.readers.words import first_column_counts, has_word_lines
+from encoderlab.tasks.readers.words import columns_of_words, has_word_lines
 
 # The usual names of columns, the most telling first.
 PAIRS = (
@@ -58,7 +58,7 @@ METRICS: dict[str, tuple[str, ...]] = {
     "choice": ("accuracy",),
 }
 _SAMPLE = 2000  # examples that decide between labels and numbers, and whether tags have prefixes
-_WORDS_BY_LINE = (".bio", ".iob", ".iob2", ".conll", ".bmes", ".bioes")
+_WORDS_BY_LINE = (".bio", ".iob", ".iob2", ".conll", ".conllu", ".bmes", ".bioes")
 _TELLING = (*tables.RECORDS, ".ndjson", ".txt")  # suffixes that say how a file is to be read
 
 
@@ -319,8 +319,7 @@ def _words(file: _File) -> _Inferred | None:
 
 
 def _word_lines(file: _File) -> _Inferred:
-    """A word per line: in the given column, else in the first, or in the second where the first counts the words of
-    every sentence; its tag in the given column, else in the last.
+    """A word per line, word and tag in the given columns, else in those of :func:`columns_of_words`.
 
     Raises:
         ConfigError: a column is given by name.
@@ -329,8 +328,8 @@ def _word_lines(file: _File) -> _Inferred:
     for flag, name in (("--text", given.text), ("--label", given.label)):
         if name is not None and not name.isdigit():
             raise ConfigError(f"{file.path}: columns beside a word have no names; give {flag} a number, the first is 0")
-    word = int(given.text) if given.text else int(first_column_counts(file.path))
-    tag = int(given.label) if given.label else -1
+    word, tag = columns_of_words(file.path)
+    word, tag = int(given.text or word), int(given.label or tag)
     place, its = f" in column {word}" if word else "", "the last column" if tag < 0 else f"column {tag}"
     return _Inferred(Conll(word=word, tag=tag), "tagging", f"one word per line{place}, its tag in {its}")
 

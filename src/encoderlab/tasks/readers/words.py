@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +18,15 @@ from encoderlab.tasks.examples import Remarks, Words
 from encoderlab.tasks.readers.common import Layout, id_of, nearest_place, nested, records, text_of
 
 _FIRST = 300  # lines of a file that tell whether it holds a word per line
+_NO_WORD = r"\d+[-.]\d+"  # the number of a line of CoNLL-U that is no word of its sentence
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conll(Layout):
     """A word per line with its tag in another column, a blank line between sentences, ``-DOCSTART-`` between documents.
 
-    Where ``word`` is not the first column, which then counts words (CoNLL-U), lines that begin with # are comments.
+    Where ``word`` is not the first column, which then counts words (CoNLL-U), lines that begin with # are comments, and
+    those of several words (counted 2-3) or of none that is written (2.1) are left out.
     Tags of every scheme are converted to ``scheme``; with None they stay as they are, as parts of speech have to. If
     ``tag`` is None, none are read.
     """
@@ -47,9 +50,9 @@ class Conll(Layout):
         document, start, width = -1, 0, 0
         needed = max(self.word, self.tag or 0) + 1
         for row, line in chain(tables.lines(path), ((-1, ""),)):
-            if self.word and line.startswith("#"):
-                continue
             cells = cells_of(line)
+            if self.word and cells and (line.startswith("#") or re.fullmatch(_NO_WORD, cells[0])):
+                continue
             if not cells or cells[0] == "-DOCSTART-":
                 if words:
                     remarks.number += 1
@@ -232,13 +235,19 @@ def has_word_lines(path: Path) -> bool:
     return blanks > 0 and 2 <= width <= 10 and usual > 0.9 * widths.total()
 
 
-def first_column_counts(path: Path) -> bool:
-    """Whether the first of at least three columns counts the words of every sentence, as in CoNLL-U and GermEval."""
+def columns_of_words(path: Path) -> tuple[int, int]:
+    """The columns of word and tag in a file with a word per line: the first and the last, but the second and the last
+    where the first of at least three counts the words of every sentence (GermEval), and the second and the fourth, the
+    universal part of speech, where there are ten such columns (CoNLL-U).
+    """
     lines = (line for _, line in islice(tables.lines(path), _FIRST) if not line.startswith("#"))
-    sentences = [list(rows) for filled, rows in groupby(map(cells_of, lines), bool) if filled]
+    rows = (cells for cells in map(cells_of, lines) if not cells or not re.fullmatch(_NO_WORD, cells[0]))
+    sentences = [list(rows) for filled, rows in groupby(rows, bool) if filled]
     sentences = [rows for rows in sentences if rows[0][0] != "-DOCSTART-"]
     counted = all(cells[0] == str(i) and len(cells) > 2 for rows in sentences for i, cells in enumerate(rows, start=1))
-    return counted and any(len(rows) > 1 for rows in sentences)
+    if not counted or all(len(rows) == 1 for rows in sentences):
+        return 0, -1
+    return 1, 3 if len(sentences[0][0]) == 10 else -1
 
 
 def is_word_per_line(path: Path, tags: Sequence[str]) -> bool:
