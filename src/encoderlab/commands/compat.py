@@ -20,7 +20,7 @@ from encoderlab.commands.terminal import note, say
 from encoderlab.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from encoderlab.tasks.base import Example, Form, Split, Task
+    from encoderlab.tasks.base import Example, FormName, Split, Task
     from encoderlab.tasks.finetune import Recipe
 
 Action = Literal["train", "predict"]
@@ -135,7 +135,7 @@ def multiplechoice(action: Action, /, *others: Others, flags: Flags, label_name:
 
 def _run(
     action: Action,
-    form: Form,
+    form: FormName,
     flags: Flags,
     others: tuple[str, ...],
     columns: tuple[str | None, str | None, str | None],
@@ -214,14 +214,13 @@ def _length(wanted: int, limit: int | None) -> int:
 
 
 def _splits(
-    datasets: Path | None, form: Form, text: str | None, pair: str | None, label: str | None
+    datasets: Path | None, form: FormName, text: str | None, pair: str | None, label: str | None
 ) -> tuple[Task, dict[str, Split]]:
     """The task and its splits in a folder of files named train, validation, test."""
     from encoderlab.tasks import tables
     from encoderlab.tasks.base import Remarks
     from encoderlab.tasks.finetune import completed, remarks_of
-    from encoderlab.tasks.infer import Given, task_of
-    from encoderlab.tasks.trials import held_out
+    from encoderlab.tasks.infer import Given, hold_out, task_of
 
     if datasets is None or not datasets.is_dir():
         raise DataError(
@@ -248,7 +247,7 @@ def _splits(
     for split, part in splits.items():
         note(f"{split}: {len(part):,} examples of {', '.join(Path(name).name for name in part.files)}")
     if "dev" not in splits:
-        splits["train"], splits["dev"] = held_out(splits["train"])
+        splits["train"], splits["dev"] = hold_out(splits["train"])
     for remark in remarks_of(splits):
         note(remark)
     return task, splits
@@ -296,7 +295,7 @@ def _train(flags: Flags, task: Task, splits: dict[str, Split]) -> dict[str, Any]
     return {"model": result.model, "scores": result.scores}
 
 
-def _predict(wanted: Form, flags: Flags) -> dict[str, Any]:
+def _predict(wanted: FormName, flags: Flags) -> dict[str, Any]:
     """Prints a list of answers, as the original does: label and score of a text."""
     from encoderlab.tasks.predict import record
     from encoderlab.tasks.use import predictor_of
@@ -335,7 +334,7 @@ def _place(device: int) -> str:
     return f"cuda:{device}"
 
 
-def _example(form: Form, text: str) -> Example:
+def _example(form: FormName, text: str) -> Example:
     """What ``--text`` holds, for a task of that form."""
     from encoderlab.tasks.base import Choice, Text, Words
 

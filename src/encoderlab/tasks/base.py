@@ -39,7 +39,6 @@ __all__ = [
 ]  # fmt: skip
 
 FormName = Literal["classification", "regression", "tagging", "span", "choice"]
-Form = FormName
 FORM_DESCRIPTIONS: dict[str, str] = {
     "classification": "a label for one or two texts",
     "regression": "a number for one or two texts",

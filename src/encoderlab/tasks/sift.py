@@ -1,11 +1,11 @@
 """Scale-invariant fine-tuning (He et al., 2021, section 5.1, as microsoft/DeBERTa implements it).
 
-The input of the embeddings' LayerNorm is normalised without weights, to unit variance whatever the norms of word
-vectors are, and perturbed there: one step along the gradient of the divergence between perturbed and clean predictions,
-then that divergence is a second loss. It costs about two further forward passes and one backward pass per step.
+The input x of the embeddings' LayerNorm is normalised to unit variance, whatever the norms of word vectors are, and
+perturbed by d: one step along the gradient of the divergence between perturbed and clean predictions. That divergence,
+at the perturbation reached, is a second loss. It costs about two more forward passes and one backward pass per step.
 
-    d ~ N(0, start^2), within 2 start;  d += step g / max|g|,  g = gradient of D(f(x + d), f(x)) in d
-    loss + weight D(f(x), f(x + d)),  D(p, q) = CE(p -> log q) + CE(q -> log p), the probability sides detached
+    d ~ N(0, start^2), clipped at 2 start;  d += step g / max|g|,  g = gradient of D(f(x + d), f(x)) by d
+    loss + weight D(f(x), f(x + d)),  D(p, q) = CE(p -> log q) + CE(q -> log p), both with the first side detached
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SiFT:
 
 
 class SiFTObjective(TaskObjective):
-    """A task with the adversarial term; without noise (evaluation) it is the plain task.
+    """A task with the adversarial term, which is left out in evaluation (without noise).
 
     Raises:
         ConfigError: the model has no LayerNorm on its embeddings, or the form of task has no scores to compare.
@@ -91,12 +91,15 @@ class SiFTObjective(TaskObjective):
         return terms | {"sift": Term(distance, count, self.settings.weight)}, None
 
     def _scores(self, kept: Tensor, batch: TaskBatch, noise: Noise) -> Tensor:
+        """The scores with the embeddings ``kept`` under the present shift."""
         self._clean = kept
         states: States = self.states(batch, noise)
         return self.form.scores(self.model, states, batch, noise)
 
     def _perturb(self, x: Tensor) -> tuple[Tensor] | None:
-        """What the LayerNorm reads: the normalised embeddings, remembered, or those remembered plus the shift."""
+        """What the LayerNorm reads: in the first pass the normalised embeddings, which are remembered; in later ones
+        these plus the shift.
+        """
         if not self._on:
             return None
         if self._shift is None:
@@ -106,7 +109,7 @@ class SiFTObjective(TaskObjective):
         return ((self._clean + self._shift).to(x.dtype),)
 
     def _start(self, like: Tensor, noise: Noise) -> Tensor:
-        """Normal numbers (B, L, E) that belong to step and row."""
+        """The first perturbation, shaped as ``like`` (B, L, E); its random numbers belong to step and row."""
         size = like[0].numel()
         places = torch.arange(size, device=like.device)
         bits = mix64(stream(noise.keys, SIFT_START)[:, None] + (places + 1) * WEYL)
@@ -115,11 +118,12 @@ class SiFTObjective(TaskObjective):
         return normal.clamp(-2 * self.settings.start, 2 * self.settings.start).requires_grad_()
 
     def _ascend(self, shift: Tensor, gradient: Tensor) -> Tensor:
+        """One step along the gradient, or none where it is not finite."""
         ascended = shift + self.settings.step * gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
         return torch.where(gradient.isfinite().all(), ascended, shift)
 
     def _divergence(self, first: Tensor, second: Tensor) -> Tensor:
-        """Symmetric, summed over rows; squared distance for numbers."""
+        """D of two sets of scores (n, classes), summed over n; of a regression the squared distance."""
         first, second = first.float(), second.float()
         if self.form.task.form == "regression":
             return ((first - second) ** 2).sum()
