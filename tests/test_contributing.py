@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from encoderlab import models
-from encoderlab.batches.pack import Row
+from encoderlab.batches.rows import Row
 from encoderlab.config import from_dict, to_dict
 from encoderlab.measure.describe import facts
 from encoderlab.model import Model, build

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from encoderlab.batches.pack import Framing
+from encoderlab.batches.rows import Framing
 from encoderlab.corpus.shards import Document
 
 PAD, UNK, CLS, SEP, MASK, EOD = 0, 1, 2, 3, 4, 5

@@ -6,7 +6,8 @@ import torch
 from memory_corpus import BERT, PAD, numbered_corpus
 
 from encoderlab.batches.batch import IGNORE, Batch, collate, stack
-from encoderlab.batches.pack import Row, SingleDocuments
+from encoderlab.batches.pack import SingleDocuments
+from encoderlab.batches.rows import Row
 from encoderlab.seeds import generator
 
 
@@ -14,7 +15,7 @@ from encoderlab.seeds import generator
 def rows() -> list[Row]:
     corpus = numbered_corpus([[3], [7], [5]])
     plan = SingleDocuments(length=16).plan(corpus, np.arange(3), generator(0), BERT)
-    return plan.rows(np.arange(3), corpus, BERT, (0, 0), range(10, 13))
+    return plan.rows(np.arange(3), corpus, BERT, (0, 0), 10)
 
 
 def test_collate_pads_to_the_right(rows: list[Row]) -> None:

@@ -22,7 +22,7 @@ from encoderlab.batches.corrupt import (
     WordRuns,
     Words,
 )
-from encoderlab.batches.pack import Row
+from encoderlab.batches.rows import Row
 from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from memory_corpus import BERT, XLNET, MemoryCorpus, numbered_corpus, random_corpus
 
 from encoderlab.batches.loader import Format, Loader
-from encoderlab.batches.pack import Chunks, FullSentences, PackedDocuments, Row, SegmentPairs, SingleDocuments
+from encoderlab.batches.pack import Chunks, FullSentences, PackedDocuments, SegmentPairs, SingleDocuments
+from encoderlab.batches.rows import Row
 from encoderlab.batches.streams import ContiguousStreams, XLNetStreams
 from encoderlab.corpus.shards import Document
 from encoderlab.errors import ConfigError, DataError
@@ -94,6 +95,18 @@ def test_an_epoch_has_every_row_once(corpus: MemoryCorpus, form: Format) -> None
         texts = [sorted(row.ids.tobytes() for row in rows if row.key[0] == epoch) for epoch in range(3)]
         assert texts[0] == texts[1] == texts[2]
     assert epochs[0] != [(0, *key[1:]) for key in epochs[1]]
+
+
+@pytest.mark.parametrize("block_tokens", [BLOCK, 10**9])
+def test_static_rows_come_once_in_each_epoch(corpus: MemoryCorpus, block_tokens: int) -> None:
+    """Also where a batch holds rows of two epochs, whose blocks are the same in another order."""
+    form = SingleDocuments(length=64)
+    rows = [row for batch in make(corpus, form, duplicates=1, epochs=3, block_tokens=block_tokens) for row in batch]
+    size, rest = divmod(len(rows), 3)
+    assert not rest and size % 8
+    epochs = [[row.key for row in rows[start : start + size]] for start in range(0, len(rows), size)]
+    assert all(len(set(keys)) == size for keys in epochs) and epochs[0] != epochs[1]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2])
 
 
 def test_row_numbers_and_ramp(corpus: MemoryCorpus) -> None:

@@ -9,15 +9,14 @@ from memory_corpus import BERT, CLS, ORDINARY, ROBERTA, SEP, XLNET, MemoryCorpus
 from encoderlab.batches.pack import (
     Chunks,
     ElectraSegments,
-    Framing,
     FullSentences,
     PackedDocuments,
-    Row,
     RowFormat,
     SegmentPairs,
     SentencePairs,
     SingleDocuments,
 )
+from encoderlab.batches.rows import Framing, Row
 from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.seeds import generator

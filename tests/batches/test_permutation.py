@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_corpus import MemoryCorpus
 
-from encoderlab.batches.pack import Framing, Row
 from encoderlab.batches.permutation import Permuted, Targets, arrange, permute, sample_spans
+from encoderlab.batches.rows import Framing, Row
 from encoderlab.batches.streams import Stream, TokenLine, XLNetStreams
 from encoderlab.corpus.shards import Document
 from encoderlab.errors import ConfigError
@@ -66,13 +66,13 @@ def test_records_equal_the_release(golden: dict[str, np.ndarray]) -> None:
     framing = Framing(kind="xlnet", cls=CLS, sep=SEP)
     length = line.length // 2
     # The release has all forward rows first.
-    streams = [Stream(0, length), Stream(length, length), Stream(0, length, True), Stream(length, length, True)]
+    streams = [Stream(line, start, length, backwards) for backwards in (False, True) for start in (0, length)]
     numpy_draws, python_draws = LegacyNumpy(601), Python(601)
     position: int | None = 0
     record = 0
     while position is not None:
         for stream in streams:
-            row = form.row(line, stream, position, 2 * HALF, framing, (), python_draws)  # type: ignore[arg-type]
+            row = form.row(stream, position, 2 * HALF, framing, python_draws)  # type: ignore[arg-type]
             assert np.array_equal(row.ids, golden["output/record.input"][record])
             assert np.array_equal(row.segments, golden["output/record.seg_id"][record])
             assert row.labels["next_sentence"] == 1 - golden["output/record.label"][record, 0]

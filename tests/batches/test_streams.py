@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from memory_corpus import BERT, CLS, EOD, ORDINARY, SEP, XLNET, MemoryCorpus, numbered_corpus, random_corpus
 
 from encoderlab.batches.loader import Loader
-from encoderlab.batches.pack import Framing, Row
-from encoderlab.batches.streams import ContiguousStreams, Stream, TokenLine, XLNetStreams, streams
+from encoderlab.batches.rows import Framing, Row
+from encoderlab.batches.streams import ContiguousStreams, Stream, TokenLine, XLNetStreams, parallel_streams
 from encoderlab.errors import ConfigError, DataError
 
 
@@ -47,12 +47,12 @@ def test_backwards(data: st.DataObject) -> None:
     """The same tokens in reverse; sentences begin where, forwards, the next one begins."""
     corpus = random_corpus(data.draw(st.integers(0, 2**40)), 4)
     line = TokenLine(corpus, None)
-    stream = Stream(7, line.length - 11, backwards=True)
+    stream = Stream(line, 7, line.length - 11, backwards=True)
     ids = whole_line(corpus, False)[7 : line.length - 4][::-1]
     begins = line.read(0, line.length).sentences
     begin = data.draw(st.integers(0, stream.length - 1))
     end = data.draw(st.integers(begin, stream.length))
-    found = stream.read(line, begin, end)
+    found = stream.read(begin, end)
     assert np.array_equal(found.ids, ids[begin:end])
     stop = stream.start + stream.length
     assert found.sentences.tolist() == [j == 0 or bool(begins[stop - j]) for j in range(begin, end)]
@@ -130,9 +130,9 @@ def test_streams_that_cannot_be() -> None:
     corpus = numbered_corpus([[10] * 20])
     line = TokenLine(corpus, EOD)
     with pytest.raises(ConfigError, match="even number"):
-        streams(line, 3, XLNetStreams(length=32, reuse=16))
+        parallel_streams(line, 3, XLNetStreams(length=32, reuse=16))
     with pytest.raises(DataError, match="shorter than one window"):
-        streams(line, 32, XLNetStreams(length=32, reuse=16))
+        parallel_streams(line, 32, XLNetStreams(length=32, reuse=16))
     with pytest.raises(ConfigError, match="no end-of-document token"):
-        ContiguousStreams().line(corpus, Framing(cls=CLS, sep=SEP))
+        TokenLine.of(corpus, Framing(cls=CLS, sep=SEP), separator=True)
     assert ORDINARY > EOD

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from encoderlab.batches.pack import Row
+from encoderlab.batches.rows import Row
 from encoderlab.objectives.vocabulary import Vocabulary
 
 VOCAB = 40

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from encoderlab.batches.pack import Row
+from encoderlab.batches.rows import Row
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models.base import resized

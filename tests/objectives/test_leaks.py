@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from encoderlab.batches.corrupt import Masking, NGrams, Spans, Words
-from encoderlab.batches.pack import Row
+from encoderlab.batches.rows import Row
 from encoderlab.nn.encoder import Encoder
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Objective

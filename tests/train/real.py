@@ -21,8 +21,8 @@ import torch
 from encoderlab import recipes
 from encoderlab.batches.batch import Batch
 from encoderlab.batches.loader import Loader
-from encoderlab.batches.pack import Framing
 from encoderlab.batches.permutation import Targets
+from encoderlab.batches.rows import Framing
 from encoderlab.batches.streams import ContiguousStreams, StreamFormat, XLNetStreams
 from encoderlab.corpus.shards import Document
 from encoderlab.objectives.base import Objective

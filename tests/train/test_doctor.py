@@ -18,7 +18,8 @@ import torch
 from encoderlab import recipes
 from encoderlab.batches.batch import IGNORE, Batch
 from encoderlab.batches.corrupt import Masking
-from encoderlab.batches.pack import FullSentences, Row
+from encoderlab.batches.pack import FullSentences
+from encoderlab.batches.rows import Row
 from encoderlab.corpus.assemble import Selection
 from encoderlab.corpus.build import BuildSettings, GivenTokenizer, NewTokenizer, build_corpus
 from encoderlab.corpus.shards import Corpus

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from encoderlab import recipes
 from encoderlab.batches.batch import Batch
 from encoderlab.batches.loader import Loader
-from encoderlab.batches.pack import Framing
+from encoderlab.batches.rows import Framing
 from encoderlab.batches.streams import ContiguousStreams, XLNetStreams
 from encoderlab.model import Model
 from encoderlab.nn.embeddings import Adaptive

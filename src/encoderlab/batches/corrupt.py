@@ -25,6 +25,7 @@ import numpy as np
 
 from encoderlab.batches.rows import Row
 from encoderlab.errors import ConfigError
+from encoderlab.ranges import aranges, offsets
 from encoderlab.seeds import derive, uniform
 
 
@@ -194,19 +195,19 @@ class Corruptor:
 
         All random numbers of a row come from ``(seed, *row.key)``: they do not depend on the rows beside it.
         """
-        text, mix = _Text(rows, seed, self.masking.specials), self.masking
+        text, masking = _Text(rows, seed, self.masking.specials), self.masking
         chosen, unit, draw = self._choose(text)
         decided = draw
-        if mix.draw == "unit":
+        if masking.draw == "unit":
             decided = draw[np.searchsorted(unit, unit)]  # the first token of the unit decides
-        elif mix.draw == "word":
+        elif masking.draw == "word":
             decided = np.maximum.accumulate(np.where(text.opens, np.arange(len(text.ids)), 0))[chosen]
         chance = text.uniform(_MIX, decided)
-        randomised = (chance >= mix.mask) & (chance < mix.mask + mix.random)
+        randomised = (chance >= masking.mask) & (chance < masking.mask + masking.random)
         token = text.uniform(_TOKEN, draw[randomised]) * len(self._random_ids)
         shown = text.ids.copy()
         shown[chosen[randomised]] = self._random_ids[token.astype(np.int64)]
-        shown[chosen[chance < mix.mask]] = self.mask_id
+        shown[chosen[chance < masking.mask]] = self.mask_id
         return text.split(shown, np.sort(chosen))
 
     def _choose(self, text: _Text) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -215,16 +216,16 @@ class Corruptor:
         unit, candidates, count = self.masking.unit, text.candidates, self._counts(text)
         row = text.row[candidates]
         available = np.bincount(row, minlength=len(text.lengths))  # candidates of each row
-        first = np.cumsum(available) - available  # where they begin
+        first = offsets(available)[:-1]  # where they begin
         if isinstance(unit, Tokens) and unit.replacement:
             count = count * (available > 0)
-            draw = np.repeat(text.starts, count) + _ramp(count)
+            draw = aranges(text.starts, count)
             of = text.row[draw]
             chosen = candidates[first[of] + (text.uniform(_ORDER, draw) * available[of]).astype(np.int64)]
             return chosen, np.arange(len(draw)), draw
         count = np.minimum(count, available)
         if isinstance(unit, Tokens | RareTokens):
-            chosen = candidates[self._shuffled(text, row)[np.repeat(first, count) + _ramp(count)]]
+            chosen = candidates[self._shuffled(text, row)[aranges(first, count)]]
             return chosen, np.arange(len(chosen)), chosen
         opens = text.opens[candidates]
         if isinstance(unit, WindowedNGrams) and unit.longest == 1:
@@ -233,7 +234,7 @@ class Corruptor:
         runs = self._runs(text, words, count)
         bounds = np.append(words.first, len(candidates))
         begin, end = bounds[runs[:, 0]], bounds[runs[:, 1]]
-        chosen = candidates[np.repeat(begin, end - begin) + _ramp(end - begin)]
+        chosen = candidates[aranges(begin, end - begin)]
         return chosen, np.repeat(np.arange(len(runs)), end - begin), chosen
 
     def _counts(self, text: _Text) -> np.ndarray:
@@ -281,10 +282,10 @@ class _Text:
     def __init__(self, rows: Sequence[Row], seed: int, specials: bool) -> None:
         self.ids = np.concatenate([row.ids for row in rows])
         self.lengths = np.array([len(row) for row in rows])
-        self.ends = np.cumsum(self.lengths)
-        self.starts = self.ends - self.lengths
+        self.edges = offsets(self.lengths)
+        self.starts = self.edges[:-1]
         self.row = np.repeat(np.arange(len(rows)), self.lengths)
-        self._place = np.arange(len(self.ids)) - self.starts[self.row]
+        self._place = aranges(0, self.lengths)
         self._keys = np.array([derive(seed, "mask", *row.key) for row in rows], np.uint64)
         special = np.concatenate([row.special for row in rows])
         # A word starts after a special token, whatever the corpus says.
@@ -298,9 +299,10 @@ class _Text:
         return uniform(self._keys[self.row[tokens]], self._place[tokens] * 8 + purpose)
 
     def split(self, shown: np.ndarray, chosen: np.ndarray) -> list[Corrupted]:
-        edges = np.searchsorted(chosen, np.append(self.starts, len(self.ids))).tolist()
+        """The rows again: ``shown`` (n,), and the ``chosen`` tokens of the line, which ascend."""
+        edges, parts = self.edges.tolist(), np.searchsorted(chosen, self.edges).tolist()
         place, targets = self._place[chosen], self.ids[chosen]
-        rows = zip(self.starts.tolist(), self.ends.tolist(), edges[:-1], edges[1:], strict=True)
+        rows = zip(edges[:-1], edges[1:], parts[:-1], parts[1:], strict=True)
         return [Corrupted(shown[start:end], place[a:b], targets[a:b]) for start, end, a, b in rows]
 
 
@@ -377,11 +379,11 @@ def _take_windows(
     words: WordRuns, count: np.ndarray, lengths: np.ndarray, places: np.ndarray, window: int
 ) -> np.ndarray:
     """One run in each window of n * ``window`` words, until the count is reached (the last word may exceed it)."""
-    sizes, lengths_, places_, runs = words.size.tolist(), lengths.tolist(), places.tolist(), []
+    sizes, draws, runs = words.size.tolist(), list(zip(lengths.tolist(), places.tolist(), strict=True)), []
     for left, begin, end in zip(count.tolist(), *words.spans(len(count)), strict=True):
         offset = number = begin
         while left > 0 and offset < end:
-            n, place = lengths_[number], places_[number]
+            n, place = draws[number]
             size = min(n * window, end - offset)
             a = b = offset + int(place * size)
             while b < min(a + n, end) and left > 0:
@@ -396,8 +398,3 @@ def _lengths(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     """Numbers n = 1, 2, ... with p(n) proportional to ``weights[n - 1]``."""
     limits = np.cumsum(weights)
     return np.searchsorted(limits[:-1], uniform * limits[-1], side="right") + 1
-
-
-def _ramp(counts: np.ndarray) -> np.ndarray:
-    """0 .. c-1 for each count c, one after the other."""
-    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

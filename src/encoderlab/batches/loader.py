@@ -22,7 +22,7 @@ import numpy as np
 from encoderlab.batches.order import Permutation
 from encoderlab.batches.pack import FullSentences, RowFormat, check_length
 from encoderlab.batches.rows import Documents, Framing, Plan, Row
-from encoderlab.batches.streams import StreamFormat, streams
+from encoderlab.batches.streams import StreamFormat, TokenLine, parallel_streams
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.seeds import generator
 
@@ -87,13 +87,12 @@ class Shuffled:
         taken: list[tuple[Block, int]] = []
         left, empty = size * self.form.length if self.in_tokens else size, 0
         while True:
-            block = self.block(place.epoch, place.block)
+            block = self.block(place.epoch, place.block, until)
             empty = 0 if len(block.order) else empty + 1
             if empty > self.num_blocks:
                 raise self._no_row()
             offset = min(place.offset, len(block.order))  # rows of another length may have been more
-            cost = block.costs if self.in_tokens else None
-            count, used, full = _fitting(cost, offset, len(block.order), left)
+            count, used, full = _fitting(block.costs, offset, len(block.order), left)
             taken += [(block, offset + i) for i in range(count)]
             left -= used
             place = replace(place, offset=offset + count)
@@ -113,11 +112,12 @@ class Shuffled:
 
     def read(self, references: list[tuple[Block, int]], number: int) -> list[Row]:
         rows: list[Row] = []
-        for _, group in itertools.groupby(references, key=lambda reference: reference[0].key):
+        # By identity: the blocks of two epochs may have one key and different orders.
+        for _, group in itertools.groupby(references, key=lambda reference: id(reference[0])):
             members = list(group)
             block, offsets = members[0][0], [offset for _, offset in members]
-            numbers = range(number + len(rows), number + len(rows) + len(members))
-            rows += block.plan.rows(block.order[offsets], self.corpus, self.framing, block.key, numbers)
+            first = number + len(rows)
+            rows += block.plan.rows(block.order[offsets], self.corpus, self.framing, block.key, first)
         return rows
 
     def documents(self, cycle: int, number: int) -> np.ndarray:
@@ -126,14 +126,11 @@ class Shuffled:
         places = np.arange(number * total // self.num_blocks, (number + 1) * total // self.num_blocks)
         return Permutation(total, self.seed, "documents", cycle)(places)
 
-    def block(self, epoch: int, place: int) -> Block:
-        """A block; the one after it is planned meanwhile."""
+    def block(self, epoch: int, place: int, until: int | None = None) -> Block:
+        """A block; the one after it is planned meanwhile, unless it is of epoch ``until``."""
         following = (epoch, place + 1) if place + 1 < self.num_blocks else (epoch + 1, 0)
-        for wanted in ((epoch, place), following):
-            if wanted not in self._planned:
-                self._planned[wanted] = self._planner.submit(self._plan, *wanted)
-        for old in [key for key in self._planned if key not in ((epoch, place), following)]:
-            del self._planned[old]
+        wanted = [(epoch, place)] if following[0] == until else [(epoch, place), following]
+        self._planned = {key: self._planned.get(key) or self._planner.submit(self._plan, *key) for key in wanted}
         return self._planned[epoch, place].result()
 
     def _plan(self, epoch: int, place: int) -> Block:
@@ -142,7 +139,8 @@ class Shuffled:
         documents = self.documents(cycle, number)
         plan = self.form.plan(self.corpus, documents, generator(self.seed, "plan", cycle, number), self.framing)
         order = generator(self.seed, "order", epoch, number).permutation(len(plan))
-        return Block(plan, order, np.cumsum(plan.lengths(self.framing)[order]), (cycle, number))
+        costs = np.cumsum(plan.lengths(self.framing)[order]) if self.in_tokens else None
+        return Block(plan, order, costs, (cycle, number))
 
 
 @dataclass(frozen=True)
@@ -151,8 +149,8 @@ class Block:
 
     plan: Plan
     order: np.ndarray  # (R,) rows of the plan in the order of use
-    costs: np.ndarray  # (R,) tokens of the rows up to and including this one
-    key: tuple[int, int]
+    costs: np.ndarray | None  # (R,) tokens of the rows up to and including this one, where tokens are counted
+    key: tuple[int, int]  # names its rows for seeding
 
 
 def _fitting(costs: np.ndarray | None, offset: int, total: int, left: int) -> tuple[int, int, bool]:
@@ -171,12 +169,11 @@ class Streams:
 
     def __init__(self, corpus: Documents, form: StreamFormat, framing: Framing, seed: int, count: int) -> None:
         self.form, self.framing, self.seed = form, framing, seed
-        self.line = form.line(corpus, framing)
-        self.streams = streams(self.line, count, form)
+        self.streams = parallel_streams(TokenLine.of(corpus, framing, separator=form.separator), count, form)
 
     def take(self, place: Place, size: int, until: int | None = None) -> tuple[list[Any], Place]:
         available = self.streams[0].length
-        if place.block + self.form.shortest() > available:  # the windows of an earlier phase were shorter
+        if place.block + self.form.shortest > available:  # the windows of an earlier phase were shorter
             place = replace(place, epoch=place.epoch + 1, block=0)
             if place.epoch == until:
                 return [], place
@@ -191,8 +188,8 @@ class Streams:
     def _read(self, place: Place, length: int, stream: int, number: int) -> Row:
         key = (place.epoch, place.block, stream)
         rng = generator(self.seed, "split", *key)
-        row = self.form.row(self.line, self.streams[stream], place.block, length, self.framing, key, rng)
-        return replace(row, number=number)
+        row = self.form.row(self.streams[stream], place.block, length, self.framing, rng)
+        return replace(row, key=key, number=number)
 
 
 class Loader:
@@ -248,14 +245,7 @@ class Loader:
             assert not callable(batch_rows), "streams need a constant number of rows"
             self.order = Streams(corpus, form, framing, seed, batch_rows)
         else:
-            self.order = Shuffled(
-                corpus,
-                form,
-                framing,
-                seed,
-                duplicates=duplicates,
-                block_tokens=block_tokens,
-            )
+            self.order = Shuffled(corpus, form, framing, seed, duplicates=duplicates, block_tokens=block_tokens)
 
     def state(self) -> dict[str, int]:
         """Where the loader stands after the batches that it has handed out; a few integers."""

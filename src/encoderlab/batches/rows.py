@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
+from encoderlab.ranges import aranges, offsets
+
 if TYPE_CHECKING:
+    from encoderlab.corpus.layouts import FramingKind
     from encoderlab.corpus.shards import Document
 
 
@@ -34,7 +36,7 @@ class Row:
     word_starts: np.ndarray  # bool; true at special tokens, and where a cut text begins
     special: np.ndarray  # bool: added by the framing
     labels: dict[str, int]
-    key: tuple[int, ...]  # names the row for seeding: (epoch, block, index)
+    key: tuple[int, ...] = ()  # names the row for seeding: (epoch, block, index)
     number: int = 0  # counts the rows of the run from its start
 
     def __len__(self) -> int:
@@ -56,7 +58,7 @@ class Framing:
     Segments are 0 for A with its separator, 1 for B with its separator, 2 for XLNet's <cls>; RoBERTa has no second one.
     """
 
-    kind: Literal["bert", "roberta", "xlnet"] = "bert"
+    kind: FramingKind = "bert"
     cls: int
     sep: int
     eod: int | None = None
@@ -100,10 +102,8 @@ class Plan:
 
     def lengths(self, framing: Framing) -> np.ndarray:
         """Tokens of every row, special tokens included: (R,) int64."""
-        pieces = np.arange(len(self.start))
-        special = self._special(pieces, np.repeat(np.arange(len(self)), np.diff(self.first)), framing)
-        ends = np.concatenate([[0], np.cumsum(self.stop - self.start + special.sum(axis=0))])
-        return ends[self.first[1:]] - ends[self.first[:-1]]
+        line = self._line(np.arange(len(self)), framing)
+        return np.diff(line.row_edges)
 
     def rows(
         self,
@@ -111,73 +111,100 @@ class Plan:
         corpus: Documents,
         framing: Framing,
         key: tuple[int, ...] = (),
-        numbers: Sequence[int] | None = None,
+        number: int = 0,
     ) -> list[Row]:
         """Some rows of the plan, read from the corpus now: all at once, about 10 microseconds each.
 
         Args:
             index: (r,), which rows.
             key: with the row's index behind it, the key of its random numbers (:attr:`Row.key`).
-            numbers: of the rows within the run, for :attr:`Row.number`; None for 0.
+            number: of the first of them within the run (:attr:`Row.number`); the others count on.
         """
-        counts = self.first[index + 1] - self.first[index]
-        row = np.repeat(np.arange(len(index)), counts)
-        place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-        pieces = self.first[index][row] + place
-
-        lengths = self.stop[pieces] - self.start[pieces]
-        special = self._special(pieces, row, framing)
-        cls_before, sep_before, _, cls_after = special
-        sizes = lengths + special.sum(axis=0)
-        ends = np.cumsum(sizes)
-        begins = ends - sizes + cls_before + sep_before  # of the text of each piece
-        text = np.arange(lengths.sum()) + np.repeat(begins - (np.cumsum(lengths) - lengths), lengths)
-
-        ids = np.full(int(ends[-1]) if len(ends) else 0, framing.sep)
-        word_starts, is_special = np.ones(len(ids), bool), np.ones(len(ids), bool)
-        ids[text], word_starts[text] = corpus.gather(self.document[pieces], self.start[pieces], self.stop[pieces])
-        word_starts[begins] = True
-        is_special[text] = False
-        ids[(ends - sizes)[cls_before > 0]] = ids[ends[cls_after > 0] - 1] = framing.cls
-        part = (
-            self.part[pieces] if self.layout == "pair" and framing.kind != "roberta" else np.zeros(len(pieces), np.int8)
-        )
-        segments = np.repeat(part, sizes)
-        for p in np.flatnonzero(sep_before):  # an empty A has its special tokens all the same
-            segments[ends[p] - sizes[p] : begins[p]] = 0
-        segments[ends[cls_after > 0] - 1] = 2
-        doc = np.repeat((place * (self.layout == "packed")).astype(np.int32), sizes)
-
-        bounds = [0, *ends[np.cumsum(counts) - 1].tolist()]
+        line = self._line(index, framing)
+        ids, word_starts, special = self._tokens(line, corpus, framing)
+        segments = self._segments(line, framing)
+        doc = np.zeros(len(ids), np.int32)
+        if self.layout == "packed":
+            doc[:] = np.repeat(line.place, line.ends - line.begins)
         labels = {name: values[index].tolist() for name, values in self.labels.items()}
-        made = []
-        for r, (number, a, b) in enumerate(zip(index.tolist(), bounds[:-1], bounds[1:], strict=True)):
-            made.append(
-                Row(
-                    ids[a:b],
-                    doc[a:b],
-                    segments[a:b],
-                    word_starts[a:b],
-                    is_special[a:b],
-                    {name: values[r] for name, values in labels.items()},
-                    (*key, number),
-                    numbers[r] if numbers is not None else 0,
-                )
+        edges = line.row_edges.tolist()
+        return [
+            Row(
+                ids=ids[begin:end],
+                doc=doc[begin:end],
+                segments=segments[begin:end],
+                word_starts=word_starts[begin:end],
+                special=special[begin:end],
+                labels={name: values[place] for name, values in labels.items()},
+                key=(*key, row),
+                number=number + place,
             )
-        return made
+            for place, (row, begin, end) in enumerate(zip(index.tolist(), edges[:-1], edges[1:], strict=True))
+        ]
 
-    def _special(self, pieces: np.ndarray, row: np.ndarray, framing: Framing) -> np.ndarray:
-        """Special tokens around each piece: (4, p) counts of cls before, sep before, sep after, cls after."""
-        opens, closes = np.ones(len(row), bool), np.ones(len(row), bool)
-        opens[1:] = closes[:-1] = row[1:] != row[:-1]
-        apart, last = self.layout == "packed", framing.kind == "xlnet"
-        cls_before, cls_after = (opens | apart) & (not last), (closes | apart) & last
-        sep_before, sep_after = np.zeros(len(row), np.int64), np.ones(len(row), np.int64)
+    def _line(self, index: np.ndarray, framing: Framing) -> _Line:
+        """Where the tokens of these rows lie when the rows are laid end to end."""
+        counts = self.first[index + 1] - self.first[index]
+        pieces, place = aranges(self.first[index], counts), aranges(0, counts)
+        opens, closes = place == 0, place == np.repeat(counts, counts) - 1
+        apart = self.layout == "packed"
+        cls_first = (opens | apart) & (framing.kind != "xlnet")
+        cls_last = (closes | apart) & (framing.kind == "xlnet")
+        sep_first, sep_last = np.zeros(len(pieces), np.int64), np.ones(len(pieces), np.int64)
         if self.layout == "single":
-            sep_after[:] = closes
+            sep_last[:] = closes
         elif self.layout == "pair":
             between = 2 if framing.kind == "roberta" else 1
             part = self.part[pieces]
-            sep_after[:-1] = np.where(closes[:-1], 1, between * (part[:-1] != part[1:]))
-            sep_before[opens & (part == 1)] = between
-        return np.stack([cls_before, sep_before, sep_after, cls_after]).astype(np.int64)
+            sep_last[:-1] = np.where(closes[:-1], 1, between * (part[:-1] != part[1:]))
+            sep_first[opens & (part == 1)] = between  # an empty A has its special tokens all the same
+        before, after = cls_first + sep_first, sep_last + cls_last
+        edges = offsets(before + self.stop[pieces] - self.start[pieces] + after)
+        return _Line(
+            pieces=pieces,
+            place=place,
+            begins=edges[:-1],
+            texts=edges[:-1] + before,
+            ends=edges[1:],
+            cls_first=cls_first,
+            cls_last=cls_last,
+            row_edges=edges[offsets(counts)],
+        )
+
+    def _tokens(self, line: _Line, corpus: Documents, framing: Framing) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ids, word starts and marks of special tokens: (n,) each."""
+        start, stop = self.start[line.pieces], self.stop[line.pieces]
+        text = aranges(line.texts, stop - start)
+        ids = np.full(line.row_edges[-1], framing.sep)
+        word_starts, special = np.ones(len(ids), bool), np.ones(len(ids), bool)
+        ids[text], word_starts[text] = corpus.gather(self.document[line.pieces], start, stop)
+        ids[line.begins[line.cls_first]] = ids[line.ends[line.cls_last] - 1] = framing.cls
+        word_starts[line.texts] = True
+        special[text] = False
+        return ids, word_starts, special
+
+    def _segments(self, line: _Line, framing: Framing) -> np.ndarray:
+        """(n,) int8: see :class:`Framing`."""
+        if self.layout == "pair" and framing.kind != "roberta":
+            part = self.part[line.pieces]
+        else:
+            part = np.zeros(len(line.pieces), np.int8)
+        segments = np.repeat(part, line.ends - line.begins)
+        for piece in np.flatnonzero((line.place == 0) & (part == 1)):  # the special tokens of an empty A
+            segments[line.begins[piece] : line.texts[piece]] = 0
+        segments[line.ends[line.cls_last] - 1] = 2
+        return segments
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Rows laid end to end, as places of tokens: (p,) for the pieces, each with its special tokens around it."""
+
+    pieces: np.ndarray  # numbers in the plan
+    place: np.ndarray  # number within the row
+    begins: np.ndarray  # the first token, special tokens included
+    texts: np.ndarray  # the first token of the text
+    ends: np.ndarray  # behind the last token, special tokens included
+    cls_first: np.ndarray  # bool: begins with [CLS]
+    cls_last: np.ndarray  # bool: ends with [CLS]
+    row_edges: np.ndarray  # (r + 1,): where each row begins, and the end of the last

@@ -8,6 +8,7 @@ that position.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,10 +29,21 @@ class TokenLine:
         self.corpus, self.eod = corpus, eod
         self.length = corpus.num_tokens + (corpus.num_documents if eod is not None else 0)
 
+    @classmethod
+    def of(cls, corpus: Documents, framing: Framing, *, separator: bool) -> TokenLine:
+        """With ``separator``, the documents are followed by the framing's end-of-document token.
+
+        Raises:
+            ConfigError: the framing has no such token.
+        """
+        if separator and framing.eod is None:
+            raise ConfigError("this tokenizer has no end-of-document token; add one (<eod>), or set separator=false")
+        return cls(corpus, framing.eod if separator else None)
+
     def read(self, start: int, stop: int) -> Stretch:
         """Tokens ``start:stop`` of the line."""
         parts: list[Stretch] = []
-        number = self._document_at(start)
+        number = bisect_right(range(self.corpus.num_documents), start, key=self._start) - 1
         place = start - self._start(number)
         missing = stop - start
         while missing > 0:
@@ -43,34 +55,28 @@ class TokenLine:
                 parts.append(Stretch(document.ids, sentences, document.word_starts, np.zeros(len(document.ids), bool)))
                 missing -= len(document.ids)
             if missing and self.eod is not None:
-                parts.append(Stretch(np.array([self.eod]), np.zeros(1, bool), np.ones(1, bool), np.zeros(1, bool)))
+                parts.append(Stretch.of_token(self.eod, special=False))
                 missing -= 1
             number, place = number + 1, 0
         return Stretch.join(parts)
 
     def _start(self, number: int) -> int:
+        """Where document ``number`` begins in the line."""
         return self.corpus.document_start(number) + (number if self.eod is not None else 0)
-
-    def _document_at(self, position: int) -> int:
-        low, high = 0, self.corpus.num_documents - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._start(middle) <= position:
-                low = middle
-            else:
-                high = middle - 1
-        return low
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Adjacent tokens of a line; ``sentences`` marks the first token of a sentence, ``special`` what the framing
-    adds. The end of a document is an ordinary token here, which a language model has to predict."""
+    """Adjacent tokens of a line, and what each of them is: (n,)."""
 
-    ids: np.ndarray
-    sentences: np.ndarray
-    word_starts: np.ndarray
-    special: np.ndarray
+    ids: np.ndarray  # int64
+    sentences: np.ndarray  # bool: the first token of a sentence
+    word_starts: np.ndarray  # bool
+    special: np.ndarray  # bool: added by the framing; not the end of a document, which a language model predicts
+
+    @classmethod
+    def of_token(cls, token: int, *, special: bool) -> Stretch:
+        return cls(np.array([token]), np.zeros(1, bool), np.ones(1, bool), np.full(1, special))
 
     @classmethod
     def join(cls, parts: list[Stretch]) -> Stretch:
@@ -98,9 +104,6 @@ class ContiguousStreams:
     separator: bool = True
     variable: bool = False
 
-    def line(self, corpus: Documents, framing: Framing) -> TokenLine:
-        return TokenLine(corpus, _eod(framing) if self.separator else None)
-
     def window(self, stream_length: int, position: int, seed: int, epoch: int) -> tuple[int, int | None]:
         """Length of the window at ``position``, and the position of the next; None where the epoch ends."""
         length = self.length
@@ -117,21 +120,14 @@ class ContiguousStreams:
         """Tokens of the longest window."""
         return self.length + 15 * self.variable
 
+    @property
     def shortest(self) -> int:
         """Tokens a stream needs for one window."""
         return 2
 
-    def row(
-        self,
-        line: TokenLine,
-        stream: Stream,
-        position: int,
-        length: int,
-        framing: Framing,
-        key: tuple[int, ...],
-        rng: np.random.Generator,
-    ) -> Row:
-        stretch = line.read(stream.start + position, stream.start + position + length + 1)
+    def row(self, stream: Stream, position: int, length: int, framing: Framing, rng: np.random.Generator) -> Row:
+        """The window of ``length`` tokens at ``position``; nothing is framed and nothing drawn."""
+        stretch = stream.read(position, position + length + 1)
         return Row(
             ids=stretch.ids,
             doc=np.zeros(len(stretch.ids), np.int32),
@@ -139,7 +135,6 @@ class ContiguousStreams:
             word_starts=stretch.word_starts,
             special=stretch.special,
             labels={"continues": int(position > 0)},
-            key=key,
         )
 
 
@@ -163,14 +158,12 @@ class XLNetStreams:
     both_directions: bool = True
     separator: bool = True
 
-    def line(self, corpus: Documents, framing: Framing) -> TokenLine:
-        return TokenLine(corpus, _eod(framing) if self.separator else None)
-
     @property
     def room(self) -> int:
         """Tokens of A and B together."""
         return self.length - self.reuse - 3
 
+    @property
     def shortest(self) -> int:
         """Tokens a stream needs for one window."""
         return self.length
@@ -178,23 +171,14 @@ class XLNetStreams:
     def window(self, stream_length: int, position: int, seed: int, epoch: int) -> tuple[int, int | None]:
         """Length of the window at ``position``, and the position of the next; None where the epoch ends."""
         following = position + self.reuse
-        return self.length, following if following + self.shortest() <= stream_length else None
+        return self.length, following if following + self.shortest <= stream_length else None
 
-    def row(
-        self,
-        line: TokenLine,
-        stream: Stream,
-        position: int,
-        length: int,
-        framing: Framing,
-        key: tuple[int, ...],
-        rng: np.random.Generator,
-    ) -> Row:
+    def row(self, stream: Stream, position: int, length: int, framing: Framing, rng: np.random.Generator) -> Row:
+        """The window at ``position``, with A and B drawn by ``rng``."""
         begin = position + self.reuse
-        a, b, follows = self._split(line, stream, begin, rng)
-        parts = [stream.read(line, position, begin), stream.read(line, *a), stream.read(line, *b)]
-        sep, cls = _token(framing.sep), _token(framing.cls)
-        stretch = Stretch.join([*parts[:2], sep, parts[2], sep, cls])
+        a, b, follows = self._split(stream, begin, rng)
+        sep, cls = Stretch.of_token(framing.sep, special=True), Stretch.of_token(framing.cls, special=True)
+        stretch = Stretch.join([stream.read(position, begin), stream.read(*a), sep, stream.read(*b), sep, cls])
         a_length, b_length = a[1] - a[0], b[1] - b[0]
         return Row(
             ids=stretch.ids,
@@ -207,26 +191,27 @@ class XLNetStreams:
                 "backwards": int(stream.backwards),
                 "continues": int(position > 0),
             },
-            key=key,
         )
 
     def _split(
-        self, line: TokenLine, stream: Stream, begin: int, rng: np.random.Generator
+        self, stream: Stream, begin: int, rng: np.random.Generator
     ) -> tuple[tuple[int, int], tuple[int, int], bool]:
-        """Places of A and B in the stream, and whether B follows A. Lengths beyond the room need not be found
-        exactly."""
+        """Places of A, which begins at ``begin``, and of B in the stream, and whether B follows A.
+
+        Both end with a sentence and are then cut to ``room`` tokens together, the longer one first.
+        """
         room, last = self.room, stream.length
-        ends = np.flatnonzero(stream.read(line, begin, begin + room).sentences[1:]) + 1
+        ends = np.flatnonzero(stream.read(begin, begin + room).sentences[1:]) + 1
         follows = len(ends) > 0 and rng.random() >= 0.5
         a_end = begin + (int(ends[int(rng.integers(len(ends)))]) if len(ends) else room)
         if follows:
             b_begin = a_end
-            b_end = self._sentence_end(line, stream, max(begin + room, b_begin + 1), last)
+            b_end = self._sentence_end(stream, max(begin + room, b_begin + 1), last)
         else:
             b_length = max(1, room - (a_end - begin))
             b_begin = int(rng.integers(last - b_length))
-            b_end = self._sentence_end(line, stream, b_begin + b_length, last - 1)
-            b_begin = self._sentence_begin(line, stream, b_begin)
+            b_end = self._sentence_end(stream, b_begin + b_length, last - 1)
+            b_begin = self._sentence_begin(stream, b_begin)
         a_length, b_length = a_end - begin, b_end - b_begin
         excess = max(0, a_length + b_length - room)
         uneven = min(excess, abs(a_length - b_length))
@@ -235,21 +220,21 @@ class XLNetStreams:
         b_end -= (uneven if a_length <= b_length else 0) + (even + 1) // 2
         return (begin, a_end), (b_begin, b_end), follows
 
-    def _sentence_end(self, line: TokenLine, stream: Stream, place: int, last: int) -> int:
-        """The first start of a sentence at or after ``place``, or where the room is certainly full."""
+    def _sentence_end(self, stream: Stream, place: int, last: int) -> int:
+        """The first start of a sentence at or after ``place``; at most ``room`` tokens on, where the cut is certain."""
         limit = min(place + self.room, last)
         if place >= limit:
             return min(place, last)
-        found = np.flatnonzero(stream.read(line, place, limit).sentences)
+        found = np.flatnonzero(stream.read(place, limit).sentences)
         return place + int(found[0]) if len(found) else limit
 
     @staticmethod
-    def _sentence_begin(line: TokenLine, stream: Stream, place: int) -> int:
-        """The last start of a sentence at or before ``place``."""
+    def _sentence_begin(stream: Stream, place: int) -> int:
+        """The last start of a sentence at or before ``place``, sought in parts of doubling size."""
         stop, size = place + 1, 64
         while True:
             start = max(0, stop - size)
-            found = np.flatnonzero(stream.read(line, start, stop).sentences)
+            found = np.flatnonzero(stream.read(start, stop).sentences)
             if len(found) and start + int(found[-1]) > 0:
                 return start + int(found[-1])
             if start == 0:
@@ -257,27 +242,35 @@ class XLNetStreams:
             stop, size = start, 2 * size
 
 
+StreamFormat = ContiguousStreams | XLNetStreams
+"""A format of rows that follow each other. ``window(stream_length, position, seed, epoch)`` says how long the window at
+a position is and where the next one begins, and ``row(stream, position, length, framing, rng)`` makes its row of one
+stream.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One part of the line, read forwards or backwards."""
+    """One part of a line, read forwards or backwards."""
 
+    line: TokenLine
     start: int  # first token in the line
     length: int
     backwards: bool = False
 
-    def read(self, line: TokenLine, begin: int, end: int) -> Stretch:
+    def read(self, begin: int, end: int) -> Stretch:
         """Tokens ``begin:end`` of the stream. Backwards, a sentence starts where the one after it in the text ends."""
         if not self.backwards:
-            return line.read(self.start + begin, self.start + end)
+            return self.line.read(self.start + begin, self.start + end)
         stop = self.start + self.length
-        text = line.read(stop - end, min(stop - begin + 1, stop))
+        text = self.line.read(stop - end, min(stop - begin + 1, stop))
         size = end - begin
         sentences = np.ones(size, bool)
         sentences[size - (len(text.ids) - 1) :] = text.sentences[:0:-1]
         return Stretch(text.ids[:size][::-1], sentences, text.word_starts[:size][::-1], text.special[:size][::-1])
 
 
-def streams(line: TokenLine, count: int, form: ContiguousStreams | XLNetStreams) -> list[Stream]:
+def parallel_streams(line: TokenLine, count: int, form: StreamFormat) -> list[Stream]:
     """The streams of a batch of ``count`` rows; what does not fill all of them equally is left out.
 
     Raises:
@@ -291,25 +284,10 @@ def streams(line: TokenLine, count: int, form: ContiguousStreams | XLNetStreams)
         )
     parts = count // 2 if both else count
     length = line.length // parts
-    if length < form.shortest():
+    if length < form.shortest:
         raise DataError(
             f"corpus of {line.length:,} tokens gives {parts} streams of {length} tokens, shorter than one window of "
-            f"{form.shortest()}; add text, or choose fewer rows in a batch or a shorter window"
+            f"{form.shortest}; add text, or choose fewer rows in a batch or a shorter window"
         )
-    forwards = [Stream(part * length, length) for part in range(parts)]
-    if not both:
-        return forwards
-    return [Stream(stream.start, length, backwards) for stream in forwards for backwards in (False, True)]
-
-
-def _eod(framing: Framing) -> int:
-    if framing.eod is None:
-        raise ConfigError("this tokenizer has no end-of-document token; add one (<eod>), or set separator=false")
-    return framing.eod
-
-
-def _token(token: int) -> Stretch:
-    return Stretch(np.array([token]), np.zeros(1, bool), np.ones(1, bool), np.ones(1, bool))
-
-
-StreamFormat = ContiguousStreams | XLNetStreams
+    directions = (False, True) if both else (False,)
+    return [Stream(line, part * length, length, backwards) for part in range(parts) for backwards in directions]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from encoderlab.batches.loader import Loader
 from encoderlab.batches.rows import Documents
-from encoderlab.batches.streams import ContiguousStreams
+from encoderlab.batches.streams import ContiguousStreams, TokenLine
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.inference import tokenizer_of
 from encoderlab.model import Model
@@ -109,9 +109,9 @@ def evaluate_lm(model: Model, text: Text, protocol: Protocol = Protocol()) -> Sc
     )
     device = next(model.parameters()).device
     total = measure(objective, batches, World(0, 1, device), "fp32")["lm"]
-    line = form.line(text, row_framing(tokenizer)).length
+    line = TokenLine.of(text, row_framing(tokenizer), separator=protocol.separator)
     tokens = int(total["count"])
-    return Score(nats=total["sum"], tokens=tokens, size=text.num_bytes * tokens / line)
+    return Score(nats=total["sum"], tokens=tokens, size=text.num_bytes * tokens / line.length)
 
 
 def clamped(model: Model, clamp: int) -> Model:
@@ -145,7 +145,7 @@ def context_losses(model: Model, text: Documents, positions: Sequence[int], *, s
         DataError: a position has fewer than c tokens before it.
     """
     tokenizer = tokenizer_of(model)
-    line = ContiguousStreams(separator=separator).line(text, row_framing(tokenizer))
+    line = TokenLine.of(text, row_framing(tokenizer), separator=separator)
     device = next(model.parameters()).device
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from encoderlab.errors import ConfigError
 
 if TYPE_CHECKING:
     from encoderlab.batches.batch import Batch
-    from encoderlab.batches.pack import Row
+    from encoderlab.batches.rows import Row
     from encoderlab.model import Model
     from encoderlab.nn.noise import Noise
 

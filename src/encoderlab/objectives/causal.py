@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from encoderlab.batches.batch import IGNORE, Batch, collate, stack
-from encoderlab.batches.pack import Row
+from encoderlab.batches.rows import Row
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.nn.encoder import update_memory

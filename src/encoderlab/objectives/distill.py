@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from encoderlab.batches.batch import Batch
 from encoderlab.batches.corrupt import Masking, RareTokens
-from encoderlab.batches.pack import Row
+from encoderlab.batches.rows import Row
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.nn.encoder import States

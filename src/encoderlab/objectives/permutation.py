@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 
 from encoderlab.batches.batch import IGNORE, Batch, collate, stack
-from encoderlab.batches.pack import Row
 from encoderlab.batches.permutation import Targets, permute
+from encoderlab.batches.rows import Row
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.nn import kernels

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from encoderlab.batches.batch import Batch, stack
 from encoderlab.batches.corrupt import Masking
-from encoderlab.batches.pack import Row
+from encoderlab.batches.rows import Row
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.nn.encoder import Chosen, States

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from encoderlab.batches.batch import IGNORE, Batch
-from encoderlab.batches.pack import Row
+from encoderlab.batches.rows import Row
 from encoderlab.errors import ConfigError, MissingDependency
 from encoderlab.interchange import huggingface
 from encoderlab.measure.bench.families import Case

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from encoderlab.batches.pack import Row
+from encoderlab.batches.rows import Row
 from encoderlab.errors import EncoderlabError
 from encoderlab.measure.bench.contenders import LR, Ours
 from encoderlab.measure.bench.families import Case

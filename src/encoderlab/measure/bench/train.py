@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from encoderlab.batches.loader import Format, Loader
-from encoderlab.batches.pack import Chunks, PackedDocuments, Row, SegmentPairs
+from encoderlab.batches.pack import Chunks, PackedDocuments, SegmentPairs
+from encoderlab.batches.rows import Row
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, EncoderlabError
