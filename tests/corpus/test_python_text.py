@@ -10,8 +10,10 @@ from corpora import digests
 
 from encoderlab.corpus import python_tasks, python_text
 from encoderlab.corpus.documents import read_documents
+from encoderlab.corpus.python_areas import area_of
+from encoderlab.corpus.python_prose import prose
 from encoderlab.corpus.python_tasks import plain, tagged, write_tasks
-from encoderlab.corpus.python_text import PythonFile, area_of, cached, passages, prose, python_source, read_file
+from encoderlab.corpus.python_text import PythonFile, cached, passages, python_source, read_file
 from encoderlab.corpus.sources import Reading
 from encoderlab.errors import ConfigError, DataError
 

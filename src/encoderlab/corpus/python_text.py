@@ -19,12 +19,10 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import re
 import shutil
 import sys
 import sysconfig
 import tempfile
-import textwrap
 import tokenize
 import warnings
 from collections import defaultdict
@@ -33,6 +31,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from encoderlab.corpus.python_areas import PACKAGES, area_of
+from encoderlab.corpus.python_prose import comments, docstrings, prose
 from encoderlab.corpus.sources import Source
 from encoderlab.corpus.workers import cores, run_all
 from encoderlab.errors import ConfigError, DataError, nearest
@@ -42,67 +42,9 @@ from encoderlab.seeds import derive
 PREFIX = "python:"
 Size = Literal["stdlib", "all"]
 SIZES: tuple[Size, ...] = ("stdlib", "all")
-PACKAGES = ("torch", "numpy", "sympy", "networkx")
-VERSION = 2  # of this module's rules; part of the name of the cache
+VERSION = 2  # of the rules here, in python_areas and in python_prose; part of the name of the cache
 TEST, VALIDATION = 0.1, 0.1  # shares of the passages of an area
-MIN_CHARS = 40
-MIN_COMMENT = 150
-
-# Areas of the standard library, after the chapters of its reference, by the first part of the module's name.
-AREAS = {
-    "language": "topics ast dis opcode symtable token tokenize keyword inspect importlib imp pkgutil runpy code codeop "
-    "zipimport modulefinder lib2to3 compileall py_compile pyclbr tabnanny __future__ types typing dataclasses abc "
-    "contextlib functools operator site warnings _sitebuiltins copyreg pickletools atexit gc builtins",
-    "text": "string re difflib textwrap unicodedata stringprep codecs encodings gettext locale pprint reprlib "
-    "sre_parse sre_compile sre_constants shlex",
-    "data": "collections heapq bisect array weakref copy enum graphlib calendar datetime _pydatetime _strptime "
-    "zoneinfo queue _collections_abc _weakrefset uuid sched time",
-    "numbers": "decimal _pydecimal fractions numbers statistics random math cmath secrets _pylong colorsys ipaddress",
-    "files": "pathlib os posixpath ntpath genericpath nturl2path fileinput stat filecmp tempfile glob fnmatch "
-    "linecache shutil io _pyio pickle shelve dbm sqlite3 csv configparser tomllib netrc plistlib zlib gzip bz2 lzma "
-    "zipfile tarfile _compression xdrlib mimetypes aifc chunk sunau wave sndhdr imghdr",
-    "system": "subprocess platform ctypes getpass pty tty pipes crypt signal sysconfig _osx_support _aix_support errno "
-    "posix resource syslog logging getopt argparse optparse hashlib hmac curses",
-    "concurrency": "threading multiprocessing concurrent asyncio selectors asyncore asynchat _threading_local "
-    "contextvars _pyrepl",
-    "network": "socket ssl http urllib ftplib poplib imaplib smtplib smtpd telnetlib nntplib socketserver xmlrpc "
-    "wsgiref cgi cgitb webbrowser mailcap",
-    "markup": "email json mailbox base64 quopri uu html xml _markupbase binhex",
-    "interface": "tkinter turtle turtledemo idlelib cmd readline rlcompleter",
-    "development": "unittest doctest pdb bdb pydoc trace traceback tracemalloc timeit cProfile profile pstats test "
-    "distutils ensurepip venv zipapp faulthandler",
-}
-_AREA_OF = {name: area for area, names in AREAS.items() for name in names.split()}
-# The same for the packages: the longest prefix of the module's name decides.
-PACKAGE_AREAS = {
-    "torch": "deep learning",
-    "torch.distributed": "distributed training",
-    "torch._inductor": "compilers",
-    "torch._dynamo": "compilers",
-    "torch._functorch": "compilers",
-    "torch._export": "compilers",
-    "torch.export": "compilers",
-    "torch.fx": "compilers",
-    "torch.jit": "compilers",
-    "torch._higher_order_ops": "compilers",
-    "torch.onnx": "compilers",
-    "torch.ao": "quantization",
-    "torch.quantization": "quantization",
-    "torch.distributions": "statistics",
-    "numpy": "arrays",
-    "numpy.random": "statistics",
-    "sympy": "symbolic mathematics",
-    "sympy.polys": "algebra",
-    "sympy.combinatorics": "algebra",
-    "sympy.matrices": "algebra",
-    "sympy.ntheory": "algebra",
-    "sympy.physics": "physics",
-    "sympy.geometry": "geometry",
-    "sympy.vector": "geometry",
-    "sympy.diffgeom": "geometry",
-    "sympy.stats": "statistics",
-    "networkx": "graphs",
-}
+MIN_CHARS, MIN_COMMENT = 40, 150  # characters of a passage, and of a comment
 
 
 @dataclass(frozen=True)
@@ -207,19 +149,23 @@ def python_files(size: Size) -> list[PythonFile]:
         for package in PACKAGES:
             spec = importlib.util.find_spec(package)  # does not import it
             roots += [(Path(place), package) for place in (spec.submodule_search_locations or [])] if spec else []
-    found = []
-    for root, package in roots:
-        for folder, folders, names in os.walk(root):
-            skipped = {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages", "lib-dynload"}
-            folders[:] = sorted(name for name in folders if name not in skipped and name.isidentifier())
-            place = ".".join(Path(folder).relative_to(root).parts)
-            for name in names:
-                if name.endswith(".py") and name[:-3].isidentifier():
-                    parts = [package, place, "" if name == "__init__.py" else name[:-3]]
-                    module = ".".join(part for part in parts if part)
-                    if module:
-                        found.append(PythonFile(Path(folder) / name, module))
+    found = [file for root, package in roots for file in _files_below(root, package)]
     return sorted(found, key=lambda file: (file.module, file.path))
+
+
+_NO_MODULES = {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages", "lib-dynload"}
+
+
+def _files_below(root: Path, package: str) -> Iterator[PythonFile]:
+    """The modules in the folder ``root`` of a package; of the standard library, the empty name."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in _NO_MODULES and name.isidentifier())
+        place = ".".join(Path(folder).relative_to(root).parts)
+        for name in names:
+            if name.endswith(".py") and name[:-3].isidentifier():
+                parts = (package, place, "" if name == "__init__.py" else name[:-3])
+                if module := ".".join(filter(None, parts)):
+                    yield PythonFile(Path(folder) / name, module)
 
 
 # Passages.
@@ -237,11 +183,10 @@ def collect(files: Sequence[PythonFile]) -> list[Passage]:
     for passage in found:
         if passage.kind in ("class", "function") and passage.paragraphs[0] in seen:
             continue
-        fresh = [paragraph for paragraph in passage.paragraphs if paragraph not in seen]
-        seen.update(paragraph for paragraph in fresh if len(paragraph) >= MIN_CHARS)
-        least = MIN_COMMENT if passage.kind == "comment" else MIN_CHARS
-        if sum(map(len, fresh)) >= least:
-            unique.append(replace(passage, paragraphs=tuple(fresh)))
+        fresh = replace(passage, paragraphs=tuple(item for item in passage.paragraphs if item not in seen))
+        seen.update(item for item in fresh.paragraphs if len(item) >= MIN_CHARS)
+        if _is_long_enough(fresh):
+            unique.append(fresh)
     return unique
 
 
@@ -250,12 +195,8 @@ def _topics() -> list[Passage]:
         from pydoc_data.topics import topics
     except ImportError:  # some distributions leave it out
         return []
-    found = []
-    for name in sorted(topics):
-        paragraphs = prose(topics[name])
-        if sum(map(len, paragraphs)) >= MIN_CHARS:
-            found.append(Passage("topic", f"topics.{name}", "", tuple(paragraphs)))
-    return found
+    found = [Passage("topic", f"topics.{name}", "", tuple(prose(topics[name]))) for name in sorted(topics)]
+    return list(filter(_is_long_enough, found))
 
 
 def _read_files(files: Sequence[PythonFile]) -> list[Passage]:
@@ -272,166 +213,19 @@ def read_file(file: PythonFile) -> list[Passage]:
     except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):
         return []
     found = []
-    for line, kind, name, text in [*_docstrings(tree), *_comments(source, tree)]:
-        paragraphs = prose(text)
-        least = MIN_COMMENT if kind == "comment" else MIN_CHARS
-        if sum(map(len, paragraphs)) >= least:
-            found.append((line, Passage(kind, file.module, name, tuple(paragraphs))))
-    return [passage for _, passage in sorted(found, key=lambda item: item[0])]
+    for note in sorted([*docstrings(tree), *comments(source, tree)], key=lambda note: note.line):
+        passage = Passage(note.kind, file.module, note.name, tuple(prose(note.text)))
+        if _is_long_enough(passage):
+            found.append(passage)
+    return found
 
 
-def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str, str, str]]:
-    """Line, kind, qualified name and text of every docstring, also of what ``add_docstr`` and ``add_newdoc`` get."""
-    if text := ast.get_docstring(tree):
-        yield 0, "module", "", text
-    for node, name in _statements(tree):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            if text := ast.get_docstring(node):
-                yield node.lineno, "class" if isinstance(node, ast.ClassDef) else "function", name, text
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            yield from _added_docstring(node.value)
-
-
-def _statements(node: ast.AST, prefix: str = "") -> Iterator[tuple[ast.AST, str]]:
-    """Every statement below ``node`` with its qualified name, which is meant for classes and functions."""
-    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
-        for child in getattr(node, field, ()):
-            name = f"{prefix}{getattr(child, 'name', None) or ''}"
-            yield child, name
-            defines = isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
-            yield from _statements(child, f"{name}." if defines else prefix)
-
-
-def _added_docstring(call: ast.Call) -> Iterator[tuple[int, str, str, str]]:
-    function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    if not function.startswith(("add_docstr", "add_newdoc", "_add_docstr")) or len(call.args) < 2:
-        return
-    target = call.args[-2]
-    name = target.value if isinstance(target, ast.Constant) else ast.unparse(target).split(".")[-1]
-    texts = [node.value for node in ast.walk(call.args[-1]) if isinstance(node, ast.Constant)]
-    text = max((text for text in texts if isinstance(text, str)), key=len, default="")
-    if isinstance(name, str) and "\n" in text:
-        yield call.lineno, "function", name, textwrap.dedent(text)
-
-
-_COMMENT = re.compile(r"[ \t]*#+[ \t]?(.*)")
-_CODE_LINE = re.compile(r"[=({\[:,]$|^\s*(?:return|import|from|def|class|if|for|raise)\b|\w\(|==")
-
-
-def _comments(source: str, tree: ast.Module) -> Iterator[tuple[int, str, str, str]]:
-    """Blocks of comment lines. (By line, and not by ``tokenize``, which takes ten times as long.)"""
-    inside: set[int] = set()  # lines of strings
-    for statement, _ in _statements(tree):
-        if hasattr(statement, "body") or getattr(statement, "end_lineno", 0) == getattr(statement, "lineno", 0):
-            continue
-        for node in ast.walk(statement):
-            if isinstance(node, (ast.Constant, ast.JoinedStr)) and node.end_lineno != node.lineno:
-                inside.update(range(node.lineno, (node.end_lineno or 0) + 1))
-    block: list[str] = []
-    for number, line in enumerate([*source.split("\n"), ""], 1):
-        match = _COMMENT.fullmatch(line) if number not in inside else None
-        if match:
-            block.append(match[1])
-        elif block:
-            if len(block) >= 3 and not _is_code_or_licence(block):
-                yield number - len(block), "comment", "", "\n".join(block)
-            block = []
-
-
-def _is_code_or_licence(block: Sequence[str]) -> bool:
-    text = "\n".join(block)
-    if re.search(r"copyright|licen[sc]e|all rights reserved|-\*-", text, re.IGNORECASE):
-        return True
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            ast.parse(textwrap.dedent(text))
-        return True
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        pass
-    return 2 * sum(_CODE_LINE.search(line) is not None for line in block) > len(block)
-
-
-_SECTION = re.compile(r"\s*[-=~^*+#\"']{3,}\s*")
-_TABLE = re.compile(r"\s*[+|=].*[+|=]\s*")
-_CODE_DIRECTIVE = re.compile(r"\s*\.\. *(?:code|sourcecode|plot|math|image|figure|testcode|testsetup|jupyter)")
-_DIRECTIVE = re.compile(r"\s*\.\. +(?:[\w-]+::|\[\w+\]|_[^:]+:)\s*")
-
-
-def prose(text: str) -> list[str]:
-    """The paragraphs of running text in a docstring, a comment or a topic, each on one line, with their markup.
-
-    Left out are doctests, literal blocks, tables, headings, and paragraphs that are mostly symbols.
-    """
-    lines = textwrap.dedent(text.expandtabs()).split("\n")
-    if lines and lines[0][:1] != " " and len(lines) > 1:  # the first line of a docstring is not indented
-        lines = [lines[0], *textwrap.dedent("\n".join(lines[1:])).split("\n")]
-    paragraphs: list[str] = []
-    block: list[str] = []
-    literal = -1  # indentation of the text before a literal block; its lines are indented more
-    for line in [*lines, ""]:
-        indent = len(line) - len(line.lstrip())
-        if line.strip() and literal >= 0:
-            if indent > literal:
-                continue
-            literal = -1
-        if line.strip():
-            if _CODE_DIRECTIVE.match(line):
-                literal = indent
-                line = ""
-            elif _DIRECTIVE.match(line):
-                line = " " * indent + _DIRECTIVE.sub("", line)
-        if line.strip():
-            block.append(line)
-            continue
-        if block:
-            paragraphs += _block_paragraphs(block)
-            if block[-1].rstrip().endswith("::"):
-                literal = len(block[-1]) - len(block[-1].lstrip())
-            block = []
-    return [paragraph for paragraph in paragraphs if _is_prose(paragraph)]
-
-
-def _block_paragraphs(block: list[str]) -> list[str]:
-    """The paragraphs of lines without a blank one between them: items and definitions are paragraphs of their own."""
-    if block[0].lstrip().startswith((">>>", "$ ", "... ")):
-        return []
-    paragraphs: list[list[str]] = []
-    deepest = 0
-    for place, line in enumerate(block):
-        text = line.strip()
-        if text.startswith(">>>"):
-            break
-        if _SECTION.fullmatch(line):
-            if paragraphs and place and len(paragraphs[-1]) == 1 and paragraphs[-1][0] == block[place - 1].strip():
-                paragraphs.pop()  # a heading
-            continue
-        if _TABLE.fullmatch(line) and len(text) > 1:
-            continue
-        indent = len(line) - len(line.lstrip())
-        item = re.match(r"(?:[-*+•]|\d+[.)]|:\w+[^:]*:)\s", text)
-        if not paragraphs or item or indent < deepest:
-            paragraphs.append([])
-        deepest = indent
-        paragraphs[-1].append(re.sub(r"^[-*+•]\s+", "", text))
-    return [" ".join(" ".join(lines).split()) for lines in paragraphs if lines]
-
-
-def _is_prose(text: str) -> bool:
-    words = re.findall(r"[A-Za-z]{2,}", text)
-    letters = sum(map(len, words))
-    return len(words) >= 4 and letters >= 0.6 * len(text.replace(" ", ""))
+def _is_long_enough(passage: Passage) -> bool:
+    least = MIN_COMMENT if passage.kind == "comment" else MIN_CHARS
+    return sum(map(len, passage.paragraphs)) >= least
 
 
 # Areas and splits.
-
-
-def area_of(module: str) -> str:
-    """The area of the library that a module belongs to; the empty string if none is known."""
-    parts = module.split(".")
-    if parts[0] in PACKAGES:
-        prefixes = [".".join(parts[:number]) for number in range(len(parts), 0, -1)]
-        return next(PACKAGE_AREAS[prefix] for prefix in prefixes if prefix in PACKAGE_AREAS)
-    return _AREA_OF.get(parts[0], "")
 
 
 def assign(found: Sequence[Passage]) -> list[Passage]:
