@@ -78,6 +78,12 @@ def test_a_function_that_changes_the_text_is_refused(words: list[str]) -> None:
         word_start_offsets("北京", lambda text: words)
 
 
+@pytest.mark.parametrize("words", [None, 3, [("北京", 0, 2)]])
+def test_a_function_that_gives_no_words_is_refused(words: object) -> None:
+    with pytest.raises(DataError, match="the segmenter gave .*, expected a list of words"):
+        word_start_offsets("北京", lambda text: words)  # type: ignore[arg-type, return-value]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoderlab.corpus.sentences import sentence_starts, split_sentences
+from encoderlab.corpus.sentences import sentence_starts
+
+
+def split_sentences(text: str) -> list[str]:
+    """The sentences of a paragraph, without the white space between them."""
+    starts = sentence_starts(text)
+    return [text[start:end].rstrip(" ") for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
 
 
 @pytest.mark.parametrize(

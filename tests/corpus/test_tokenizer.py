@@ -214,6 +214,8 @@ def test_vocab_json_with_merges_in_the_layouts_of_roberta_and_deberta(tmp_path: 
         ({"spiece__model": "no model"}, "not a SentencePiece model"),
         ({"vocab__txt": "\n".join(WORDS), "tokenizer_config__json": {"framing": "brt"}}, "did you mean 'bert'"),
         ({"vocab__txt": "\n".join(WORDS), "added_tokens__json": {"<x>": 99}}, "'<x>' has id 99, expected"),
+        ({"vocab__txt": "\n".join(WORDS), "added_tokens__json": {"<x>": 9, "<y>": "9"}}, "no mapping of tokens to ids"),
+        ({"vocab__txt": "\n".join(WORDS), "tokenizer_config__json": {"do_lower_case": "no"}}, "expected true or false"),
     ],
 )
 def test_broken_files_give_one_line(files: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -247,6 +249,35 @@ def test_binary_missing_and_truncated_files(trained: dict[str, Tokenizer], tmp_p
         Tokenizer.load(tmp_path, family="alberta")
     with pytest.raises(ConfigError, match="leave lowercase=True out"):
         Tokenizer.load(tmp_path / "whole", lowercase=True)
+
+
+def test_an_option_that_is_null_is_as_usual(tmp_path: Path) -> None:
+    nothing = {"do_lower_case": None, "strip_accents": None, "tokenize_chinese_chars": None}
+    bare, given = (
+        Tokenizer.load(write(tmp_path / name, vocab__txt="\n".join(WORDS), **more)).encode("The cats 生活")
+        for name, more in (("bare", {}), ("given", {"tokenizer_config__json": nothing}))
+    )
+    assert bare.ids.tolist() == given.ids.tolist()
+
+
+@pytest.mark.parametrize(
+    "fields", [b"\x1a\x02\x10\x01", b"\x12\x03\x1a\x01x", b"\x1a\x04\x12\x02xx"], ids=["map", "type", "broken map"]
+)
+def test_a_model_with_wrong_settings_is_refused(fields: bytes, trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    """A character map that is a number, a type of model that is a text, and a map that is none."""
+    (tmp_path / "spiece.model").write_bytes(model_file(trained["unigram"]) + fields)
+    with pytest.raises(DataError, match=r"spiece.model: not a SentencePiece model"):
+        Tokenizer.load(tmp_path / "spiece.model")
+
+
+def test_a_model_with_a_piece_without_text(trained: dict[str, Tokenizer], tmp_path: Path) -> None:
+    whole = model_file(trained["unigram"])
+    (tmp_path / "without.model").write_bytes(whole)
+    (tmp_path / "with.model").write_bytes(whole + b"\x0a\x02\x0a\x00")
+    one, two = (Tokenizer.load(tmp_path / name) for name in ("without.model", "with.model"))
+    assert two.token(two.vocab_size - 1) == ""
+    for text in sample():
+        assert one.encode(text).word_starts.tolist() == two.encode(text).word_starts.tolist()
 
 
 # Ids equal to the references.

@@ -9,8 +9,8 @@ import tokenizers
 from tokenizers import AddedToken, processors
 
 Kind = Literal["wordpiece", "bpe", "unigram"]
-Framing = Literal["bert", "roberta", "xlnet"]
-FRAMINGS: tuple[Framing, ...] = ("bert", "roberta", "xlnet")
+FramingKind = Literal["bert", "roberta", "xlnet"]
+FRAMINGS: tuple[FramingKind, ...] = ("bert", "roberta", "xlnet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Layout:
     ``bert``: ``[CLS] A [SEP] B [SEP]``; ``roberta``: ``<s> A </s></s> B </s>``; ``xlnet``: ``A <sep> B <sep> <cls>``.
     """
 
-    framing: Framing = "bert"
+    framing: FramingKind = "bert"
     pad: str = "[PAD]"
     unk: str = "[UNK]"
     cls: str = "[CLS]"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import reprlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -70,10 +71,16 @@ def word_start_offsets(text: str, segment: Segment) -> list[int]:
     A segmenter may leave out white space between words.
 
     Raises:
-        DataError: a word is not in the text where it should be, or the last ones are missing.
+        DataError: what the segmenter gives is no words; one is not in the text where it should be; the last ones are
+            missing.
     """
-    words = [word for word in segment(text) if word]
-    if "".join(words) == text:
+    found = segment(text)
+    try:
+        words = [word for word in found if word]
+        joined = "".join(words)
+    except TypeError as error:
+        raise DataError(f"the segmenter gave {reprlib.repr(found)}, expected a list of words") from error
+    if joined == text:
         return list(accumulate(map(len, words[:-1]), initial=0)) if words else []
     offsets, position = [], 0
     for word in words:

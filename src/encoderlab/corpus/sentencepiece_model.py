@@ -59,26 +59,27 @@ def parse(data: bytes) -> Model:
         ValueError: the bytes are not a SentencePiece model.
     """
     pieces = []
-    settings = {3: UNIGRAM, 35: 0}
-    normalizer: dict[int, bytes | int] = {2: b"", 3: 1, 4: 1}
+    trainer: dict[int, bytes | int] = {}  # the fields of trainer_spec and normalizer_spec by their numbers
+    normalizer: dict[int, bytes | int] = {}
     for number, value in _fields(data):
         if number == 1 and isinstance(value, bytes):
             pieces.append(_piece(value))
         elif number == 2 and isinstance(value, bytes):
-            settings |= {key: item for key, item in _fields(value) if isinstance(item, int)}
+            trainer |= dict(_fields(value))
         elif number == 3 and isinstance(value, bytes):
             normalizer |= dict(_fields(value))
     if not any(piece.type == UNKNOWN for piece in pieces):
         raise ValueError("no unknown piece among its pieces")
-    character_map = normalizer[2]
-    assert isinstance(character_map, bytes)
+    model_type, character_map = trainer.get(3, UNIGRAM), normalizer.get(2, b"")
+    if not isinstance(model_type, int) or not isinstance(character_map, bytes):
+        raise ValueError("settings of another type")
     return Model(
         pieces=tuple(pieces),
-        model_type=settings[3],
-        byte_fallback=bool(settings[35]),
+        model_type=model_type,
+        byte_fallback=bool(trainer.get(35, 0)),
         character_map=character_map,
-        dummy_prefix=bool(normalizer[3]),
-        remove_extra_spaces=bool(normalizer[4]),
+        dummy_prefix=bool(normalizer.get(3, 1)),
+        remove_extra_spaces=bool(normalizer.get(4, 1)),
     )
 
 

@@ -43,12 +43,6 @@ def sentence_starts(text: str) -> list[int]:
     return starts
 
 
-def split_sentences(text: str) -> list[str]:
-    """The sentences of a paragraph, without the white space between them."""
-    starts = sentence_starts(text)
-    return [text[start:end].rstrip(" ") for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
-
-
 def _ends_sentence(text: str, match: re.Match[str], start: int) -> bool:
     stop = match["stop"]
     if stop is None:

@@ -162,7 +162,7 @@ class Tokenizer:
     # Rows for fine-tuning.
 
     @property
-    def framing(self) -> layouts.Framing:
+    def framing(self) -> layouts.FramingKind:
         return self.layout.framing
 
     @property
@@ -252,6 +252,7 @@ class Tokenizer:
         """Write ``tokenizer.json`` and ``tokenizer_config.json`` into ``folder``, which is made if missing."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        segments = [] if self.framing == "roberta" else ["token_type_ids"]
         config = {
             **self.options,
             # The class that takes tokenizer.json as it is. A class of a family (BertTokenizer) would build its own from
@@ -260,9 +261,7 @@ class Tokenizer:
             "backend": "tokenizers",
             "clean_up_tokenization_spaces": False,
             "framing": self.framing,
-            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"]
-            if self.framing != "roberta"
-            else ["input_ids", "attention_mask"],
+            "model_input_names": ["input_ids", *segments, "attention_mask"],
             "padding_side": self.padding_side,
             **self.layout.config(),
         }

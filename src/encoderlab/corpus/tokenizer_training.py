@@ -20,6 +20,8 @@ from encoderlab.corpus.tokenizer import Kind, Tokenizer
 from encoderlab.corpus.words import LETTER, char_class
 from encoderlab.errors import ConfigError, DataError, MissingDependency, nearest
 
+MIN_FREQUENCY = 2  # pairs rarer than this are not merged
+
 
 def train(
     kind: Kind,
@@ -28,7 +30,6 @@ def train(
     *,
     family: str | None = None,
     lowercase: bool | None = None,
-    min_frequency: int = 2,
 ) -> Tokenizer:
     """A tokenizer with exactly ``vocab_size`` tokens, the same for the same texts on every machine.
 
@@ -39,7 +40,6 @@ def train(
         family: whose special tokens, ids and framing; by default BERT's, RoBERTa's and ALBERT's for the three kinds.
         lowercase: lower-case the text, and strip its accents; by default yes for WordPiece, no for the others
             (byte-level BPE never does).
-        min_frequency: pairs rarer than this are not merged (WordPiece, BPE).
 
     Raises:
         ConfigError: the text supports fewer tokens than ``vocab_size``, or ``vocab_size`` does not hold its alphabet.
@@ -56,19 +56,17 @@ def train(
     if not sample:
         raise DataError("the tokenizer cannot be trained without text; give a source with text")
     if kind == "wordpiece":
-        return _wordpiece(sample, vocab_size, FAMILIES[family], lowercase is not False, min_frequency)
+        return _wordpiece(sample, vocab_size, FAMILIES[family], lowercase is not False)
     if kind == "bpe":
         if lowercase:
             raise ConfigError("byte-level BPE keeps every byte of the text; lowercase is for WordPiece and Unigram")
-        return _byte_bpe(sample, vocab_size, FAMILIES[family], min_frequency)
+        return _byte_bpe(sample, vocab_size, FAMILIES[family])
     return _unigram(sample, vocab_size, family, bool(lowercase))
 
 
-def _wordpiece(
-    sample: Sequence[str], vocab_size: int, family: Family, lowercase: bool, min_frequency: int
-) -> Tokenizer:
+def _wordpiece(sample: Sequence[str], vocab_size: int, family: Family, lowercase: bool) -> Tokenizer:
     supported = vocab_size
-    while len(learned := _wordpieces(sample, supported, family, lowercase, min_frequency)) < supported:
+    while len(learned := _wordpieces(sample, supported, family, lowercase)) < supported:
         supported = len(learned)  # with which fewer letters are tokens (_alphabet): the text may support still fewer
     if supported < vocab_size:
         raise _too_large(vocab_size, supported)
@@ -81,9 +79,7 @@ def _wordpiece(
     )
 
 
-def _wordpieces(
-    sample: Sequence[str], vocab_size: int, family: Family, lowercase: bool, min_frequency: int
-) -> list[str]:
+def _wordpieces(sample: Sequence[str], vocab_size: int, family: Family, lowercase: bool) -> list[str]:
     """The tokens in the order they were learned, ``vocab_size`` or as many as the text supports."""
     unk = family.layout.unk
     backend = vocabularies.wordpiece([unk], unk=unk, lowercase=lowercase)
@@ -94,7 +90,7 @@ def _wordpieces(
     reserved = [*family.first, *family.last, *letters]
     trainer = trainers.WordPieceTrainer(
         vocab_size=_bounded(vocab_size, sample, len(reserved)),
-        min_frequency=min_frequency,
+        min_frequency=MIN_FREQUENCY,
         special_tokens=reserved,
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
@@ -107,14 +103,14 @@ def _wordpieces(
     return sorted(vocabulary, key=vocabulary.__getitem__)
 
 
-def _byte_bpe(sample: Sequence[str], vocab_size: int, family: Family, min_frequency: int) -> Tokenizer:
+def _byte_bpe(sample: Sequence[str], vocab_size: int, family: Family) -> Tokenizer:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     smallest = len(family.first) + len(letters) + len(family.last)
     if vocab_size < smallest:
         raise ConfigError(f"--vocab-size {vocab_size} does not hold the 256 bytes; choose at least {smallest}")
     trainer = trainers.BpeTrainer(
         vocab_size=_bounded(vocab_size - len(family.last), sample, smallest),
-        min_frequency=min_frequency,
+        min_frequency=MIN_FREQUENCY,
         special_tokens=list(family.first),
         initial_alphabet=letters,
         show_progress=False,

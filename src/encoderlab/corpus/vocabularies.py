@@ -94,36 +94,25 @@ def read(
         lowercase = config.options.get("do_lower_case")
     elif suffix == "json" and lowercase != config.options.get("do_lower_case", False):
         raise ConfigError(f"{file}: says itself what becomes of upper case; leave lowercase={lowercase} out")
-    named, family = family, family or config.family
-    control: tuple[str, ...] = ()
-    if suffix == "json" and isinstance((data := _json(file)).get("model"), dict):
-        backend = _library(file, data)
-        options = config.options
-        if named is None:
-            config.framing = _framing(data.get("post_processor")) or config.framing
-    elif suffix == "json":
-        backend = _read_bpe(file, data, merges or _beside(file))
-        options = {}
+    meant = family or config.family
+    if suffix == "json":
+        found = _read_json(file, merges, config)
     elif suffix == "txt":
-        backend, options = _read_wordpiece(file, lowercase, config)
+        found = _read_wordpiece(file, lowercase, config)
     elif suffix == "model":
-        backend, options, control = _read_sentencepiece(file, family, lowercase, config)
+        found = _read_sentencepiece(file, meant, lowercase, config)
     else:
         raise DataError(f"{file}: not a vocabulary; give {_NAMES}")
-    for token, index in config.added:
-        if backend.token_to_id(token) is None:
-            backend.add_tokens([AddedToken(token, normalized=False)])
-            if backend.token_to_id(token) != index:
-                raise DataError(
-                    f"{path}: the added token {token!r} has id {index}, expected {backend.token_to_id(token)}"
-                )
-    layout = _layout(backend, config, family, control)
-    missing = [name for name in layout.roles().values() if backend.token_to_id(name) is None]
+    _add_tokens(found.backend, config.added, path)
+    if family is None and found.framing is not None:
+        config.framing = found.framing
+    layout = _layout(found, config, meant)
+    missing = [name for name in layout.roles().values() if found.backend.token_to_id(name) is None]
     # DeBERTa's own loader appends [MASK] to its SentencePiece model.
     if missing and (add_special or (suffix == "model" and missing == [layout.mask] and layout.cls == "[CLS]")):
-        kind = layouts.KINDS[type(backend.model).__name__]
-        backend.add_special_tokens([token for token in layout.added_tokens(kind) if token.content in missing])
-    return Found(backend, layout, options)
+        kind = layouts.KINDS[type(found.backend.model).__name__]
+        found.backend.add_special_tokens([token for token in layout.added_tokens(kind) if token.content in missing])
+    return Found(found.backend, layout, found.options)
 
 
 _NAMES = "vocab.txt, vocab.json with merges.txt, a SentencePiece .model, or tokenizer.json"
@@ -145,13 +134,23 @@ _MODEL_TYPES = {
 
 
 @dataclass
+class _File:
+    """What a vocabulary file says."""
+
+    backend: tokenizers.Tokenizer
+    options: dict[str, Any]
+    control: tuple[str, ...] = ()  # pieces that stand for no text
+    framing: layouts.FramingKind | None = None
+
+
+@dataclass
 class _Config:
     """What a tokenizer folder's configuration files say, beside its vocabulary."""
 
     family: str | None = None
     tokens: dict[str, str] = field(default_factory=dict)  # role -> token
     added: list[tuple[str, int]] = field(default_factory=list)  # tokens after the vocabulary, in the order of ids
-    framing: layouts.Framing | None = None
+    framing: layouts.FramingKind | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -159,11 +158,15 @@ _OPTIONS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_ac
 
 
 def _folder_config(folder: Path) -> _Config:
-    settings = _json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
-    names = _json(folder / "special_tokens_map.json") if (folder / "special_tokens_map.json").exists() else {}
-    model = _json(folder / "config.json") if (folder / "config.json").exists() else {}
-    added = _json(folder / "added_tokens.json") if (folder / "added_tokens.json").exists() else {}
+    files = ("tokenizer_config.json", "special_tokens_map.json", "config.json", "added_tokens.json")
+    settings, names, model, added = (_json(folder / file) if (folder / file).exists() else {} for file in files)
+    if not all(isinstance(index, int) for index in added.values()):
+        raise DataError(f"{folder / 'added_tokens.json'}: no mapping of tokens to ids; write it again")
     where = str(folder / "tokenizer_config.json")
+    options = {key: settings[key] for key in _OPTIONS if key in settings}
+    for key, value in options.items():
+        if value is not None and not isinstance(value, bool):
+            raise DataError(f"{where}: {key} is {value!r}, expected true or false; write it again")
     numbered = settings.get("added_tokens_decoder") or {}
     if not isinstance(numbered, dict) or not all(index.isdecimal() for index in numbered):
         raise DataError(f"{where}: added_tokens_decoder is no mapping of ids to tokens; write it again")
@@ -182,25 +185,44 @@ def _folder_config(folder: Path) -> _Config:
         tokens=tokens,
         added=sorted(added.items(), key=lambda item: item[1]),
         framing=framing,
-        options={key: settings[key] for key in _OPTIONS if key in settings},
+        options=options,
     )
 
 
-def _layout(backend: tokenizers.Tokenizer, config: _Config, family: str | None, control: tuple[str, ...]) -> Layout:
+def _add_tokens(backend: tokenizers.Tokenizer, added: list[tuple[str, int]], path: Path) -> None:
+    """Append what the folder at ``path`` says is added to its vocabulary, under the ids that it gives."""
+    for token, index in added:
+        if backend.token_to_id(token) is None:
+            backend.add_tokens([AddedToken(token, normalized=False)])
+            if backend.token_to_id(token) != index:
+                raise DataError(
+                    f"{path}: the added token {token!r} has id {index}, expected {backend.token_to_id(token)}"
+                )
+
+
+def _layout(found: _File, config: _Config, family: str | None) -> Layout:
     """The family's layout, with the names that the folder gives; by the vocabulary where neither is known."""
-    layout = FAMILIES[family].layout if family else layouts.guess(backend)
+    layout = FAMILIES[family].layout if family else layouts.guess(found.backend)
     layout = dataclasses.replace(layout, **config.tokens)  # type: ignore[arg-type]
     if config.framing:
         layout = dataclasses.replace(layout, framing=config.framing)
-    if layout.eod is not None and backend.token_to_id(layout.eod) is None:
+    if layout.eod is not None and found.backend.token_to_id(layout.eod) is None:
         layout = dataclasses.replace(layout, eod=None)
-    added = sorted(backend.get_added_tokens_decoder().items())
-    special = (*control, *(token.content for _, token in added if token.special))
+    added = sorted(found.backend.get_added_tokens_decoder().items())
+    special = (*found.control, *(token.content for _, token in added if token.special))
     others = tuple(dict.fromkeys(name for name in special if name not in layout.roles().values()))
     return dataclasses.replace(layout, others=others)
 
 
-def _read_wordpiece(file: Path, lowercase: bool | None, config: _Config) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+def _read_json(file: Path, merges: Path | None, config: _Config) -> _File:
+    """A ``tokenizer.json``, or a ``vocab.json`` with its ``merges.txt``."""
+    data = _json(file)
+    if isinstance(data.get("model"), dict):
+        return _File(_library(file, data), config.options, framing=_framing(data.get("post_processor")))
+    return _File(_read_bpe(file, data, merges or _beside(file)), {})
+
+
+def _read_wordpiece(file: Path, lowercase: bool | None, config: _Config) -> _File:
     lines = _text(file).split("\n")
     if not lines[-1]:
         lines.pop()
@@ -209,19 +231,11 @@ def _read_wordpiece(file: Path, lowercase: bool | None, config: _Config) -> tupl
         raise DataError(f"{file}: empty; give a vocabulary with one token per line")
     if lowercase is None:
         lowercase = not any(token.isascii() and token.lower() != token for token in vocabulary if token[:1] != "[")
-    options = {
-        "do_lower_case": lowercase,
-        "strip_accents": config.options.get("strip_accents"),
-        "tokenize_chinese_chars": config.options.get("tokenize_chinese_chars", True),
-    }
-    backend = wordpiece(
-        vocabulary,
-        unk=config.tokens.get("unk", "[UNK]"),
-        lowercase=lowercase,
-        strip_accents=options["strip_accents"],
-        chinese=options["tokenize_chinese_chars"],
-    )
-    return backend, options
+    accents, chinese = config.options.get("strip_accents"), config.options.get("tokenize_chinese_chars") is not False
+    unk = config.tokens.get("unk", "[UNK]")
+    backend = wordpiece(vocabulary, unk=unk, lowercase=lowercase, strip_accents=accents, chinese=chinese)
+    options = {"do_lower_case": lowercase, "strip_accents": accents, "tokenize_chinese_chars": chinese}
+    return _File(backend, options)
 
 
 def _read_bpe(file: Path, data: dict[str, Any], merges_file: Path) -> tokenizers.Tokenizer:
@@ -245,9 +259,7 @@ def _read_bpe(file: Path, data: dict[str, Any], merges_file: Path) -> tokenizers
         ) from None
 
 
-def _read_sentencepiece(
-    file: Path, family: str | None, lowercase: bool | None, config: _Config
-) -> tuple[tokenizers.Tokenizer, dict[str, Any], tuple[str, ...]]:
+def _read_sentencepiece(file: Path, family: str | None, lowercase: bool | None, config: _Config) -> _File:
     try:
         model = sentencepiece_model.parse(_bytes(file))
     except (ValueError, UnicodeDecodeError, struct.error) as error:
@@ -261,8 +273,11 @@ def _read_sentencepiece(
     lowercase = family == "albert" if lowercase is None else lowercase
     keep_accents = bool(config.options.get("keep_accents", False))
     before = unigram_normalizers(family, lowercase=lowercase, keep_accents=keep_accents)
-    backend = sentencepiece_model.unigram(model, before=before, split_numbers=family in ("albert", "xlnet"))
-    return backend, {"do_lower_case": lowercase, "keep_accents": keep_accents}, model.control()
+    try:
+        backend = sentencepiece_model.unigram(model, before=before, split_numbers=family in ("albert", "xlnet"))
+    except Exception as error:  # the library raises bare exceptions
+        raise DataError(f"{file}: not a SentencePiece model ({error}); fetch it anew") from None
+    return _File(backend, {"do_lower_case": lowercase, "keep_accents": keep_accents}, model.control())
 
 
 def unigram_normalizers(
@@ -306,10 +321,10 @@ def _library(file: Path, data: dict[str, Any]) -> tokenizers.Tokenizer:
         ) from None
 
 
-_FRAMINGS: dict[str, layouts.Framing] = {"sTsTs": "bert", "sTssTs": "roberta", "TsTss": "xlnet"}
+_FRAMINGS: dict[str, layouts.FramingKind] = {"sTsTs": "bert", "sTssTs": "roberta", "TsTss": "xlnet"}
 
 
-def _framing(processor: Any) -> layouts.Framing | None:
+def _framing(processor: Any) -> layouts.FramingKind | None:
     """How the post-processor of a ``tokenizer.json`` frames a pair of texts; None where it is none of ours."""
     kind = processor.get("type") if isinstance(processor, dict) else None
     if kind == "Sequence":

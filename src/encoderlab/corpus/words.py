@@ -27,6 +27,14 @@ def is_cjk(char: str) -> bool:
     return any(first <= ord(char) <= last for first, last in CJK)
 
 
+def are_cjk(codes: np.ndarray) -> np.ndarray:
+    """:func:`is_cjk` of code points: (n,) -> (n,) bool."""
+    inside = np.zeros(len(codes), bool)
+    for first, last in CJK:
+        inside |= (codes >= first) & (codes <= last)
+    return inside
+
+
 def is_punctuation(char: str) -> bool:
     """Whether BERT's tokenizer splits ``char`` off: every ASCII symbol, and the punctuation of Unicode."""
     return char in _ASCII_SYMBOLS if char.isascii() else unicodedata.category(char)[0] == "P"
@@ -86,7 +94,7 @@ class WordStarts:
 def _unigram_classes(tokens: Sequence[str]) -> list[tuple[int, int]]:
     classes = []
     for token in tokens:
-        if token == "▁":
+        if token in ("▁", ""):
             classes.append((OPEN, SPACE))
         elif len(token) == 6 and token.startswith("<0x"):  # byte fallback
             classes.append((LETTER, LETTER))
