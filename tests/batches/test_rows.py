@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from memory_corpus import BERT, MemoryCorpus, random_corpus
@@ -11,37 +9,16 @@ from memory_corpus import BERT, MemoryCorpus, random_corpus
 from encoderlab.batches.loader import Loader
 from encoderlab.batches.pack import SegmentPairs
 from encoderlab.batches.streams import ContiguousStreams
-from encoderlab.corpus.shards import Corpus, ShardWriter, shard_record, split_record, write_manifest
+from encoderlab.corpus.shards import Corpus
+from tests.corpus.corpora import write_corpus
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, MemoryCorpus]:
     """The same documents on disk, in three shards, and in memory."""
     memory, folder = random_corpus(4, 50), tmp_path_factory.mktemp("corpus")
-    (folder / "train").mkdir()
-    records = []
-    for number, part in enumerate((range(0, 20), range(20, 21), range(21, 50))):
-        documents = [memory.documents[i] for i in part]
-        path: Path = folder / "train" / f"shard-{number:05}.safetensors"
-        lengths = np.array([len(document) for document in documents])
-        marks = []
-        for document in documents:
-            marks.append(np.zeros(len(document), bool))
-            marks[-1][document.sentences] = True
-        with ShardWriter(path, len(documents), int(lengths.sum()), np.uint16) as shard:
-            shard.add(
-                np.concatenate([document.ids for document in documents]),
-                lengths,
-                lengths * 4,
-                np.concatenate(marks),
-                np.concatenate([document.word_starts for document in documents]),
-            )
-        records.append(shard_record(folder, path))
-    counts = np.zeros(memory.vocab_size, np.int64)
-    write_manifest(
-        folder, vocab_size=memory.vocab_size, splits={"train": split_record(records)}, counts=counts, tokenizer=None
-    )
-    return Corpus(folder), memory
+    parts = [memory.documents[:20], memory.documents[20:21], memory.documents[21:]]
+    return write_corpus(folder, {"train": parts}, memory.vocab_size), memory
 
 
 def test_parts_of_documents(pair: tuple[Corpus, MemoryCorpus]) -> None:

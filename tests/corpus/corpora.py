@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from encoderlab.corpus.assemble import Selection
 from encoderlab.corpus.build import BuildSettings, NewTokenizer
+from encoderlab.corpus.manifest import split_record, write_manifest
+from encoderlab.corpus.shards import Corpus, Document, create_shard, id_type, shard_record
 from encoderlab.corpus.sources import Reading
 
 
@@ -47,3 +50,23 @@ def digests(folder: Path) -> dict[str, str]:
     """A hash of every file below ``folder`` by its name."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def write_corpus(folder: Path, splits: Mapping[str, Sequence[Sequence[Document]]], vocab_size: int) -> Corpus:
+    """A corpus without a tokenizer, of documents that are tokens already: a sequence of them for each shard."""
+    counts, records = np.zeros(vocab_size, np.int64), {}
+    for split, shards in splits.items():
+        (folder / split).mkdir(parents=True)
+        paths = [folder / split / f"shard-{number:05d}.safetensors" for number in range(len(shards))]
+        for path, documents in zip(paths, shards, strict=True):
+            with create_shard(path, len(documents), sum(map(len, documents)), id_type(vocab_size)) as shard:
+                for document in documents:
+                    marks = np.zeros(len(document), bool)
+                    marks[document.sentences] = True
+                    sizes = np.array([len(document)]), np.array([document.num_bytes])
+                    shard.add(document.ids, *sizes, marks, document.word_starts)
+                    if split == "train":
+                        counts += np.bincount(document.ids, minlength=vocab_size)
+        records[split] = split_record([shard_record(folder, path) for path in paths])
+    write_manifest(folder, vocab_size=vocab_size, splits=records, counts=counts, tokenizer=None)
+    return Corpus(folder, next(iter(splits)))

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import errno
 import gzip
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -17,18 +15,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from corpora import digests, sample_text, settings
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
-from encoderlab.corpus import assemble, blocks, build, pieces
-from encoderlab.corpus.assemble import find_repeated
-from encoderlab.corpus.build import GivenTokenizer, NewTokenizer, build_corpus, merge_corpora
+from encoderlab.corpus import assemble, blocks, build, duplicates, pieces
+from encoderlab.corpus.build import GivenTokenizer, NewTokenizer, build_corpus
 from encoderlab.corpus.documents import read_documents
+from encoderlab.corpus.find import find_sources
 from encoderlab.corpus.inspection import inspect_corpus
+from encoderlab.corpus.manifest import verify
+from encoderlab.corpus.merge import merge_corpora
 from encoderlab.corpus.sentences import sentence_starts
-from encoderlab.corpus.shards import Corpus, verify
-from encoderlab.corpus.sources import Reading, find_sources
+from encoderlab.corpus.shards import Corpus
+from encoderlab.corpus.sources import Reading
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 
@@ -41,7 +38,7 @@ def small_pieces(monkeypatch):
         (pieces, "PIECE", 3000),
         (pieces, "BATCH", 1000),
         (assemble, "SHARD_TOKENS", 4000),
-        (assemble, "BUCKET", 100),
+        (duplicates, "BUCKET", 100),
     ]:
         monkeypatch.setattr(module, name, value)
 
@@ -245,32 +242,6 @@ def test_a_refused_vocabulary_can_be_asked_for_otherwise(tmp_path):
     assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
 
 
-@given(st.lists(st.lists(st.integers(0, 30), max_size=20), max_size=12), st.sampled_from([3, 10, 1000]))
-@hypothesis_settings(suppress_health_check=list(HealthCheck), deadline=None)
-def test_repeated_numbers_are_found_in_any_groups(tmp_path_factory, columns, bucket):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assemble, "BUCKET", bucket)
-        arrays = [np.array(column, np.uint64) for column in columns]
-        flags = find_repeated(arrays, sum(map(len, columns)), tmp_path_factory.mktemp("x") / "scratch")
-    seen, expected = set(), []
-    for number in [number for column in columns for number in column]:
-        expected.append(number in seen)
-        seen.add(number)
-    assert flags.tolist() == expected
-
-
-def test_a_full_disk_while_repeats_are_looked_for_has_its_number(tmp_path):
-    """The build says what to do about it by the number; numpy's own writing gives none."""
-    allowed, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
-    try:
-        with pytest.raises(OSError) as error:
-            find_repeated([], 100_000, tmp_path / "scratch")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (allowed, most))
-    assert error.value.errno == errno.EFBIG
-
-
 def test_duplicate_documents_and_lines(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("A b.\nC d.\n\nE f.\nA b.\n\nA b.\nC d.\n\nC d.\n\nE f.\n")
 
@@ -291,10 +262,10 @@ def test_duplicate_documents_and_lines(tmp_path, tokenizer):
 
 SCRIPT = """
 import sys
-from encoderlab.corpus import assemble, blocks, build, pieces
+from encoderlab.corpus import assemble, blocks, build, duplicates, pieces
 from encoderlab.config import from_dict
 import json
-blocks.BLOCK, pieces.PIECE, pieces.BATCH, assemble.SHARD_TOKENS, assemble.BUCKET = 2000, 3000, 1000, 4000, 100
+blocks.BLOCK, pieces.PIECE, pieces.BATCH, assemble.SHARD_TOKENS, duplicates.BUCKET = 2000, 3000, 1000, 4000, 100
 settings = from_dict(build.BuildSettings, json.loads(sys.argv[1]))
 build.build_corpus(settings, sys.argv[2], workers=int(sys.argv[3]))
 """

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from encoderlab.corpus import blocks, documents
 from encoderlab.corpus.blocks import read_blocks
 from encoderlab.corpus.documents import parse_block, read_documents
+from encoderlab.corpus.find import find_sources
 from encoderlab.corpus.markdown import markdown_paragraphs
-from encoderlab.corpus.sources import Reading, find_sources
+from encoderlab.corpus.sources import Reading
 from encoderlab.errors import ConfigError, DataError, MissingDependency
 
 # Paragraphs as the readers give them: single spaces inside, none at the ends, nothing that cleaning changes.

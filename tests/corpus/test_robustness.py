@@ -19,9 +19,10 @@ from corpora import digests, sample_text, settings
 from encoderlab import cli
 from encoderlab.corpus import blocks, documents, pieces
 from encoderlab.corpus.build import GivenTokenizer, build_corpus
+from encoderlab.corpus.merge import merge_corpora
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.workers import Workers
-from encoderlab.errors import OutOfMemory
+from encoderlab.errors import DataError, OutOfMemory
 
 TEXT = sample_text(20)
 
@@ -116,6 +117,8 @@ def test_missing_sources(run, tmp_path):
     assert code == 3 and "no field 'body' in the first line; it has text" in line
     code, line = run(bad(tmp_path, "a.csv", "n,text\n1,a\n"), "--field", "7")
     assert code == 3 and "no column 7" in line
+    code, line = run(bad(tmp_path, "a.csv", "n,text\n1,a\n"), "--field", "²")
+    assert code == 3 and "no column '²' in the header" in line
 
 
 def test_a_pipe_is_no_source(run, tmp_path):
@@ -296,7 +299,7 @@ def test_sources_that_change_while_a_build_is_interrupted(tmp_path, monkeypatch,
 
     bad(tmp_path, "a.txt", TEXT)
     chosen = settings(tmp_path / "a.txt")
-    monkeypatch.setattr(build, "_assemble", lambda *args: 1 / 0)
+    monkeypatch.setattr(build, "join_parts", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         build_corpus(chosen, tmp_path / "out")
     monkeypatch.undo()
@@ -350,8 +353,6 @@ def test_a_damaged_corpus_is_named_by_inspect(run, tmp_path, capsys):
 
 
 def test_a_damaged_piece_is_named(tmp_path, monkeypatch):
-    from encoderlab.corpus import build
-
     monkeypatch.setattr(pieces, "PIECE", 2000)
     monkeypatch.setattr(blocks, "BLOCK", 1000)
     bad(tmp_path, "a.txt", TEXT)
@@ -360,8 +361,8 @@ def test_a_damaged_piece_is_named(tmp_path, monkeypatch):
     build_corpus(chosen, tmp_path / "part2", shard_index=1, num_shards=1 + 1)
     path = tmp_path / "part" / "pieces" / "000000.safetensors"
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(build.DataError, match="000000.safetensors"):
-        build.merge_corpora([tmp_path / "part", tmp_path / "part2"], tmp_path / "merged")
+    with pytest.raises(DataError, match="000000.safetensors"):
+        merge_corpora([tmp_path / "part", tmp_path / "part2"], tmp_path / "merged")
 
 
 def test_a_killed_worker_is_reported():

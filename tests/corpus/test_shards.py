@@ -5,28 +5,14 @@ import os
 
 import numpy as np
 import pytest
+from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from encoderlab.corpus.shards import (
-    COUNTS,
-    MANIFEST,
-    Corpus,
-    Document,
-    ShardWriter,
-    count_bits,
-    id_type,
-    map_tensors,
-    read_bits,
-    shard_record,
-    split_record,
-    tensor_header,
-    verify,
-    write_corpus,
-    write_manifest,
-    write_tensors,
-)
+from encoderlab.corpus.manifest import COUNTS, MANIFEST, split_record, verify, write_manifest
+from encoderlab.corpus.shards import Corpus, Document, id_type
+from encoderlab.corpus.tensors import map_tensors, tensor_header, write_tensors
 from encoderlab.errors import DataError
 
 
@@ -52,7 +38,7 @@ def same(left, right):
 def test_documents_come_back(tmp_path_factory, lengths, vocab):
     folder = tmp_path_factory.mktemp("corpus")
     documents = make(lengths, vocab)
-    corpus = write_corpus(folder, {"train": documents, "validation": documents[:1]}, vocab)
+    corpus = write_corpus(folder, {"train": [documents], "validation": [documents[:1]]}, vocab)
     assert len(corpus) == corpus.num_documents == len(documents)
     assert corpus.num_tokens == sum(lengths)
     assert corpus.num_bytes == sum(document.num_bytes for document in documents)
@@ -69,20 +55,8 @@ def test_documents_come_back(tmp_path_factory, lengths, vocab):
 def test_several_shards(tmp_path):
     documents = make([5, 1, 17, 300, 8, 3, 64, 1])
     groups = [documents[:3], documents[3:4], [], documents[4:]]
-    records = []
-    for number, group in enumerate(groups):
-        path = tmp_path / "train" / f"shard-{number:05d}.safetensors"
-        path.parent.mkdir(exist_ok=True)
-        with ShardWriter(path, len(group), sum(map(len, group)), np.uint16) as shard:
-            for document in group:
-                marks = np.zeros(len(document), bool)
-                marks[document.sentences] = True
-                sizes = np.array([len(document)]), np.array([document.num_bytes])
-                shard.add(document.ids, *sizes, marks, document.word_starts)
-        records.append(shard_record(tmp_path, path))
-    splits = {"train": split_record(records)}
-    write_manifest(tmp_path, vocab_size=1000, tokenizer=None, splits=splits, counts=np.zeros(1000))
-    corpus = Corpus(tmp_path)
+    corpus = write_corpus(tmp_path, {"train": groups}, 1000)
+    splits = corpus.manifest["splits"]
     for number, document in enumerate(documents):
         same(corpus.document(number), document)
     assert splits["train"]["sentences"] == sum(len(document.sentences) for document in documents)
@@ -105,7 +79,7 @@ def test_several_shards(tmp_path):
 
 def test_a_shard_is_a_safetensors_file(tmp_path):
     documents = make([3, 9])
-    write_corpus(tmp_path, {"train": documents}, 1000)
+    write_corpus(tmp_path, {"train": [documents]}, 1000)
     tensors = load_file(tmp_path / "train" / "shard-00000.safetensors")
     np.testing.assert_array_equal(tensors["documents"], [0, 3, 12])
     np.testing.assert_array_equal(tensors["ids"], np.concatenate([document.ids for document in documents]))
@@ -113,19 +87,10 @@ def test_a_shard_is_a_safetensors_file(tmp_path):
     assert all(array.ctypes.data % array.itemsize == 0 for array in mapped.values())
 
 
-@given(st.lists(st.booleans(), max_size=40), st.data())
-def test_bits(bits, data):
-    packed = np.packbits(np.array(bits, bool), bitorder="little")
-    start = data.draw(st.integers(0, len(bits)))
-    end = data.draw(st.integers(start, len(bits)))
-    np.testing.assert_array_equal(read_bits(packed, start, end), bits[start:end])
-    assert count_bits(packed) == sum(bits)
-
-
 @given(st.integers(0, 2**20), st.data())
 def test_a_changed_or_missing_byte_is_found_and_named(tmp_path_factory, place, data):
     folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder, {"train": make([5, 40]), "validation": make([7])}, 1000)
+    write_corpus(folder, {"train": [make([5, 40])], "validation": [make([7])]}, 1000)
     names = [COUNTS, "train/shard-00000.safetensors", "validation/shard-00000.safetensors"]
     path = folder / data.draw(st.sampled_from(names))
     content = bytearray(path.read_bytes())
@@ -139,7 +104,7 @@ def test_a_changed_or_missing_byte_is_found_and_named(tmp_path_factory, place, d
 
 
 def test_a_truncated_shard_is_named_when_it_is_read(tmp_path):
-    corpus = write_corpus(tmp_path, {"train": make([5, 40])}, 1000)
+    corpus = write_corpus(tmp_path, {"train": [make([5, 40])]}, 1000)
     path = tmp_path / "train" / "shard-00000.safetensors"
     content = path.read_bytes()
     for broken in (content[:-1], content[:4], b""):
@@ -172,7 +137,7 @@ def test_a_truncated_shard_is_named_when_it_is_read(tmp_path):
     ],
 )
 def test_a_wrong_manifest(tmp_path, change, message):
-    write_corpus(tmp_path, {"train": make([5])}, 1000)
+    write_corpus(tmp_path, {"train": [make([5])]}, 1000)
     change(tmp_path / MANIFEST)
     with pytest.raises(DataError, match=message):
         Corpus(tmp_path)
@@ -180,7 +145,7 @@ def test_a_wrong_manifest(tmp_path, change, message):
 
 @pytest.mark.parametrize("value", [None, -1, 1.5, "x", [], {}, True, 10**30])
 def test_any_entry_of_a_manifest_that_makes_no_sense_is_named(tmp_path, value):
-    write_corpus(tmp_path, {"train": make([5, 40]), "validation": make([3])}, 1000)
+    write_corpus(tmp_path, {"train": [make([5, 40])], "validation": [make([3])]}, 1000)
     manifest = json.loads((tmp_path / MANIFEST).read_text())
     shard = manifest["splits"]["validation"]["shards"][0]
     places = [(manifest, name) for name in ("vocab_size", "splits", "counts")]
@@ -197,7 +162,7 @@ def test_any_entry_of_a_manifest_that_makes_no_sense_is_named(tmp_path, value):
 
 def test_tables_and_ids_that_lead_nowhere_are_named(tmp_path):
     """Without the hashes, which are compared by ``verify``: what would else be an error of numpy or of the model."""
-    corpus = write_corpus(tmp_path, {"train": make([5, 40, 7])}, 1000)
+    corpus = write_corpus(tmp_path, {"train": [make([5, 40, 7])]}, 1000)
     path = tmp_path / "train" / "shard-00000.safetensors"
     whole = map_tensors(path)
 
@@ -222,7 +187,7 @@ def test_tables_and_ids_that_lead_nowhere_are_named(tmp_path):
 
 
 def test_wrong_split_and_counts(tmp_path):
-    corpus = write_corpus(tmp_path, {"train": make([5])}, 1000)
+    corpus = write_corpus(tmp_path, {"train": [make([5])]}, 1000)
     with pytest.raises(DataError, match="no split 'test' in this corpus; it has train"):
         Corpus(tmp_path, "test")
     np.save(tmp_path / COUNTS, np.zeros(7))
@@ -231,8 +196,6 @@ def test_wrong_split_and_counts(tmp_path):
     (tmp_path / COUNTS).write_bytes(b"")
     with pytest.raises(DataError, match="counts.npy"):
         corpus.counts()
-    with pytest.raises(DataError, match="id 999.* not below"):
-        write_corpus(tmp_path / "other", {"train": [Document(np.array([999]), np.array([0]), np.array([True]))]}, 999)
 
 
 def test_opening_a_large_corpus_costs_nothing(tmp_path):

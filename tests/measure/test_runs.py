@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from encoderlab import cli
-from encoderlab.corpus.shards import Document, file_hash, write_corpus
+from encoderlab.corpus.manifest import file_hash
+from encoderlab.corpus.shards import Document
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.measure import runs
 from encoderlab.measure.html_page import render
 from encoderlab.measure.report import columns
+from tests.corpus.corpora import write_corpus
 
 
 def line(step: int, loss: float | None, split: str = "train", **more) -> dict:
@@ -135,7 +137,7 @@ def test_losses_are_compared_with_guessing_where_the_vocabulary_is_one(tmp_path)
 def test_a_corpus_that_the_run_was_not_trained_on_is_refused(tmp_path, capsys):
     document = Document(np.arange(4), np.zeros(1, np.int64), np.ones(4, bool), 9)
     for name in ("ours", "other"):
-        write_corpus(tmp_path / name, {"train": [document] * len(name)}, vocab_size=8000)
+        write_corpus(tmp_path / name, {"train": [[document] * len(name)]}, vocab_size=8000)
     run = folder(tmp_path / "run", line(1, 9.0), corpus=tmp_path / "ours")
     assert cli.main(["report", str(run), "--corpus", str(tmp_path / "ours")]) == 0
     for verb in ("report", "doctor"):

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError
 
-log = logging.getLogger("encoderlab")
+log = logging.getLogger(__name__)
 
 
 def build(
@@ -163,7 +163,7 @@ def merge(*parts: Path, out: Path, workers: int | None = None) -> dict[str, Any]
     workers
         Processes; by default one per core.
     """
-    from encoderlab.corpus.build import merge_corpora
+    from encoderlab.corpus.merge import merge_corpora
     from encoderlab.corpus.workers import cores
 
     with terminal.progress("corpus") as progress:

@@ -3,8 +3,8 @@
 All of it needs the whole corpus but none of its text: only digests and lengths of lines are looked at, piece by piece.
 
 *Duplicates.* Two lines, or documents, are taken for equal if their 64-bit digests are equal; among a billion different
-ones about 0.03 pairs are expected to collide. The first occurrence stays. Memory is bounded: digests are spread over
-files of about 4 million each by their value, and each file is sorted by itself; disk: 16 bytes a line.
+ones about 0.03 pairs are expected to collide. The first occurrence stays. Memory is bounded
+(:mod:`encoderlab.corpus.duplicates`); disk: 16 bytes a line.
 
 *Split.* A document belongs to the validation split if a hash of its lines falls below the given fraction, whatever its
 place in the input; equal documents are in the same split. If fewer than two fall below, the two with the smallest
@@ -14,31 +14,27 @@ hashes are taken, as pairs of segments need two documents; of fewer than 20 docu
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from encoderlab.corpus.duplicates import find_repeated
+from encoderlab.corpus.manifest import SPLITS
 from encoderlab.corpus.pieces import Piece
-from encoderlab.corpus.shards import (
-    SPLITS,
-    ShardWriter,
-    id_type,
-    map_tensors,
-    shard_record,
-    write_tensors,
-)
+from encoderlab.corpus.shards import create_shard, id_type, shard_record
+from encoderlab.corpus.tensors import map_tensors, write_tensors
 from encoderlab.files import write_text
+from encoderlab.ranges import offsets
 from encoderlab.seeds import mix
 
 SHARD_TOKENS = 1 << 26  # tokens after which a shard ends
-BUCKET = 1 << 22  # digests sorted at a time
 TWO_HELD_OUT = 20  # documents of the smallest corpus that can spare two
 DROPPED, TRAIN, VALIDATION = range(3)
+_PLACE, _SPLIT = 0x9E3779B97F4A7C15, 0x5EED0F5A11D0C5  # set hashes of lines at different places, and splits, apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,35 +107,40 @@ def _judge_each_alone(pieces: Sequence[Path], selection: Selection, scratch: Pat
 
 def _split(judged: Sequence[Path], selection: Selection, scratch: Path, counts: Counter[str]) -> list[Path]:
     """Drop repeated documents and hold some of the others out; returns files as :func:`_judge_each_alone` does."""
-    repeated = np.zeros(0, bool)
+    kept: Iterator[np.ndarray] = (map_tensors(path)["codes"].copy() for path in judged)
     if selection.drop_documents:
-        total = sum(len(_candidates(path)) for path in judged)
-        repeated = find_repeated((_candidates(path) for path in judged), total, scratch / "documents")
-    first = 0  # candidate of the piece, among the candidates of all
+        kept = _drop_repeated(judged, scratch, counts)
     limit = int(selection.validation * 2**64)
     smallest: list[tuple[int, int, int]] = []  # hashes, numbers of pieces and places of two documents
     documents = 0
     plans = []
-    for number, path in enumerate(judged):
+    for number, (path, codes) in enumerate(zip(judged, kept, strict=True)):
         tensors = map_tensors(path)
-        codes, hashes = tensors["codes"].copy(), mix(tensors["digests"] ^ np.uint64(_SPLIT))
-        open_places = np.flatnonzero(codes)
-        if selection.drop_documents:
-            again = repeated[first : first + len(open_places)]
-            first += len(open_places)
-            counts["duplicate_documents"] += int(again.sum())
-            codes[open_places[again]] = DROPPED
-            open_places = open_places[~again]
-        documents += len(open_places)
-        first_two = open_places[np.argsort(hashes[open_places], kind="stable")[:2]]
+        places, hashes = np.flatnonzero(codes), mix(tensors["digests"] ^ np.uint64(_SPLIT))
+        documents += len(places)
+        first_two = places[np.argsort(hashes[places], kind="stable")[:2]]
         smallest = sorted([*smallest, *((int(hashes[place]), number, int(place)) for place in first_two)])[:2]
-        held_out = hashes[open_places] < limit if limit < 2**64 else np.ones(len(open_places), bool)
-        codes[open_places[held_out]] = VALIDATION
+        codes[places[hashes[places] < limit]] = VALIDATION
         plans.append(path.with_suffix(".plan"))
         write_tensors(plans[-1], {"codes": codes, "lines": tensors["lines"]})
     if selection.validation:
         _hold_out(plans, smallest[: min(2 if documents >= TWO_HELD_OUT else 1, documents - 1)])
     return plans
+
+
+def _drop_repeated(judged: Sequence[Path], scratch: Path, counts: Counter[str]) -> Iterator[np.ndarray]:
+    """The codes of each file, where documents that occurred before are dropped."""
+    total = sum(len(_candidates(path)) for path in judged)
+    repeated = find_repeated((_candidates(path) for path in judged), total, scratch / "documents")
+    first = 0  # candidate of the piece, among the candidates of all
+    for path in judged:
+        codes = map_tensors(path)["codes"].copy()
+        places = np.flatnonzero(codes)
+        again = repeated[first : first + len(places)]
+        first += len(places)
+        counts["duplicate_documents"] += int(again.sum())
+        codes[places[again]] = DROPPED
+        yield codes
 
 
 def _candidates(path: Path) -> np.ndarray:
@@ -149,12 +150,12 @@ def _candidates(path: Path) -> np.ndarray:
 
 def _judge(piece: Piece, kept: np.ndarray, selection: Selection, counts: Counter[str]) -> tuple[np.ndarray, np.ndarray]:
     """Per document of a piece its code, DROPPED or TRAIN, (d,) uint8, and its digest, (d,) uint64."""
-    edges = np.concatenate([[0], np.cumsum(piece.document_lines)])
+    edges, number = piece.document_edges, offsets(kept)
     chars, tokens, lines = (_sums(values * kept, edges) for values in (piece.line_chars, piece.line_tokens, kept))
-    places = np.cumsum(kept) - np.repeat((np.cumsum(kept) - kept)[edges[:-1]], piece.document_lines)
-    digests = mix(_sums(mix(piece.line_digests + places.astype(np.uint64) * np.uint64(_GOLDEN)) * kept, edges))
+    places = number[1:] - np.repeat(number[edges[:-1]], piece.document_lines)  # of a kept line in its document, from 1
+    digests = mix(_sums(mix(piece.line_digests + places.astype(np.uint64) * np.uint64(_PLACE)) * kept, edges))
     short = (chars < selection.min_chars) & (lines > 0)
-    long = chars > (selection.max_chars or np.iinfo(np.int64).max)
+    long = chars > (np.inf if selection.max_chars is None else selection.max_chars)
     blank = (tokens == 0) & (lines > 0) & ~short
     counts["documents"] += len(lines)
     counts["duplicate_lines"] += int((~kept).sum())
@@ -173,11 +174,8 @@ def _sums(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return totals[edges[1:]] - totals[edges[:-1]]
 
 
-_GOLDEN, _SPLIT = 0x9E3779B97F4A7C15, 0x5EED0F5A11D0C5
-
-
 def _hold_out(plans: Sequence[Path], documents: Sequence[tuple[int, int, int]]) -> None:
-    """Validation gets these documents (hash, number of the piece, place in it) where the fraction did not do so."""
+    """Move these documents (hash, number of the piece, place in it) to validation, unless they are there."""
     for _, number, place in documents:
         tensors = map_tensors(plans[number])
         if tensors["codes"][place] != VALIDATION:
@@ -205,7 +203,7 @@ def _shards(
     for path, plan_path in zip(pieces, plans, strict=True):
         piece, decided = Piece(path), map_tensors(plan_path)
         counts.update(piece.counts)
-        tokens = _sums(piece.line_tokens * decided["lines"], np.concatenate([[0], np.cumsum(piece.document_lines)]))
+        tokens = _sums(piece.line_tokens * decided["lines"], piece.document_edges)
         for split in open_pieces:
             chosen = decided["codes"] == split
             if chosen.any():
@@ -225,18 +223,17 @@ def write_shard(work: ShardWork, out: Path, scratch: Path) -> None:
     record_path = work.record_path(scratch)
     work.path.parent.mkdir(exist_ok=True)
     counts = np.zeros(work.vocab_size, np.int64)
-    with ShardWriter(work.path, work.documents, work.tokens, id_type(work.vocab_size)) as shard:
+    with create_shard(work.path, work.documents, work.tokens, id_type(work.vocab_size)) as shard:
         for path, plan_path in work.pieces:
             piece, decided = Piece(path), map_tensors(plan_path)
             chosen = decided["codes"] == work.split
             lines = decided["lines"].view(bool) & np.repeat(chosen, piece.document_lines)
-            edges = np.concatenate([[0], np.cumsum(piece.document_lines)])
             tokens = np.repeat(lines, piece.line_tokens)
             ids = piece.ids[tokens]
             shard.add(
                 ids,
-                _sums(piece.line_tokens * lines, edges)[chosen],
-                _sums(piece.line_bytes * lines, edges)[chosen],
+                _sums(piece.line_tokens * lines, piece.document_edges)[chosen],
+                _sums(piece.line_bytes * lines, piece.document_edges)[chosen],
                 piece.sentences[tokens],
                 piece.words[tokens],
             )
@@ -267,58 +264,3 @@ def collect(
         if item.split == TRAIN:
             counts += map_tensors(record_path.with_suffix(".counts"))["counts"].view(np.int64)
     return records, counts
-
-
-def find_repeated(columns: Iterable[np.ndarray], total: int, scratch: Path) -> np.ndarray:
-    """For each of ``total`` numbers in ``columns``, one after the other, whether it occurred before: (total,) bool.
-
-    Cost: 16 bytes of disk a number while it runs and 1 after it (the result is a mapped file); memory for a few times
-    ``BUCKET`` numbers.
-    """
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
-    buckets = max(1, -(-total // BUCKET))
-    marks = scratch / "repeated"
-    with open(marks, "wb") as file:  # not a sparse file, which a full disk would end in a signal
-        for start in range(0, max(total, 1), BUCKET):
-            file.write(bytes(min(BUCKET, max(total, 1) - start)))
-    flags = np.memmap(marks, bool, "r+")
-    held: list[np.ndarray] = []
-    size = first = 0
-    for column in columns:
-        held.append(np.stack([column, np.arange(first, first + len(column), dtype=np.uint64)], axis=1))
-        size, first = size + len(column), first + len(column)
-        if size >= BUCKET and buckets > 1:
-            # What repeats here goes no further, so that a line of which there are millions does not fill its bucket.
-            _spread(_mark_repeated(np.concatenate(held), flags), buckets, scratch)
-            held, size = [], 0
-    rest = np.concatenate(held) if held else np.zeros((0, 2), np.uint64)
-    rest = _mark_repeated(rest, flags)
-    if buckets > 1:
-        _spread(rest, buckets, scratch)
-        for bucket in range(buckets):
-            path = scratch / f"{bucket}.bucket"
-            _mark_repeated(np.fromfile(path, np.uint64).reshape(-1, 2), flags)
-            path.unlink()
-    return flags[:total]
-
-
-def _spread(entries: np.ndarray, buckets: int, scratch: Path) -> None:
-    """Append each entry to the file that its number belongs to, in the order of places."""
-    entries = entries[np.argsort(entries[:, 1])]
-    owners = entries[:, 0] % np.uint64(buckets)
-    order = np.argsort(owners, kind="stable")
-    edges = np.searchsorted(owners[order], np.arange(buckets + 1, dtype=np.uint64))
-    for bucket in range(buckets):
-        with open(scratch / f"{bucket}.bucket", "ab") as file:
-            file.write(np.ascontiguousarray(entries[order[edges[bucket] : edges[bucket + 1]]]).data)
-
-
-def _mark_repeated(entries: np.ndarray, flags: np.ndarray) -> np.ndarray:
-    """Set the flags of ``entries`` (n, 2), a number and its place in rising order, that repeat an earlier one; returns
-    the others."""
-    entries = entries[np.argsort(entries[:, 0], kind="stable")]
-    again = np.zeros(len(entries), bool)
-    again[1:] = entries[1:, 0] == entries[:-1, 0]
-    flags[entries[again, 1].astype(np.int64)] = True
-    return entries[~again]

@@ -17,6 +17,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import tokenizers
 
+from encoderlab.ranges import aranges, offsets
+
 Mode = Literal["words", "cjk", "bytes", "pieces"]
 
 MAX_CHUNKS = 1 << 19  # remembered chunks, about 80 MB with their tokens; beyond that the memory starts anew
@@ -51,7 +53,7 @@ class Tokens(NamedTuple):
 def tokenize(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> Tokens:
     """Tokens of ``texts`` by the library alone."""
     encodings = backend.encode_batch(list(texts), add_special_tokens=False)
-    bounds = _sums(np.array([len(encoding) for encoding in encodings], np.int64))
+    bounds = offsets(np.array([len(encoding) for encoding in encodings], np.int64))
     ids = np.empty(bounds[-1], np.int32)
     starts = np.empty(bounds[-1], np.int32)
     for index, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
@@ -114,7 +116,7 @@ class ChunkEncoder:
         self._widths = array("q")  # characters of a chunk
 
     def _learn(self) -> None:
-        """Tokenize the new chunks: most of them joined to one text, those of no fixed neighbourhood each alone."""
+        """Tokenize the new chunks, many at a time; one at a time those whose tokens differ beside other chunks."""
         new = self._numbers.new
         joined: list[int] = []
         alone: list[int] = []
@@ -123,26 +125,16 @@ class ChunkEncoder:
                 continue
             is_edge = self.mode == "bytes" and (not chunk or chunk[0] == _FIRST or chunk[-1].isspace())
             (alone if is_edge else joined).append(place)
-        begins, sizes = np.zeros(len(new), np.int64), np.full(len(new), -1, np.int64)
-
-        def keep(places: list[int], ids: np.ndarray, starts: np.ndarray, bounds: np.ndarray) -> None:
-            begins[places] = len(self._ids) + bounds[:-1]
-            sizes[places] = np.diff(bounds)
-            self._ids.frombytes(ids.astype(np.int32).tobytes())
-            self._starts.frombytes(starts.astype(np.int32).tobytes())
-
+        found = [(alone, self._tokenize_alone([new[place] for place in alone]))]
         for begin in range(0, len(joined), _GROUP):
             group = joined[begin : begin + _GROUP]
-            widths = np.array([len(new[place]) + 1 for place in group])
-            firsts = np.cumsum(widths) - widths + 1  # the first characters, after a space
-            tokens = tokenize(self.backend, [" " + " ".join([new[place] for place in group])])
-            owners = np.searchsorted(firsts, tokens.starts, side="right") - 1
-            bounds = np.searchsorted(owners, np.arange(len(group) + 1))
-            keep(group, tokens.ids, tokens.starts - firsts[owners], bounds)
-        texts = [chunk[1:] if chunk[:1] == _FIRST else " " + chunk for chunk in (new[place] for place in alone)]
-        tokens = tokenize(self.backend, texts)
-        spaces = np.repeat([text[:1] == " " for text in texts], np.diff(tokens.bounds)) if texts else 0
-        keep(alone, tokens.ids, tokens.starts - spaces, tokens.bounds)
+            found.append((group, self._tokenize_joined([new[place] for place in group])))
+        begins, sizes = np.zeros(len(new), np.int64), np.full(len(new), -1, np.int64)
+        for places, tokens in found:
+            begins[places] = len(self._ids) + tokens.bounds[:-1]
+            sizes[places] = np.diff(tokens.bounds)
+            self._ids.frombytes(tokens.ids.astype(np.int32).tobytes())
+            self._starts.frombytes(tokens.starts.astype(np.int32).tobytes())
         marked = self.mode == "bytes"
         self._widths.extend(len(chunk) - (marked and chunk[:1] == _FIRST) for chunk in new)
         self._begins.frombytes(begins.tobytes())
@@ -151,6 +143,20 @@ class ChunkEncoder:
             if len(chunk) > MAX_LENGTH:
                 del self._numbers[chunk]
         new.clear()
+
+    def _tokenize_joined(self, chunks: Sequence[str]) -> Tokens:
+        """The tokens of each chunk, which the library sees as one text with a space before each."""
+        firsts = offsets(np.array([len(chunk) + 1 for chunk in chunks]))[:-1] + 1  # characters, after the space
+        ids, starts, _ = tokenize(self.backend, [" " + " ".join(chunks)])
+        owners = np.searchsorted(firsts, starts, side="right") - 1
+        return Tokens(ids, starts - firsts[owners], np.searchsorted(owners, np.arange(len(chunks) + 1)))
+
+    def _tokenize_alone(self, chunks: Sequence[str]) -> Tokens:
+        """The tokens of each chunk as a text of its own, with a space before it unless it is the first of a text."""
+        texts = [chunk[1:] if chunk[:1] == _FIRST else " " + chunk for chunk in chunks]
+        ids, starts, bounds = tokenize(self.backend, texts)
+        spaces = np.array([text[:1] == " " for text in texts], np.int32)
+        return Tokens(ids, starts - np.repeat(spaces, np.diff(bounds)), bounds)
 
     def _is_independent(self, chunk: str) -> bool:
         """Whether a chunk of SentencePiece text means the same in any neighbourhood.
@@ -173,27 +179,20 @@ class ChunkEncoder:
     def _look_up(self, texts: Sequence[str], numbers: np.ndarray, counts: np.ndarray, gaps: np.ndarray) -> Tokens:
         """The tokens of ``texts``, each of so many chunks of these numbers, so many characters apart."""
         sizes = np.array(self._sizes)[numbers]
-        edges = _sums(counts)  # chunks of text i: edges[i] to edges[i + 1]
-        unknown = _sums(sizes < 0)
+        edges = offsets(counts)  # chunks of text i: edges[i] to edges[i + 1]
+        unknown = offsets(sizes < 0)
         whole = np.flatnonzero((unknown[edges[1:]] > unknown[edges[:-1]]) | (counts == 0))
         sizes = np.maximum(sizes, 0)
         # Where a chunk starts in its text: the chunks and gaps before it, less those of the texts before.
-        ends = _sums(np.array(self._widths)[numbers] + np.repeat(gaps, counts))
+        ends = offsets(np.array(self._widths)[numbers] + np.repeat(gaps, counts))
         positions = ends[:-1] - np.repeat(ends[edges[:-1]], counts)
-        before = _sums(sizes)  # tokens before a chunk
-        places = np.repeat(np.array(self._begins)[numbers] - before[:-1], sizes) + np.arange(before[-1])
+        before = offsets(sizes)  # tokens before a chunk
+        places = aranges(np.array(self._begins)[numbers], sizes)
         starts = (np.array(self._starts)[places] + np.repeat(positions, sizes)).astype(np.int32)
         tokens = Tokens(np.array(self._ids)[places], starts, before[edges])
         if not len(whole):
             return tokens
         return _insert(tokens, whole, tokenize(self.backend, [texts[int(index)] for index in whole]))
-
-
-def _sums(values: np.ndarray) -> np.ndarray:
-    """Sums of what comes before each place: (n,) -> (n + 1,) int64."""
-    sums = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(values, out=sums[1:])
-    return sums
 
 
 class _Numbers(dict[str, int]):
@@ -220,7 +219,7 @@ def _insert(tokens: Tokens, places: np.ndarray, others: Tokens) -> Tokens:
         ids.append(source.ids[span])
         starts.append(source.starts[span])
         sizes.append(span.stop - span.start)
-    return Tokens(np.concatenate(ids), np.concatenate(starts), _sums(np.array(sizes)))
+    return Tokens(np.concatenate(ids), np.concatenate(starts), offsets(np.array(sizes)))
 
 
 def _skip_space(text: str, starts: np.ndarray) -> np.ndarray:
@@ -232,33 +231,35 @@ def _skip_space(text: str, starts: np.ndarray) -> np.ndarray:
 
 
 def _mode(parts: dict[str, Any]) -> Mode | None:
-    """How text may be cut for the tokenizer of this ``tokenizer.json``."""
-    if any(not item["special"] and (item["lstrip"] or item["rstrip"] or " " in item["content"])
-           for item in parts["added_tokens"]):  # fmt: skip
+    """How text may be cut for the tokenizer of this ``tokenizer.json``; None where chunks may depend on each other."""
+    added = [token for token in parts["added_tokens"] if not token["special"]]
+    if any(token["lstrip"] or token["rstrip"] or " " in token["content"] for token in added):
         return None
     kind, normalizer, splitter = parts["model"]["type"], parts["normalizer"] or {}, parts["pre_tokenizer"] or {}
-    if (
-        kind == "WordPiece"
-        and normalizer.get("type") == "BertNormalizer"
-        and splitter.get("type") == "BertPreTokenizer"
-    ):
+    if kind == "WordPiece" and (normalizer.get("type"), splitter.get("type")) == ("BertNormalizer", "BertPreTokenizer"):
         if not normalizer["clean_text"]:
             return None
         return "cjk" if normalizer["handle_chinese_chars"] else "words"
     if kind == "BPE" and not normalizer and splitter.get("type") == "ByteLevel":
         return "bytes" if splitter["use_regex"] and not splitter["add_prefix_space"] else None
-    if kind == "Unigram":
-        steps = _flat(normalizer, "normalizers")
-        splits = _flat(splitter, "pretokenizers")
-        metaspace = splits[-1]
-        if metaspace.get("type") != "Metaspace" or metaspace["prepend_scheme"] != "always" or not metaspace["split"]:
-            return None
-        patterns = [list(step["pattern"].values())[0] for step in steps if step.get("type") == "Replace"]
-        known = all(step.get("type") in _LOCAL for step in steps) and all(pattern in _PATTERNS for pattern in patterns)
-        splits_spaces = [split.get("type") for split in splits[:-1]] == ["WhitespaceSplit"]
-        merges_spaces = len(splits) == 1 and any(_PATTERNS.get(pattern) for pattern in patterns)
-        return "pieces" if known and (splits_spaces or merges_spaces) else None
+    if kind == "Unigram" and _cuts_at_spaces(_flat(normalizer, "normalizers"), _flat(splitter, "pretokenizers")):
+        return "pieces"
     return None
+
+
+def _cuts_at_spaces(steps: list[dict[str, Any]], splits: list[dict[str, Any]]) -> bool:
+    """Whether a Unigram tokenizer sees words one by one, each behind one space, and normalises each by itself."""
+    if not splits or splits[-1].get("type") != "Metaspace":
+        return False
+    *earlier, last = splits
+    if last["prepend_scheme"] != "always" or not last["split"]:
+        return False
+    patterns = [list(step["pattern"].values())[0] for step in steps if step.get("type") == "Replace"]
+    if not all(step.get("type") in _LOCAL for step in steps) or not all(pattern in _PATTERNS for pattern in patterns):
+        return False
+    if not earlier:
+        return any(_PATTERNS[pattern] for pattern in patterns)
+    return [split.get("type") for split in earlier] == ["WhitespaceSplit"]
 
 
 def _flat(part: dict[str, Any], key: str) -> list[dict[str, Any]]:

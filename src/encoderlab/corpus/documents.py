@@ -116,34 +116,45 @@ def _text_documents(text: str) -> Iterator[list[str]]:
 
 
 def _records(text: str, block: Block, reading: Reading, counts: Counter[str]) -> Iterator[tuple[str, str]]:
-    """The place and the text of each record."""
-    source = block.source
-    whole = source.format != "jsonl"  # as _record_blocks writes them
+    """The place and the text of each record; one without text is refused, or skipped and counted."""
+    kind = "line" if block.source.format == "jsonl" else "record"
     for number, line in enumerate(text.split("\n"), block.start.line):
         if not line or line.isspace():
             continue
-        place = f"{'record' if whole else 'line'} {number}"
-        problem = None
+        place = f"{kind} {number}"
         try:
-            record = json.loads(line)
-            value = record if whole or isinstance(record, str) else record[source.field]
-            value = text_of("" if value is None else value)
-            if whole and isinstance(record, dict):
-                problem = record["problem"]
-            elif value is None:
-                problem = f"{place}: field {source.field!r} holds no text (--field names another)"
-        except (ValueError, RecursionError):
-            problem = f"{place}: no JSON"
-        except (KeyError, TypeError):
-            has = f"it has {listed(record)}" if isinstance(record, dict) else f"it is a JSON {type(record).__name__}"
-            missing = "no string as in the first line" if source.field is None else f"no field {source.field!r}"
-            problem = f"{place}: {missing}; {has}"
-        if problem is None:
-            yield place, value
-        elif reading.invalid_records == "skip":
+            found = _record_text(line, block.source, place)
+        except _NoText as problem:
+            if reading.invalid_records == "refuse":
+                raise DataError(f"{block.source.name}: {problem}; correct it, or --invalid-records skip") from None
             counts["skipped_records"] += 1
         else:
-            raise DataError(f"{source.name}: {problem}; correct it, or --invalid-records skip")
+            yield place, found
+
+
+class _NoText(Exception):
+    """A record without text; the message says where it is and why."""
+
+
+def _record_text(line: str, source: Source, place: str) -> str:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        raise _NoText(f"{place}: no JSON") from None
+    value = record
+    if source.format != "jsonl":  # as blocks.py writes them: what a row holds, or what is wrong with it
+        if isinstance(record, dict):
+            raise _NoText(record["problem"])
+    elif not isinstance(record, str):
+        if not isinstance(record, dict) or source.field not in record:
+            has = f"it has {listed(record)}" if isinstance(record, dict) else f"it is a JSON {type(record).__name__}"
+            missing = "no string as in the first line" if source.field is None else f"no field {source.field!r}"
+            raise _NoText(f"{place}: {missing}; {has}")
+        value = record[source.field]
+    found = text_of("" if value is None else value)
+    if found is None:
+        raise _NoText(f"{place}: field {source.field!r} holds no text (--field names another)")
+    return found
 
 
 def _paragraphs(lines: list[str], min_chars: int, counts: Counter[str]) -> Iterator[str]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from encoderlab.corpus.shards import TOKENIZER, Corpus, read_manifest, unigram_entropy, verify
+from encoderlab.corpus.manifest import NUMBERS, TOKENIZER, read_manifest, verify
+from encoderlab.corpus.shards import Corpus, unigram_entropy
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
 from encoderlab.seeds import generator
@@ -60,7 +61,7 @@ def _facts(corpus: Corpus, record: dict[str, Any]) -> dict[str, Any]:
     lengths = [len(document) for document in _some(corpus, SAMPLE)]
     low, middle, high = np.percentile(lengths, [10, 50, 90]).astype(int).tolist() if lengths else (0, 0, 0)
     return {
-        **{name: record[name] for name in ("documents", "sentences", "words", "tokens", "bytes")},
+        **{name: record[name] for name in NUMBERS},
         "shards": len(record["shards"]),
         "tokens_per_word": round(record["tokens"] / max(record["words"], 1), 4),
         "bytes_per_token": round(record["bytes"] / max(record["tokens"], 1), 3),

@@ -1,4 +1,4 @@
-"""Opens what text lies in: plain and compressed files, members of archives, Parquet; what goes wrong is one line."""
+"""Opens plain and compressed files, members of zip archives and Parquet; what goes wrong is an error of one line."""
 
 from __future__ import annotations
 

@@ -19,10 +19,12 @@ import numpy as np
 from encoderlab.corpus.blocks import START, Block, Position, read_blocks
 from encoderlab.corpus.documents import parse_block
 from encoderlab.corpus.sentences import sentence_starts
-from encoderlab.corpus.shards import id_type, map_tensors, read_bits, write_tensors
+from encoderlab.corpus.shards import id_type
 from encoderlab.corpus.sources import Reading, Source
+from encoderlab.corpus.tensors import map_tensors, read_bits, write_tensors
 from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.corpus.words import CJK
+from encoderlab.corpus.words import are_cjk
+from encoderlab.ranges import offsets
 
 PIECE = 4 << 20  # bytes of input, about
 BATCH = 1 << 20  # characters that are tokenized at once
@@ -134,8 +136,9 @@ def encode_lines(lines: Sequence[str], tokenizer: Tokenizer, segmenter: Segmente
 def _segmented(
     lines: Sequence[str], starts: np.ndarray, sizes: np.ndarray, words: np.ndarray, segmenter: Segmenter
 ) -> np.ndarray:
+    """``words``, but for Chinese characters what the segmenter says: (n,) bool."""
     lengths = np.array([len(line) for line in lines])
-    firsts = np.cumsum(lengths) - lengths
+    firsts = offsets(lengths)[:-1]
     marks = np.zeros(int(lengths.sum()) + 1, bool)
     for line, first in zip(lines, firsts, strict=True):
         marks[first + np.asarray(segmenter(line), np.int64)] = True
@@ -144,16 +147,8 @@ def _segmented(
     # Byte tokens inside a character, and a character after a space of its own, have the place of the token before.
     repeated = np.zeros(len(starts), bool)
     repeated[1:] = characters[1:] == characters[:-1]
-    repeated[(np.cumsum(sizes) - sizes)[sizes > 0]] = False  # the first token of a line
-    return np.where(is_cjk_code(codes[characters]), marks[characters] & ~repeated, words)
-
-
-def is_cjk_code(codes: np.ndarray) -> np.ndarray:
-    """:func:`encoderlab.corpus.words.is_cjk` of code points."""
-    inside = np.zeros(len(codes), bool)
-    for first, last in CJK:
-        inside |= (codes >= first) & (codes <= last)
-    return inside
+    repeated[offsets(sizes)[:-1][sizes > 0]] = False  # the first token of a line
+    return np.where(are_cjk(codes[characters]), marks[characters] & ~repeated, words)
 
 
 def _batches(lines: list[str]) -> Iterator[list[str]]:
@@ -185,6 +180,7 @@ class Piece:
         self.line_bytes = tensors["line_bytes"].astype(np.int64)
         self.line_digests = tensors["line_digests"]
         self.document_lines = tensors["document_lines"].astype(np.int64)
+        self.document_edges = offsets(self.document_lines)  # the lines of document i: edges[i] to edges[i + 1]
         self.counts = Counter(dict(zip(COUNTS, tensors["counts"].tolist(), strict=True)))
         source, *position = tensors["end"].tolist()
         self.end = Place(source, Position(*position))

@@ -1,4 +1,4 @@
-"""Finds the files of a corpus and learns of each what is needed to read it: format, text field, delimiter."""
+"""Sources: files with text, and what is needed to read each: its format, its field of text, its delimiter."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import codecs
 import contextlib
 import csv
 import dataclasses
-import glob
 import io
 import itertools
 import json
-import os
 import re
-import zipfile
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from encoderlab.corpus.opening import BLOCK, COMPRESSED, errors_of, open_file, open_parquet
-from encoderlab.corpus.shards import COUNTS, MANIFEST, MERGE, PLAN, WORK
-from encoderlab.errors import ConfigError, DataError
+from encoderlab.errors import DataError
 
 Format = Literal["text", "markdown", "jsonl", "csv", "tsv", "parquet"]
 SUFFIXES: dict[str, Format] = {
@@ -35,9 +30,7 @@ SUFFIXES: dict[str, Format] = {
     ".tsv": "tsv",
     ".parquet": "parquet",
 }
-TEXT_FIELDS = (
-    *("text", "content", "contents", "body", "document", "article", "paragraphs", "paragraph", "passage", "sentence"),
-)
+TEXT_FIELDS = "text content contents body document article paragraphs paragraph passage sentence".split()
 MAX_RECORD = 64 << 20  # bytes of the longest JSON line or CSV field
 MARKS = {  # that of UTF-32 begins like that of UTF-16
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -93,7 +86,6 @@ class Source:
     name: str = ""
     field: str | int | None = None
     delimiter: str = ","
-    inferred: bool = False
     member_bytes: int = 0
 
     def open(self) -> Any:
@@ -108,123 +100,11 @@ class Source:
         return size * (3 if Path(name).suffix.lower() in COMPRESSED else 1)
 
 
-class _EmptyFile(DataError):
+class EmptyFile(DataError):
     """Nothing to read; passed over where the file is not named itself."""
 
 
-def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
-    """Files, folders (searched to any depth) and globs, in the order given, the files of a folder or glob by name.
-
-    A file that is named is read whatever it is called; within folders only names with a known suffix count, and what is
-    hidden, empty, or part of a corpus is passed over. Links to folders are followed.
-
-    Raises:
-        ConfigError: no pattern is given.
-        DataError: nothing there, an empty file, a folder without readable files or with a link to nothing, or binary
-            data.
-    """
-    if not patterns:
-        raise ConfigError("no source; give files, folders or globs, for example: encoderlab corpus build wiki.txt.gz")
-    sources: dict[tuple[Path, str | None], Source] = {}
-    for pattern in map(str, patterns):
-        folder = os.path.isdir(os.path.expanduser(pattern))
-        found = list(_expand(pattern, reading))
-        empty = 0
-        for source in found:
-            key = (source.path.resolve(), source.member)
-            try:
-                sources[key] = sources.get(key) or inspect_source(source, reading)
-            except _EmptyFile:
-                if not folder and source.member is None:
-                    raise
-                empty += 1
-        if empty == len(found):
-            raise DataError(f"{pattern}: its files are empty ({empty}); give files with text")
-    return list(sources.values())
-
-
-def _expand(pattern: str, reading: Reading) -> Iterator[Source]:
-    """The sources that a path, a folder or a glob stands for.
-
-    Raises:
-        DataError: there are none, or the folder is a corpus.
-    """
-    path = Path(os.path.expanduser(pattern))  # unlike Path.expanduser it takes a name such as ~draft.txt as it is
-    if path.is_dir():
-        if _is_corpus(path):
-            raise DataError(f"{path}: is a corpus already; give the text that another is to be built of")
-        files = _files_below(path)
-        found = [item for item in files if _format_of(item.name) and item.stat().st_size]
-        if not found:
-            known = f"{len(files)} files, none of {' '.join(SUFFIXES)}"
-            raise DataError(f"{path}: a folder without readable files ({known}); give the files by name")
-        for item in found:
-            yield from _members(item, reading)
-    elif path.exists():
-        yield from _members(path, reading)
-    elif glob.has_magic(pattern):
-        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
-        found = [item for item in found if item.is_file()]
-        if not found:
-            raise DataError(f"{pattern}: no file matches; check the pattern (** stands for any folders)")
-        for item in found:
-            yield from _members(item, reading)
-    else:
-        raise DataError(f"{pattern}: no such file or folder; give existing files, folders or globs")
-
-
-def _is_corpus(folder: Path) -> bool:
-    """Whether a corpus, or a part of one, lies in ``folder``, or is being built there."""
-    if (folder / MANIFEST).exists() and (folder / COUNTS).exists():
-        return True
-    for plan in (folder / PLAN, folder / WORK / PLAN, folder / WORK / MERGE):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            if "num_shards" in json.loads(plan.read_bytes()):
-                return True
-    return False
-
-
-def _files_below(folder: Path) -> list[Path]:
-    """The files below ``folder`` that are neither hidden nor in a corpus, by name; also behind links to folders, each
-    folder once."""
-
-    def refuse(error: OSError) -> None:
-        raise DataError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from None
-
-    found: list[Path] = []
-    seen = set()
-    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        if (real := os.path.realpath(place)) in seen or _is_corpus(Path(place)):
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(place, name) for name in names if not name.startswith(".")]
-    for item in found:
-        if not item.exists():
-            raise DataError(f"{item}: a link to {os.readlink(item)}, which is missing; fetch that, or delete the link")
-    return sorted(item for item in found if item.is_file())
-
-
-def _members(path: Path, reading: Reading) -> Iterator[Source]:
-    if not path.is_file():
-        raise DataError(f"{path}: a pipe or a device, which cannot be read twice; write it to a file first")
-    if path.stat().st_size == 0:
-        raise DataError(f"{path}: the file is empty; give a file with text")
-    if path.suffix.lower() != ".zip":
-        yield Source(path=path, format=reading.format or _format_of(path.name) or "text", name=str(path))
-        return
-    with errors_of(str(path)), zipfile.ZipFile(path) as archive:
-        members = {item.filename: item.file_size for item in archive.infolist() if not item.is_dir() and item.file_size}
-    known = sorted(name for name in members if _format_of(name) and "__MACOSX" not in name)
-    if not known:
-        raise DataError(f"{path}: none of the {len(members)} files in the archive ends in {' '.join(SUFFIXES)}")
-    for name in known:
-        kind = reading.format or _format_of(name) or "text"
-        yield Source(path=path, format=kind, member=name, name=f"{path}!{name}", member_bytes=members[name])
-
-
-def _format_of(name: str) -> Format | None:
+def format_of(name: str) -> Format | None:
     """The format that a file name says, without the suffix of compression; archives may hold anything."""
     path = Path(name.lower())
     if path.suffix == ".zip":
@@ -243,7 +123,7 @@ def inspect_source(source: Source, reading: Reading) -> Source:
     with errors_of(source.name), source.open() as file:
         head = file.read(1 << 16)
         if not head:
-            raise _EmptyFile(f"{source.name}: the file is empty; give a file with text")
+            raise EmptyFile(f"{source.name}: the file is empty; give a file with text")
         _refuse_binary(source, head)
         if source.format in ("text", "markdown"):
             return source
@@ -251,7 +131,7 @@ def inspect_source(source: Source, reading: Reading) -> Source:
             while b"\n" not in head.lstrip() and len(head) < MAX_RECORD and (more := file.read(BLOCK)):
                 head += more
             if not head.removeprefix(codecs.BOM_UTF8).strip():
-                raise _EmptyFile(f"{source.name}: nothing but blank lines; give a file with text")
+                raise EmptyFile(f"{source.name}: nothing but blank lines; give a file with text")
             return _inspect_jsonl(source, reading, head)
         return _inspect_table(source, reading, head.decode("utf-8-sig", "replace"))
 
@@ -297,7 +177,7 @@ def _inspect_jsonl(source: Source, reading: Reading, head: bytes) -> Source:
     if not known and not lengths:
         raise DataError(f"{source.name}: no field with text in the first line; it has {listed(record)}; give --field")
     field = known or max(lengths, key=lambda name: lengths[name])
-    return dataclasses.replace(source, field=field, inferred=True)
+    return dataclasses.replace(source, field=field)
 
 
 def _inspect_table(source: Source, reading: Reading, head: str) -> Source:
@@ -315,8 +195,8 @@ def _inspect_table(source: Source, reading: Reading, head: str) -> Source:
         for row in itertools.islice(table_rows(source, io.StringIO(head, newline="")), 50):
             rows += [row] if row else []
     if not rows:
-        raise _EmptyFile(f"{source.name}: no rows; give a file with text")
-    if isinstance(reading.field, int) or (isinstance(reading.field, str) and reading.field.isdigit()):
+        raise EmptyFile(f"{source.name}: no rows; give a file with text")
+    if isinstance(reading.field, int) or (isinstance(reading.field, str) and reading.field.isdecimal()):
         if int(reading.field) >= len(rows[0]):
             raise DataError(f"{source.name}: no column {reading.field} (from 0); the first row has {len(rows[0])}")
         return dataclasses.replace(source, field=int(reading.field))
@@ -328,11 +208,11 @@ def _inspect_table(source: Source, reading: Reading, head: str) -> Source:
     lower = [name.lower() for name in header]
     known = next((name for name in TEXT_FIELDS if name in lower), None)
     if known:
-        return dataclasses.replace(source, field=header[lower.index(known)], inferred=True)
+        return dataclasses.replace(source, field=header[lower.index(known)])
     sizes = [sum(len(row[column]) for row in rows[1:] if column < len(row)) for column in range(len(header))]
     column = max(range(len(header)), key=lambda column: (sizes[column], len(header[column])))
     named = all(0 < len(name) <= 40 for name in header) and len(set(header)) == len(header)
-    return dataclasses.replace(source, field=header[column] if named else column, inferred=True)
+    return dataclasses.replace(source, field=header[column] if named else column)
 
 
 def _inspect_parquet(source: Source, reading: Reading) -> Source:
@@ -352,7 +232,7 @@ def _inspect_parquet(source: Source, reading: Reading) -> Source:
     if known is None and len(only) != 1:
         remedy = "give --field" if texts else "text is of type string, or a list of strings"
         raise DataError(f"{source.name}: which column holds the text? it has {columns}; {remedy}")
-    return dataclasses.replace(source, field=known or only[0], inferred=True)
+    return dataclasses.replace(source, field=known or only[0])
 
 
 def table_rows(source: Source, text: IO[str]) -> Any:

@@ -13,7 +13,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from encoderlab.corpus.shards import MANIFEST, Corpus, file_hash, unigram_entropy
+from encoderlab.corpus.manifest import MANIFEST, file_hash
+from encoderlab.corpus.shards import Corpus, unigram_entropy
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.train import folder

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from encoderlab.config import from_dict, read_file
-from encoderlab.corpus.shards import TOKENIZER, Corpus, verify
+from encoderlab.corpus.manifest import TOKENIZER, verify
+from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import DataError
 from encoderlab.interchange import folder as folders
