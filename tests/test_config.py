@@ -163,6 +163,7 @@ def test_a_choice_is_made_by_its_kind() -> None:
         ({"hole.radius": 1}, "--set: hole names no kind; choose from: circle, square"),
         ({"layers": [{"kind": "circle", "radios": 1}]}, "unknown key 'layers.0.radios'; did you mean 'radius'?"),
         ({"layers.0.radius": 1}, "--set: unknown key 'layers.0'; nothing lies below it"),
+        ({"layers": [], "layers.²": 1}, "--set: unknown key 'layers.²'; nothing lies below it"),
         ({"pages.first": 1}, "--set: unknown key 'pages.first'; nothing lies below it"),
         ({"pages": "many"}, "--set: pages: Input should be a valid integer"),
         ({"pages": "2.5"}, "(got 2.5)"),

@@ -15,7 +15,7 @@ import math
 import reprlib
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from encoderlab.errors import ConfigError, nearest
 
 T = TypeVar("T")
-log = logging.getLogger("encoderlab")
+log = logging.getLogger(__name__)
 
 
 def to_dict(value: Any) -> Any:
@@ -48,6 +48,76 @@ def from_dict(kind: type[T], data: Any, *, where: str = "configuration") -> T:
     return _validated(kind, _read(kind, data, where), where, "")
 
 
+def _read(hint: Any, data: Any, where: str, path: str = "") -> Any:
+    """``data`` with its dictionaries turned into the configurations that the type ``hint`` asks for, innermost first.
+
+    So pydantic sees one option where there is a choice, and its message is about that one.
+    """
+    if isinstance(data, (list, tuple)):
+        return [_read(_entry_hint(hint, i), item, where, f"{path}.{i}") for i, item in enumerate(data)]
+    options = _options(hint)
+    if not isinstance(data, dict) or not options:
+        return data
+    option = _chosen(options, data, where, path)
+    hints, values = _field_hints(option), {}
+    for key, value in data.items():
+        inside = f"{path}.{key}"
+        if key not in hints:
+            known = _elsewhere(str(key), data, path) or nearest(str(key), hints)
+            raise ConfigError(f"{where}: unknown key {inside[1:]!r}{known}")
+        values[key] = _read(hints[key], value, where, inside)
+    return _validated(option, values, where, path)
+
+
+def _validated(hint: Any, value: Any, where: str, path: str) -> Any:
+    """``value`` as pydantic reads it; its first objection as a ConfigError with the path of the field."""
+    try:
+        return _adapter(hint).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        # The field, then indices of lists and the names of types that a union tried; those are left out.
+        place = [str(part) for i, part in enumerate(first["loc"]) if i == 0 or isinstance(part, int)]
+        path = ".".join([path, *place]).strip(".")
+        if first["type"] == "missing":
+            raise ConfigError(f"{where}: key {path!r} is missing") from None
+        message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "dataclass_type":
+            message = "Input should be a mapping of fields to values"
+        prefix = f"{where}: {path}" if path else where
+        raise ConfigError(f"{prefix}: {message} (got {reprlib.repr(first['input'])})") from None
+
+
+def _chosen(options: dict[str | None, Any], data: dict, where: str, path: str) -> Any:
+    """The option that ``data`` names by its ``kind``; where there is one option, that one."""
+    if len(options) == 1:
+        return next(iter(options.values()))
+    kind, known = data.get("kind"), [str(name) for name in options]
+    if (option := _named(options, kind)) is not None:
+        return option
+    place = path.removeprefix(".") or "the configuration"
+    if kind is None:
+        raise ConfigError(f"{where}: {place} names no kind{nearest('', known)}")
+    raise ConfigError(f"{where}: {place} has unknown kind {kind!r}{nearest(str(kind), known)}")
+
+
+def _elsewhere(key: str, data: dict, path: str) -> str:
+    """A clause that names the fields called ``key`` deeper in ``data``, the shallowest first; nothing where none is."""
+    others = {name: value for name, value in data.items() if name != key}
+    found = [place for place in _places(others, path) if place.endswith(f".{key}")]
+    found.sort(key=lambda place: place.count("."))
+    named = " or ".join(repr(place[1:]) for place in found[:3])
+    return f"; did you mean {named}?" if found else ""
+
+
+def _places(data: Any, path: str) -> Iterator[str]:
+    """The paths of everything in plain data, which itself lies at ``path``."""
+    if isinstance(data, list):
+        data = dict(enumerate(data))
+    for name, value in data.items() if isinstance(data, dict) else ():
+        yield f"{path}.{name}"
+        yield from _places(value, f"{path}.{name}")
+
+
 def override(config: T, assignments: Mapping[str, Any], *, where: str = "--set") -> T:
     """A copy of ``config`` with the fields at dotted paths replaced: ``{"optim.lr": "3e-4"}``.
 
@@ -62,22 +132,55 @@ def override(config: T, assignments: Mapping[str, Any], *, where: str = "--set")
     data = to_dict(config)
     for path, value in sorted(assignments.items(), key=lambda item: _kinds_first(item[0])):
         *parents, last = path.split(".")
-        node, allowed = data, type(config)
-        for depth, part in enumerate(parents):
-            place = _place(node, part, ".".join(parents[: depth + 1]), where)
-            if isinstance(node, dict) and node.get(place) is None:
-                node[place] = {}
-            node, allowed = node[place], _below(allowed, node, place)
+        node, hint = _walk(data, type(config), parents, where)
         place = _place(node, last, path, where)
-        new = _meant(_below(allowed, node, place), value) if isinstance(value, str) else value
-        if last == "kind" and len(_options(allowed)) > 1 and node.get("kind") != new:
-            fresh = _defaults(_named(_options(allowed), new))
-            _tell_reset(node, fresh, path, set(assignments), where, path.removesuffix("kind"))
+        if isinstance(value, str):
+            value = _meant(_hint_at(hint, node, place), value)
+        if last == "kind" and len(_options(hint)) > 1 and node.get("kind") != value:
+            defaults = _defaults(_named(_options(hint), value))
+            for name, before, now in _changes(node, defaults, path.removesuffix("kind")):
+                if not any(f"{other}.".startswith(f"{name}.") for other in assignments):
+                    log.warning("%s: %s changes %s from %s to %s", where, path, name, before, now)
             node.clear()
-            node.update(fresh)
-        before = node.get(place) if isinstance(node, dict) else None
-        node[place] = before if new == {} and isinstance(before, dict) else new
+            node.update(defaults)
+        if value == {} and isinstance(node, dict) and isinstance(node.get(place), dict):
+            continue
+        node[place] = value
     return from_dict(type(config), data, where=where)
+
+
+def _kinds_first(path: str) -> tuple[bool, int]:
+    """The order of assignments: kinds, the outermost first, and then the others as they came."""
+    is_kind = path == "kind" or path.endswith(".kind")
+    return not is_kind, path.count(".") if is_kind else 0
+
+
+def _walk(data: Any, hint: Any, parts: Sequence[str], where: str) -> tuple[Any, Any]:
+    """What lies at the path ``parts`` of ``data``, made where nothing does, and its type."""
+    for depth, part in enumerate(parts, 1):
+        place = _place(data, part, ".".join(parts[:depth]), where)
+        if isinstance(data, dict) and data.get(place) is None:
+            data[place] = {}
+        data, hint = data[place], _hint_at(hint, data, place)
+    return data, hint
+
+
+def _place(node: Any, part: str, path: str, where: str) -> Any:
+    """The key of ``part`` in a mapping, or its index in a list; unknown keys are refused when all are set."""
+    if isinstance(node, dict):
+        return part
+    if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+        return int(part)
+    known = [str(i) for i in range(len(node))] if isinstance(node, list) else []
+    raise ConfigError(f"{where}: unknown key {path!r}{nearest(part, known) if known else '; nothing lies below it'}")
+
+
+def _meant(hint: Any, text: str) -> Any:
+    """The value that ``text`` of a command line stands for in a field of type ``hint``; a title 2024 is no number."""
+    value, allowed = parse_value(text), set(_alternatives(hint))
+    if allowed == {str} or (allowed == {str, types.NoneType} and value is not None):
+        return text
+    return value
 
 
 def _defaults(option: Any) -> dict[str, Any]:
@@ -86,41 +189,14 @@ def _defaults(option: Any) -> dict[str, Any]:
     return {field.name: to_dict(field.default) for field in fields if field.default is not dataclasses.MISSING}
 
 
-def _tell_reset(
-    old: Mapping[str, Any], fresh: Mapping[str, Any], path: str, assigned: set[str], where: str, inside: str
-) -> None:
-    """Say which fields of ``old`` have a namesake in the ``fresh`` ones that take their place, with another value."""
-    for name, now in fresh.items():
-        place, before = f"{inside}{name}", old.get(name, now)
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any], inside: str) -> Iterator[tuple[str, Any, Any]]:
+    """Path, old and new value of each field that both have, where the values differ; paths begin with ``inside``."""
+    for name, now in new.items():
+        before = old.get(name, now)
         if isinstance(before, dict) and isinstance(now, dict):
-            _tell_reset(before, now, path, assigned, where, f"{place}.")
-        elif before != now and not any(f"{other}.".startswith(f"{place}.") for other in assigned):
-            log.warning("%s: %s changes %s from %s to %s", where, path, place, before, now)
-
-
-def check_least(config: object, least: int, *names: str) -> None:
-    """Refuse fields below ``least`` or not finite; one that is None is not set.
-
-    Raises:
-        ConfigError: with the name of the field.
-    """
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not least <= value < math.inf:
-            wrong = f"below {least}" if value < least else "not finite"
-            raise ConfigError(f"{name} {value} is {wrong}; give at least {least}")
-
-
-def check_shares(config: object, *names: str) -> None:
-    """Refuse fields that are no share of what can be dropped: below 0, or 1 and above.
-
-    Raises:
-        ConfigError: with the name of the field.
-    """
-    for name in names:
-        value = getattr(config, name)
-        if not 0 <= value < 1:
-            raise ConfigError(f"{name} {value} is no share; give a number from 0 up to, but not including, 1")
+            yield from _changes(before, now, f"{inside}{name}.")
+        elif before != now:
+            yield f"{inside}{name}", before, now
 
 
 def parse_value(text: str) -> Any:
@@ -165,74 +241,37 @@ def _problem(error: Exception) -> str:
     return f": {' '.join(str(error).split())}"
 
 
-def _read(kind: Any, data: Any, where: str, path: str = "") -> Any:
-    """``data`` with its dictionaries turned into the configurations that ``kind`` asks for, innermost first.
+def check_least(config: object, least: int, *names: str) -> None:
+    """Refuse fields below ``least`` or not finite; one that is None is not set.
 
-    So pydantic sees one option where there is a choice, and its message is about that one.
+    Raises:
+        ConfigError: with the name of the field.
     """
-    if isinstance(data, (list, tuple)):
-        return [_read(_entry(kind, i), item, where, f"{path}.{i}") for i, item in enumerate(data)]
-    options = _options(kind)
-    if not isinstance(data, dict) or not options:
-        return data
-    option = _chosen(options, data, where, path)
-    hints, values = _hints(option), {}
-    for key, value in data.items():
-        inside = f"{path}.{key}"
-        if key not in hints:
-            known = _elsewhere(str(key), data, path) or nearest(str(key), hints)
-            raise ConfigError(f"{where}: unknown key {inside[1:]!r}{known}")
-        values[key] = _read(hints[key], value, where, inside)
-    return _validated(option, values, where, path)
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not least <= value < math.inf:
+            wrong = f"below {least}" if value < least else "not finite"
+            raise ConfigError(f"{name} {value} is {wrong}; give at least {least}")
 
 
-def _elsewhere(key: str, data: dict, path: str) -> str:
-    """A clause that names the fields called ``key`` deeper in ``data``, the shallowest first; nothing where none is."""
-    others = {name: value for name, value in data.items() if name != key}
-    found = [place for place in _places(others, path) if place.endswith(f".{key}")]
-    found.sort(key=lambda place: place.count("."))
-    named = " or ".join(repr(place[1:]) for place in found[:3])
-    return f"; did you mean {named}?" if found else ""
+def check_shares(config: object, *names: str) -> None:
+    """Refuse fields that are no share of what can be dropped: below 0, or 1 and above.
+
+    Raises:
+        ConfigError: with the name of the field.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value < 1:
+            raise ConfigError(f"{name} {value} is no share; give a number from 0 up to, but not including, 1")
 
 
-def _places(data: Any, path: str) -> Iterator[str]:
-    """The paths of everything in plain data, which itself lies at ``path``."""
-    entries: Iterable[Any] = (
-        data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    )
-    for name, value in entries:
-        yield f"{path}.{name}"
-        yield from _places(value, f"{path}.{name}")
+# Type hints: what a field, an entry of a list or the whole configuration may be.
 
 
-def _validated(kind: Any, value: Any, where: str, path: str) -> Any:
-    try:
-        return _adapter(kind).validate_python(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        # The field, then indices of lists and the names of types that a union tried; those are left out.
-        place = [str(part) for i, part in enumerate(first["loc"]) if i == 0 or isinstance(part, int)]
-        path = ".".join([path, *place]).strip(".")
-        if first["type"] == "missing":
-            raise ConfigError(f"{where}: key {path!r} is missing") from None
-        message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "dataclass_type":
-            message = "Input should be a mapping of fields to values"
-        prefix = f"{where}: {path}" if path else where
-        raise ConfigError(f"{prefix}: {message} (got {reprlib.repr(first['input'])})") from None
-
-
-def _chosen(options: dict[str | None, Any], data: dict, where: str, path: str) -> Any:
-    """The option that ``data`` names by its ``kind``; where there is one option, that one."""
-    if len(options) == 1:
-        return next(iter(options.values()))
-    kind, known = data.get("kind"), [str(name) for name in options]
-    if (option := _named(options, kind)) is not None:
-        return option
-    place = path.removeprefix(".") or "the configuration"
-    if kind is None:
-        raise ConfigError(f"{where}: {place} names no kind{nearest('', known)}")
-    raise ConfigError(f"{where}: {place} has unknown kind {kind!r}{nearest(str(kind), known)}")
+def _options(hint: Any) -> dict[str | None, Any]:
+    """The dataclasses among what ``hint`` allows, by their ``kind`` field."""
+    return {getattr(part, "kind", None): part for part in _alternatives(hint) if dataclasses.is_dataclass(part)}
 
 
 def _named(options: Mapping[str | None, Any], kind: Any) -> Any:
@@ -240,63 +279,35 @@ def _named(options: Mapping[str | None, Any], kind: Any) -> Any:
     return options.get(kind) if kind is None or isinstance(kind, str) else None
 
 
-def _options(kind: Any) -> dict[str | None, Any]:
-    """The dataclasses among what ``kind`` allows, by their ``kind`` field."""
-    parts = typing.get_args(kind) if _is_union(kind) else (kind,)
-    return {getattr(part, "kind", None): part for part in parts if dataclasses.is_dataclass(part)}
-
-
-def _below(kind: Any, data: Any, place: str | int) -> Any:
-    """The type of the field or entry at ``place`` of ``data``, whose own type is ``kind``; Any where it has none."""
+def _hint_at(hint: Any, data: Any, place: str | int) -> Any:
+    """The hint of the field or entry at ``place`` of ``data``, whose own is ``hint``; Any where it has none."""
     if isinstance(place, int):
-        return _entry(kind, place)
-    options = _options(kind)
+        return _entry_hint(hint, place)
+    options = _options(hint)
     option = next(iter(options.values())) if len(options) == 1 else _named(options, data.get("kind"))
-    return Any if option is None else _hints(option).get(place, Any)
+    return Any if option is None else _field_hints(option).get(place, Any)
 
 
-def _entry(kind: Any, index: int) -> Any:
-    """The type of an entry of the list or tuple that ``kind`` allows."""
-    for part in typing.get_args(kind) if _is_union(kind) else (kind,):
+def _entry_hint(hint: Any, index: int) -> Any:
+    """The hint of an entry of the list or tuple that ``hint`` allows; Any where it allows none."""
+    for part in _alternatives(hint):
         if typing.get_origin(part) in (list, tuple):
             entries = typing.get_args(part)
             return entries[min(index, len(entries) - 1)] if entries[-1] is not ... else entries[0]
     return Any
 
 
-def _is_union(kind: Any) -> bool:
-    return typing.get_origin(kind) in (typing.Union, types.UnionType)
-
-
-def _meant(kind: Any, text: str) -> Any:
-    """The value that ``text`` of a command line stands for in a field of type ``kind``; a title 2024 is no number."""
-    value = parse_value(text)
-    holds_text = kind is str or _is_union(kind) and set(typing.get_args(kind)) == {str, types.NoneType}
-    return text if holds_text and (value is not None or kind is str) else value
-
-
-def _kinds_first(path: str) -> tuple[bool, int]:
-    """The order of assignments: kinds, the outermost first, and then the others as they came."""
-    kind = path == "kind" or path.endswith(".kind")
-    return not kind, path.count(".") if kind else 0
-
-
-def _place(node: Any, part: str, path: str, where: str) -> Any:
-    """The key of ``part`` in a mapping, or its index in a list; unknown keys are refused when all are set."""
-    if isinstance(node, dict):
-        return part
-    if isinstance(node, list) and part.isdigit() and int(part) < len(node):
-        return int(part)
-    known = [str(i) for i in range(len(node))] if isinstance(node, list) else []
-    raise ConfigError(f"{where}: unknown key {path!r}{nearest(part, known) if known else '; nothing lies below it'}")
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; of anything else, itself."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
 @functools.cache
-def _adapter(kind: Any) -> TypeAdapter:
-    return TypeAdapter(kind)
+def _field_hints(option: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(option)
+    return {field.name: hints[field.name] for field in dataclasses.fields(option)}
 
 
 @functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+def _adapter(hint: Any) -> TypeAdapter:
+    return TypeAdapter(hint)

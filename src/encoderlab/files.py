@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, and where those go that can be made again."""
+"""Writing files whole or not at all, locking what one process may write, and the folder of caches."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
+
+_NO_LOCKS = "%s: cannot be locked (%s); let no other process write there"
 
 HOME, KERNELS = "ENCODERLAB_HOME", "ENCODERLAB_KERNELS"
 VARIABLES = (HOME, KERNELS)
@@ -48,7 +50,7 @@ def finite(value: Any) -> Any:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """As :func:`write_text`."""
+    """Replace the file at ``path`` by ``data``, as :func:`write_text` does; its folder is made if missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(path) as file:
         file.write(data)
@@ -99,9 +101,6 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-_NO_LOCKS = "%s: cannot be locked (%s); let no other process write there"
 
 
 def cache_folder() -> Path:
