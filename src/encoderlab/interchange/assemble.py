@@ -17,7 +17,7 @@ from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.positions import Absolute
 
-log = logging.getLogger("encoderlab")
+log = logging.getLogger(__name__)
 
 Models = dict[str, Model]
 """What was read: ``{"model": ...}``, or the ``generator`` and the ``discriminator`` that were trained together."""

@@ -18,7 +18,7 @@ from encoderlab.objectives.rtd import RTDSettings
 from encoderlab.train.networks import bare_objective
 from encoderlab.train.recipe import Recipe
 
-log = logging.getLogger("encoderlab")
+log = logging.getLogger(__name__)
 
 
 def check(recipe: Recipe) -> None:

@@ -17,7 +17,7 @@ from encoderlab.nn.positions import Absolute
 from encoderlab.nn.spanconv import SpanDynamic
 from encoderlab.train.recipe import Recipe
 
-log = logging.getLogger("encoderlab")
+log = logging.getLogger(__name__)
 
 
 def source_of(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Model, Model | None]:

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import IO, Any
 
 import encoderlab
-from encoderlab.corpus.shards import TOKENIZER
+from encoderlab.corpus.manifest import TOKENIZER
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.corpus.workers import cores
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import finite, locked, write_json
 
-log = logging.getLogger("encoderlab")
+log = logging.getLogger(__name__)
+_PACKAGE = logging.getLogger("encoderlab")  # where the lines of every module pass, and so what a run.log holds
 
 RECIPE, METRICS, LOG, PROVENANCE, LOCK = "recipe.json", "metrics.jsonl", "run.log", "provenance.json", ".lock"
 EXECUTION = ("execution.", "checkpoints.", "log_every")
@@ -56,8 +57,8 @@ class RunFolder:
             raise _unwritable(path, error) from None
         self._metrics: IO[bytes] | None = None
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        log.addHandler(self._handler)
-        log.setLevel(min(log.level or logging.INFO, logging.INFO))
+        _PACKAGE.addHandler(self._handler)
+        _PACKAGE.setLevel(min(_PACKAGE.level or logging.INFO, logging.INFO))
 
     def _claim(self, recipe: dict[str, Any], data: dict[str, str]) -> None:
         """Make the folder this run's, or check that it is already."""
@@ -146,7 +147,7 @@ class RunFolder:
         if self._metrics is not None:
             with suppress(OSError):  # on a full disk, what :meth:`write_metrics` could not write fails again
                 self._metrics.close()
-        log.removeHandler(self._handler)
+        _PACKAGE.removeHandler(self._handler)
         with suppress(OSError):
             self._handler.close()
         self._lock.close()

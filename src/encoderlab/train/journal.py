@@ -12,7 +12,7 @@ from encoderlab.train.folder import RunFolder
 from encoderlab.train.progress import Board, Display
 from encoderlab.train.recipe import Training
 
-log = logging.getLogger("encoderlab")
+log = logging.getLogger(__name__)
 SHOWN = {"shown": True}  # marks a record of the log that the display shows, and no other handler has to
 
 

@@ -36,7 +36,7 @@ from encoderlab.train.recipe import Budget, Training
 from encoderlab.train.signals import STOP_SIGNALS, collected_signals
 from encoderlab.train.tally import Tally, measure, summary
 
-log = logging.getLogger("encoderlab")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ FOLDER = Path(__file__).parent / "cpp"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden")
 MATH = ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @functools.cache
@@ -68,7 +68,7 @@ def compile_library(compiler: str) -> Path:
         return library
     with one_at_a_time(folder / "lock"):
         if not library.exists():
-            logger.info("compiling the kernels with %s, once on this machine", compiler)
+            log.info("compiling the kernels with %s, once on this machine", compiler)
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 made = Path(scratch) / library.name
                 command = [*shlex.split(compiler), *FLAGS, *MATH, str(FOLDER / "ops.cpp"), "-o", str(made)]
@@ -83,7 +83,7 @@ def open_library(compiler: str) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
-        logger.info("%s; compiling it again", error)
+        log.info("%s; compiling it again", error)
         library.unlink(missing_ok=True)
         return ctypes.CDLL(str(compile_library(compiler)))
 
@@ -95,13 +95,13 @@ def load() -> ctypes.CDLL | None:
         return None
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
     if compiler is None:
-        logger.warning("no C++ compiler was found: the plain kernels run, which are slower; install g++")
+        log.warning("no C++ compiler was found: the plain kernels run, which are slower; install g++")
         return None
     try:
         return open_library(compiler)
     except (OSError, ImportError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
-        logger.warning("the kernels cannot be compiled, the plain ones run, which are slower: %s", *reason or [error])
+        log.warning("the kernels cannot be compiled, the plain ones run, which are slower: %s", *reason or [error])
         return None
 
 
@@ -123,7 +123,7 @@ def find_triton() -> bool:
         return importlib.import_module("triton").runtime.driver.active.utils is not None
     except Exception as error:  # of many kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-        logger.warning("no kernels for this GPU, the plain ones run, which are slower: %s", reason)
+        log.warning("no kernels for this GPU, the plain ones run, which are slower: %s", reason)
         return False
 
 
