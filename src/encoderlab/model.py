@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -196,6 +197,15 @@ def build(name: str, *, seed: int = 0, tokenizer: Tokenizer | None = None, **set
     if tokenizer is not None:
         config = models.base.resized(config, vocab=tokenizer.vocab_size)
     return Model(config, tokenizer).initialize(seed)
+
+
+def weights_hash(model: Model) -> str:
+    """SHA-256 of the weights by name: which model this is, whatever file it came from."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:

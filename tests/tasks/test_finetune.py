@@ -12,7 +12,7 @@ import torch
 from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError, Stopped
 from encoderlab.interchange.load import load
-from encoderlab.model import Model
+from encoderlab.model import Model, weights_hash
 from encoderlab.models.base import resized
 from encoderlab.nn.noise import Noise
 from encoderlab.tasks import suites
@@ -27,7 +27,7 @@ from encoderlab.tasks.finetune import (
 )
 from encoderlab.tasks.folder import read_task
 from encoderlab.tasks.form import FormSettings, Predictions
-from encoderlab.tasks.objective import TaskObjective, form_of, model_hash, with_head
+from encoderlab.tasks.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.predict import (
     Predictor,
     check_head,
@@ -265,9 +265,9 @@ def test_a_finished_run_predicts_the_splits_it_did_not_have(tmp_path, name, froz
 def test_the_given_model_is_left_as_it_is(tmp_path):
     task, splits = data("single", train=32, dev=8)
     start = model()
-    before = model_hash(start)
+    before = weights_hash(start)
     result = finetune(start, task, splits, replace(RECIPE, epochs=1, dropout=0.2), tmp_path / "run")
-    assert model_hash(start) == before and model_hash(load(tmp_path / "run")) != before
+    assert weights_hash(start) == before and weights_hash(load(tmp_path / "run")) != before
     assert to_dict(load(tmp_path / "run").config)["encoder"]["dropout"] == 0.2
     assert result.record["head"] == "the task head is new"
 
@@ -433,7 +433,7 @@ def test_prediction_does_not_depend_on_neighbours():
 
 def test_prepared_copies_weights():
     start = model()
-    assert model_hash(prepared(start, replace(RECIPE, dropout=0.3))) == model_hash(start)
+    assert weights_hash(prepared(start, replace(RECIPE, dropout=0.3))) == weights_hash(start)
 
 
 def test_labels_that_training_never_shows_are_refused(tmp_path):

@@ -23,7 +23,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.inference import reading_apart
 from encoderlab.interchange.heads import NUMBER
 from encoderlab.interchange.load import load
-from encoderlab.model import Model
+from encoderlab.model import Model, weights_hash
 from encoderlab.nn.heads import SpanHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Term
@@ -31,7 +31,7 @@ from encoderlab.objectives.distill import soft_term
 from encoderlab.tasks.base import Task
 from encoderlab.tasks.classify import Classify
 from encoderlab.tasks.form import Form
-from encoderlab.tasks.objective import TaskObjective, model_hash
+from encoderlab.tasks.objective import TaskObjective
 from encoderlab.tasks.predict import task_of_model
 from encoderlab.tasks.rows import TaskBatch
 
@@ -136,7 +136,7 @@ def read_teacher(settings: Teaching) -> tuple[Model, Teaching]:
     if not settings.teacher:
         raise ConfigError("distillation needs a teacher; give the folder of a fine-tuned model: --teacher FOLDER")
     teacher = reading_apart(load(settings.teacher))
-    parts = f"{model_hash(teacher)} {teacher.config.labels}"
+    parts = f"{weights_hash(teacher)} {teacher.config.labels}"
     return teacher, replace(settings, teacher=hashlib.sha256(parts.encode()).hexdigest())
 
 

@@ -14,7 +14,7 @@ import safetensors.torch
 from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange.load import load
-from encoderlab.model import Model
+from encoderlab.model import Model, weights_hash
 from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
 from encoderlab.models.convbert import masking_padding
@@ -38,7 +38,7 @@ from encoderlab.tasks.folder import (
 )
 from encoderlab.tasks.form import Form, FormSettings, Predictions
 from encoderlab.tasks.infer import with_labels
-from encoderlab.tasks.objective import TaskObjective, form_of, model_hash, with_head
+from encoderlab.tasks.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.predict import Predictor
 from encoderlab.tasks.rows import Item, ItemSource, Packing, TaskBatch, sorted_batches
 from encoderlab.tasks.scores import score
@@ -138,7 +138,7 @@ def finetune(
     recipe, teacher = _read_teacher(recipe)
     about = {"after": [], **(about or {})}
     if "model" not in about:
-        about["model"] = model_hash(model)
+        about["model"] = weights_hash(model)
     task = completed(task, splits["train"])
     identity = identity_of(task, about)
     check_splits(task, splits)
@@ -295,7 +295,7 @@ def _assemble(model: Model, task: Task, recipe: Recipe, out: Path, *, same: bool
         start, said = with_head(start, form, seed=recipe.seed, head=head, same=same)
         return start, form, said
     start.to(join(recipe.execution.device).device)
-    form = FrozenForm(form, Store(out.parent / "features", start, recipe.frozen, model_hash(start)))
+    form = FrozenForm(form, Store(out.parent / "features", start, recipe.frozen, weights_hash(start)))
     head = form.head(FAMILIES[start.config.family], start)
     if recipe.head_dropout is not None:
         head = replace(head, dropout=recipe.head_dropout)

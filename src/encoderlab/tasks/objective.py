@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 from encoderlab.batches.batch import Batch
 from encoderlab.errors import ConfigError
@@ -116,12 +113,3 @@ def with_head(
     why = "its labels or its kind are others" if same else "it was not trained for this task"
     had = "" if own is None else f" (the model's own is dropped: {why})"
     return model.with_task(wanted, form.head_labels(), seed), f"the task head is new{had}"
-
-
-def model_hash(model: Model) -> str:
-    """SHA-256 of the weights by name: which model this is."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

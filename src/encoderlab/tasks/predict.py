@@ -17,11 +17,11 @@ import torch
 
 from encoderlab.errors import ConfigError
 from encoderlab.inference import batch_tokens, evaluating, reading_apart
-from encoderlab.model import Model
+from encoderlab.model import Model, weights_hash
 from encoderlab.nn.heads import ClassificationHead, SpanHead, TaggingHead
 from encoderlab.tasks.base import Example, FormName, Question, Remarks, Task, Text
 from encoderlab.tasks.form import FormSettings, Predictions
-from encoderlab.tasks.objective import TaskObjective, form_of, model_hash
+from encoderlab.tasks.objective import TaskObjective, form_of
 from encoderlab.tasks.readers import Columns, Conll, Options, Squad, WordLists
 from encoderlab.tasks.rows import Item, TaskBatch, sorted_batches
 from encoderlab.tasks.span import SpanQA, average_answers
@@ -245,7 +245,7 @@ def _key(predictor: Predictor, path: Path, task: Task, chunk: int) -> str:
     """A hash of all that determines the predictions of a file; of the file itself, path, size and time of change."""
     size, changed = path.stat().st_size, path.stat().st_mtime_ns
     form = predictor.form
-    parts = [model_hash(predictor.model), form.settings, form.head_labels(), task.layouts]
+    parts = [weights_hash(predictor.model), form.settings, form.head_labels(), task.layouts]
     return hashlib.sha256(repr([*parts, str(path.resolve()), size, changed, chunk]).encode()).hexdigest()[:12]
 
 

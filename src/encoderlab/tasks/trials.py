@@ -17,14 +17,13 @@ from typing import Any
 from encoderlab.config import to_dict
 from encoderlab.errors import DataError, Diverged
 from encoderlab.files import write_json
-from encoderlab.model import Model
+from encoderlab.model import Model, weights_hash
 from encoderlab.tasks.base import Split, Task
 from encoderlab.tasks.encodings import Encodings
 from encoderlab.tasks.finetune import Recipe, finetune, remarks_of
 from encoderlab.tasks.folder import SCORE_FILE, Result
 from encoderlab.tasks.infer import hold_out
 from encoderlab.tasks.metrics import mean_interval
-from encoderlab.tasks.objective import model_hash
 from encoderlab.tasks.protocol import Protocol, at_point
 from encoderlab.train.folder import hardware
 
@@ -114,7 +113,7 @@ def run(
         dict(zip(protocol.grid, values, strict=True)) for values in itertools.product(*protocol.grid.values())
     ]
     recipes = [at_point(base, point, where="--grid") for point in points]  # a wrong one is refused before any training
-    about = {"protocol": protocol.name, "model": model_hash(model), "after": list(origin.after)}
+    about = {"protocol": protocol.name, "model": weights_hash(model), "after": list(origin.after)}
     runs = Runs(model=model, task=task, out=out, about=about, trained=origin.trained)
 
     def attempts(number: int, seeds: int, splits: Mapping[str, Split]) -> dict[int, Result | str]:

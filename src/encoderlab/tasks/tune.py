@@ -10,9 +10,8 @@ from typing import Any
 from encoderlab.config import parse_value
 from encoderlab.errors import ConfigError, Diverged, MissingDependency
 from encoderlab.files import write_json
-from encoderlab.model import Model
+from encoderlab.model import Model, weights_hash
 from encoderlab.tasks.base import Split, Task
-from encoderlab.tasks.objective import model_hash
 from encoderlab.tasks.protocol import Protocol, at_point, parse_values, split_assignment
 from encoderlab.tasks.trials import FRESH, Adjust, Origin, Runs, Say, describe, folder_name, silent
 
@@ -101,7 +100,7 @@ def tune(
             at_point(base, {name: value}, where="--tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=base.seed))
-    about = {"protocol": protocol.name, "model": model_hash(model), "search": "optuna", "after": list(origin.after)}
+    about = {"protocol": protocol.name, "model": weights_hash(model), "search": "optuna", "after": list(origin.after)}
     runs = Runs(model=model, task=task, out=out, about=about, trained=origin.trained)
     seen = {name: splits[name] for name in ("train", "dev")}
     tried: list[dict[str, Any]] = []

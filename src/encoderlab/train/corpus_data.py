@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from encoderlab.batches.batch import Batch
 from encoderlab.batches.loader import Format, Loader
@@ -19,8 +16,7 @@ from encoderlab.batches.streams import StreamFormat
 from encoderlab.corpus.shards import MANIFEST, Corpus, file_hash
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import DataError
-from encoderlab.interchange import folder as folders
-from encoderlab.model import Model
+from encoderlab.model import weights_hash
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import Distill
 from encoderlab.train.cost import operations
@@ -131,15 +127,6 @@ class _Splits:
     def _batch(self, rows: list[Row], seed: int) -> Batch:
         batch = self.objective.make_batch(rows, seed=seed)
         return batch.pin() if self.world.device.type == "cuda" else batch  # a copy from other memory waits for the GPU
-
-
-def weights_hash(model: Model) -> str:
-    """A SHA-256 of all weights, whatever file they came from."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(folders.weights(model).items()):
-        digest.update(name.encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 class LoaderSource:
