@@ -48,8 +48,14 @@ def test_equal_seeds_give_equal_weights_whatever_else_is_built() -> None:
 @pytest.mark.parametrize("name", ["deberta-tiny", "xlnet-tiny"])
 def test_a_query_stream_beside_convolution_is_refused(name: str) -> None:
     """Its queries stand side by side as chosen, so a convolution would mix tokens that are no neighbours."""
-    with pytest.raises(ConfigError, match="no neighbours to convolve; set encoder.conv to null"):
+    with pytest.raises(ConfigError, match="no neighbours to convolve; set encoder.conv to null, or mask_decoder"):
         build(name, **{"encoder.conv.kind": "span_dynamic"})
+
+
+def test_a_stem_convolution_beside_permutations_is_refused() -> None:
+    """It would show the tokens that are to be predicted to their neighbours."""
+    with pytest.raises(ConfigError, match="reads the tokens that a query stream is to predict; set encoder.stem_conv"):
+        build("xlnet-tiny", **{"encoder.stem_conv": {}})
 
 
 def test_truncated_weights_keep_two_deviations() -> None:

@@ -60,6 +60,11 @@ class Model(nn.Module):
                 "a query stream has no neighbours to convolve; "
                 "set encoder.conv to null, or mask_decoder to 0 and mask_vector to false"
             )
+        if config.mask_vector and encoder.stem_conv is not None:
+            raise ConfigError(
+                "the stem convolution reads the tokens that a query stream is to predict; "
+                "set encoder.stem_conv to null, or mask_vector to false"
+            )
         width, act, eps = encoder.width, encoder.activation, encoder.eps
         self.encoder = Encoder(encoder)
         self.pooler = PoolerHead(config.pooler, width) if config.pooler else None

@@ -211,3 +211,35 @@ def test_the_last_layer_at_chosen_places_is_the_last_layer() -> None:
 def test_a_stem_without_a_middle_is_refused(kernel: int) -> None:
     with pytest.raises(ConfigError, match=f"kernel {kernel} has no token in its middle; give an odd number"):
         StemConvolution(kernel=kernel)
+
+
+@pytest.mark.parametrize("part", [{"conv": conv} for conv in CONVS[2:]] + [{"stem_conv": StemConvolution()}])
+def test_a_convolution_of_later_tokens_is_refused_from_left_to_right(part: dict) -> None:
+    with pytest.raises(ConfigError, match="convolutions read later tokens"):
+        replace(BASE, causal=True, **part)
+    assert replace(BASE, causal=True, conv=Bottleneck()).attention_heads == 2
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("conv", CONVS[2:])
+def test_memory_is_attended_to_and_not_convolved(
+    conv: Convolution, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With values that only depend on the row, what convolutions add is the same with a memory as without."""
+    if not native:
+        monkeypatch.setattr(kernels.build, "available", lambda: False)
+    encoder = make(replace(BASE, position=RelativeShift(), conv=conv, layers=1)).eval()
+    attention, seen = encoder.blocks[0].attention, []
+    attention.conv.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    ids, memory = torch.randint(0, 50, (2, 9)), torch.randn(2, 70, 24)
+    encoder(ids, memory=(memory,))
+    encoder(ids, memory=(-memory,))
+    assert torch.equal(seen[0], seen[1]) and seen[0].isfinite().all() and seen[0].shape[1] == 9
+
+
+@pytest.mark.parametrize("conv", CONVS[2:])
+def test_a_query_stream_beside_a_convolution_is_refused(conv: Convolution) -> None:
+    encoder = make(replace(BASE, conv=conv)).eval()
+    states = encoder(torch.randint(0, 50, (2, 9)))
+    with pytest.raises(ConfigError, match="no neighbours to convolve"):
+        encoder.query_stream(states, states.last[:, :2], torch.tensor([[0, 1], [3, 4]]), layers=(2,))

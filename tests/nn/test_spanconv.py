@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from encoderlab.errors import ConfigError
+from encoderlab.nn import kernels
 from encoderlab.nn.feedforward import GroupedLinear
 from encoderlab.nn.kernels import plain
 from encoderlab.nn.spanconv import (
@@ -111,3 +112,10 @@ def test_grouped_linear_is_block_diagonal() -> None:
     torch.testing.assert_close(layer(x), x @ dense + layer.bias)
     with pytest.raises(ConfigError, match="do not divide"):
         GroupedLinear(6, 9, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kernels_of_other_positions_are_refused(dtype: torch.dtype) -> None:
+    x, logits = torch.randn(2, 9, 6, dtype=dtype), torch.randn(2, 8, 6, dtype=dtype)
+    with pytest.raises(ValueError, match=r"logits \(2, 8, 6\) do not fit x \(2, 9, 6\)"):
+        kernels.dynamic_convolution(x, logits, 2)

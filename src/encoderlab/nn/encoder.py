@@ -134,6 +134,11 @@ class EncoderConfig:
             raise ConfigError(
                 "disentangled positions have no left-to-right form; set causal to false or use relative_shift"
             )
+        if self.causal and (self.conv_branch is not None or self.stem_conv is not None):
+            raise ConfigError(
+                "convolutions read later tokens, which a left-to-right model must not see; "
+                "set conv and stem_conv to null, or causal to false"
+            )
         if self.stem_conv is not None and self.width % self.stem_conv.groups:
             raise ConfigError(
                 f"width {self.width} is not a multiple of the stem's {self.stem_conv.groups} groups; choose a divisor"
@@ -416,7 +421,12 @@ class Encoder(nn.Module):
         The queries stand at places ``at`` (B, T). XLNet's second stream is all layers in turn; DeBERTa's enhanced mask
         decoder is the last layer twice. Layer i reads ``states.layers[i]``, never the query stream, so this is exact.
         Costs T / L of the layers' query side, and nothing more where the states keep keys and values.
+
+        Raises:
+            ConfigError: layers with a convolution, which reads neighbours that the queries do not have.
         """
+        if self.config.conv_branch is not None:
+            raise ConfigError("a query stream has no neighbours to convolve; set encoder.conv to null")
         scope = states.scope.of_queries(at, visible, _remembered(memory))
         x = queries
         keyed: dict[int, Keyed | None] = dict(enumerate(states.keyed))

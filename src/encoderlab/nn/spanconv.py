@@ -106,7 +106,10 @@ def kept_heads(heads: int, head_ratio: int) -> int:
 
 
 class ConvolutionHeads(nn.Module):
-    """The branch beside attention: x (B, L, D), attention's queries and values (B, L, A) -> (B, L, A)."""
+    """The branch beside attention: x (B, L, D), attention's queries (B, L, A) and values (B, M, A) -> (B, L, A).
+
+    Memory is not convolved: of the values only those of the row are read.
+    """
 
     def __init__(self, config: Branch, width: int, heads: int, head_width: int) -> None:
         super().__init__()
@@ -134,7 +137,7 @@ class ConvolutionHeads(nn.Module):
             return self.pointwise(kernels.depthwise(x, self.depthwise, seen))
         if isinstance(config, SpanDynamic):
             logits = self.kernel(self._span(x, seen) * query)
-            value = value if self.value is None else self.value(x)
+            value = value[:, -x.shape[1] :] if self.value is None else self.value(x)
         else:
             assert self.value is not None
             value = self.value(x)

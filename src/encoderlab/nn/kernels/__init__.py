@@ -209,7 +209,12 @@ def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | Non
     """``out[b, t, h] = sum_j softmax(logits[b, t, h])_j x[b, t + j - J // 2, h]``: x (B, L, H K), logits (B, L, H J).
 
     Taps outside the row or document (see :func:`depthwise`) read zero; they keep their share of the softmax.
+
+    Raises:
+        ValueError: logits of other positions than those of x, which kernels would read beyond their end.
     """
+    if x.shape[:2] != logits.shape[:2]:
+        raise ValueError(f"logits {tuple(logits.shape)} do not fit x {tuple(x.shape)}; give a kernel for each position")
     fast = _kernels(x, logits)
     if fast is None or logits.shape[-1] > heads * fast.convolution.MOST_TAPS:
         return plain.dynamic_convolution(x, logits, heads, doc)
