@@ -19,7 +19,7 @@ from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.train import folder
 
-log = logging.getLogger("encoderlab")
+log = logging.getLogger(__name__)
 
 Line = Mapping[str, Any]
 DUPLICATE_SAMPLE = 20_000  # documents that are looked at for duplicates
