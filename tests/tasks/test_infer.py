@@ -313,6 +313,27 @@ def test_a_number_is_written_in_one_way(tmp_path):
         with_labels(task, task.read([path], "train"))
 
 
+STEMMED = {"question": {"stem": "What?", "choices": [{"label": "A", "text": "a"}, {"label": "B", "text": "b"}]}}
+
+
+@pytest.mark.parametrize(
+    ("record", "wanted"),
+    [
+        ({**STEMMED, "answerKey": "B"}, ("What?", ("a", "b"), (1,))),
+        ({"goal": "What?", "sol1": "a", "sol2": "b", "label": 1}, ("What?", ("a", "b"), (1,))),
+        ({"uid": "u", "context": "It rains.", "hypothesis": "Wet.", "label": "e"}, ("It rains.", "Wet.", "e")),
+    ],
+    ids=["OpenBookQA", "PIQA", "ANLI"],
+)
+def test_published_records_are_known_by_their_fields(tmp_path, record, wanted):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(record))
+    task, _ = task_of(path)
+    first = task.read([path], "train").examples[0]
+    names = ("question", "options", "answers") if task.form == "choice" else ("text", "pair", "label")
+    assert tuple(getattr(first, name) for name in names) == wanted
+
+
 COUNTED = "# a comment\n1\tOslo\tB-LOC\tO\n2\tis\tO\tO\n\n# another\n1\tAnn\tO\tB-PER\n"
 # Universal Dependencies: words of two tokens and words that are not written have lines of their own, and words have
 # spaces.

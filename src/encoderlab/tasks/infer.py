@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from encoderlab.errors import ConfigError, DataError, nearest
 from encoderlab.tasks import tables
@@ -26,14 +27,14 @@ from encoderlab.tasks.base import (
     Words,
     labels_of,
 )
-from encoderlab.tasks.readers import CharacterSpans, Columns, Conll, Layout, Options, Squad, WordLists, examples
+from encoderlab.tasks.readers import CharacterSpans, Columns, Conll, Layout, Options, Squad, Stems, WordLists, examples
 from encoderlab.tasks.readers.words import columns_of_words, has_word_lines
 
 # The usual names of columns, the most telling first.
 PAIRS = (
     ("sentence1", "sentence2"), ("text_a", "text_b"), ("texta", "textb"), ("premise", "hypothesis"), ("text1", "text2"),
     ("question1", "question2"), ("sentence_A", "sentence_B"), ("query", "document"), ("query", "passage"),
-    ("question", "sentence"), ("text", "pair"), ("a", "b"),
+    ("question", "sentence"), ("context", "hypothesis"), ("text", "pair"), ("a", "b"),
 )  # fmt: skip
 TEXTS = ("text", "sentence", "content", "text_a", "review", "comment", "body", "message", "tweet", "title", "document")
 LABELS = (
@@ -209,12 +210,12 @@ class _File:
     @property
     def options(self) -> tuple[str, ...]:
         """The column with the list of options, or the columns with one each: ending0, ending1, ... (option1, ...,
-        choice_a, ..., or a, b, c).
+        choice_a, ..., sol1, ..., or a, b, c).
         """
         for name in OPTIONS:
             if name in self.lower:
                 return (self.lower[name],)
-        for stem in ("ending", "choice", "option", "answer", "candidate"):
+        for stem in ("ending", "choice", "option", "answer", "candidate", "sol"):
             matches = (re.fullmatch(rf"{stem}_?(\d+|[a-z])", name) for name in self.lower)
             places = {
                 int(match[1]) if match[1].isdigit() else ord(match[1]) - ord("a"): self.lower[match[0]]
@@ -275,8 +276,11 @@ def _infer(file: _File) -> _Inferred:
     tagged = given.form == "tagging" or nothing_given or given.form is None and file.suffix in _WORDS_BY_LINE
     if tagged and (found := _words(file)):
         return found
-    if (given.form == "choice" or nothing_given) and file.options:
-        return _choice(file)
+    if given.form == "choice" or nothing_given:
+        if Stems().matches(file.columns) and isinstance(_first_record(file.path).get("question"), dict):
+            return _Inferred(Stems(), "choice", "questions with their stem and choices")
+        if file.options:
+            return _choice(file)
     if given.form in ("tagging", "span", "choice"):
         raise DataError(
             f"{file.path}: columns {', '.join(file.columns) or '(none)'} do not hold {FORM_DESCRIPTIONS[given.form]}; "
@@ -313,7 +317,8 @@ def _words(file: _File) -> _Inferred | None:
     plain = not file.suffix_tells or suffix in (".txt", ".tsv")
     if suffix in _WORDS_BY_LINE or plain and (given.form == "tagging" or has_word_lines(file.path)):
         return _word_lines(file)
-    if suffix in (".json", ".jsonl") and words is None and "text" in file.columns and _labels_are_spans(file.path):
+    unsplit = suffix in (".json", ".jsonl") and words is None and "text" in file.columns
+    if unsplit and isinstance(_first_record(file.path).get("label"), dict):  # as in CLUENER
         return _Inferred(CharacterSpans(), "tagging", "spans of characters by type")
     return None
 
@@ -426,7 +431,7 @@ def _completed(tags: tuple[str, ...]) -> tuple[str, ...]:
     return ("O", *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
 
 
-def _labels_are_spans(path: Path) -> bool:
-    """Whether the first record has an object for its label, as in CLUENER."""
+def _first_record(path: Path) -> Mapping[str, Any]:
+    """The fields of the first record of a file; none where there is no record."""
     first = next(iter(tables.records(path)), None)
-    return first is not None and isinstance(first.fields.get("label"), dict)
+    return {} if first is None else first.fields
