@@ -288,9 +288,6 @@ def baseline_rows(task: Task, scores: Mapping[str, Mapping[str, float]]) -> list
     ]
 
 
-held_out = hold_out
-
-
 def usable_splits(task: Task, data: Path) -> dict[str, Split]:
     """Every split of a task that has files in ``data``. Without a development file, a tenth of training is held out."""
     splits = {"train": task.load(data, "train")}
