@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gzip
+import io
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,16 @@ def test_no_workers(number, words, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def tarred(content: bytes) -> bytes:
+    """A tar archive with a file of that content."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        member = tarfile.TarInfo("a.txt")
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    return made.getvalue()
+
+
 def bad(tmp_path: Path, name: str, content: bytes | str) -> str:
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,6 +84,10 @@ def bad(tmp_path: Path, name: str, content: bytes | str) -> str:
         ("a.txt.gz", gzip.compress(b"", mtime=0), 3, "a.txt.gz: the file is empty"),
         ("a.txt", b"%PDF-1.7 text", 3, r"a.txt: binary data \(PDF\), expected text"),
         ("a.txt", bytes(range(256)) * 10, 3, "a.txt: binary data .250 control bytes"),
+        ("a.tar", tarred(TEXT.encode()), 3, r"a.tar: binary data \(tar\), expected text; leave .*, or unpack"),
+        ("wiki_00", '{"id": 1, "text": "x"}\n', 3, "wiki_00: begins with a JSON object; give --format jsonl, or text"),
+        ("wiki.xml", "<mediawiki>\n<page>", 3, "wiki.xml: begins as a dump of a wiki; extract its text first"),
+        ("a.wet.gz", gzip.compress(b"WARC/1.0\r\n", mtime=0), 3, "a.wet.gz: begins as a web archive; .* --format text"),
         ("a.txt", TEXT.encode("utf-32"), 3, "UTF-32, expected UTF-8; convert it: iconv"),
         ("a.txt", TEXT.encode("utf-16"), 3, "UTF-16, expected UTF-8; convert it: iconv"),
         ("a.txt.gz", gzip.compress(TEXT.encode() * 9, mtime=0)[:-20], 3, "a.txt.gz: .* truncated"),

@@ -62,7 +62,7 @@ def _expand(pattern: str, reading: Reading) -> Iterator[Source]:
         found = [item for item in files if format_of(item.name) and item.stat().st_size]
         if not found:
             known = f"{len(files)} files, none of {' '.join(SUFFIXES)}"
-            raise DataError(f"{path}: a folder without readable files ({known}); give the files by name")
+            raise DataError(f"{path}: a folder without readable files ({known}); give the files by name: '{path}/*'")
         for item in found:
             yield from _members(item, reading)
     elif path.exists():

@@ -51,6 +51,15 @@ BINARY = {
     b"\x7fELF": "program",
     b"SQLite format 3": "SQLite",
     b"\x89HDF": "HDF5",
+    b"ARROW1": "Arrow",
+}
+_MARKUP = {  # how files begin, in small letters, whose names often have no suffix of their own
+    b"<mediawiki": "a dump of a wiki",
+    b"<doc id=": "output of WikiExtractor (that of its --json is read with --format jsonl)",
+    b"<?xml": "XML",
+    b"<!doctype html": "HTML",
+    b"<html": "HTML",
+    b"warc/": "a web archive",
 }
 _CONTROL_BYTES = bytes(code for code in range(32) if code not in b"\t\n\r\f\v\x1b\x08")
 
@@ -126,6 +135,8 @@ def inspect_source(source: Source, reading: Reading) -> Source:
             raise EmptyFile(f"{source.name}: the file is empty; give a file with text")
         _refuse_binary(source, head)
         if source.format in ("text", "markdown"):
+            if reading.format is None and format_of(source.path.name) is None:
+                _refuse_markup(source, head)
             return source
         if source.format == "jsonl":
             while b"\n" not in head.lstrip() and len(head) < MAX_RECORD and (more := file.read(BLOCK)):
@@ -141,10 +152,24 @@ def _refuse_binary(source: Source, head: bytes) -> None:
         if head.startswith(mark):
             raise DataError(f"{source.name}: {encoding}, expected UTF-8; convert it: iconv -f {encoding} -t UTF-8")
     kind = next((kind for magic, kind in BINARY.items() if head.startswith(magic)), None)
+    kind = "tar" if head[257:262] == b"ustar" else kind
     controls = len(head) - len(head.translate(None, _CONTROL_BYTES))
     if kind or controls > max(3, len(head) / 100):
         what = f"binary data ({kind or f'{controls} control bytes in the first {len(head)}'})"
         raise DataError(f"{source.name}: {what}, expected text; leave the file out, or unpack or convert it first")
+
+
+def _refuse_markup(source: Source, head: bytes) -> None:
+    """Refuse what begins as another format than text, where nothing said that it is text."""
+    start = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    kind = next((kind for mark, kind in _MARKUP.items() if start.lower().startswith(mark)), None)
+    if kind is not None:
+        raise DataError(
+            f"{source.name}: begins as {kind}; extract its text first, or give --format text to take it as it is"
+        )
+    with contextlib.suppress(ValueError):
+        if isinstance(json.loads(start.split(b"\n", 1)[0]), dict):
+            raise DataError(f"{source.name}: begins with a JSON object; give --format jsonl, or text")
 
 
 def _inspect_jsonl(source: Source, reading: Reading, head: bytes) -> Source:
