@@ -1,40 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from encoderlab.commands.finetune import _adjustment, _check_folder, _check_searched, _fields, _Finished, _unset
+from encoderlab.commands.finetune_stages import _adjustment, _check_searched, _unset, check_folder, fields_of
 from encoderlab.errors import ConfigError
 from encoderlab.tasks.finetune import Recipe
 from encoderlab.tasks.protocols import protocol
-
-
-def outcome(seeds: dict[str, dict[str, Any]]) -> Any:
-    runs = [SimpleNamespace(scores=entry["scores"]) for entry in seeds.values() if "scores" in entry]
-    return SimpleNamespace(runs=runs, record={"seeds": seeds})
-
-
-def test_the_page_names_seeds_that_failed_and_pairs_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Finished, "rows", lambda self: [])
-    good = {"scores": {"dev": {"accuracy": 0.5}}}
-    constant = good | {"failed": "predicts one label for every example"}
-    diverged = {"failed": "step 2: the gradient is not finite any more"}
-    task: Any = SimpleNamespace(name="reviews", metric="accuracy")
-
-    def scores(scratch: dict[str, Any], pretrained: dict[str, Any]) -> Any:
-        systems = {"without pretraining": outcome(scratch), "pretrained": outcome(pretrained)}
-        return _Finished(task=task, about="9 examples.", baselines={}, systems=systems).scores()
-
-    found = scores({"1": diverged, "2": good}, {"1": good, "2": diverged})
-    assert found.compare is None and "Failed: pretrained (step 2" in found.about
-    found = scores({"1": constant, "2": constant}, {"1": good, "2": good})
-    assert found.compare == ("pretrained", "without pretraining")
-    assert found.about == (
-        "9 examples. Failed: without pretraining (predicts one label for every example), seeds 1, 2."
-    )
 
 
 @pytest.mark.parametrize(
@@ -52,13 +26,13 @@ def test_epochs_count_instead_of_the_steps_of_a_protocol(
     option: float | None, file: str, assignments: list[str], found: tuple[float, int | None], tmp_path: Path
 ) -> None:
     (tmp_path / "a.yaml").write_text(file)
-    made = _adjustment(_fields(option, [tmp_path / "a.yaml"], assignments))(Recipe(steps=500))
+    made = _adjustment(fields_of(option, [tmp_path / "a.yaml"], assignments))(Recipe(steps=500))
     assert (made.epochs, made.steps) == found
 
 
 def test_epochs_of_the_environment_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENCODERLAB_EPOCHS", "4")
-    made = _adjustment(_fields(None, [], []))(Recipe(steps=500))
+    made = _adjustment(fields_of(None, [], []))(Recipe(steps=500))
     assert (made.epochs, made.steps) == (4.0, None)
 
 
@@ -88,17 +62,17 @@ def test_what_the_command_line_searches_it_does_not_set() -> None:
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
-    _check_folder(tmp_path / "new")
+    check_folder(tmp_path / "new")
     for place in ("one/runs/seed-1", "suite/mrpc/lr=0.1/seed-1", "two/after-mnli/runs/seed-1", "three/tune/lr=0.1"):
         (tmp_path / place).mkdir(parents=True)
-        _check_folder(tmp_path / place.partition("/")[0])
+        check_folder(tmp_path / place.partition("/")[0])
     (tmp_path / "suite" / "notes.txt").touch()
-    _check_folder(tmp_path / "suite")
+    check_folder(tmp_path / "suite")
     data, pretraining = tmp_path / "data", tmp_path / "run"
     for folder, name in ((data, "reviews.csv"), (pretraining, "recipe.json")):
         folder.mkdir()
         (folder / name).touch()
     with pytest.raises(ConfigError, match=r"is not empty and holds no fine-tuning \(found 'reviews.csv'\)"):
-        _check_folder(data)
+        check_folder(data)
     with pytest.raises(ConfigError, match="holds another run"):
-        _check_folder(pretraining)
+        check_folder(pretraining)
