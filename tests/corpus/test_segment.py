@@ -80,8 +80,13 @@ def test_a_function_that_changes_the_text_is_refused(words: list[str]) -> None:
 
 @pytest.mark.parametrize("words", [None, 3, [("北京", 0, 2)]])
 def test_a_function_that_gives_no_words_is_refused(words: object) -> None:
-    with pytest.raises(DataError, match="the segmenter gave .*, expected a list of words"):
+    with pytest.raises(DataError, match="the segmenter fails on '北京' .TypeError.*; it must return a list of words"):
         word_start_offsets("北京", lambda text: words)  # type: ignore[arg-type, return-value]
+
+
+def test_a_function_that_fails_is_named_with_its_error() -> None:
+    with pytest.raises(DataError, match="the segmenter fails on '北京' .KeyError: '北'"):
+        word_start_offsets("北京", lambda text: [{}[text[0]]])
 
 
 @pytest.mark.parametrize(

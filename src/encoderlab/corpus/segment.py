@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import reprlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -71,15 +70,15 @@ def word_start_offsets(text: str, segment: Segment) -> list[int]:
     A segmenter may leave out white space between words.
 
     Raises:
-        DataError: what the segmenter gives is no words; one is not in the text where it should be; the last ones are
-            missing.
+        DataError: the segmenter fails, or gives no words; one is not in the text where it should be; the last ones
+            are missing.
     """
-    found = segment(text)
     try:
-        words = [word for word in found if word]
+        words = [word for word in segment(text) if word]
         joined = "".join(words)
-    except TypeError as error:
-        raise DataError(f"the segmenter gave {reprlib.repr(found)}, expected a list of words") from error
+    except Exception as error:  # the function is the user's
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"the segmenter fails on {text[:20]!r} ({reason}); it must return a list of words") from error
     if joined == text:
         return list(accumulate(map(len, words[:-1]), initial=0)) if words else []
     offsets, position = [], 0
