@@ -368,6 +368,25 @@ def test_a_damaged_corpus_is_named_by_inspect(run, tmp_path, capsys):
     assert "tokenizer.json" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", [None, 3, "x", {}, [3], [{"name": 3}]])
+def test_a_manifest_that_makes_no_sense_is_named(value, run, tmp_path, capsys):
+    bad(tmp_path, "a.txt", TEXT)
+    run("a.txt")
+    path = tmp_path / "out" / "manifest.json"
+    whole = json.loads(path.read_text())
+    for place in (("tokenizer",), ("tokenizer", "hash"), ("tokenizer", "files"), ("sources",)):
+        if (place[-1], value) == ("hash", "x"):
+            continue  # a text like any other
+        manifest = json.loads(json.dumps(whole))
+        entry = manifest if len(place) == 1 else manifest[place[0]]
+        entry[place[-1]] = value
+        path.write_text(json.dumps(manifest))
+        assert cli.main(["corpus", "inspect", "out"]) == 3, place
+        assert "manifest.json: damaged: " in capsys.readouterr().err
+        code, line = run("a.txt")
+        assert code == 3 and "manifest.json: damaged: " in line
+
+
 def test_a_damaged_piece_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(pieces, "PIECE", 2000)
     monkeypatch.setattr(blocks, "BLOCK", 1000)

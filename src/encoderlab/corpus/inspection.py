@@ -37,7 +37,7 @@ def inspect_corpus(folder: str | os.PathLike[str], *, rows: int = 3, check: bool
     facts: dict[str, Any] = {
         "path": str(folder),
         "vocab_size": manifest["vocab_size"],
-        "tokenizer": {key: value for key, value in (manifest["tokenizer"] or {}).items() if key != "files"},
+        "tokenizer": {key: value for key, value in (manifest.get("tokenizer") or {}).items() if key != "files"},
         "sources": [source["name"] for source in manifest.get("sources", [])],
         "read": manifest.get("read", {}),
         "verified": check,

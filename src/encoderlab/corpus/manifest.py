@@ -66,11 +66,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if manifest.get("version") != VERSION:
         raise DataError(f"{path}: format version {manifest.get('version')}, expected {VERSION}; build the corpus again")
     splits = manifest.get("splits")
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": int,
         "counts": _FILE,
         "splits": dict.fromkeys(splits if isinstance(splits, dict) else (), _SPLIT),
     }
+    if "settings" in manifest:  # it was built of text
+        shape |= {"tokenizer": {"hash": str, "files": [_FILE]}, "sources": [{"name": str, "sha256": str}]}
     if problem := _misfit(manifest, shape, "the manifest"):
         raise DataError(f"{path}: damaged: {problem}; build the corpus again")
     return manifest
@@ -103,12 +105,8 @@ def verify(folder: str | os.PathLike) -> None:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    files = [manifest["counts"], *((manifest.get("tokenizer") or {}).get("files") or [])]
+    files = [manifest["counts"], *(manifest.get("tokenizer") or {}).get("files", [])]
     files += [shard for split in manifest["splits"].values() for shard in split["shards"]]
-    for record in files:
-        if problem := _misfit(record, _FILE, "a file"):
-            raise DataError(f"{folder / MANIFEST}: damaged: {problem}; build the corpus again")
-
     with ThreadPoolExecutor(cores()) as pool:
         for _ in pool.map(lambda record: _verify_file(folder, record), files):
             pass
