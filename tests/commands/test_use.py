@@ -1,59 +1,16 @@
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from encoderlab import cli
-from encoderlab.commands.use import _lines, _write_vectors
-from encoderlab.errors import DataError
-
-
-def test_vectors_written_in_parts_are_one_file(tmp_path: Path) -> None:
-    vectors = np.random.default_rng(0).normal(size=(1111, 7)).astype(np.float32)
-    parts = iter([vectors[:1000], vectors[1000:]])
-    assert _write_vectors(tmp_path / "new" / "a.npy", parts, 7) == 1111
-    whole = io.BytesIO()
-    np.save(whole, vectors)
-    assert (tmp_path / "new" / "a.npy").read_bytes() == whole.getvalue()
-
-
-def test_vectors_that_fail_on_the_way_leave_no_file(tmp_path: Path) -> None:
-    def parts():
-        yield np.zeros((2, 7), np.float32)
-        raise DataError("line 3 is no UTF-8")
-
-    with pytest.raises(DataError):
-        _write_vectors(tmp_path / "a.npy", parts(), 7)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_file_is_no_text_to_encode(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    (tmp_path / "texts.txt").touch()
-    assert cli.main(["encode", "run", str(tmp_path / "texts.txt")]) == 2
-    assert "texts.txt: is a file; give it with --file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["encode", "predict"])
 def test_a_text_may_be_longer_than_a_file_name(verb: str, capsys: pytest.CaptureFixture) -> None:
     assert cli.main([verb, "nowhere", 400 * "a/b "]) == 3
     assert "nowhere: no such folder" in capsys.readouterr().err
-
-
-def test_a_hyphen_stands_for_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    read: list[str] = []
-    monkeypatch.setattr("encoderlab.commands.use._load", lambda folder: read.extend(_lines(Path("-"))) or 1 / 0)
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\r\nb")))
-    assert cli.main(["encode", "run", "--file", "-"]) == 1
-    assert read == ["a", "b"] and "ZeroDivisionError" in capsys.readouterr().err
-
-
-def test_standard_input_that_is_no_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\nK\xe4se\n"), encoding="utf-8"))
-    with pytest.raises(DataError, match="standard input: line 2 is not UTF-8"):
-        list(_lines(Path("-")))
 
 
 @pytest.mark.parametrize("words", [["predict", "run"], ["encode", "run", "--file"]])

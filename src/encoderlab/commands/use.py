@@ -1,14 +1,12 @@
-"""Using a model: ``evaluate``, ``predict``, ``fill-mask``, ``encode``."""
+"""``encoderlab evaluate`` and ``encoderlab predict``: using a fine-tuned model."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -16,9 +14,6 @@ from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from encoderlab.model import Model
     from encoderlab.tasks.base import Split, Task
     from encoderlab.tasks.form import Predictions
     from encoderlab.tasks.infer import Given
@@ -85,7 +80,7 @@ def evaluate(
     if submission is not None:
         written = submission / check_submission(task, split, len(part)).files[split]
         for file in part.files:
-            _check_out(written, Path(file), "give another folder with --submission")
+            check_out(written, Path(file), "give another folder with --submission")
     elif unlabelled:
         raise DataError(
             f"{task.name}: {unlabelled:,} of {len(part):,} {split} examples have no label to score against; give "
@@ -212,7 +207,7 @@ def predict(
         raise DataError(f"{file}: is a folder; give a file, or texts")
     if out is not None and out.is_dir():
         raise ConfigError(f"--out {out}: is a folder; name a file to write, such as {out / 'predictions.jsonl'}")
-    _check_out(out, file)
+    check_out(out, file)
     predictor = predictor_of(model, note)
     if len(inputs) > 1 or not os.path.isfile(file):
         if len(inputs) == 1 and is_file_name(inputs[0]):
@@ -221,145 +216,10 @@ def predict(
     return _predict_file(predictor, file, out, text, pair) | {"model": model}
 
 
-def fill_mask(
-    model: Path, texts: list[str], /, *, top: Annotated[int, Parameter(name=["--top", "-k"])] = 5
-) -> dict[str, Any]:
-    """Guess the masked words of texts.
-
-    Write [MASK] where a word is to be guessed, whatever the mask token of the model is.
-
-    Example:
-        encoderlab fill-mask runs/quickstart/pretrain "The [MASK] of a list."
-
-    Parameters
-    ----------
-    model
-        Model folder, or run folder.
-    texts
-        Texts, each with at least one [MASK].
-    top
-        Guesses per mask.
-    """
-    network = _load(model)
-    mask = network.tokenizer.token(network.tokenizer.special.mask) if network.tokenizer else "[MASK]"
-    answers = []
-    for text in texts:
-        masks = network.fill_mask(text.replace("[MASK]", mask), top=top)
-        answers.append({"text": text, "masks": [[vars(guess) for guess in guesses] for guesses in masks]})
-        for number, guesses in enumerate(masks, 1):
-            title = text if len(masks) == 1 else f"{text}  (mask {number})"
-            table(
-                title, ["word", "probability", "text"], [[g.token_str, f"{g.score:.4f}", g.sequence] for g in guesses]
-            )
-    return {"model": model, "answers": answers}
-
-
-def encode(
-    model: Path,
-    texts: list[str] | None = None,
-    /,
-    *,
-    file: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
-    out: Path | None = None,
-    pooling: Literal["mean", "first", "last"] = "mean",
-) -> dict[str, Any]:
-    """Turn texts into vectors, one per text.
-
-    Texts come from the command line, or from a file with one text per line
-    ("-": standard input). The vectors go to a NumPy file, or are printed.
-
-    Example:
-        encoderlab encode runs/wiki --file texts.txt --out vectors.npy
-
-    Parameters
-    ----------
-    model
-        Model folder, or run folder.
-    texts
-        Texts.
-    file
-        File with one text per line.
-    out
-        NumPy file (n, width) float32 to write.
-    pooling
-        What stands for a text: the mean over its tokens, its first token, or its last.
-    """
-    import numpy as np
-
-    from encoderlab.inference import encode_parts
-
-    if (file is None) == (not texts):
-        raise ConfigError("encode takes either texts or --file FILE (one text per line)")
-    if texts and len(texts) == 1 and os.path.isfile(texts[0]):
-        raise ConfigError(f"{texts[0]}: is a file; give it with --file")
-    if file is not None:
-        _check_out(out, file)
-    network = _load(model)
-    lines = iter(texts or ()) if file is None else _lines(file)
-    if (first := next(lines, None)) is None:
-        raise DataError(f"{file}: holds no text; give a file with one text per line")
-    parts = encode_parts(network, chain([first], lines), pooling=pooling)
-    width = network.config.encoder.width
-    if out is not None:
-        count = _write_vectors(out, parts, width)
-        say(f"{count:,} vectors of {width} numbers written to {out}")
-        return {"model": model, "texts": count, "width": width, "out": out}
-    vectors = np.concatenate(list(parts))
-    for vector in vectors:
-        say(" ".join(f"{number:.6g}" for number in vector))
-    return {"model": model, "texts": len(vectors), "width": width, "vectors": vectors}
-
-
-def _check_out(out: Path | None, given: Path, remedy: str = "name another file with --out") -> None:
+def check_out(out: Path | None, given: Path, remedy: str = "name another file with --out") -> None:
     """Refuse to write over the file that is read, by whatever name."""
     if out is not None and os.path.exists(given) and out.exists() and out.samefile(given):
         raise ConfigError(f"{out}: is the input; {remedy}")
-
-
-def _write_vectors(out: Path, parts: Iterator[np.ndarray], width: int) -> int:
-    """Write parts of an array (n, width) as one NumPy file and return n. The header, which holds n, stands at the start
-    of the file: it is written first with n = 0, and again with the true one at the end.
-    """
-    import numpy as np
-
-    from encoderlab.files import replace_file
-
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with progress("encode") as show, replace_file(out) as file:
-        header = {"descr": "<f4", "fortran_order": False}
-        np.lib.format.write_array_header_1_0(file, header | {"shape": (0, width)})
-        count = 0
-        for part in parts:
-            file.write(part.astype("<f4", copy=False).tobytes())
-            count += len(part)
-            show("texts", count, None)
-        file.seek(0)
-        np.lib.format.write_array_header_1_0(file, header | {"shape": (count, width)})
-    return count
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, compressed or not, or of standard input for ``-``."""
-    from encoderlab.tasks.tables import RECORDS, lines, suffix
-
-    if str(path) == "-":
-        for number, line in enumerate(sys.stdin.buffer, 1):
-            try:
-                yield line.decode().rstrip("\r\n")
-            except UnicodeDecodeError:
-                raise DataError(f"standard input: line {number} is not UTF-8; convert it with iconv") from None
-        return
-    if suffix(path) in RECORDS:
-        raise DataError(f"{path}: is a table; give a file with one text per line")
-    yield from (line for _, line in lines(path))
-
-
-def _load(folder: Path) -> Model:
-    """A model, on the GPU where there is one."""
-    from encoderlab.inference import usual_device
-    from encoderlab.interchange.load import load
-
-    return load(folder).to(usual_device())
 
 
 def _predict_texts(predictor: Predictor, texts: list[str]) -> dict[str, Any]:
