@@ -18,7 +18,6 @@ from typing import Literal
 import numpy as np
 
 from encoderlab.batches.rows import Documents, Framing, Layout, Plan
-from encoderlab.batches.rows import Row as Row  # rows are known under this module's name
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.ranges import aranges
 

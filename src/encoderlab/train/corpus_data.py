@@ -11,9 +11,10 @@ from typing import Any
 
 from encoderlab.batches.batch import Batch
 from encoderlab.batches.loader import Format, Loader
-from encoderlab.batches.pack import Framing, Row
+from encoderlab.batches.rows import Framing, Row
 from encoderlab.batches.streams import StreamFormat
-from encoderlab.corpus.shards import MANIFEST, Corpus, file_hash
+from encoderlab.corpus.manifest import MANIFEST, file_hash
+from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import DataError
 from encoderlab.model import weights_hash
@@ -24,7 +25,7 @@ from encoderlab.train.data import Data
 from encoderlab.train.distributed import join
 from encoderlab.train.recipe import Phase, Recipe
 
-log = logging.getLogger("encoderlab")
+log = logging.getLogger(__name__)
 
 VALIDATION_SEED = 20181011  # validation rows and masks are the same in every run, whatever its seed
 VALIDATION_BATCH = 32  # rows
