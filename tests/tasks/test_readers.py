@@ -448,6 +448,8 @@ def test_separator_that_the_name_does_not_say(tmp_path):
 def test_encodings(tmp_path):
     with pytest.raises(DataError, match="UTF-16"):
         load(SENTENCES, write(tmp_path / "train.tsv", "text\tlabel\na\tpos\n", "utf-16"))
+    with pytest.raises(DataError, match="UTF-32 text; save it as UTF-8"):
+        load(SENTENCES, write(tmp_path / "train.tsv", "text\tlabel\na\tpos\n", "utf-32"))
     with pytest.raises(DataError, match=r":\d+: not UTF-8"):
         load(SENTENCES, write(tmp_path / "train.tsv", "text\tlabel\ncafé\tpos\n", "latin-1"))
     with pytest.raises(DataError, match="every other byte is NUL, as in UTF-16"):
@@ -555,6 +557,7 @@ def test_labels_out_of_range(tmp_path):
     [
         ("race", {"article": "a", "questions": ["q"], "options": [["b", "c"]], "answers": ["E"]}, "answer 4 is none"),
         ("copa", {"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": 2}, "answer 2 is none"),
+        ("copa", {"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": "②"}, "answer ② is none"),
         ("chid", {"content": "x #idiom# y", "candidates": ["a", "b"], "answer": -3}, "answer -3 is none of the 2"),
         ("clue_chid", {"content": "x #idiom# y", "candidates": ["a"]}, "'content' is one text, expected a list"),
     ],

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from encoderlab.corpus.opening import COMPRESSED, errors_of, open_file, open_parquet
+from encoderlab.corpus.sources import MARKS
 from encoderlab.errors import DataError
 from encoderlab.tasks.examples import Remarks
 
@@ -28,8 +29,7 @@ csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default of 128 KiB refu
 
 RECORDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 _NO_TEXT = {  # by the first bytes
-    b"\xff\xfe": "UTF-16 text (byte order mark fffe); save it as UTF-8",
-    b"\xfe\xff": "UTF-16 text (byte order mark feff); save it as UTF-8",
+    **{mark: f"{encoding} text; save it as UTF-8" for mark, encoding in MARKS.items()},
     b"PK\x03\x04": "a ZIP archive or an Excel sheet; unpack it, or save the sheet as CSV",
     b"\x1f\x8b": "compressed by gzip, which its name does not say; add .gz to it",
 }
@@ -101,7 +101,8 @@ def columns(path: Path, remarks: Remarks) -> tuple[str, ...]:
         first = next(rows(path, dialect(path, remarks)), None)
         return tuple(first[1]) if first else ()
     if kind == ".parquet":
-        return _parquet_columns(path)
+        with errors_of(str(path)):
+            return tuple(open_parquet(path).schema_arrow.names)
     if kind in (".json", ".jsonl", ".ndjson", ".txt"):
         first_record = next(iter(records(path)), None) if not is_document(path) else None
         return tuple(first_record.fields) if first_record else ()
@@ -280,7 +281,9 @@ def _sizes(path: Path, style: Dialect, count: int | None = None) -> list[int]:
 
 @lru_cache(maxsize=16)
 def _is_quoted(path: Path, modified: int) -> bool:
-    """Judged on the whole file, since the first quoted line end may come late."""
+    """Whether a tab-separated file is quoted, by the rules of :func:`dialect`. It is read as a whole, since the first
+    line end within quotes may come late; ``modified`` is the time of its last change, for the cache.
+    """
     plain, quoted = (Dialect(separator="\t", quoted=flag) for flag in (False, True))
     if not any(cell.startswith('"') for _, cells in rows(path, plain) for cell in cells):
         return False
@@ -298,6 +301,7 @@ def _is_quoted(path: Path, modified: int) -> bool:
 
 
 def starts_with(path: Path, char: str) -> bool:
+    """Whether ``char`` is the first character of a text file that is no white space."""
     return next((line.lstrip()[:1] for _, line in lines(path) if line.strip()), "") == char
 
 
@@ -323,11 +327,6 @@ def _is_utf8(line: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _parquet_columns(path: Path) -> tuple[str, ...]:
-    with errors_of(str(path)):
-        return tuple(open_parquet(path).schema_arrow.names)
 
 
 def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
