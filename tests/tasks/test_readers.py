@@ -557,7 +557,6 @@ def test_labels_out_of_range(tmp_path):
     [
         ("race", {"article": "a", "questions": ["q"], "options": [["b", "c"]], "answers": ["E"]}, "answer 4 is none"),
         ("copa", {"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": 2}, "answer 2 is none"),
-        ("copa", {"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": "②"}, "answer ② is none"),
         ("chid", {"content": "x #idiom# y", "candidates": ["a", "b"], "answer": -3}, "answer -3 is none of the 2"),
         ("clue_chid", {"content": "x #idiom# y", "candidates": ["a"]}, "'content' is one text, expected a list"),
     ],

@@ -74,6 +74,8 @@ def test_other_submissions(tmp_path):
         "id": 1,
         "label": "116",
     }
+    path = write_submission(task("tnews"), "test", [replace(text, id="²") for text in texts(1)], ["100"], tmp_path)[0]
+    assert json.loads(path.read_text())["id"] == "²"
     words = Words(id="0", words=("看", "C", "S"), tags=None)
     path = write_submission(task("cluener"), "test", [words], [("O", "B-game", "I-game")], tmp_path)[0]
     assert json.loads(path.read_text()) == {"id": 0, "label": {"game": {"CS": [[1, 2]]}}}

@@ -154,4 +154,4 @@ def _squad(
 
 def _number(id: str) -> int | str:
     """An id as a number where it is one."""
-    return int(id) if id.isdigit() else id
+    return int(id) if id.isdecimal() else id

@@ -39,7 +39,7 @@ class Options(Layout):
 
     @property
     def positional(self) -> bool:
-        return self.options[0].isdigit()
+        return self.options[0].isdecimal()
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ class Options(Layout):
             texts += answer in options
             if answer in keys:
                 places += 1
-            elif answer.isdigit():
+            elif answer.isdecimal():
                 places += int(answer) <= len(options)
                 most = max(most, len(options))
                 numbers.add(int(answer))
@@ -324,7 +324,7 @@ def _choice(
         return None
     if answer in keys:
         return keys.index(answer)
-    place = int(answer) - first_number if answer.isdigit() else _letter(answer)
+    place = int(answer) - first_number if answer.isdecimal() else _letter(answer)
     if place in range(len(options)) and not by_text:
         return place
     return options.index(answer) if answer in options else -1

@@ -30,7 +30,7 @@ class Squad(Layout):
 
     @property
     def positional(self) -> bool:
-        return all(name.isdigit() for name in self.needs)
+        return all(name.isdecimal() for name in self.needs)
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ class Columns(Layout):
 
     @property
     def positional(self) -> bool:
-        return self.text.isdigit()
+        return self.text.isdecimal()
 
     @property
     def label_column(self) -> str | None:
