@@ -149,10 +149,13 @@ def test_options_follow_the_context_and_the_context_is_cut():
     )
     item = form.items([example])[0]
     assert [shown(sequence) for sequence in item.sequences] == [
-        "[CLS] one two three four cat [SEP] where ? oslo [SEP]",
-        "[CLS] one two three four cat [SEP] where ? rome [SEP]",
+        "[CLS] one two three four cat dog [SEP] where ? oslo [SEP]",
+        "[CLS] one two three four cat dog [SEP] where ? rome [SEP]",
     ]
-    assert [sequence.labels["right"] for sequence in item.sequences] == [0, 1]
+    assert [sequence.labels["right"] for sequence in item.sequences] == [0, 1] and form.cut == 1
+    form = MultipleChoice(task("choice"), BERT, FormSettings(max_length=13))
+    (item,) = form.items([example])
+    assert all("cat dog mat [SEP]" in shown(sequence) for sequence in item.sequences) and form.cut == 0
 
 
 def test_gaps_are_filled_or_held_open():

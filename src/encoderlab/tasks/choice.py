@@ -83,7 +83,7 @@ class MultipleChoice(Form):
         context, *encoded = self.tokenizer.encode_batch([example.context or example.question, *seconds])
         options = [np.concatenate([begin, option.ids]) for option in encoded]
         longest = max(map(len, options))
-        room = self.settings.max_length - 4
+        room = self.pair_room()
         # The context gives way, down to a quarter of the room; what is still too much is cut from the longer side.
         kept = context.ids[: max(room - longest, room // 4)]
         self.cut += len(kept) < len(context) or any(self._is_cut(kept, option) for option in options)
@@ -102,7 +102,7 @@ class MultipleChoice(Form):
         left, right, *options = self.tokenizer.encode_batch([*texts, *example.options])
         clue = self.settings.choice == "clue"
         middle = np.array([self._gap_token()]) if clue else np.full(MASKS, self.tokenizer.special.mask)
-        room = self.settings.max_length - 3 - max(map(len, options)) - len(middle)
+        room = self.pair_room() - max(map(len, options)) - len(middle)
         share = min(len(left), max(room // 2, room - len(right)))
         text = np.concatenate([left.ids[len(left) - share :], middle, right.ids[: max(room - share, 0)]])
         self.cut += len(left) + len(right) > room

@@ -86,6 +86,11 @@ class Form:
         """The names of the head's outputs, which the model folder keeps."""
         return self.task.labels or ()
 
+    def pair_room(self) -> int:
+        """Tokens that two texts may have together, beside the special tokens of their sequence."""
+        framed = self.tokenizer.spans(1, 1, max_length=self.settings.max_length)
+        return self.settings.max_length - (framed.length - framed.a - framed.b)
+
     def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
         """Encoded examples, with their labels where they have any; for training only those that can be learned from."""
         raise NotImplementedError

@@ -143,9 +143,8 @@ class SpanQA(Form):
 
     def _windows(self, query: Encoding, passage: Encoding) -> Iterator[tuple[Window, int]]:
         """The windows of a passage, each with the number of its first token in the passage."""
-        special = 4 if self.tokenizer.framing == "roberta" else 3
         asked = query.ids[: self.settings.query_length]
-        room = self.settings.max_length - len(asked) - special
+        room = self.pair_room() - len(asked)
         if room < 2:
             raise ConfigError(
                 f"max_length {self.settings.max_length} leaves no place for the passage behind a question of "
