@@ -347,6 +347,19 @@ def test_nan_is_not_hidden():
     assert kernels.linear_cross_entropy(nan[0, 0], torch.ones(40, 16), None, labels)[0].isnan()
 
 
+@pytest.mark.parametrize("shape", [(2, 1, 8, 9), (2, 1, 9, 8), (3, 1, 9, 9), (2, 3, 1, 1)])
+def test_attention_refuses_masks_of_other_pairs(shape: tuple[int, ...]) -> None:
+    """Two rows of two heads, nine queries and nine keys."""
+    q, packed, seen = normal(2, 2, 9, 4), normal(2, 9, 24), torch.ones(shape, dtype=torch.bool)
+    for attended in (
+        lambda: kernels.attend(q, q, q, visible=seen, scale=0.5),
+        lambda: kernels.attend(q, q, q, bias=seen.float(), scale=0.5),
+        lambda: kernels.attend_packed(packed, 2, visible=seen, scale=0.5),
+    ):
+        with pytest.raises((ValueError, RuntimeError)):  # by kernels, or by torch's operations
+            attended()
+
+
 def test_convolution_refuses_documents_of_other_rows():
     x, doc = normal(2, 5, 8), torch.zeros(2, 9, dtype=torch.int32)
     with pytest.raises((ValueError, RuntimeError), match="doc|size"):

@@ -243,3 +243,22 @@ def test_a_query_stream_beside_a_convolution_is_refused(conv: Convolution) -> No
     states = encoder(torch.randint(0, 50, (2, 9)))
     with pytest.raises(ConfigError, match="no neighbours to convolve"):
         encoder.query_stream(states, states.last[:, :2], torch.tensor([[0, 1], [3, 4]]), layers=(2,))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"doc": torch.zeros(2, 8)}, r"doc of shape \[2, 8\], expected \[2, 9\] for ids \[2, 9\]"),
+        ({"doc": torch.zeros(9)}, r"doc of shape \[9\], expected \[2, 9\]"),
+        ({"doc": torch.ones(2, 9).bool()}, r"doc of torch.bool, .* attention mask give torch.where\(mask, 0, -1\)"),
+        ({"segments": torch.zeros(3, 9).long()}, r"segments of shape \[3, 9\], expected \[2, 9\]"),
+        ({"visible": torch.ones(2, 8, 9).bool()}, r"visible of shape \[2, 8, 9\], expected \[2, 9, 9\]"),
+        ({"visible": torch.ones(2, 9, 9)}, "visible of torch.float32, expected torch.bool"),
+        ({"reverse": torch.zeros(1).bool()}, r"reverse of shape \[1\], expected \[2\]"),
+    ],
+)
+def test_tensors_that_do_not_fit_the_rows_are_refused(given: dict[str, torch.Tensor], message: str) -> None:
+    """Kernels would read beyond their end."""
+    encoder = make(replace(BASE, position=RelativeShift(segments=True))).eval()
+    with pytest.raises(ConfigError, match=message):
+        encoder(torch.randint(0, 50, (2, 9)), **given)

@@ -376,10 +376,12 @@ class Encoder(nn.Module):
             keep_keyed: keep every layer's keys and values, for a query stream over all layers.
 
         Raises:
-            ConfigError: rows longer than the positions allow, or memory without relative positions.
+            ConfigError: rows longer than the positions allow, memory without relative positions, or a tensor of another
+                shape or kind.
         """
         noise = noise if noise is not None or not self.training else Noise.fresh(ids.shape[0], ids.device)
         self._check_length(ids, memory)
+        _check_shapes(ids, doc, segments, visible, reverse)
         asking = self._asking(doc)
         x = self.embeddings(ids, asking, segments, None if noise is None else noise.keys)
         remembered = _remembered(memory)
@@ -541,6 +543,23 @@ class Encoder(nn.Module):
         return [
             replace(scope, keys=keys, shared_keys=one) for keys, one in zip(noise.layers(layers), shared, strict=True)
         ]
+
+
+def _check_shapes(
+    ids: Tensor, doc: Tensor | None, segments: Tensor | None, visible: Tensor | None, reverse: Tensor | None
+) -> None:
+    """Refuse what does not fit the rows; one row may stand for all, but for ``reverse``."""
+    rows, length = ids.shape
+    given = {"doc": (doc, (length,)), "segments": (segments, (length,)), "visible": (visible, (length, length))}
+    for name, (x, shape) in given.items():
+        if x is not None and (x.shape[1:] != shape or x.shape[0] not in (1, rows)):
+            raise ConfigError(f"{name} of shape {list(x.shape)}, expected {[rows, *shape]} for ids {list(ids.shape)}")
+    if doc is not None and doc.dtype == torch.bool:
+        raise ConfigError("doc of torch.bool, expected numbers; of an attention mask give torch.where(mask, 0, -1)")
+    if visible is not None and visible.dtype != torch.bool:
+        raise ConfigError(f"visible of {visible.dtype}, expected torch.bool: True where a query may see a key")
+    if reverse is not None and reverse.shape != (rows,):
+        raise ConfigError(f"reverse of shape {list(reverse.shape)}, expected {[rows]}: a truth value for each row")
 
 
 def _remembered(memory: Sequence[Tensor] | None) -> int:

@@ -248,8 +248,9 @@ def mixed_attention(
     fast = _kernels(qkv, value, span, weight)
     if fast is cpu and len(weight) <= heads * cpu.convolution.MOST_TAPS:
         given = (value.contiguous(), span.contiguous(), weight, bias)
-        seen = (cpu.attention.full_rows(visible, qkv.shape[1]), cpu.convolution.documents(doc, value), keys)
-        return apply(cpu.mixed.MixedAttention, packed_heads(qkv, heads), *given, *seen, scale, p, site)
+        by_head = packed_heads(qkv, heads)
+        seen = (cpu.attention.full_rows(visible, *by_head[:2]), cpu.convolution.documents(doc, value), keys)
+        return apply(cpu.mixed.MixedAttention, by_head, *given, *seen, scale, p, site)
     q, k, v = packed_heads(qkv, heads).unbind()
     attended = attend(q, k, v, visible=visible, scale=scale, p=p, keys=keys, site=site).transpose(1, 2).flatten(2)
     logits = torch.nn.functional.linear(span * q.transpose(1, 2).flatten(2), weight, bias)

@@ -188,7 +188,7 @@ def relative_arguments(q: Tensor, k: Tensor, relative: Relative, scale: float) -
         rows(relative.key_rows),
         None if query is None else dense(query.to(q.dtype)),
         None if relative.segment is None else (relative.segment.float() * scale).contiguous(),
-        full_rows(different, k.shape[2]),
+        full_rows(different, q, k),
         relative.table,
     )
 
@@ -292,13 +292,20 @@ class AttendRelative(Function):
         return *given, *[None] * 7
 
 
-def full_rows(x: Tensor | None, columns: int) -> Tensor | None:
-    """x (..., M or 1), if there is one, of four dimensions with dense rows of all ``columns``."""
+def full_rows(x: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """x, if there is one, of four dimensions with dense rows of all M columns, as the kernels read it.
+
+    Raises:
+        ValueError: it does not broadcast to (B, H, L, M), the pairs of q (B, H, L, K) and k (B, H, M, K).
+    """
     if x is None:
         return None
     if x.dim() < 4:
         x = x[(None,) * (4 - x.dim())]
-    return dense(x if x.shape[-1] == columns else x.expand(*x.shape[:-1], columns))
+    pairs = *q.shape[:3], k.shape[2]
+    if any(size not in (1, whole) for size, whole in zip(x.shape, pairs, strict=True)):
+        raise ValueError(f"a mask or bias of shape {tuple(x.shape)} does not fit queries and keys {pairs}")
+    return dense(x if x.shape[-1] == pairs[-1] else x.expand(*x.shape[:-1], pairs[-1]))
 
 
 # ------------------------------------------------------------------------------------------------ with their gradients
@@ -317,12 +324,12 @@ def attend(
     relative: Relative | None,
 ) -> Tensor:
     """As :func:`encoderlab.nn.kernels.attend`."""
-    q, k, v, visible = dense(q), dense(k), dense(v), full_rows(visible, k.shape[2])
+    q, k, v, visible = dense(q), dense(k), dense(v), full_rows(visible, q, k)
     if relative is not None:
         terms = relative_arguments(q, k, relative, scale)
         return apply(AttendRelative, q, k, v, *terms, visible, keys, scale, p, site)
     if bias is not None:
-        bias = full_rows(bias.to(q.dtype), k.shape[2])
+        bias = full_rows(bias.to(q.dtype), q, k)
     return apply(Attend, q, k, v, bias, visible, keys, scale, p, site)
 
 
@@ -330,5 +337,6 @@ def attend_packed(
     qkv: Tensor, heads: int, visible: Tensor | None, keys: Tensor | None, scale: float, p: float, site: int
 ) -> Tensor:
     """As :func:`encoderlab.nn.kernels.attend_packed`."""
-    visible = full_rows(visible, qkv.shape[1])
-    return apply(AttendPacked, packed_heads(qkv, heads), visible, keys, scale, p, site).transpose(1, 2).flatten(2)
+    parts = packed_heads(qkv, heads)
+    visible = full_rows(visible, *parts[:2])
+    return apply(AttendPacked, parts, visible, keys, scale, p, site).transpose(1, 2).flatten(2)
