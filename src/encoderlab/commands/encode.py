@@ -149,7 +149,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _load(folder: Path) -> Model:
-    """A model, on the GPU where there is one."""
+    """The model in a folder, on the GPU if there is one."""
     from encoderlab.inference import usual_device
     from encoderlab.interchange.load import load
 

@@ -36,7 +36,7 @@ def fields_of(epochs: float | None, files: Sequence[Path], assignments: Sequence
 
 
 def _adjustment(given: Fields) -> Adjust:
-    """What sets the user's fields in a protocol's recipe, where epochs count instead of steps."""
+    """A function that sets the user's fields in the recipe of a protocol; given epochs replace its steps."""
 
     def adjust(recipe: Recipe) -> Recipe:
         for where, fields in given:
@@ -47,7 +47,7 @@ def _adjustment(given: Fields) -> Adjust:
 
 
 def _unset(protocol: Protocol, given: Fields) -> dict[str, tuple[Any, ...]]:
-    """The protocol's grid without what the user sets, which is said."""
+    """The protocol's grid without the fields that the user sets; a note names these."""
     left = {name: values for name, values in protocol.grid.items() if not _setter(name, given)}
     if taken := [name for name in protocol.grid if name not in left]:
         note(f"protocol {protocol.name}: {', '.join(taken)} is set, so it is not searched")
@@ -63,7 +63,9 @@ def _check_searched(space: Mapping[str, Any], given: Fields) -> None:
 
 
 def _setter(name: str, given: Fields) -> str:
-    """What sets the field ``name``, or a part or the whole of what it belongs to; steps and epochs are one length."""
+    """Where the user sets the field ``name``, a part of it, or all that it is a part of; ``""`` if nowhere. Steps and
+    epochs are one field: the length of training.
+    """
     length = {"steps": "epochs"}
     wanted = f"{length.get(name, name)}."
     for where, fields in given:
@@ -129,7 +131,7 @@ def plan_of(
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a folder of something else, which the run would be scattered in: the data, or the pretraining itself.
+    """Refuse a folder of something else, such as the data or the pretraining run, among whose files the run would lie.
 
     Raises:
         ConfigError: it holds a pretraining run, or files and no fine-tuning run.
@@ -155,7 +157,7 @@ class Job:
 
 
 def jobs_of(name: str, data: Path | None, dev: Path | None, test: Path | None, given: Given) -> list[Job]:
-    """The task of a file, the benchmark ``name``, or the tasks of a suite; remarks about their files are said.
+    """The task of a file, the benchmark ``name``, or the tasks of a suite. Remarks about their files are printed.
 
     Raises:
         ConfigError: options that do not belong to what ``name`` is, or no such file.

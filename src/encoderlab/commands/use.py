@@ -133,7 +133,7 @@ def _data(data: str, split: str, folder: Path | None, own: Task, given: Given) -
 
 
 def _score(name: str, task: Task, part: Split, found: Predictions) -> dict[str, float]:
-    """The scores of the model ``name``; what is to be said of them is noted."""
+    """The scores of the model ``name``; warnings about them are printed."""
     from encoderlab.tasks.scores import score
     from encoderlab.tasks.span import best_texts
 

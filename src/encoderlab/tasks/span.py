@@ -370,7 +370,7 @@ def best_texts(found: Predictions) -> list[str]:
 
 
 def _tokens_of(answer: Answer, passage: Encoding) -> tuple[int, int] | None:
-    """First and last token that hold characters of the answer: the smallest cover. None if it stands nowhere."""
+    """First and last token with characters of the answer; None if the passage does not contain it."""
     text = answer.text.strip()
     if answer.start < 0 or not text:
         return None

@@ -114,7 +114,7 @@ class MarkedText(Layout):
             yield Text(id=id_of(record, name, remarks), text=text, label=label, row=record.row)
 
     def _start(self, text: str, span: str, place: int, row: int, remarks: Remarks) -> int:
-        """The character where ``span`` begins, -1 if it stands nowhere."""
+        """The character where ``span`` begins; -1 if the text does not contain it."""
         if self.words:
             place = len(" ".join(text.split(" ")[:place])) + bool(place)
         if text[place : place + len(span)].lower() == span.lower():
