@@ -143,8 +143,12 @@ class Plan:
         ]
 
     def _line(self, index: np.ndarray, framing: Framing) -> _Line:
-        """Where the tokens of these rows lie when the rows are laid end to end."""
-        counts = self.first[index + 1] - self.first[index]
+        """Where the tokens of these rows lie when the rows are laid end to end.
+
+        Around the text of a piece stand, where its place in the row and the framing ask for them: [CLS], separators
+        before it, and separators after it, [CLS].
+        """
+        counts = self.first[index + 1] - self.first[index]  # of pieces
         pieces, place = aranges(self.first[index], counts), aranges(0, counts)
         opens, closes = place == 0, place == np.repeat(counts, counts) - 1
         apart = self.layout == "packed"
