@@ -120,9 +120,10 @@ class _Run:
         self.recipe, self.data, self.out, self.session, self.peak = recipe, data, out, session, peak
         self.world = join(recipe.execution.device)
         self._check()
-        self.folder: RunFolder | None = None
-        self.world.agree(lambda: self._claim(stack))
         self.engine = Engine(objective, recipe, self.world)
+        self._check_best()
+        self.folder: RunFolder | None = None
+        self.world.agree(lambda: self._claim(stack))  # after the checks: what is refused leaves no folder behind
         self.place = Place()
         self.feed = Feed(data.source, resumed=None)
         self.validation: dict[str, Any] = {}
@@ -130,7 +131,6 @@ class _Run:
         self.journal = Journal(recipe, self.folder)
         stack.callback(self.journal.close)
         stack.callback(lambda: self.feed.close())
-        self._check_best()
         if warning := caution(recipe.precision, self.world.device):
             self.journal.warn(warning)
         self.writer = checkpoint.Writer(self.checkpoints, keep=recipe.checkpoints.keep) if self.world.main else None
