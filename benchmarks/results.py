@@ -28,10 +28,11 @@ from encoderlab.seeds import generator
 from encoderlab.tasks import suites, trials
 from encoderlab.tasks.base import Split, Task
 from encoderlab.tasks.baselines import baselines
-from encoderlab.tasks.finetune import Recipe, completed, has_pairs
+from encoderlab.tasks.finetune import Recipe
 from encoderlab.tasks.form import FormSettings
 from encoderlab.tasks.objective import form_of
 from encoderlab.tasks.protocol import Protocol
+from encoderlab.tasks.splits import completed, has_pairs, usable_splits
 from encoderlab.tasks.trials import Outcome, Row
 from encoderlab.train.optim import AdamW
 
@@ -61,7 +62,7 @@ class Limits:
 
 def parts(task: Task, model: Model, data: Path, recipe: Recipe, limits: Limits) -> tuple[Task, dict[str, Split]]:
     """The task with its labels, training and development examples within the limits."""
-    splits = trials.usable_splits(task, data)
+    splits = usable_splits(task, data)
     task = completed(task, splits["train"])
     train = splits["train"]
     settings = replace(recipe.form, pairs=has_pairs(train))

@@ -18,11 +18,12 @@ from encoderlab.nn.encoder import Chosen
 from encoderlab.nn.noise import Noise
 from encoderlab.tasks.base import Text
 from encoderlab.tasks.distill import TaughtObjective, Teaching, check_teacher, read_teacher
-from encoderlab.tasks.finetune import completed, finetune
+from encoderlab.tasks.finetune import finetune
 from encoderlab.tasks.form import FormSettings
 from encoderlab.tasks.objective import form_of, with_head
 from encoderlab.tasks.predict import Predictor
 from encoderlab.tasks.rows import pack
+from encoderlab.tasks.splits import completed
 from encoderlab.train.recipe import Budget
 from tests.tasks.synthetic import data, split
 from tests.tasks.test_commands import reviews, run

@@ -8,10 +8,10 @@ import pytest
 
 from encoderlab.tasks import encodings
 from encoderlab.tasks.encodings import Encodings
-from encoderlab.tasks.finetune import completed, has_pairs
 from encoderlab.tasks.form import FormSettings
 from encoderlab.tasks.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.predict import Predictor
+from encoderlab.tasks.splits import completed, has_pairs
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
 

@@ -10,10 +10,11 @@ from encoderlab.errors import ConfigError
 from encoderlab.models import FAMILIES
 from encoderlab.tasks import features
 from encoderlab.tasks.features import Frozen, FrozenForm, Store
-from encoderlab.tasks.finetune import Recipe, completed, finetune
+from encoderlab.tasks.finetune import Recipe, finetune
 from encoderlab.tasks.form import FormSettings
 from encoderlab.tasks.objective import TaskObjective, form_of
 from encoderlab.tasks.rows import pack
+from encoderlab.tasks.splits import completed
 from encoderlab.train.optim import AdamW
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model

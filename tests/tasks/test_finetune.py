@@ -15,16 +15,9 @@ from encoderlab.interchange.load import load
 from encoderlab.model import Model, weights_hash
 from encoderlab.models.base import resized
 from encoderlab.nn.noise import Noise
-from encoderlab.tasks import suites
-from encoderlab.tasks.base import Remarks, Split, Submission, Text
+from encoderlab.tasks.base import Remarks, Submission, Text
 from encoderlab.tasks.features import Frozen
-from encoderlab.tasks.finetune import (
-    Recipe,
-    choose_threshold,
-    completed,
-    finetune,
-    prepared,
-)
+from encoderlab.tasks.finetune import Recipe, choose_threshold, finetune, prepared
 from encoderlab.tasks.folder import read_task
 from encoderlab.tasks.form import FormSettings, Predictions
 from encoderlab.tasks.objective import TaskObjective, form_of, with_head
@@ -38,6 +31,7 @@ from encoderlab.tasks.predict import (
 from encoderlab.tasks.readers import Columns
 from encoderlab.tasks.rows import pack
 from encoderlab.tasks.scores import score
+from encoderlab.tasks.splits import completed
 from encoderlab.train.optim import AdamW
 from encoderlab.train.recipe import Budget, Execution
 from encoderlab.train.schedule import Polynomial
@@ -339,14 +333,6 @@ def test_training_needs_something_to_learn_from(tmp_path):
         finetune(model(), task, {"train": splits["train"]}, RECIPE, tmp_path / "run2")
     with pytest.raises(ConfigError, match="max_length 600 exceeds the model's 512 positions"):
         finetune(model(), task, splits, replace(RECIPE, form=FormSettings(max_length=600)), tmp_path / "run3")
-
-
-@pytest.mark.parametrize("task", [suites.task("rte"), data("single")[0]], ids=["benchmark", "file"])
-def test_one_label_teaches_nothing(task):
-    examples = tuple(Text(id=str(i), text="a", pair="b", label="entailment") for i in range(9))
-    train = Split(name="train", examples=examples, files=("here/train.csv",), sha256="")
-    with pytest.raises(DataError, match=r"^here/train.csv: only one label \(entailment\); training needs at least two"):
-        completed(task, train)
 
 
 # Prediction

@@ -7,7 +7,7 @@ import pytest
 
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.tasks.base import Answer
-from encoderlab.tasks.infer import Given, hold_out, task_of, with_labels, without_fillers
+from encoderlab.tasks.infer import Given, task_of
 
 
 @pytest.mark.parametrize(
@@ -95,61 +95,6 @@ def test_names_and_numbers_of_columns_do_not_mix(tmp_path):
     with pytest.raises(ConfigError, match="column 'label' has a name and column 0 a number; give all names"):
         task_of(path, Given(text="0", label="label"))
     assert task_of(path, Given(text="text", pair="2", label="label"))[0].form == "classification"
-
-
-def test_labels_come_from_training(tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_text("text,label\na,10\nb,9\nc,10\n")
-    task, _ = task_of(path)
-    task = with_labels(task, task.read([path], "train"))
-    assert task.labels == ("9", "10") and task.metrics[0] == "accuracy"
-    path.write_text("text,label\na,10\n")
-    with pytest.raises(DataError, match="only one label"):
-        with_labels(task_of(path)[0], task.read([path], "train"))
-    path.write_text("text,label\nz,11\n")
-    with pytest.raises(DataError, match="label '11' is none of 9, 10"):
-        task.read([path], "dev")
-
-
-def test_tags_are_completed_and_parts_of_speech_are_no_entities(tmp_path):
-    path = tmp_path / "t.txt"
-    path.write_text("Sue B-PER\n\nOslo B-LOC\nruns O\n")
-    task, _ = task_of(path)
-    assert with_labels(task, task.read([path], "train")).labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
-    path.write_text("Sue NNP\n\nOslo NNP\nruns VBZ\n")
-    task, _ = task_of(path)
-    assert task.metrics == ("accuracy", "macro_f1")
-    assert with_labels(task, task.read([path], "train")).labels == ("NNP", "VBZ")
-
-
-def test_hold_out_keeps_equal_texts_together(tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_text("text,label\n" + "".join(f"text {i % 100},{i % 2}\n" for i in range(400)))
-    task, _ = task_of(path)
-    train, dev = hold_out(task.read([path], "train"))
-    assert len(train) + len(dev) == 400 and 10 < len(dev) < 90
-    assert not {e.text for e in train.examples} & {e.text for e in dev.examples}
-
-
-def test_hold_out_takes_half_a_character(tmp_path):
-    path = tmp_path / "t.jsonl"
-    path.write_text(jsonl(*({"text": f"text {i} \ud83d", "label": str(i % 2)} for i in range(99))))
-    task, _ = task_of(path)
-    assert sum(map(len, hold_out(task.read([path], "train")))) == 99
-
-
-@pytest.mark.parametrize(
-    ("train", "test", "kept"),
-    [((0.5, 4), (-1, -1), 0), ((0.5, 4), (-1, 2), 2), ((0.5, -4), (-1, -1), 2), ((0.5, 4), ("", -1), 1)],
-)
-def test_numbers_of_a_test_file_may_stand_for_none(tmp_path, train, test, kept):
-    for name, values in (("train", train), ("test", test)):
-        (tmp_path / f"{name}.csv").write_text("text,score\n" + "".join(f"a,{value}\n" for value in values))
-    task, _ = task_of(tmp_path / "train.csv")
-    splits = [task.read([tmp_path / f"{name}.csv"], name) for name in ("train", "test")]
-    found = without_fillers(splits[1], splits[0])
-    assert sum(example.label is not None for example in found.examples) == kept
-    assert found.remarks == (() if kept else ("test.csv: every label is -1; read as a test file without labels",))
 
 
 def test_questions_of_a_test_file_may_have_no_labels(tmp_path):
@@ -303,14 +248,6 @@ def test_a_name_that_tells_nothing_is_looked_into_or_refused(tmp_path):
 def test_options_under_letters(tmp_path):
     said, split = choices(tmp_path, "exam.csv", ",Question,A,B,C,D,Answer\n0,q,red,blue,one,two,C\n")
     assert "options = A, B, C, D" in said and split.examples[0].answers == (2,)
-
-
-def test_a_number_is_written_in_one_way(tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_text("text,label\na,1\nb,1.0\nc,0\n")
-    task, _ = task_of(path)
-    with pytest.raises(DataError, match="labels '1' and '1.0' are one number"):
-        with_labels(task, task.read([path], "train"))
 
 
 STEMMED = {"question": {"stem": "What?", "choices": [{"label": "A", "text": "a"}, {"label": "B", "text": "b"}]}}

@@ -8,11 +8,11 @@ import torch
 from encoderlab.errors import ConfigError
 from encoderlab.nn.heads import Classification, Tagging
 from encoderlab.nn.noise import Noise
-from encoderlab.tasks.finetune import completed, has_pairs
 from encoderlab.tasks.form import FormSettings
 from encoderlab.tasks.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.rows import pack
 from encoderlab.tasks.span import SpanQA
+from encoderlab.tasks.splits import completed, has_pairs
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
 

@@ -9,11 +9,11 @@ from encoderlab.errors import Diverged
 from encoderlab.tasks import suites, trials
 from encoderlab.tasks.baselines import baselines
 from encoderlab.tasks.classify import Classify
-from encoderlab.tasks.finetune import Recipe, remarks_of
+from encoderlab.tasks.finetune import Recipe
 from encoderlab.tasks.form import FormSettings, Predictions
-from encoderlab.tasks.infer import task_of
 from encoderlab.tasks.protocol import Protocol
-from encoderlab.tasks.trials import Origin, baseline_rows, best_seed, run, summary, system_row, usable_splits
+from encoderlab.tasks.splits import remarks_of, usable_splits
+from encoderlab.tasks.trials import Origin, baseline_rows, best_seed, run, summary, system_row
 from encoderlab.train.optim import AdamW
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
@@ -88,13 +88,6 @@ def test_a_benchmark_without_a_development_file_says_what_it_is_scored_on(tmp_pa
     plan = replace(QUICK, seeds=1, recipe=replace(QUICK.recipe, epochs=1))
     found = run(plan, model(), task, splits, tmp_path / "out")
     assert said in found.record["remarks"] and said in found.runs[0].record["remarks"]
-
-
-def test_labels_that_differ_in_case_alone_are_said(tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_text("text,label\na,True\nb,true\nc,False\n")
-    (said,) = remarks_of({"train": task_of(path)[0].read([path], "train")})
-    assert said == "train: labels 'True' and 'true' differ in case alone and count as two"
 
 
 def test_summaries_and_rows_of_baselines():

@@ -11,13 +11,13 @@ import pytest
 
 from encoderlab.interchange import folder as folders
 from encoderlab.tasks import suites
-from encoderlab.tasks.finetune import completed
 from encoderlab.tasks.folder import write_task
 from encoderlab.tasks.form import FormSettings
 from encoderlab.tasks.objective import form_of, with_head
 from encoderlab.tasks.predict import joint_windows, predict_ensemble
 from encoderlab.tasks.readers import Columns
 from encoderlab.tasks.span import SpanQA, average_answers
+from encoderlab.tasks.splits import completed
 from encoderlab.tasks.use import predictor_of
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model

@@ -219,8 +219,8 @@ def _splits(
     """The task and its splits in a folder of files named train, validation, test."""
     from encoderlab.tasks import tables
     from encoderlab.tasks.base import Remarks
-    from encoderlab.tasks.finetune import completed, remarks_of
-    from encoderlab.tasks.infer import Given, hold_out, task_of
+    from encoderlab.tasks.infer import Given, task_of
+    from encoderlab.tasks.splits import completed, hold_out, remarks_of
 
     if datasets is None or not datasets.is_dir():
         raise DataError(
@@ -279,7 +279,8 @@ def _find(folder: Path, names: tuple[str, ...]) -> list[Path]:
 
 def _train(flags: Flags, task: Task, splits: dict[str, Split]) -> dict[str, Any]:
     from encoderlab.interchange.load import load
-    from encoderlab.tasks.finetune import finetune, has_pairs
+    from encoderlab.tasks.finetune import finetune
+    from encoderlab.tasks.splits import has_pairs
 
     network = load(flags.model)
     if task.form == "classification":

@@ -17,13 +17,14 @@ from encoderlab.tasks import suites, trials
 from encoderlab.tasks.base import Split, Task
 from encoderlab.tasks.baselines import baselines
 from encoderlab.tasks.distill import Teaching, check_teacher
-from encoderlab.tasks.finetune import Recipe, completed, remarks_of
+from encoderlab.tasks.finetune import Recipe
 from encoderlab.tasks.folder import read_task
-from encoderlab.tasks.infer import Given, hold_out, task_of, without_fillers
+from encoderlab.tasks.infer import Given, task_of
 from encoderlab.tasks.protocol import Protocol, at_point, parse_grid
 from encoderlab.tasks.protocols import protocol
+from encoderlab.tasks.splits import completed, hold_out, remarks_of, usable_splits, without_fillers
 from encoderlab.tasks.tables import is_file_name
-from encoderlab.tasks.trials import FRESH, Adjust, Origin, Outcome, best_seed, usable_splits
+from encoderlab.tasks.trials import FRESH, Adjust, Origin, Outcome, best_seed
 from encoderlab.tasks.tune import Search, parse_space, tune
 
 Fields = Sequence[tuple[str, Mapping[str, Any]]]

@@ -36,6 +36,7 @@ from encoderlab.tasks.form import FormSettings
 from encoderlab.tasks.infer import Given
 from encoderlab.tasks.infer import task_of as infer
 from encoderlab.tasks.protocol import Protocol
+from encoderlab.tasks.splits import completed
 from encoderlab.tasks.trials import run
 from encoderlab.train.networks import fit
 from encoderlab.train.optim import AdamW
@@ -190,7 +191,7 @@ def task_of(folder: Path, examples: tuple[int, int, int]) -> tuple[Task, dict[st
     task = replace(task, name=folder.name)
     files = {"train": "train", "dev": "validation", "test": "test"}
     read = {split: task.read([folder / f"{file}.jsonl"], split) for split, file in files.items()}
-    task = finetune.completed(task, read["train"])
+    task = completed(task, read["train"])
     splits = {}
     for (split, whole), most in zip(read.items(), examples, strict=True):
         order = generator("quickstart", folder.name, split).permutation(len(whole))[:most]

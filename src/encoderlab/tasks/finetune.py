@@ -19,7 +19,7 @@ from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
 from encoderlab.models.convbert import masking_padding
 from encoderlab.nn.heads import TaskHead
-from encoderlab.tasks.base import Example, Question, Split, Task, Text, Words, is_unlabelled, labels_of
+from encoderlab.tasks.base import Split, Task, is_unlabelled
 from encoderlab.tasks.distill import TaughtObjective, Teaching, check_teacher, read_teacher
 from encoderlab.tasks.encodings import Encodings
 from encoderlab.tasks.features import Frozen, FrozenForm, FrozenModel, Store
@@ -37,13 +37,13 @@ from encoderlab.tasks.folder import (
     write_submissions,
 )
 from encoderlab.tasks.form import Form, FormSettings, Predictions
-from encoderlab.tasks.infer import with_labels
 from encoderlab.tasks.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.predict import Predictor
 from encoderlab.tasks.rows import Item, ItemSource, Packing, TaskBatch, sorted_batches
 from encoderlab.tasks.scores import score
 from encoderlab.tasks.sift import SiFT, SiFTObjective
 from encoderlab.tasks.span import SpanQA, best_texts
+from encoderlab.tasks.splits import check_splits, completed, has_pairs, remarks_of
 from encoderlab.train import checkpoint
 from encoderlab.train.data import Data
 from encoderlab.train.distributed import join
@@ -212,40 +212,12 @@ def _record(task: Task, splits: Mapping[str, Split], recipe: Recipe, outcome: Ou
 
 
 def _note_of_length(cut: int, task: Task, recipe: Recipe) -> list[str]:
-    """What is said where ``cut`` training examples were too long, except of passages, which are read in windows."""
+    """A note that ``cut`` training examples were too long, if any were; none for passages, which windows cover."""
     if not cut or task.form == "span":
         return []
     are, were = ("example is", "was") if cut == 1 else ("examples are", "were")
     done = "read in parts" if task.form == "tagging" else "cut"
     return [f"{cut:,} training {are} longer than {recipe.form.max_length} tokens and {were} {done}"]
-
-
-def remarks_of(splits: Mapping[str, Split]) -> list[str]:
-    """What is to be said of the files that were read, once each, of labels that look alike, and of examples to score
-    that training shows too.
-    """
-    said = [remark for split in splits.values() for remark in split.remarks]
-    alike: dict[str, str] = {}
-    for label in labels_of(splits["train"].examples):
-        if (other := alike.setdefault(label.casefold(), label)) != label:
-            said.append(f"train: labels {other!r} and {label!r} differ in case alone and count as two")
-    learned = {_content(example) for example in splits["train"].examples}
-    for name, split in splits.items():
-        seen = sum(_content(example) in learned for example in split.examples if not is_unlabelled(example))
-        if seen and name != "train":
-            said.append(f"{name}: {seen:,} of {len(split):,} examples stand in the training data too")
-    return list(dict.fromkeys(said))
-
-
-def _content(example: Example) -> tuple[Any, ...]:
-    """What a model sees of an example."""
-    if isinstance(example, Text):
-        return example.text, example.pair
-    if isinstance(example, Words):
-        return example.words
-    if isinstance(example, Question):
-        return example.passage, example.question
-    return example.context, example.question, example.options
 
 
 def _extended(
@@ -310,46 +282,6 @@ def _objective(model: Model, form: Form, recipe: Recipe, teacher: Model | None) 
     if recipe.sift is not None or recipe.frozen is not None:
         raise ConfigError("distill goes with neither sift nor frozen; leave those unset, or train without a teacher")
     return TaughtObjective(model, form, teacher, recipe.distill)
-
-
-def has_pairs(split: Split) -> bool | None:
-    """Whether the examples have two texts; None for other forms of task."""
-    first = split.examples[0]
-    return first.pair is not None if isinstance(first, Text) else None
-
-
-def check_splits(task: Task, splits: Mapping[str, Split]) -> None:
-    """Refuse labels that training never shows.
-
-    Raises:
-        DataError: with file, row and label.
-    """
-    if task.form not in ("classification", "tagging"):
-        return
-    known = set(task.labels or ())
-    for split in splits.values():
-        for example in split.examples:
-            labels = (example.label,) if isinstance(example, Text) else example.tags or ()
-            strange = next((label for label in labels if label is not None and label not in known), None)
-            if strange is not None:
-                raise DataError(
-                    f"{split.files[0]}:{example.row}: label {strange!r} never occurs in the training data "
-                    f"({', '.join(sorted(known))[:200]}); correct the row or train on it"
-                )
-
-
-def completed(task: Task, train: Split) -> Task:
-    """``task`` with what only its training data says: labels, and whether questions may have no answer.
-
-    Raises:
-        DataError: all of it has one label.
-    """
-    if task.form == "span" and task.labels is None:
-        none = any(isinstance(example, Question) and example.answers == () for example in train.examples)
-        return replace(task, labels=("answer", "no_answer")) if none and task.answers == "squad" else task
-    if task.form == "classification" and len(labels := labels_of(train.examples)) == 1:
-        raise DataError(f"{', '.join(train.files)}: only one label ({labels[0]}); training needs at least two")
-    return with_labels(task, train)
 
 
 def prepared(model: Model, recipe: Recipe) -> Model:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +18,10 @@ from encoderlab.tasks.base import (
     FORM_DESCRIPTIONS,
     Example,
     FormName,
-    Question,
     Remarks,
-    Split,
     Task,
     Text,
     Words,
-    labels_of,
 )
 from encoderlab.tasks.readers import CharacterSpans, Columns, Conll, Layout, Options, Squad, Stems, WordLists, examples
 from encoderlab.tasks.readers.words import columns_of_words, has_word_lines
@@ -97,82 +93,6 @@ def task_of(path: Path, given: Given | None = None) -> tuple[Task, str]:
         said = f"{said}; not all tags have prefixes (B-, I-, ...)"
     task = Task(name=path.name.split(".")[0], form=form, layouts=(layout,), metrics=metrics)
     return task, f"{path.name}: {form} ({FORM_DESCRIPTIONS[form]}), {said}"
-
-
-def with_labels(task: Task, train: Split) -> Task:
-    """``task`` with the labels of its training data, spelled as there, unless it names its own.
-
-    Raises:
-        DataError: a single label, from which nothing can be learned, or a number that is written in two ways.
-    """
-    if task.labels is not None or task.form not in ("classification", "tagging"):
-        return task
-    labels = labels_of(train.examples)
-    if len(labels) < 2:
-        raise DataError(f"{', '.join(train.files)}: only one label ({', '.join(labels)}); training needs at least two")
-    twice = next((label for label in labels if f"{label}.0" in labels), None)
-    if twice is not None:
-        raise DataError(
-            f"{', '.join(train.files)}: labels {twice!r} and '{twice}.0' are one number; write it in one way"
-        )
-    if task.form == "tagging":
-        labels = _completed(labels)
-    metrics = task.metrics
-    if task.form == "classification" and len(labels) == 2 and "macro_f1" in metrics:
-        metrics = ("accuracy", "f1", "matthews")
-    return dataclasses.replace(task, labels=labels, metrics=metrics, indices=False)
-
-
-def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
-    """Training and development part of a training file without a development file, which a remark says.
-
-    A hash of its text decides the part of an example, so equal texts are never in both, and the cut depends neither on
-    the order nor on what else is in the file.
-
-    Raises:
-        DataError: one of the parts would be empty.
-    """
-    kept: list[Example] = []
-    held: list[Example] = []
-    for example in split.examples:
-        key = _source(example) or example.id
-        digest = hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest()
-        fraction = int.from_bytes(digest, "big") / 2**64
-        (held if fraction < share else kept).append(example)
-    if not held or not kept:
-        raise DataError(
-            f"{', '.join(split.files)}: {len(split)} examples, those of one text together, are too few to hold out a "
-            f"validation part; give one with --dev"
-        )
-    names = ", ".join(Path(file).name for file in split.files[:2])
-    said = (
-        f"{names}: no development file; {len(held):,} of {len(split):,} training examples are held out "
-        f"as the development set"
-    )
-    train = dataclasses.replace(split, examples=tuple(kept))
-    return train, dataclasses.replace(split, name="dev", examples=tuple(held), remarks=(said,))
-
-
-def without_fillers(test: Split, train: Split) -> Split:
-    """``test`` without labels if they are numbers that are all -1, while training has none below 0."""
-    numbers, learned = (
-        [example.label for example in split.examples if isinstance(example, Text) and isinstance(example.label, float)]
-        for split in (test, train)
-    )
-    if set(numbers) != {-1.0} or len(numbers) < len(test) or min(learned, default=-1.0) < 0:
-        return test
-    said = f"{Path(test.files[0]).name}: every label is -1; read as a test file without labels"
-    examples = tuple(dataclasses.replace(example, label=None) for example in test.examples)
-    return dataclasses.replace(test, examples=examples, remarks=(*test.remarks, said))
-
-
-def _source(example: Example) -> str:
-    """The text that an example is about."""
-    if isinstance(example, Text):
-        return example.text
-    if isinstance(example, Words):
-        return " ".join(example.words)
-    return example.passage if isinstance(example, Question) else example.context
 
 
 def find_column(names: Sequence[str], columns: Sequence[str], but: Collection[str | None] = ()) -> str | None:
@@ -421,14 +341,6 @@ def _has_prefixes(sample: Sequence[Example]) -> bool:
     """Whether most tags have prefixes (B-, I-, ...); a tag without one is then an error, which reading it names."""
     tags = [tag for example in sample if isinstance(example, Words) for tag in example.tags or () if tag != "O"]
     return not tags or 2 * sum(tag[:1] in "BIMELSWU" and tag[1:2] in ("-", "") for tag in tags) > len(tags)
-
-
-def _completed(tags: tuple[str, ...]) -> tuple[str, ...]:
-    """BIO tags with both B and I of every type and ``O``, since a development file may hold one that training lacks."""
-    if not all(tag == "O" or tag[:2] in ("B-", "I-") for tag in tags):
-        return tags
-    kinds = sorted({tag[2:] for tag in tags if tag != "O"})
-    return ("O", *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
 
 
 def _first_record(path: Path) -> Mapping[str, Any]:

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.config import to_dict
-from encoderlab.errors import DataError, Diverged
+from encoderlab.errors import Diverged
 from encoderlab.files import write_json
 from encoderlab.model import Model, weights_hash
 from encoderlab.tasks.base import Split, Task
 from encoderlab.tasks.encodings import Encodings
-from encoderlab.tasks.finetune import Recipe, finetune, remarks_of
+from encoderlab.tasks.finetune import Recipe, finetune
 from encoderlab.tasks.folder import SCORE_FILE, Result
-from encoderlab.tasks.infer import hold_out
 from encoderlab.tasks.metrics import mean_interval
 from encoderlab.tasks.protocol import Protocol, at_point
+from encoderlab.tasks.splits import remarks_of
 from encoderlab.train.folder import hardware
 
 Point = Mapping[str, Any]  # values of fields of the recipe, by path
@@ -286,19 +286,3 @@ def baseline_rows(task: Task, scores: Mapping[str, Mapping[str, float]]) -> list
         for value in [found.get(task.metric)]
         if value is not None
     ]
-
-
-def usable_splits(task: Task, data: Path) -> dict[str, Split]:
-    """Every split of a task that has files in ``data``. Without a development file, a tenth of training is held out."""
-    splits = {"train": task.load(data, "train")}
-    for name in task.files:
-        if name == "train":
-            continue
-        try:
-            task.find(data, name)
-        except DataError:
-            continue
-        splits[name] = task.load(data, name)
-    if "dev" not in splits:
-        splits["train"], splits["dev"] = hold_out(splits["train"])
-    return splits
