@@ -9,7 +9,7 @@ import encoderlab
 
 SOURCE = Path(encoderlab.__file__).parent
 ORDER = [  # first to last: each group may use those before it
-    ["errors", "seeds", "ranges", "files"],
+    ["errors", "seeds", "ranges", "protobuf", "files"],
     ["config"],
     ["nn"],
     ["models"],
@@ -33,7 +33,19 @@ INSIDE_FUNCTIONS = {  # conveniences of the Python interface, imported when they
     ("model", "inference"),
     ("model", "interchange"),
 }
-TORCH_FREE = ("__init__", "__main__", "cli", "commands", "errors", "seeds", "ranges", "files", "config", "corpus")
+TORCH_FREE = (
+    "__init__",
+    "__main__",
+    "cli",
+    "commands",
+    "errors",
+    "seeds",
+    "ranges",
+    "protobuf",
+    "files",
+    "config",
+    "corpus",
+)
 
 
 def imports() -> list[tuple[Path, str, str, bool]]:

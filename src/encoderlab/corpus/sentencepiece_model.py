@@ -12,11 +12,12 @@ it takes. On 20,000 random strings of letters, marks, Jamo, kana and full-width 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+from encoderlab.protobuf import fields
 
 UNIGRAM = 1
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -61,13 +62,13 @@ def parse(data: bytes) -> Model:
     pieces = []
     trainer: dict[int, bytes | int] = {}  # the fields of trainer_spec and normalizer_spec by their numbers
     normalizer: dict[int, bytes | int] = {}
-    for number, value in _fields(data):
+    for number, value in fields(data):
         if number == 1 and isinstance(value, bytes):
             pieces.append(_piece(value))
         elif number == 2 and isinstance(value, bytes):
-            trainer |= dict(_fields(value))
+            trainer |= dict(fields(value))
         elif number == 3 and isinstance(value, bytes):
-            normalizer |= dict(_fields(value))
+            normalizer |= dict(fields(value))
     if not any(piece.type == UNKNOWN for piece in pieces):
         raise ValueError("no unknown piece among its pieces")
     model_type, character_map = trainer.get(3, UNIGRAM), normalizer.get(2, b"")
@@ -123,7 +124,7 @@ def unigram(model: Model, *, before: list[normalizers.Normalizer], split_numbers
 
 def _piece(data: bytes) -> Piece:
     text, score, kind = "", 0.0, NORMAL
-    for number, value in _fields(data):
+    for number, value in fields(data):
         if number == 1 and isinstance(value, bytes):
             text = value.decode("utf-8")
         elif number == 2 and isinstance(value, bytes):
@@ -131,38 +132,3 @@ def _piece(data: bytes) -> Piece:
         elif number == 3 and isinstance(value, int):
             kind = value
     return Piece(text=text, score=score, type=kind)
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Field numbers and values of a message: integers of varint fields, raw bytes of the others."""
-    position = 0
-    while position < len(data):
-        key, position = _varint(data, position)
-        number, wire = key >> 3, key & 7
-        if wire == 0:
-            value, position = _varint(data, position)
-            yield number, value
-            continue
-        if wire == 2:
-            size, position = _varint(data, position)
-        elif wire in (1, 5):
-            size = 8 if wire == 1 else 4
-        else:
-            raise ValueError(f"wire type {wire} at byte {position}")
-        if number == 0 or position + size > len(data):
-            raise ValueError(f"a field ends beyond the file at byte {position}")
-        yield number, data[position : position + size]
-        position += size
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if position >= len(data) or shift > 63:
-            raise ValueError(f"a broken number at byte {position}")
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7

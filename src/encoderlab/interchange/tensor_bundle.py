@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from encoderlab.errors import DataError, nearest
+from encoderlab.protobuf import fields, varint
 
 FOOTER_BYTES = 48
 MAGIC = 0xDB4775248B80FB57
@@ -70,10 +71,10 @@ class Checkpoint:
         header = table.pop(b"", None)
         if header is None:
             raise self._damaged("has no header entry")
-        fields = _fields(header, self.index_path)
-        if fields.get(2, [0])[0] != 0:
+        values = _fields(header, self.index_path)
+        if values.get(2, [0])[0] != 0:
             raise DataError(f"{self.index_path}: written on a big-endian machine, which is not supported")
-        self.num_shards = int(fields.get(1, [1])[0])
+        self.num_shards = int(values.get(1, [1])[0])
         self.entries: dict[str, Entry] = {}
         for key, value in table.items():
             self.entries[key.decode("utf-8")] = self._entry(key.decode("utf-8"), value)
@@ -120,23 +121,23 @@ class Checkpoint:
         return array.copy()
 
     def _entry(self, name: str, value: bytes) -> Entry:
-        fields = _fields(value, self.index_path)
-        if 7 in fields:
+        values = _fields(value, self.index_path)
+        if 7 in values:
             raise DataError(
                 f"{self.index_path}: tensor {name!r} is stored in slices (a partitioned variable), "
                 "which is not supported; save the checkpoint again without a partitioner"
             )
         shape = []
-        for message in fields.get(2, []):
+        for message in values.get(2, []):
             for dim in _fields(message, self.index_path).get(2, []):
                 shape.append(int(_fields(dim, self.index_path).get(1, [0])[0]))
         return Entry(
-            dtype=int(fields.get(1, [0])[0]),
+            dtype=int(values.get(1, [0])[0]),
             shape=tuple(shape),
-            shard=int(fields.get(3, [0])[0]),
-            offset=int(fields.get(4, [0])[0]),
-            size=int(fields.get(5, [0])[0]),
-            crc=int(fields.get(6, [0])[0]),
+            shard=int(values.get(3, [0])[0]),
+            offset=int(values.get(4, [0])[0]),
+            size=int(values.get(5, [0])[0]),
+            crc=int.from_bytes(values.get(6, [b""])[0], "little"),
         )
 
     def _damaged(self, what: str) -> DataError:
@@ -207,9 +208,9 @@ def _block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]
     end = size - 4 * (num_restarts + 1)
     key, position = b"", 0
     while position < end:
-        shared, position = _varint(block, position)
-        rest, position = _varint(block, position)
-        length, position = _varint(block, position)
+        shared, position = varint(block, position)
+        rest, position = varint(block, position)
+        length, position = varint(block, position)
         key = key[:shared] + block[position : position + rest]
         position += rest
         yield key, block[position : position + length]
@@ -217,48 +218,20 @@ def _block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]
 
 
 def _block_handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
-    offset, position = _varint(data, position)
-    size, position = _varint(data, position)
+    offset, position = varint(data, position)
+    size, position = varint(data, position)
     return (offset, size), position
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """The base-128 integer at ``position`` and the position after it."""
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-
-
 def _fields(message: bytes, path: Path) -> dict[int, list]:
-    """The fields of a protocol buffer by number; submessages stay bytes. Integers that may be negative never occur
-    here.
-    """
-    fields: dict[int, list] = {}
-    position = 0
+    """The values of every field of a message by its number. Integers that may be negative never occur here."""
+    found: dict[int, list] = {}
     try:
-        while position < len(message):
-            tag, position = _varint(message, position)
-            number, wire = tag >> 3, tag & 7
-            value: int | bytes
-            if wire == 0:
-                value, position = _varint(message, position)
-            elif wire == 2:
-                length, position = _varint(message, position)
-                value, position = message[position : position + length], position + length
-            elif wire in (1, 5):
-                width = 8 if wire == 1 else 4
-                value, position = int.from_bytes(message[position : position + width], "little"), position + width
-            else:
-                raise IndexError
-            fields.setdefault(number, []).append(value)
-    except IndexError:
+        for number, value in fields(message):
+            found.setdefault(number, []).append(value)
+    except ValueError:
         raise DataError(f"{path}: damaged checkpoint index (unreadable entry); copy it again") from None
-    return fields
+    return found
 
 
 # CRC-32C --------------------------------------------------------------------------------------------------------------
