@@ -24,11 +24,11 @@ from encoderlab import models
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.model import Model
 from encoderlab.models.base import resized
-from encoderlab.tasks import suites
-from encoderlab.tasks.finetune import Recipe, row_length
-from encoderlab.tasks.form import FormSettings
-from encoderlab.tasks.objective import TaskObjective, form_of, with_head
-from encoderlab.tasks.rows import Item, ItemSource, Packing
+from encoderlab.tasks.data import suites
+from encoderlab.tasks.forms.base import FormSettings
+from encoderlab.tasks.forms.batching import Item, ItemSource, Packing
+from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
+from encoderlab.tasks.runs.finetune import Recipe, row_length
 from encoderlab.train.distributed import join
 from encoderlab.train.engine import Engine
 

@@ -25,15 +25,16 @@ from encoderlab.files import write_text
 from encoderlab.interchange.load import load
 from encoderlab.model import Model, count_parameters
 from encoderlab.seeds import generator
-from encoderlab.tasks import suites, trials
-from encoderlab.tasks.base import Split, Task
-from encoderlab.tasks.baselines import baselines
-from encoderlab.tasks.finetune import Recipe
-from encoderlab.tasks.form import FormSettings
-from encoderlab.tasks.objective import form_of
-from encoderlab.tasks.protocol import Protocol
-from encoderlab.tasks.splits import completed, has_pairs, usable_splits
-from encoderlab.tasks.trials import Outcome, Row
+from encoderlab.tasks.data import suites
+from encoderlab.tasks.data.splits import completed, has_pairs, usable_splits
+from encoderlab.tasks.data.task import Split, Task
+from encoderlab.tasks.forms.base import FormSettings
+from encoderlab.tasks.forms.objective import form_of
+from encoderlab.tasks.runs import trials
+from encoderlab.tasks.runs.finetune import Recipe
+from encoderlab.tasks.runs.protocol import Protocol
+from encoderlab.tasks.runs.trials import Outcome, Row
+from encoderlab.tasks.scoring.baselines import baselines
 from encoderlab.train.optim import AdamW
 
 # Where a set lies below the data folder: a folder, or the one file of a set without a training or development part.

@@ -12,7 +12,7 @@ from benchmarks.__main__ import CORPUS, tables
 from benchmarks.results import table as results_table
 from encoderlab.cli import main
 from encoderlab.commands import bench
-from encoderlab.tasks.trials import Row
+from encoderlab.tasks.runs.trials import Row
 
 TABLES = tables("corpora/none")
 

@@ -11,10 +11,10 @@ from encoderlab.measure.bench.contenders import objective_of
 from encoderlab.measure.bench.families import FAMILIES
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Objective
-from encoderlab.tasks.form import FormSettings
-from encoderlab.tasks.objective import TaskObjective, form_of, with_head
-from encoderlab.tasks.predict import Predictor
-from encoderlab.tasks.splits import completed
+from encoderlab.tasks.data.splits import completed
+from encoderlab.tasks.forms.base import FormSettings
+from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
+from encoderlab.tasks.runs.predict import Predictor
 from tests import pretended
 from tests.measure.test_bench import VOCABULARY, rows, tiny
 from tests.tasks.synthetic import data

@@ -12,7 +12,7 @@ import torch
 
 from encoderlab.commands import compat
 from encoderlab.errors import ConfigError, DataError
-from tests.tasks.test_use import ready, saved
+from tests.tasks.runs.test_apply import ready, saved
 from tests.tasks.tiny import model
 from tests.terminal import messages
 

@@ -7,8 +7,8 @@ import pytest
 
 from encoderlab.commands.finetune_stages import _adjustment, _check_searched, _unset, check_folder, fields_of
 from encoderlab.errors import ConfigError
-from encoderlab.tasks.finetune import Recipe
-from encoderlab.tasks.protocols import protocol
+from encoderlab.tasks.runs.finetune import Recipe
+from encoderlab.tasks.runs.published import protocol
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from encoderlab.cli import main
 from encoderlab.errors import DataError
 from encoderlab.interchange import folder, huggingface
 from encoderlab.interchange.load import load_pair, read_pair
-from encoderlab.tasks import suites
-from encoderlab.tasks.folder import read_task, write_task
-from encoderlab.tasks.form import FormSettings, Predictions
+from encoderlab.tasks.data import suites
+from encoderlab.tasks.forms.base import FormSettings, Predictions
+from encoderlab.tasks.runs.folder import read_task, write_task
 from tests.interchange.tiny_models import CONFIGS, make, same_weights
 from tests.tasks.tiny import tokenizer
 

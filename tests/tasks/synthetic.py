@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from encoderlab.tasks.base import Answer, Choice, Question, Split, Task, Text, Words
-from encoderlab.tasks.readers import Columns, Conll, Options, Squad
+from encoderlab.tasks.data.readers import Columns, Conll, Options, Squad
+from encoderlab.tasks.data.task import Answer, Choice, Question, Split, Task, Text, Words
 
 COLOURS, NUMBERS, CITIES = ("red", "blue", "green"), ("one", "two", "three", "four"), ("oslo", "rome", "paris", "lima")
 NAMES, FILLERS = ("sue", "ann", "bob"), ("the", "a", "is", "mat", "film", "very", "small", "eats")

@@ -30,12 +30,12 @@ from encoderlab.objectives.causal import Causal, CausalSettings
 from encoderlab.objectives.distill import Distill, DistillSettings
 from encoderlab.objectives.mlm import MLM
 from encoderlab.objectives.rtd import RTD
-from encoderlab.tasks.distill import TaughtObjective, Teaching
-from encoderlab.tasks.form import FormSettings
-from encoderlab.tasks.objective import TaskObjective, form_of, with_head
-from encoderlab.tasks.rows import ItemSource
-from encoderlab.tasks.sift import SiFT, SiFTObjective
-from encoderlab.tasks.splits import completed, has_pairs
+from encoderlab.tasks.data.splits import completed, has_pairs
+from encoderlab.tasks.forms.base import FormSettings
+from encoderlab.tasks.forms.batching import ItemSource
+from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
+from encoderlab.tasks.runs.distill import TaughtObjective, Teaching
+from encoderlab.tasks.runs.sift import SiFT, SiFTObjective
 from encoderlab.train.distributed import World
 from encoderlab.train.engine import Engine
 from encoderlab.train.optim import AdamW, Lamb, Optim

@@ -20,8 +20,8 @@ from encoderlab.commands.terminal import note, say
 from encoderlab.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from encoderlab.tasks.base import Example, FormName, Split, Task
-    from encoderlab.tasks.finetune import Recipe
+    from encoderlab.tasks.data.task import Example, FormName, Split, Task
+    from encoderlab.tasks.runs.finetune import Recipe
 
 Action = Literal["train", "predict"]
 EPOCHS = 3
@@ -184,8 +184,8 @@ def _say_gpus(gpus: str) -> None:
 
 def _recipe(flags: Flags, limit: int | None) -> Recipe:
     """What the flags mean for a model that reads at most ``limit`` tokens."""
-    from encoderlab.tasks.finetune import Recipe
-    from encoderlab.tasks.form import FormSettings
+    from encoderlab.tasks.forms.base import FormSettings
+    from encoderlab.tasks.runs.finetune import Recipe
     from encoderlab.train.optim import AdamW
     from encoderlab.train.schedule import Polynomial
 
@@ -217,10 +217,10 @@ def _splits(
     datasets: Path | None, form: FormName, text: str | None, pair: str | None, label: str | None
 ) -> tuple[Task, dict[str, Split]]:
     """The task and its splits in a folder of files named train, validation, test."""
-    from encoderlab.tasks import tables
-    from encoderlab.tasks.base import Remarks
-    from encoderlab.tasks.infer import Given, task_of
-    from encoderlab.tasks.splits import completed, hold_out, remarks_of
+    from encoderlab.tasks.data import records as tables
+    from encoderlab.tasks.data.infer import Given, task_of
+    from encoderlab.tasks.data.splits import completed, hold_out, remarks_of
+    from encoderlab.tasks.data.task import Remarks
 
     if datasets is None or not datasets.is_dir():
         raise DataError(
@@ -259,7 +259,7 @@ def _find(folder: Path, names: tuple[str, ...]) -> list[Path]:
     Raises:
         DataError: there are two to choose from.
     """
-    from encoderlab.tasks.tables import suffix
+    from encoderlab.tasks.data.records import suffix
 
     found: dict[tuple[str, str], list[Path]] = {}
     for path in sorted(folder.iterdir()):
@@ -279,8 +279,8 @@ def _find(folder: Path, names: tuple[str, ...]) -> list[Path]:
 
 def _train(flags: Flags, task: Task, splits: dict[str, Split]) -> dict[str, Any]:
     from encoderlab.interchange.load import load
-    from encoderlab.tasks.finetune import finetune
-    from encoderlab.tasks.splits import has_pairs
+    from encoderlab.tasks.data.splits import has_pairs
+    from encoderlab.tasks.runs.finetune import finetune
 
     network = load(flags.model)
     if task.form == "classification":
@@ -298,8 +298,8 @@ def _train(flags: Flags, task: Task, splits: dict[str, Split]) -> dict[str, Any]
 
 def _predict(wanted: FormName, flags: Flags) -> dict[str, Any]:
     """Prints a list of answers, as the original does: label and score of a text."""
-    from encoderlab.tasks.predict import record
-    from encoderlab.tasks.use import predictor_of
+    from encoderlab.tasks.runs.apply import predictor_of
+    from encoderlab.tasks.runs.predict import record
 
     text = flags.text
     if text is None:
@@ -337,7 +337,7 @@ def _place(device: int) -> str:
 
 def _example(form: FormName, text: str) -> Example:
     """What ``--text`` holds, for a task of that form."""
-    from encoderlab.tasks.base import Choice, Text, Words
+    from encoderlab.tasks.data.task import Choice, Text, Words
 
     if form == "tagging":
         return Words(id="0", words=tuple(text.split() if " " in text.strip() else text.strip()))

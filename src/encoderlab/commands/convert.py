@@ -61,8 +61,8 @@ def convert(
     from encoderlab.files import write_bytes
     from encoderlab.interchange import folder, huggingface
     from encoderlab.interchange.load import kind_of
-    from encoderlab.tasks.folder import find_task
-    from encoderlab.tasks.trials import best_seed
+    from encoderlab.tasks.runs.folder import find_task
+    from encoderlab.tasks.runs.trials import best_seed
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: exists and is not empty; choose another folder")
@@ -123,7 +123,7 @@ def _give_tokenizer(models: Models, path: Path) -> None:
 
 def _lost(task: Path) -> str:
     """What Hugging Face's format has no place for, of the task that a model was fine-tuned on."""
-    from encoderlab.tasks.folder import read_task
+    from encoderlab.tasks.runs.folder import read_task
 
     kept = read_task(task.parent)
     assert kept is not None

@@ -134,7 +134,7 @@ def _write_vectors(out: Path, parts: Iterator[np.ndarray], width: int) -> int:
 
 def _lines(path: Path) -> Iterator[str]:
     """The lines of a text file, compressed or not, or of standard input for ``-``."""
-    from encoderlab.tasks.tables import RECORDS, lines, suffix
+    from encoderlab.tasks.data.records import RECORDS, lines, suffix
 
     if str(path) == "-":
         for number, line in enumerate(sys.stdin.buffer, 1):

@@ -100,10 +100,10 @@ def finetune(
     from encoderlab.commands import finetune_page as page
     from encoderlab.commands import finetune_stages as stages
     from encoderlab.measure.html_page import write
-    from encoderlab.tasks.infer import Given
-    from encoderlab.tasks.protocol import spelled_out
-    from encoderlab.tasks.suites import SUITES
-    from encoderlab.tasks.trials import best_seed
+    from encoderlab.tasks.data.infer import Given
+    from encoderlab.tasks.data.suites import SUITES
+    from encoderlab.tasks.runs.protocol import spelled_out
+    from encoderlab.tasks.runs.trials import best_seed
 
     fields = stages.fields_of(epochs, config or (), [spelled_out(word) for word in set_ or ()])
     plan = stages.plan_of(protocol, seeds, grid, tune, trials, fields)

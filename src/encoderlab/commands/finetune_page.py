@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from encoderlab.commands.terminal import note, table
 from encoderlab.measure.report import Report, Score, TaskScores, interval
-from encoderlab.tasks.averages import AVERAGES
-from encoderlab.tasks.base import Task
-from encoderlab.tasks.protocol import Protocol
-from encoderlab.tasks.trials import Outcome, Row, baseline_rows, system_row
+from encoderlab.tasks.data.task import Task
+from encoderlab.tasks.runs.protocol import Protocol
+from encoderlab.tasks.runs.trials import Outcome, Row, baseline_rows, system_row
+from encoderlab.tasks.scoring.averages import AVERAGES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,19 +13,20 @@ from encoderlab.commands.terminal import note
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
-from encoderlab.tasks import suites, trials
-from encoderlab.tasks.base import Split, Task
-from encoderlab.tasks.baselines import baselines
-from encoderlab.tasks.distill import Teaching, check_teacher
-from encoderlab.tasks.finetune import Recipe
-from encoderlab.tasks.folder import read_task
-from encoderlab.tasks.infer import Given, task_of
-from encoderlab.tasks.protocol import Protocol, at_point, parse_grid
-from encoderlab.tasks.protocols import protocol
-from encoderlab.tasks.splits import completed, hold_out, remarks_of, usable_splits, without_fillers
-from encoderlab.tasks.tables import is_file_name
-from encoderlab.tasks.trials import FRESH, Adjust, Origin, Outcome, best_seed
-from encoderlab.tasks.tune import Search, parse_space, tune
+from encoderlab.tasks.data import suites
+from encoderlab.tasks.data.infer import Given, task_of
+from encoderlab.tasks.data.records import is_file_name
+from encoderlab.tasks.data.splits import completed, hold_out, remarks_of, usable_splits, without_fillers
+from encoderlab.tasks.data.task import Split, Task
+from encoderlab.tasks.runs import trials
+from encoderlab.tasks.runs.distill import Teaching, check_teacher
+from encoderlab.tasks.runs.finetune import Recipe
+from encoderlab.tasks.runs.folder import read_task
+from encoderlab.tasks.runs.protocol import Protocol, at_point, parse_grid
+from encoderlab.tasks.runs.published import protocol
+from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Outcome, best_seed
+from encoderlab.tasks.runs.tune import Search, parse_space, tune
+from encoderlab.tasks.scoring.baselines import baselines
 
 Fields = Sequence[tuple[str, Mapping[str, Any]]]
 

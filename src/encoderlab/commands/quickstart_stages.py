@@ -29,15 +29,15 @@ from encoderlab.model import Model
 from encoderlab.models.base import resized
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.seeds import derive, generator
-from encoderlab.tasks import finetune
-from encoderlab.tasks.base import Split, Task
-from encoderlab.tasks.baselines import baselines
-from encoderlab.tasks.form import FormSettings
-from encoderlab.tasks.infer import Given
-from encoderlab.tasks.infer import task_of as infer
-from encoderlab.tasks.protocol import Protocol
-from encoderlab.tasks.splits import completed
-from encoderlab.tasks.trials import run
+from encoderlab.tasks.data.infer import Given
+from encoderlab.tasks.data.infer import task_of as infer
+from encoderlab.tasks.data.splits import completed
+from encoderlab.tasks.data.task import Split, Task
+from encoderlab.tasks.forms.base import FormSettings
+from encoderlab.tasks.runs import finetune
+from encoderlab.tasks.runs.protocol import Protocol
+from encoderlab.tasks.runs.trials import run
+from encoderlab.tasks.scoring.baselines import baselines
 from encoderlab.train.networks import fit
 from encoderlab.train.optim import AdamW
 from encoderlab.train.pretraining import pretrain

@@ -14,10 +14,10 @@ from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from encoderlab.tasks.base import Split, Task
-    from encoderlab.tasks.form import Predictions
-    from encoderlab.tasks.infer import Given
-    from encoderlab.tasks.predict import Predictor
+    from encoderlab.tasks.data.infer import Given
+    from encoderlab.tasks.data.task import Split, Task
+    from encoderlab.tasks.forms.base import Predictions
+    from encoderlab.tasks.runs.predict import Predictor
 
 
 def evaluate(
@@ -63,12 +63,12 @@ def evaluate(
     label
         Its column of the label.
     """
-    from encoderlab.tasks.base import is_unlabelled
-    from encoderlab.tasks.infer import Given
-    from encoderlab.tasks.predict import joint_windows, predict_ensemble
-    from encoderlab.tasks.span import SpanQA
-    from encoderlab.tasks.submit import check_submission, write_submission
-    from encoderlab.tasks.use import allow_no_answer, predictor_of, renamed
+    from encoderlab.tasks.data.infer import Given
+    from encoderlab.tasks.data.task import is_unlabelled
+    from encoderlab.tasks.forms.span import SpanQA
+    from encoderlab.tasks.runs.apply import allow_no_answer, predictor_of, renamed
+    from encoderlab.tasks.runs.predict import joint_windows, predict_ensemble
+    from encoderlab.tasks.runs.submit import check_submission, write_submission
 
     places = [model, *(ensemble or ())]
     members = [predictor_of(place, note) for place in places]
@@ -117,9 +117,9 @@ def _data(data: str, split: str, folder: Path | None, own: Task, given: Given) -
     """The labelled file or benchmark ``data`` for a model of the task ``own``: its task, its examples, and its label
     for each of the model's where they differ.
     """
-    from encoderlab.tasks import suites
-    from encoderlab.tasks.tables import is_file_name
-    from encoderlab.tasks.use import fitted, task_of_file
+    from encoderlab.tasks.data import suites
+    from encoderlab.tasks.data.records import is_file_name
+    from encoderlab.tasks.runs.apply import fitted, task_of_file
 
     if Path(data).is_file():
         task = task_of_file(Path(data), own, given, note)
@@ -134,8 +134,8 @@ def _data(data: str, split: str, folder: Path | None, own: Task, given: Given) -
 
 def _score(name: str, task: Task, part: Split, found: Predictions) -> dict[str, float]:
     """The scores of the model ``name``; warnings about them are printed."""
-    from encoderlab.tasks.scores import score
-    from encoderlab.tasks.span import best_texts
+    from encoderlab.tasks.forms.span import best_texts
+    from encoderlab.tasks.scoring.scores import score
 
     withdrawn = task.answers == "squad" and found.null_odds is not None  # the official scorer withdraws answers itself
     values = best_texts(found) if withdrawn else found.values
@@ -199,8 +199,8 @@ def predict(
     pair
         Column of the second text.
     """
-    from encoderlab.tasks.tables import is_file_name
-    from encoderlab.tasks.use import predictor_of
+    from encoderlab.tasks.data.records import is_file_name
+    from encoderlab.tasks.runs.apply import predictor_of
 
     file = Path(inputs[0])
     if len(inputs) == 1 and "/" in inputs[0] and os.path.isdir(file):  # pathlib raises for texts too long to be a name
@@ -224,8 +224,8 @@ def check_out(out: Path | None, given: Path, remedy: str = "name another file wi
 
 def _predict_texts(predictor: Predictor, texts: list[str]) -> dict[str, Any]:
     """Print the predictions of texts."""
-    from encoderlab.tasks.predict import record
-    from encoderlab.tasks.use import example_of
+    from encoderlab.tasks.runs.apply import example_of
+    from encoderlab.tasks.runs.predict import record
 
     examples = [example_of(predictor.form.task, number, text) for number, text in enumerate(texts)]
     predictions = predictor.predict(examples)
@@ -246,9 +246,9 @@ def _predict_file(
     """Write the predictions of a file to ``out``, part by part, or print them."""
     import tempfile
 
-    from encoderlab.tasks.base import Remarks
-    from encoderlab.tasks.predict import predict_file
-    from encoderlab.tasks.use import unlabelled_task_of_file
+    from encoderlab.tasks.data.task import Remarks
+    from encoderlab.tasks.runs.apply import unlabelled_task_of_file
+    from encoderlab.tasks.runs.predict import predict_file
 
     task = unlabelled_task_of_file(path, predictor, text, pair, note)
     remarks, done = Remarks(path), 0

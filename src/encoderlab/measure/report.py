@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from encoderlab.tasks.metrics import mean_interval
+from encoderlab.tasks.scoring.metrics import mean_interval
 
 Tile = tuple[str, str, str]
 """A key number: label, value, detail."""

@@ -30,7 +30,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 # The sites of dropout in a layer. A further one takes the next number: with another order runs would not repeat.
 ATTENTION_WEIGHTS, ATTENTION_OUTPUT, FF_OUTPUT, DISTANCES, FF_HIDDEN, STEM = range(6)
 # Where the other ranges of sites begin, far enough apart that no two streams are one: the tokens of a row, further
-# networks or passes on the same rows, layers, and what SiFT (encoderlab.tasks.sift) starts from and passes again.
+# networks or passes on the same rows, layers, and what SiFT (encoderlab.tasks.runs.sift) starts from and passes again.
 TOKENS, BRANCHES, LAYERS, SIFT_START, SIFT_PASSES = 1 << 31, 3 << 30, 1 << 32, 3 << 32, 5 << 32
 
 

@@ -1,0 +1,359 @@
+"""The task in a file of the user's own: its form, columns and labels, as given or inferred."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from encoderlab.errors import ConfigError, DataError, nearest
+from encoderlab.tasks.data import records as tables
+from encoderlab.tasks.data.readers import (
+    CharacterSpans,
+    Columns,
+    Conll,
+    Layout,
+    Options,
+    Squad,
+    Stems,
+    WordLists,
+    examples,
+)
+from encoderlab.tasks.data.readers.words import columns_of_words, has_word_lines
+from encoderlab.tasks.data.task import (
+    DECIMAL_COMMA,
+    FORM_DESCRIPTIONS,
+    Example,
+    FormName,
+    Remarks,
+    Task,
+    Text,
+    Words,
+)
+
+# The usual names of columns, the most telling first.
+PAIRS = (
+    ("sentence1", "sentence2"), ("text_a", "text_b"), ("texta", "textb"), ("premise", "hypothesis"), ("text1", "text2"),
+    ("question1", "question2"), ("sentence_A", "sentence_B"), ("query", "document"), ("query", "passage"),
+    ("question", "sentence"), ("context", "hypothesis"), ("text", "pair"), ("a", "b"),
+)  # fmt: skip
+TEXTS = ("text", "sentence", "content", "text_a", "review", "comment", "body", "message", "tweet", "title", "document")
+LABELS = (
+    "label", "labels", "class", "category", "target", "sentiment", "score", "stars", "rating", "gold_label",
+    "is_duplicate", "y",
+)  # fmt: skip
+WORDS = ("tokens", "words")
+TAGS = ("ner_tags", "tags", "labels", "label", "ner", "pos_tags")
+OPTIONS = ("options", "choices", "endings", "candidates", "choice")
+CORRECT = ("answer", "label", "answerkey", "correct")
+CONTEXTS = (
+    "context", "article", "passage", "ctx", "sent1", "startphrase", "premise", "sentence", "text", "texta", "paragraph",
+)  # fmt: skip
+ANSWERS = ("answers", "answer", "answer_text")
+QUESTIONS = ("question", "question_stem", "stem", "sent2", "query", "goal")
+IDS = ("id", "idx", "index", "guid")
+METRICS: dict[str, tuple[str, ...]] = {
+    "classification": ("accuracy", "macro_f1"),
+    "regression": ("spearman", "pearson"),
+    "tagging": ("f1", "precision", "recall", "accuracy"),
+    "span": ("f1", "exact"),
+    "choice": ("accuracy",),
+}
+_SAMPLE = 2000  # examples that decide between labels and numbers, and whether tags have prefixes
+_WORDS_BY_LINE = (".bio", ".iob", ".iob2", ".conll", ".conllu", ".bmes", ".bioes")
+_TELLING = (*tables.RECORDS, ".ndjson", ".txt")  # suffixes that say how a file is to be read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What the user said about a file; None is inferred. A column is a name, or a number where there is no header."""
+
+    form: FormName | None = None
+    text: str | None = None
+    pair: str | None = None
+    label: str | None = None
+    id: str | None = None
+
+
+def task_of(path: Path, given: Given | None = None) -> tuple[Task, str]:
+    """The task that ``path`` holds, and one line that says what was inferred.
+
+    Raises:
+        ConfigError: a given form or column does not fit the file.
+        DataError: the columns tell no form; the message says how to give them.
+    """
+    given = given or Given()
+    remarks = Remarks(path)
+    file = _File(path, tables.columns(path, remarks), given)
+    _check_given(file)
+    found = _infer(file)
+    layout, form, said = found.layout, found.form, found.said
+    metrics = METRICS[form]
+    raw = dataclasses.replace(layout, scheme=None) if isinstance(layout, (Conll, WordLists)) else layout
+    sample = list(islice(examples(raw, path, remarks), _SAMPLE))
+    if form == "classification" and given.form is None and _is_regression(layout, sample):
+        form, metrics = "regression", METRICS["regression"]
+    elif form == "tagging" and not _has_prefixes(sample):
+        layout, metrics = raw, METRICS["classification"]
+        said = f"{said}; not all tags have prefixes (B-, I-, ...)"
+    task = Task(name=path.name.split(".")[0], form=form, layouts=(layout,), metrics=metrics)
+    return task, f"{path.name}: {form} ({FORM_DESCRIPTIONS[form]}), {said}"
+
+
+def find_column(names: Sequence[str], columns: Sequence[str], but: Collection[str | None] = ()) -> str | None:
+    """The first of ``names`` that is a column in any case, spelled as in the file; columns in ``but`` do not count."""
+    spelled = {column.strip().lower(): column for column in columns if column not in but}
+    return next((spelled[name.lower()] for name in names if name.lower() in spelled), None)
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file whose form is to be inferred, with its columns and what the user said about them."""
+
+    path: Path
+    columns: tuple[str, ...]
+    given: Given
+
+    @property
+    def suffix(self) -> str:
+        return tables.suffix(self.path)
+
+    @property
+    def suffix_tells(self) -> bool:
+        """Whether the suffix says how the file is to be read; that of ``train.data`` does not."""
+        return self.suffix in _TELLING
+
+    @cached_property
+    def lower(self) -> dict[str, str]:
+        """Columns by their names in lower case."""
+        return {name.strip().lower(): name for name in self.columns}
+
+    def find(self, names: Sequence[str], but: Collection[str | None] = ()) -> str | None:
+        """As :func:`find_column`."""
+        return find_column(names, self.columns, but)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The column with the list of options, or the columns with one each: ending0, ending1, ... (option1, ...,
+        choice_a, ..., sol1, ..., or a, b, c).
+        """
+        for name in OPTIONS:
+            if name in self.lower:
+                return (self.lower[name],)
+        for stem in ("ending", "choice", "option", "answer", "candidate", "sol"):
+            matches = (re.fullmatch(rf"{stem}_?(\d+|[a-z])", name) for name in self.lower)
+            places = {
+                int(match[1]) if match[1].isdigit() else ord(match[1]) - ord("a"): self.lower[match[0]]
+                for match in matches
+                if match
+            }
+            if len(places) > 1 and sorted(places) == list(range(min(places), min(places) + len(places))):
+                return tuple(places[place] for place in sorted(places))
+        letters = [letter for letter in "abcdefgh" if letter in self.lower]
+        return tuple(self.lower[letter] for letter in letters) if letters[:3] == ["a", "b", "c"] else ()
+
+
+@dataclass(frozen=True)
+class _Inferred:
+    """How a file is read, its form, and the words that say so."""
+
+    layout: Layout
+    form: FormName
+    said: str
+
+
+def _check_given(file: _File) -> None:
+    """Refuse an unknown form, and columns that the file does not have.
+
+    Raises:
+        ConfigError: the message has the nearest name.
+    """
+    given, columns = file.given, file.columns
+    if given.form is not None and given.form not in FORM_DESCRIPTIONS:
+        raise ConfigError(f"form {given.form!r}{nearest(given.form, FORM_DESCRIPTIONS)}")
+    names = [name for name in (given.text, given.pair, given.label, given.id) if name is not None]
+    for name in names:
+        if name not in columns and not name.isdigit():
+            raise ConfigError(f"{file.path}: no column {name!r}{nearest(name, columns)}")
+    number = next((name for name in names if name.isdigit()), None)
+    word = next((name for name in names if not name.isdigit()), None)
+    if number is not None and word is not None and number not in columns:
+        raise ConfigError(
+            f"{file.path}: column {word!r} has a name and column {number} a number; give all names, or, where the "
+            f"first row is no header, all numbers"
+        )
+
+
+def _infer(file: _File) -> _Inferred:
+    """The given form with its columns, or the form that the columns tell.
+
+    Raises:
+        ConfigError: a column is text and label at once.
+        DataError: the columns tell no form, or do not hold the given one.
+    """
+    given = file.given
+    nothing_given = given.form is None and given.text is None
+    asked = nothing_given and {"question", "context"} <= set(file.lower) and not file.options
+    if (given.form == "span" or asked) and (found := _passages(file)):
+        return found
+    if given.form in (None, "span") and not file.columns and _is_nested_json(file):
+        return _Inferred(Squad(), "span", "SQuAD's nested form")
+    tagged = given.form == "tagging" or nothing_given or given.form is None and file.suffix in _WORDS_BY_LINE
+    if tagged and (found := _words(file)):
+        return found
+    if given.form == "choice" or nothing_given:
+        if Stems().matches(file.columns) and isinstance(_first_record(file.path).get("question"), dict):
+            return _Inferred(Stems(), "choice", "questions with their stem and choices")
+        if file.options:
+            return _choice(file)
+    if given.form in ("tagging", "span", "choice"):
+        raise DataError(
+            f"{file.path}: columns {', '.join(file.columns) or '(none)'} do not hold {FORM_DESCRIPTIONS[given.form]}; "
+            f"rename them, name them with --text, --pair and --label, or convert the file"
+        )
+    return _texts(file)
+
+
+def _is_nested_json(file: _File) -> bool:
+    """Whether a file without columns is taken for SQuAD's nested JSON."""
+    return file.suffix == ".json" or not file.suffix_tells and tables.starts_with(file.path, "{")
+
+
+def _passages(file: _File) -> _Inferred | None:
+    """A question about a passage and its answers in columns; None without columns of passages and questions."""
+    given = file.given
+    passage = given.text or file.find(CONTEXTS)
+    question = given.pair or file.find(QUESTIONS, but=(passage,))
+    if passage is None or question is None:
+        return None
+    answer = given.label or file.find(ANSWERS) or ANSWERS[0]
+    said = f"{question} about {passage}" + (f", answer = {answer!r}" if answer in file.columns else "")
+    return _Inferred(Squad(context=passage, question=question, answer=answer), "span", said)
+
+
+def _words(file: _File) -> _Inferred | None:
+    """Words with tags: in two lists of a record, a word per line, or as spans of characters; None for other files."""
+    given, suffix = file.given, file.suffix
+    words = given.text or file.find(WORDS)
+    tags = given.label or file.find(TAGS)
+    if words and words in file.columns and (tags or given.form == "tagging"):  # a file to predict has no tags
+        said = f"words = {words!r}" + (f", tags = {tags!r}" if tags else "")
+        return _Inferred(WordLists(words=words, tags=tags), "tagging", said)
+    plain = not file.suffix_tells or suffix in (".txt", ".tsv")
+    if suffix in _WORDS_BY_LINE or plain and (given.form == "tagging" or has_word_lines(file.path)):
+        return _word_lines(file)
+    unsplit = suffix in (".json", ".jsonl") and words is None and "text" in file.columns
+    if unsplit and isinstance(_first_record(file.path).get("label"), dict):  # as in CLUENER
+        return _Inferred(CharacterSpans(), "tagging", "spans of characters by type")
+    return None
+
+
+def _word_lines(file: _File) -> _Inferred:
+    """A word per line, word and tag in the given columns, else in those of :func:`columns_of_words`.
+
+    Raises:
+        ConfigError: a column is given by name.
+    """
+    given = file.given
+    for flag, name in (("--text", given.text), ("--label", given.label)):
+        if name is not None and not name.isdigit():
+            raise ConfigError(f"{file.path}: columns beside a word have no names; give {flag} a number, the first is 0")
+    word, tag = columns_of_words(file.path)
+    word, tag = int(given.text or word), int(given.label or tag)
+    place, its = f" in column {word}" if word else "", "the last column" if tag < 0 else f"column {tag}"
+    return _Inferred(Conll(word=word, tag=tag), "tagging", f"one word per line{place}, its tag in {its}")
+
+
+def _choice(file: _File) -> _Inferred:
+    """Multiple choice. All answers of the file are looked at to tell letters, numbers and texts of options apart.
+
+    Raises:
+        DataError: there is neither a context nor a question.
+    """
+    given, options = file.given, file.options
+    answer = given.label or file.find(CORRECT) or "label"
+    context = given.text or file.find(CONTEXTS)
+    question = given.pair or file.find(QUESTIONS, but=(context,))
+    if context is None and question is None:
+        raise DataError(
+            f"{file.path}: which of the columns {', '.join(map(repr, file.columns[:12]))} are the options "
+            f"{', '.join(options)} for? say so: --form choice --text COLUMN [--pair COLUMN]"
+        )
+    named = given.id or file.find(IDS)
+    layout = Options(context=context, question=question, options=options, answer=answer, id=named)
+    try:
+        layout, how = layout.judged(file.path)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        how = "not readable in every row"  # reading it as examples names the row
+    asked = ", ".join(f"{name} = {value!r}" for name, value in (("context", context), ("question", question)) if value)
+    return _Inferred(layout, "choice", f"{asked}, options = {', '.join(options)}, answer = {answer!r} ({how})")
+
+
+def _texts(file: _File) -> _Inferred:
+    """One or two texts with a label: in the given columns, else in those of known names.
+
+    Raises:
+        ConfigError: a column is text and label at once.
+        DataError: no column is known to be the text.
+    """
+    path, columns, given = file.path, file.columns, file.given
+    text, pair = given.text, given.pair
+    label = given.label or file.find(LABELS, but=(text, pair))
+    if text is None:
+        pairs = ((file.find([a]), file.find([b])) for a, b in PAIRS)
+        first, second = next((names for names in pairs if all(names)), (None, None))
+        text = first or file.find(TEXTS)
+        pair = pair or second
+    if text is None and len(columns) == 2 and label is not None:
+        text = next(name for name in columns if name != label)
+    if not columns and not file.suffix_tells:
+        raise DataError(f"{path}: its name does not tell what it holds; let it end in .csv, .tsv, .jsonl or .parquet")
+    if not columns:
+        raise DataError(f"{path}: holds no rows with columns; give a table with a header, or records of JSON")
+    if text is None:
+        raise DataError(
+            f"{path}: which of the columns {', '.join(map(repr, columns[:12]))} is the text? say so: "
+            f"--text COLUMN [--pair COLUMN] --label COLUMN; columns of a file without a header are 0, 1, ..."
+        )
+    if label is not None and label in (text, pair):
+        raise ConfigError(f"{path}: {label!r} is text and label at once; give another --text or --label")
+    said = (
+        f"text = {text!r}" + (f", second text = {pair!r}" if pair else "") + (f", label = {label!r}" if label else "")
+    )
+    named = given.id or file.find(IDS)
+    layout = Columns(text=text, pair=pair, label=label, id=named if named != text else None)
+    return _Inferred(layout, given.form or "classification", said)
+
+
+def _is_regression(layout: Layout, sample: Sequence[Example]) -> bool:
+    """Whether the labels are numbers that are not all whole, or more than 20 different ones in a column named score.
+    Numbers with a decimal comma count, and reading them says how to write them.
+    """
+    if not isinstance(layout, Columns):
+        return False
+    raw = {str(example.label) for example in sample if isinstance(example, Text) and example.label is not None}
+    raw = {label.replace(",", ".") if re.fullmatch(DECIMAL_COMMA, label) else label for label in raw}
+    try:
+        numbers = {float(label) for label in raw}
+    except ValueError:
+        return False
+    whole = all(number.is_integer() for number in numbers)
+    named = (layout.label or "").lower() in ("score", "rating", "target", "y")
+    return bool(numbers) and (not whole or (named and len(numbers) > 20))
+
+
+def _has_prefixes(sample: Sequence[Example]) -> bool:
+    """Whether most tags have prefixes (B-, I-, ...); a tag without one is then an error, which reading it names."""
+    tags = [tag for example in sample if isinstance(example, Words) for tag in example.tags or () if tag != "O"]
+    return not tags or 2 * sum(tag[:1] in "BIMELSWU" and tag[1:2] in ("-", "") for tag in tags) > len(tags)
+
+
+def _first_record(path: Path) -> Mapping[str, Any]:
+    """The fields of the first record of a file; none where there is no record."""
+    first = next(iter(tables.records(path)), None)
+    return {} if first is None else first.fields

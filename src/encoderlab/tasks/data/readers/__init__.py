@@ -1,0 +1,81 @@
+"""Layouts of task files: how the published sets, Hugging Face columns and the user's own files hold examples.
+
+A :class:`Layout` is a frozen dataclass with ``matches(columns)`` and ``read(path, remarks)``. A file or row that cannot
+be used raises a ``DataError`` that names it; problems that a reader recovers from are counted in ``remarks``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from encoderlab.errors import DataError, nearest
+from encoderlab.tasks.data import records as tables
+from encoderlab.tasks.data.examples import Choice, Example, Question, Remarks, Text
+from encoderlab.tasks.data.readers.choices import C3, Cloze, Copa, EntityCloze, IdiomGaps, Options, Race, Stems
+from encoderlab.tasks.data.readers.common import Layout
+from encoderlab.tasks.data.readers.questions import Squad
+from encoderlab.tasks.data.readers.texts import Columns, Keywords, MarkedText, MultiRC, WordInContext
+from encoderlab.tasks.data.readers.words import CharacterSpans, Conll, WordLists
+
+__all__ = [
+    "C3", "CharacterSpans", "Cloze", "Columns", "Conll", "Copa", "EntityCloze", "IdiomGaps", "Keywords", "Layout",
+    "MarkedText", "MultiRC", "Options", "Race", "Squad", "Stems", "WordInContext", "WordLists", "examples", "layout_of",
+]  # fmt: skip
+
+
+def layout_of(path: Path, layouts: Sequence[Layout]) -> Layout:
+    """The first of ``layouts`` that matches the columns of ``path``. One whose label is there too goes before others,
+    and columns by name before columns by number.
+
+    Raises:
+        DataError: none matches; the message names what is there and what was expected.
+    """
+    columns = tables.columns(path, Remarks(path))
+    fitting = [layout for layout in layouts if layout.matches(columns)]
+    fitting = [layout for layout in fitting if not layout.positional] or fitting
+    labelled = (layout for layout in fitting if not isinstance(layout, Columns) or layout.has_labels(columns))
+    if fitting:
+        return next(labelled, fitting[0])
+    needs = layouts[0].needs
+    missing = [name for name in needs if name not in columns]
+    if not needs or (columns and not missing):
+        raise DataError(f"{path}: columns {', '.join(columns) or '(none)'}; expected {_form(layouts[0])}")
+    if not columns:
+        raise DataError(f"{path}: holds no rows; expected the columns {', '.join(needs)}")
+    shown = ", ".join(map(repr, columns[:12]))
+    raise DataError(f"{path}: no column {missing[0]!r} among {shown}{nearest(missing[0], columns)}")
+
+
+def examples(layout: Layout, path: Path, remarks: Remarks) -> Iterator[Example]:
+    """What ``layout`` reads from ``path``, checked to be texts where texts are expected.
+
+    Raises:
+        DataError: a record lacks a field, or a field holds something of another kind.
+    """
+    try:
+        for example in layout.read(path, remarks):
+            if strange := [text for text in _texts(example) if not isinstance(text, str)]:
+                raise DataError(f"{path}:{example.row}: {strange[0]!r:.40} stands for a text; correct the row")
+            yield example
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        found = f"no field {error}" if isinstance(error, KeyError) else f"a field of another kind ({error})"
+        place = f"{path}:{remarks.row}" if remarks.row else str(path)  # it has no row before the first is read
+        raise DataError(f"{place}: {found}; expected {_form(layout)}") from error
+
+
+def _texts(example: Example) -> Sequence[object]:
+    """The fields that must be texts; readers take them from the file unchecked."""
+    if isinstance(example, Text):
+        return (example.text,) if example.pair is None else (example.text, example.pair)
+    if isinstance(example, Question):
+        return example.question, example.passage
+    if isinstance(example, Choice):
+        return example.context, example.question, *example.options
+    return ()
+
+
+def _form(layout: Layout) -> str:
+    """What the layout holds: the first paragraph of its docstring, in one line."""
+    form = str(layout.__doc__).split("\n\n")[0].replace("``", "")
+    return " ".join(form.split()).rstrip(".")

@@ -1,0 +1,164 @@
+"""What the layouts share: their interface, records of a file by columns, and single fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from encoderlab.errors import DataError
+from encoderlab.tasks.data import records as tables
+from encoderlab.tasks.data.examples import Example, Remarks
+from encoderlab.tasks.data.records import Record
+
+TABLES = (".csv", ".tsv", ".txt")
+
+
+class Layout:
+    """How a file holds examples. Subclasses are frozen dataclasses whose fields name columns."""
+
+    @property
+    def needs(self) -> Sequence[str]:
+        """The columns without which no example can be read."""
+        return ()
+
+    @property
+    def positional(self) -> bool:
+        """Whether columns are given by number, as in a table without a header."""
+        return False
+
+    @property
+    def label_column(self) -> str | None:
+        """The column of the label: None if none was found, ``""`` if the format of the file fixes it."""
+        return ""
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        """Whether a file with these columns (a table's header, a record's keys; none for other files) has this
+        layout.
+        """
+        return set(self.needs) <= set(columns)
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Example]:
+        """The examples in order, with labels as they are written in the file."""
+        raise NotImplementedError
+
+    def unlabelled(self) -> Self:
+        """This layout for files to predict: labels that may be there are not read."""
+        return self
+
+
+def records(
+    path: Path,
+    remarks: Remarks,
+    needs: Sequence[str],
+    label: str | None = None,
+    *,
+    positional: bool = False,
+    quoted: bool | None = None,
+) -> Iterator[Record]:
+    """Records of a table, JSON or Parquet file; ``remarks`` follows which one is being read.
+
+    Args:
+        needs, label: the columns that will be read, as numbers if ``positional``.
+        positional: the table has no header.
+        quoted: see :func:`encoderlab.tasks.data.records.table`.
+
+    Raises:
+        DataError: two of the columns have one name, or the file cannot be read.
+    """
+    if tables.suffix(path) not in TABLES:
+        yield from nested(path, remarks)
+    elif positional:
+        numbers = [int(name) for name in (*needs, label) if name is not None]
+        yield from _followed(tables.table(path, None, remarks, needed=max(numbers) + 1, quoted=quoted), remarks)
+    else:
+        names = tables.columns(path, Remarks(path))
+        twice = [name for name in (*needs, label) if name is not None and names.count(name) > 1]
+        if twice:
+            raise DataError(f"{path}:1: two columns are called {twice[0]!r}; rename one of them")
+        yield from _followed(tables.table(path, names, remarks, quoted=quoted), remarks)
+
+
+def nested(path: Path, remarks: Remarks) -> Iterator[Record]:
+    """Records of a JSON or Parquet file; ``remarks`` follows which one is being read."""
+    yield from _followed(tables.records(path), remarks)
+
+
+def _followed(records: Iterator[Record], remarks: Remarks) -> Iterator[Record]:
+    """The records; ``remarks`` is told the row and the number of each, and counts NUL characters."""
+    for record in records:
+        remarks.row, remarks.number = record.row, remarks.first + record.number
+        if any("\0" in value for value in record.fields.values() if isinstance(value, str)):
+            remarks.add("a NUL character in a field; kept", record.row)
+        yield record
+
+
+def reaches(columns: Sequence[str], numbers: Sequence[str | None]) -> bool:
+    """Whether a table without a header has all columns of these numbers, counted from 0; None is no column."""
+    return len(columns) > max(int(number) for number in numbers if number is not None)
+
+
+def text_of(record: Record, column: str, path: Path) -> str:
+    """The text in a column; numbers are read as text.
+
+    Raises:
+        DataError: there is no such column in the record, or it holds null, NaN, a list or an object.
+    """
+    value = record.fields.get(column)
+    if column in record.fields and (value is None or value != value):  # NaN is not equal to itself
+        kind = "null" if value is None else "NaN"
+        raise DataError(f"{path}:{record.row}: {column!r} is {kind}, expected text; leave the row out")
+    if value is None:
+        raise DataError(
+            f"{path}:{record.row}: no {column!r} among {', '.join(map(str, record.fields))}; correct the row"
+        )
+    if isinstance(value, (list, dict)):
+        raise DataError(
+            f"{path}:{record.row}: {column!r} is a {type(value).__name__}, expected text; join it to one text"
+        )
+    return value if isinstance(value, str) else str(value)
+
+
+def id_of(record: Record, column: str | None, remarks: Remarks) -> str:
+    """The id in ``column``, or the number of the row where there is none."""
+    value = None if column is None else record.fields.get(column)
+    return str(remarks.number if value is None else value)
+
+
+def label_of(value: Any) -> str | None:
+    """A label as text: true, 3, 3.5, entailment. A whole float, as in Parquet columns with gaps, is an integer.
+
+    Raises:
+        TypeError: a list or an object.
+    """
+    if value is None:
+        return None
+    if isinstance(value, (list, dict)):
+        raise TypeError(f"the label {value!r} is a {type(value).__name__}; give one label for each row")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def nearest_place(text: str, wanted: str, start: int) -> int:
+    """Where the mention of ``wanted`` nearest to ``start`` begins; in another case only if none is in its own, else
+    -1.
+    """
+    if not wanted:
+        return -1
+    mention = f"(?={re.escape(wanted)})"
+    found = _nearest(mention, text, start)
+    return found if found >= 0 else _nearest(f"(?i){mention}", text, start)
+
+
+def nearest_words(text: str, wanted: str, start: int) -> int:
+    """Where the mention nearest to ``start`` begins, in any case, that is not part of a longer word; -1 if none."""
+    return _nearest(rf"(?i)(?<!\w){re.escape(wanted)}(?!\w)", text, start) if wanted else -1
+
+
+def _nearest(pattern: str, text: str, start: int) -> int:
+    places = (match.start() for match in re.finditer(pattern, text))
+    return min(places, key=lambda place: abs(place - start), default=-1)

@@ -1,0 +1,115 @@
+"""The layout of questions about passages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from encoderlab.errors import DataError
+from encoderlab.tasks.data import records as tables
+from encoderlab.tasks.data.examples import Answer, Question, Remarks
+from encoderlab.tasks.data.readers.common import TABLES, Layout, id_of, nearest_place, reaches, records, text_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squad(Layout):
+    """Questions about passages: SQuAD's nested JSON (1.1, 2.0, CMRC, DRCD, TriviaQA, NewsQA), one question per record,
+    or a list of passages with their questions (CMRC 2018 as its authors first published it).
+
+    ``context``, ``question`` and ``answer`` name the columns of records, or number those of a table without a header; a
+    column ``answer`` is read where the named one is missing. An answer that is not at its offset is moved to its
+    nearest mention; one that the passage does not contain is scored but not trained on. Both are counted. Case may
+    differ: TriviaQA's answers are in lower case.
+    """
+
+    context: str = "context"
+    question: str = "question"
+    answer: str = "answers"
+
+    @property
+    def positional(self) -> bool:
+        return all(name.isdecimal() for name in self.needs)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (self.context, self.question)
+
+    @property
+    def label_column(self) -> str | None:
+        return self.answer
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        if not columns or {"context_text", "qas"} <= set(columns):
+            return True
+        return reaches(columns, self.needs) if self.positional else super().matches(columns)
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Question]:
+        if tables.suffix(path) not in (*TABLES, ".parquet") and tables.is_document(path):
+            yield from self._nested(path, remarks)
+            return
+        for record in records(path, remarks, self.needs, positional=self.positional, quoted=True):
+            for qa in record.fields.get("qas", ()):
+                passage = text_of(record, "context_text", path)
+                answers = self._answers(qa)
+                yield _question(qa["query_id"], qa["query_text"], passage, answers, path, remarks)
+            if "qas" in record.fields:
+                continue
+            question, passage = (text_of(record, name, path) for name in (self.question, self.context))
+            answers = self._answers(record.fields)
+            yield _question(id_of(record, "id", remarks), question, passage, answers, path, remarks)
+
+    def _answers(self, fields: dict[str, Any]) -> list[dict] | None:
+        """The answers of a record: SQuAD's list, Hugging Face's two lists, or texts with or without their offset."""
+        answers = fields.get(self.answer, fields.get("answer"))
+        if isinstance(answers, dict):
+            starts = answers.get("answer_start") or [None] * len(answers["text"])
+            return [{"text": text, "answer_start": start} for text, start in zip(answers["text"], starts, strict=True)]
+        if isinstance(answers, str):
+            answers = [answers] if answers else []
+        if not isinstance(answers, list | None):
+            raise TypeError(f"the answer {answers!r} is neither a text nor a list of them")
+        start = fields.get("answer_start")
+        return answers and [
+            {"text": answer, "answer_start": None if start == "" else start} if isinstance(answer, str) else answer
+            for answer in answers
+        ]
+
+    def _nested(self, path: Path, remarks: Remarks) -> Iterator[Question]:
+        """SQuAD's nested JSON; a question's row is its number, from 1."""
+        data = tables.document(path)
+        if not isinstance(data, dict) or not isinstance(data.get("data"), list):
+            raise DataError(f"{path}: no list 'data'; expected SQuAD's form: data, paragraphs, qas")
+        for article in data["data"]:
+            for paragraph in article["paragraphs"]:
+                for qa in paragraph["qas"]:
+                    remarks.row += 1
+                    answers = [] if str(qa.get("is_impossible")).lower() in ("true", "1") else qa.get("answers")
+                    yield _question(str(qa["id"]), qa["question"], paragraph["context"], answers, path, remarks)
+
+
+def _question(
+    id: str, question: str, passage: str, answers: list[dict] | None, path: Path, remarks: Remarks
+) -> Question:
+    """The question of the row that is being read, with every answer at the place where the passage has it."""
+    row = remarks.row
+    if not passage.strip():
+        raise DataError(f"{path}:{row}: question {id!r} has an empty passage; leave it out")
+    found = []
+    said = set()  # once for a question, whose answers are often the same words
+    for answer in answers or ():
+        text, given = str(answer["text"]), answer.get("answer_start")
+        start = -1 if given is None else int(given)
+        if start < 0 or passage[start : start + len(text)].lower() != text.lower():
+            start = nearest_place(passage, text.strip(), start)
+            if start < 0:
+                said.add("an answer does not stand in the passage; it is scored but not trained on")
+            elif given is not None:
+                said.add("an answer stands elsewhere than its offset says; the nearest mention is taken")
+        found.append(Answer(text, start))
+    for remark in sorted(said):
+        remarks.add(remark, row)
+    return Question(
+        id=id, question=question, passage=passage, answers=None if answers is None else tuple(found), row=row
+    )

@@ -1,0 +1,181 @@
+"""Multiple choice: one score per option from its summary vector, a softmax over them (Devlin et al., 2019, 4.4)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.models.base import Family
+from encoderlab.nn.encoder import States
+from encoderlab.nn.heads import ClassificationHead, TaskHead
+from encoderlab.nn.noise import Noise
+from encoderlab.objectives.base import Term
+from encoderlab.tasks.data.task import Choice, Example
+from encoderlab.tasks.forms.base import Form, Predictions, log_softmax, summaries, summary_places
+from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, to_numpy
+
+MASKS = 4  # an idiom has four characters
+GAP = re.compile(r"#idiom\d*#")  # ChID's, with a number (CLUE) or without (FewCLUE)
+
+
+class MultipleChoice(Form):
+    """Scores the options of an example against each other; they form one item, so that they are in one batch.
+
+    An option is a sequence of two texts: the context (or the question, if there is no context), then the question with
+    the option. What is too long is cut from the context first. A gap in the question is filled by the option. With a
+    gap in the context (ChID) the option comes first, then the text around the gap, which mask tokens stand for.
+
+    ``choice=clue`` writes what CLUE's baselines read: "[CLS] document [SEP] question [SEP] option [SEP]" (C3), and
+    "[CLS] option [SEP] left [unused1] right [SEP]" in one segment, with mask tokens for other gaps (ChID).
+    """
+
+    summary = True
+
+    def head(self, family: Family, model: Model) -> TaskHead:
+        return replace(family.classification, labels=1)
+
+    def head_labels(self) -> tuple[str, ...]:
+        return ("choice",)
+
+    def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
+        items = []
+        mask = self.tokenizer.token(self.tokenizer.special.mask)
+        for number, example in enumerate(examples):
+            assert isinstance(example, Choice)
+            if train and not example.answers:
+                continue
+            if example.gap and example.gap in example.context:
+                sequences = self._cloze(example, mask)
+            else:
+                sequences = self._options(example)
+            labels = [int(i in (example.answers or ())) for i in range(len(example.options))]
+            items.append(
+                Item(
+                    number,
+                    tuple(
+                        Encoded(ids.astype(np.int32), segments, {"right": right})
+                        for (ids, segments), right in zip(sequences, labels, strict=True)
+                    ),
+                )
+            )
+        return items
+
+    def _options(self, example: Choice) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Ids and segments of the sequence of every option."""
+        begin = np.empty(0, np.int64)  # of every second text
+        if example.gap:
+            seconds = [example.question.replace(example.gap, option) for option in example.options]
+        elif not example.context:
+            seconds = list(example.options)
+        elif self.settings.choice == "clue":
+            seconds = list(example.options)
+            begin = np.append(self.tokenizer.encode(example.question).ids, self.tokenizer.special.sep)
+        else:
+            seconds = [f"{example.question} {option}".strip() for option in example.options]
+        context, *encoded = self.tokenizer.encode_batch([example.context or example.question, *seconds])
+        options = [np.concatenate([begin, option.ids]) for option in encoded]
+        longest = max(map(len, options))
+        room = self.pair_room()
+        # The context gives way, down to a quarter of the room; what is still too much is cut from the longer side.
+        kept = context.ids[: max(room - longest, room // 4)]
+        self.cut += len(kept) < len(context) or any(self._is_cut(kept, option) for option in options)
+        return [self.tokenizer.frame(kept, option, max_length=self.settings.max_length) for option in options]
+
+    def _is_cut(self, first: np.ndarray, second: np.ndarray) -> bool:
+        """Whether a sequence of these two texts loses tokens of them."""
+        spans = self.tokenizer.spans(len(first), len(second), max_length=self.settings.max_length)
+        return spans.a + spans.b < len(first) + len(second)
+
+    def _cloze(self, example: Choice, mask: str) -> list[tuple[np.ndarray, np.ndarray]]:
+        """As :meth:`_options` for a gap in the context, which stands in the middle of the text where that is long."""
+        place = example.context.index(example.gap)
+        around = (example.context[:place], example.context[place + len(example.gap) :])
+        texts = [GAP.sub(mask * MASKS, part) for part in around]  # masks for the other gaps of the passage
+        left, right, *options = self.tokenizer.encode_batch([*texts, *example.options])
+        clue = self.settings.choice == "clue"
+        middle = np.array([self._gap_token()]) if clue else np.full(MASKS, self.tokenizer.special.mask)
+        room = self.pair_room() - max(map(len, options)) - len(middle)
+        share = min(len(left), max(room // 2, room - len(right)))
+        text = np.concatenate([left.ids[len(left) - share :], middle, right.ids[: max(room - share, 0)]])
+        self.cut += len(left) + len(right) > room
+        framed = [self.tokenizer.frame(option.ids, text, max_length=self.settings.max_length) for option in options]
+        return [(ids, np.zeros_like(segments)) for ids, segments in framed] if clue else framed
+
+    def _gap_token(self) -> int:
+        found = self.tokenizer.id("[unused1]")
+        if found is None:
+            raise ConfigError("the vocabulary has no [unused1], with which choice=clue marks a gap; set choice=joined")
+        return found
+
+    def counts(self, batch: TaskBatch) -> dict[str, int]:
+        return {"choice": _groups(batch)[1]}
+
+    def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
+        """Minus the log of the total probability of the correct options, summed over the examples."""
+        scores, rows, slots = self._scores(model, states, batch, noise)
+        group, groups = _groups(batch)
+        right = batch.labels["right"][rows, slots] == 1
+        everything = _logsumexp(scores, group, groups, torch.ones_like(right))
+        answers = _logsumexp(scores, group, groups, right)
+        best = scores.new_full((groups,), -torch.inf).scatter_reduce(0, group, scores.detach(), "amax")
+        best_right = scores.new_full((groups,), -torch.inf).scatter_reduce(
+            0, group, torch.where(right, scores.detach(), -torch.inf), "amax"
+        )
+        return {"choice": Term((everything - answers).sum(), groups, hits=(best_right >= best).sum())}
+
+    def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
+        """(examples, most options) with a very small number where an example has fewer options."""
+        scores, rows, slots = self._scores(model, states, batch, noise)
+        group, groups = _groups(batch)
+        most = int(batch.on_host.labels["option"].max()) + 1
+        table = scores.new_full((groups, most), torch.finfo(scores.dtype).min / 2)
+        return table.index_put((group, batch.labels["option"][rows, slots]), scores)
+
+    def _scores(
+        self, model: Model, states: States, batch: TaskBatch, noise: Noise | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The score of every sequence, in the order of rows, its row and its slot; (n,) each."""
+        assert isinstance(model.task, ClassificationHead)
+        chosen = summary_places(batch, model, self.tokenizer)
+        x, keys = summaries(model, states, chosen, noise)
+        return model.task(x, keys)[:, 0].float(), chosen.rows, chosen.slots
+
+    def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
+        scores, rows, slots = self._scores(model, states, batch, None)
+        items, options = (batch.labels[name][rows, slots].tolist() for name in ("item", "option"))
+        by_item: list[Any] = [[] for _ in range(len(batch))]
+        for item, _, score in sorted(zip(items, options, to_numpy(scores).tolist(), strict=True)):
+            by_item[item].append(score)
+        return [np.array(found) for found in by_item]
+
+    def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:
+        probabilities = [np.exp(log_softmax(scores)) for scores in outputs]
+        values = [int(probability.argmax()) for probability in probabilities]
+        details = [
+            {"score": float(probability[value]), "probabilities": probability}
+            for value, probability in zip(values, probabilities, strict=True)
+        ]
+        return Predictions(values=values, details=details)
+
+
+def _groups(batch: TaskBatch) -> tuple[Tensor, int]:
+    """The index within the batch of the example of every sequence, (n,) in the order of rows; how many there are."""
+    known = batch.on_host
+    found, group = torch.unique(known.labels["item"][known.sequences()], return_inverse=True)
+    return batch.bring(group), len(found)
+
+
+def _logsumexp(scores: Tensor, group: Tensor, groups: int, chosen: Tensor) -> Tensor:
+    """log sum exp of the chosen scores of each group, (groups,)."""
+    shown = torch.where(chosen, scores, -torch.inf)
+    top = scores.new_full((groups,), -torch.inf).scatter_reduce(0, group, shown.detach(), "amax")
+    sums = scores.new_zeros(groups).index_add(0, group, torch.exp(shown - top[group]))
+    return top + sums.log()

@@ -1,0 +1,115 @@
+"""A task as an objective: the one training loop fine-tunes with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from encoderlab.batches.batch import Batch
+from encoderlab.errors import ConfigError
+from encoderlab.inference import tokenizer_of
+from encoderlab.model import Model
+from encoderlab.models import FAMILIES
+from encoderlab.nn.encoder import States
+from encoderlab.nn.heads import Classification, Span, TaskHead
+from encoderlab.nn.noise import Noise
+from encoderlab.objectives.base import Memory, Objective, Term
+from encoderlab.tasks.data.task import Task
+from encoderlab.tasks.forms.base import Form, FormSettings
+from encoderlab.tasks.forms.batching import TaskBatch
+from encoderlab.tasks.forms.choice import MultipleChoice
+from encoderlab.tasks.forms.classification import Classify
+from encoderlab.tasks.forms.span import SpanQA
+from encoderlab.tasks.forms.tagging import Tagging
+
+FORMS: dict[str, type[Form]] = {
+    "classification": Classify,
+    "regression": Classify,
+    "tagging": Tagging,
+    "span": SpanQA,
+    "choice": MultipleChoice,
+}
+
+
+class TaskObjective(Objective):
+    """The losses of a labelled task under a model with a task head."""
+
+    def __init__(self, model: Model, form: Form) -> None:
+        super().__init__()
+        self.model, self.form = model, form
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        assert isinstance(batch, TaskBatch)
+        return self.form.counts(batch)
+
+    def forward(
+        self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
+    ) -> tuple[dict[str, Term], Memory]:
+        assert isinstance(batch, TaskBatch)
+        return self.form.terms(self.model, self.states(batch, noise), batch, noise), None
+
+    def states(self, batch: Batch, noise: Noise | None = None) -> States:
+        """The encoder's states. For a form that reads one vector per sequence the last layer is left out where it can
+        be computed at those places alone, which :func:`encoderlab.tasks.forms.base.summaries` does.
+        """
+        encoder = self.model.encoder
+        less = {"depth": encoder.depth - 1} if self.form.summary and encoder.splits_last_layer else {}
+        return encoder(batch.ids, doc=batch.documents, segments=batch.segments, noise=noise, **less)
+
+    def models(self) -> dict[str, Any]:
+        return {"model": self.model}
+
+
+def form_of(task: Task, model: Model, settings: FormSettings) -> Form:
+    """The form of ``task`` with the model's tokenizer.
+
+    Raises:
+        ConfigError: the model has no tokenizer, or its rows cannot be as long as the settings want.
+    """
+    tokenizer = tokenizer_of(model)
+    limit = model.config.encoder.max_length
+    if limit is not None and settings.max_length > limit:
+        raise ConfigError(
+            f"max_length {settings.max_length} exceeds the model's {limit} positions; set it to {limit} or less"
+        )
+    return FORMS[task.form](task, tokenizer, settings)
+
+
+def with_head(
+    model: Model, form: Form, *, seed: int, head: TaskHead | None = None, same: bool = False
+) -> tuple[Model, str]:
+    """``model`` with a head for ``form``, and a sentence that says where the head is from.
+
+    The model's own head is kept if it was trained for the same task, has its labels, and is configured as ``head``; if
+    it differs in dropout alone, its weights are kept. Any other is replaced by a new one.
+
+    Args:
+        seed: initialises a new head.
+        head: the wanted configuration, by default that of the family; its number of labels is taken from the task.
+        same: the model's own head was trained for this task (:func:`encoderlab.tasks.runs.folder.same_task`).
+
+    Raises:
+        ConfigError: ``head`` is of another kind than the task needs.
+    """
+    own = model.config.task
+    usual = form.head(FAMILIES[model.config.family], model)
+    wanted = head or usual
+    if wanted.kind != usual.kind:
+        raise ConfigError(
+            f"a head of kind {wanted.kind!r} does not fit {form.task.name}, which is {form.task.form}; "
+            f"set head.kind to {usual.kind}"
+        )
+    if not isinstance(wanted, Span) and not isinstance(usual, Span):
+        wanted = replace(wanted, labels=usual.labels)
+    if own is not None and same and model.config.labels == form.head_labels():
+        if head is None or wanted == own:
+            return model, "the model's task head is kept: it was trained for this task"
+        if type(wanted) is type(own) and replace(own, dropout=wanted.dropout) == wanted:
+            changed = model.with_task(wanted, form.head_labels(), seed)
+            changed.load_state_dict(model.state_dict(), strict=False)
+            return changed, f"the model's task head is kept, with dropout {wanted.dropout:g}"
+    if isinstance(wanted, Classification) and wanted.summary == "pooler" and model.config.pooler is None:
+        wanted = replace(wanted, summary="dense")  # a model that was pretrained without a pooler learns one here
+    why = "its labels or its kind are others" if same else "it was not trained for this task"
+    had = "" if own is None else f" (the model's own is dropped: {why})"
+    return model.with_task(wanted, form.head_labels(), seed), f"the task head is new{had}"

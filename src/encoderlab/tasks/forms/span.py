@@ -1,0 +1,379 @@
+"""Questions answered by a span of a passage: windows, three heads, n-best decoding, the null score (SQuAD 1.1 and 2.0).
+
+Differs from the reference code in how spans are found: the tokens' offsets into the passage say exactly which tokens an
+answer covers and which text a span of tokens stands for, so neither the search for the best sub-span nor the
+re-alignment of decoded text is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from encoderlab.corpus.tokenizer import Encoding, Tokenizer
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.models.base import Family
+from encoderlab.nn.encoder import States
+from encoderlab.nn.heads import SpanHead, TaskHead
+from encoderlab.nn.noise import Noise
+from encoderlab.objectives.base import Term
+from encoderlab.tasks.data.task import Answer, Example, Question, Task
+from encoderlab.tasks.forms.base import Form, FormSettings, Predictions, log_softmax
+from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Window(Encoded):
+    """A sequence of a question and k tokens of its passage.
+
+    Attributes:
+        start: place of the first token of the passage in the sequence.
+        offsets: (k, 2) first character of each token in the passage, and one past its last.
+        central: (k,) whether this is the window that gives a token most context; answers start at such tokens only.
+    """
+
+    start: int = 0
+    offsets: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    central: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What a head says of a window: the places of the best starts (s,), those of the best ends behind each (s, e), the
+    scores of both, and the null score.
+
+    With ``absolute`` the null score is the log-odds of "no answer" itself (heads with answerability), else the score of
+    the summary token as a span, which stands for "no answer".
+    """
+
+    starts: np.ndarray
+    start_scores: np.ndarray
+    ends: np.ndarray
+    end_scores: np.ndarray
+    null: float
+    absolute: bool
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """The n windows of a batch, one each and padded to the longest, of w tokens, as ``head`` reads them.
+
+    ``x`` (n, w, D) are their states, ``allowed`` (n, w) marks places where answers may start or end, ``real`` (n, w)
+    those within a window. ``rows``, ``slots`` and ``keys`` (n,) are the row of the batch, the slot in it and the key of
+    dropout of each window, ``summary`` (n,) the place of its summary token.
+    """
+
+    head: SpanHead
+    x: Tensor
+    allowed: Tensor
+    real: Tensor
+    rows: Tensor
+    slots: Tensor
+    summary: Tensor
+    keys: Tensor | None
+
+    def starts(self) -> Tensor:
+        """Scores (n, w) of the places as starts, -inf in the padding."""
+        return torch.where(self.real, self.head.start_logits(self.x, self.allowed).float(), -torch.inf)
+
+    def ends(self, starts: Tensor) -> Tensor:
+        """Scores (n, s, w) of the places as ends for each of the ``starts`` (n, s), -inf in the padding."""
+        return torch.where(self.real[:, None], self.head.end_logits(self.x, self.allowed, starts).float(), -torch.inf)
+
+    def answerable(self, starts: Tensor) -> Tensor:
+        """Log-odds (n,) of "no answer" by a head with answerability, from the scores of the starts (n, w)."""
+        summary = self.x[torch.arange(len(self.x), device=self.x.device), self.summary]
+        return self.head.answer_logits(self.x, summary, starts.to(self.x.dtype), self.keys).float()
+
+    def null(self, starts: Tensor, ends: Tensor) -> Tensor:
+        """The null scores (n,), see :class:`Candidates`, from the starts (n, w) and the ends (n, s, w)."""
+        if self.head.config.form != "independent":
+            return self.answerable(starts)
+        which = torch.arange(len(self.x), device=self.x.device)
+        return starts[which, self.summary] + ends[which, 0, self.summary]  # the ends are the same for all starts
+
+
+class SpanQA(Form):
+    """Start and end of an answer among the tokens of a window.
+
+    The question is cut to ``query_length`` tokens. A passage that does not fit beside it is read in windows that begin
+    every ``stride`` tokens; the target of a window without the whole answer is its summary token. Predictions are the
+    ``n_best`` spans among the best ``beam`` starts (by default 20, for XLNet's and ALBERT's head 5) and as many ends of
+    all windows, none longer than ``answer_length`` tokens. If training holds questions without an answer, "" is
+    predicted where the null odds exceed a threshold, which is chosen on the development set.
+    """
+
+    def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
+        super().__init__(task, tokenizer, settings)
+        self.nullable = task.labels == ("answer", "no_answer")
+        self.threshold = 0.0
+
+    def head(self, family: Family, model: Model) -> TaskHead:
+        return family.span
+
+    def head_labels(self) -> tuple[str, ...]:
+        return ("answer", "no_answer") if self.nullable else ()
+
+    # Windows
+
+    def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
+        questions = [example for example in examples if isinstance(example, Question)]
+        passages = list(dict.fromkeys(question.passage for question in questions))
+        encoded = dict(zip(passages, self.tokenizer.encode_batch(passages), strict=True))
+        asked = self.tokenizer.encode_batch([question.question.strip() for question in questions])
+        items = []
+        for number, (question, query) in enumerate(zip(questions, asked, strict=True)):
+            passage = encoded[question.passage]
+            if train and question.answers is None:
+                continue
+            span = _tokens_of(question.answers[0], passage) if question.answers else None
+            if train and span is None and (question.answers or not self.nullable):
+                continue  # the passage does not contain the answer, which the reader of the file has counted
+            for window, first in self._windows(query, passage):
+                target = self._target(window, first, span)
+                items.append(Item(number, (replace(window, labels=target),)))
+        return items
+
+    def _windows(self, query: Encoding, passage: Encoding) -> Iterator[tuple[Window, int]]:
+        """The windows of a passage, each with the number of its first token in the passage."""
+        asked = query.ids[: self.settings.query_length]
+        room = self.pair_room() - len(asked)
+        if room < 2:
+            raise ConfigError(
+                f"max_length {self.settings.max_length} leaves no place for the passage behind a question of "
+                f"{len(asked)} tokens; raise it or lower query_length"
+            )
+        firsts = [0]
+        while firsts[-1] + room < len(passage):
+            firsts.append(firsts[-1] + min(room, self.settings.stride))
+        self.cut += len(firsts) > 1
+        # The context of a token in a window: the smaller distance to its borders, and a little for length.
+        most, best = np.full(len(passage), -1.0), np.zeros(len(passage), np.int64)
+        for number, first in enumerate(firsts):
+            part = slice(first, min(first + room, len(passage)))
+            places = np.arange(part.stop - first)
+            context = np.minimum(places, places[::-1]) + 0.01 * len(places)
+            better = context > most[part]  # of equals the first
+            most[part][better], best[part][better] = context[better], number
+        for number, first in enumerate(firsts):
+            part = slice(first, min(first + room, len(passage)))
+            yield self._window(asked, passage, part, best[part] == number), first
+
+    def _window(self, asked: np.ndarray, passage: Encoding, part: slice, central: np.ndarray) -> Window:
+        xlnet = self.tokenizer.framing == "xlnet"  # passage first, as its release has it
+        texts = (passage.ids[part], asked) if xlnet else (asked, passage.ids[part])
+        ids, segments = self.tokenizer.frame(*texts, max_length=self.settings.max_length)
+        spans = self.tokenizer.spans(len(texts[0]), len(texts[1]), max_length=self.settings.max_length)
+        start, size = (spans.a_start, spans.a) if xlnet else (spans.b_start, spans.b)
+        allowed = np.zeros(len(ids), bool)
+        allowed[start : start + size] = True
+        allowed[-1 if xlnet else 0] = True
+        if not xlnet:
+            allowed[start + size] = True  # ELECTRA's code allows the separator behind the passage
+        return Window(
+            ids=ids.astype(np.int32),
+            segments=segments,
+            marks={"allowed": allowed},
+            start=start,
+            offsets=passage.offsets[part],
+            central=central,
+        )
+
+    def _target(self, window: Window, first: int, span: tuple[int, int] | None) -> dict[str, float]:
+        """Start and end within the sequence; both are its summary token if the window does not hold the whole
+        answer.
+        """
+        if span is not None and first <= span[0] and span[1] < first + len(window.offsets):
+            start = window.start - first
+            return {"start": start + span[0], "end": start + span[1], "impossible": 0}
+        summary = len(window) - 1 if self.tokenizer.framing == "xlnet" else 0
+        return {"start": summary, "end": summary, "impossible": 1}
+
+    # Losses
+
+    def counts(self, batch: TaskBatch) -> dict[str, int]:
+        windows = int((batch.labels["length"] > 0).sum())
+        return {"span": windows} | ({"answerable": windows} if self.nullable else {})
+
+    def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
+        """The mean of the cross-entropies of start and end (given the correct start), and, for a head with
+        answerability, the binary cross-entropy of that.
+        """
+        windows = self._unpacked(model, states, batch, noise)
+        rows, slots = windows.rows, windows.slots
+        start, end, impossible = (batch.labels[name][rows, slots] for name in ("start", "end", "impossible"))
+        starts, ends = windows.starts(), windows.ends(start[:, None])[:, 0]
+        loss = F.cross_entropy(starts, start, reduction="sum") + F.cross_entropy(ends, end, reduction="sum")
+        right = (starts.argmax(-1) == start) & (ends.argmax(-1) == end)
+        terms = {"span": Term(loss / 2, len(rows), hits=right.sum())}
+        if not self.nullable or windows.head.config.form == "independent":  # there the null answer is the summary token
+            return terms
+        logits = windows.answerable(starts)
+        loss = F.binary_cross_entropy_with_logits(logits, impossible.float(), reduction="sum")
+        hits = ((logits > 0) == (impossible > 0)).sum()
+        return terms | {"answerable": Term(loss, len(rows), self.settings.impossible_weight, hits)}
+
+    def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
+        """(2 n, w): the scores of all starts, then those of all ends, -inf in the padding. Only for heads whose end
+        does not depend on the start.
+        """
+        windows = self._unpacked(model, states, batch, noise)
+        any_start = torch.zeros_like(windows.rows)[:, None]
+        return torch.cat([windows.starts(), windows.ends(any_start)[:, 0]])
+
+    def _unpacked(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None = None) -> _Windows:
+        """The windows of all rows, unpacked."""
+        assert isinstance(model.task, SpanHead)
+        rows, slots = batch.sequences()
+        begin, length = (batch.labels[name][rows, slots] for name in ("begin", "length"))
+        places = torch.arange(int(batch.on_host.labels["length"].max()), device=rows.device)
+        real = places < length[:, None]
+        at = torch.where(real, begin[:, None] + places, 0)
+        allowed = batch.labels["allowed"][rows[:, None], at] & real
+        if model.task.config.form == "beam" and self.tokenizer.framing != "xlnet":
+            allowed &= places < length[:, None] - 1  # ALBERT's code forbids the separator that ELECTRA's allows
+        keys = None if noise is None else noise.at(rows, begin)
+        return _Windows(
+            head=model.task,
+            x=model.task.dropped(states.last[rows[:, None], at], keys),
+            allowed=allowed,
+            real=real,
+            rows=rows,
+            slots=slots,
+            summary=length - 1 if self.tokenizer.framing == "xlnet" else torch.zeros_like(length),
+            keys=keys,
+        )
+
+    # Answers
+
+    def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
+        return self.joint([(model, states)], batch)
+
+    def joint(self, members: Sequence[tuple[Model, States]], batch: TaskBatch) -> list[Any]:
+        """The outputs of one model, or the joint ones of several whose heads are of one kind: the mean of the members'
+        scores of every start, and of every end behind the starts that are best by that mean.
+        """
+        every = [self._unpacked(model, states, batch) for model, states in members]
+        first = every[0]
+        form = first.head.config.form
+        best = min(self.settings.beam or (5 if form == "beam" else 20), first.x.shape[1])
+
+        def mean(scores: Sequence[Tensor], allowed: Tensor) -> Tensor:
+            if form != "independent":  # the score of an end is comparable between starts as a log-probability only
+                scores = [one - one.logsumexp(-1, keepdim=True) for one in scores]
+            return torch.where(allowed, torch.stack(tuple(scores)).mean(0), -torch.inf)
+
+        starts = [windows.starts() for windows in every]
+        start_scores, start_places = mean(starts, first.allowed).topk(best)
+        ends = [windows.ends(start_places) for windows in every]
+        end_scores, end_places = mean(ends, first.allowed[:, None]).topk(best)
+        nulls = [windows.null(start, end) for windows, start, end in zip(every, starts, ends, strict=True)]
+        fields = (start_places, start_scores, end_places, end_scores, torch.stack(nulls).mean(0))
+        arrays = (tensor.detach().cpu().numpy() for tensor in fields)
+        found = [
+            Candidates(s, s_scores, e, e_scores, float(null), absolute=form != "independent")
+            for s, s_scores, e, e_scores, null in zip(*arrays, strict=True)
+        ]
+        order = np.argsort(batch.labels["item"][first.rows, first.slots].cpu().numpy())
+        return [found[i] for i in order]
+
+    def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:
+        windows: list[list[tuple[Window, Candidates]]] = [[] for _ in examples]
+        for item, output in zip(items, outputs, strict=True):
+            window = item.sequences[0]
+            assert isinstance(window, Window)
+            windows[item.example].append((window, output))
+        absolute = bool(outputs) and outputs[0].absolute
+        values, details, odds, nbest = [], [], {}, {}
+        for example, found in zip(examples, windows, strict=True):
+            assert isinstance(example, Question)
+            spans = self._best_spans(example, found)
+            null = min((candidates.null for _, candidates in found), default=0.0)
+            best = spans[0]["score"] if spans else 0.0
+            odds[example.id] = null if absolute else null - best
+            if self.nullable or not spans:
+                spans.append({"text": "", "score": best + null if absolute else null})
+            probability = np.exp(log_softmax(np.array([span["score"] for span in spans])))
+            for span, share in zip(spans, probability, strict=True):
+                span["probability"] = float(share)
+            empty = self.nullable and odds[example.id] > self.threshold
+            values.append("" if empty else spans[0]["text"])
+            details.append({"score": float(probability[-1 if empty else 0])})
+            nbest[example.id] = spans
+        return Predictions(
+            values=values,
+            details=details,
+            null_odds=odds if self.nullable else None,
+            nbest=nbest,
+            threshold=self.threshold,
+        )
+
+    def _best_spans(self, question: Question, found: Sequence[tuple[Window, Candidates]]) -> list[dict[str, Any]]:
+        """The n best distinct texts of all windows, with characters and scores."""
+        spans = []
+        for window, candidates in found:
+            starts, ends = candidates.starts - window.start, candidates.ends - window.start
+            size = len(window.offsets)
+            legal = (starts >= 0) & (starts < size)
+            legal &= window.central[np.where(legal, starts, 0)] if size else False
+            length = ends - starts[:, None] + 1
+            fits = legal[:, None] & (ends < size) & (length >= 1) & (length <= self.settings.answer_length)
+            for i, j in zip(*np.nonzero(fits), strict=True):
+                score = float(candidates.start_scores[i] + candidates.end_scores[i, j])
+                spans.append((score, int(window.offsets[starts[i]][0]), int(window.offsets[ends[i, j]][1])))
+        best: list[dict[str, Any]] = []
+        seen = set()
+        for score, begin, end in sorted(spans, key=lambda span: (-span[0], span[1:])):
+            text = question.passage[begin:end].strip()
+            if text and text not in seen:
+                seen.add(text)
+                best.append({"text": text, "score": score, "start": begin, "end": end})
+            if len(best) == self.settings.n_best:
+                break
+        return best
+
+    def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
+        raise ConfigError("models with an answer head are averaged over their n-best lists; see average_answers")
+
+
+def average_answers(members: Sequence[Predictions], threshold: float = 0.0) -> Predictions:
+    """An ensemble's answers by the mean of the members' probabilities of each text, and of their null odds."""
+    values, details, nbest, odds = [], [], {}, {}
+    for key in members[0].nbest or {}:
+        total: dict[str, float] = {}
+        for member in members:
+            for span in (member.nbest or {})[key]:
+                total[span["text"]] = total.get(span["text"], 0.0) + span["probability"] / len(members)
+        ranked = sorted(total.items(), key=lambda pair: -pair[1])
+        nbest[key] = [{"text": text, "score": float(np.log(p + 1e-30)), "probability": p} for text, p in ranked]
+        best = next(((text, p) for text, p in ranked if text), ("", 0.0))
+        if members[0].null_odds is not None:
+            odds[key] = float(np.mean([(member.null_odds or {})[key] for member in members]))
+            if odds[key] > threshold:
+                best = ("", total.get("", 0.0))
+        values.append(best[0])
+        details.append({"score": best[1]})
+    null_odds = odds if members[0].null_odds is not None else None
+    return Predictions(values=values, details=details, nbest=nbest, null_odds=null_odds, threshold=threshold)
+
+
+def best_texts(found: Predictions) -> list[str]:
+    """The best answer to every question, whether or not it is withdrawn, for a search for thresholds."""
+    return [next((span["text"] for span in spans if span["text"]), "") for spans in (found.nbest or {}).values()]
+
+
+def _tokens_of(answer: Answer, passage: Encoding) -> tuple[int, int] | None:
+    """First and last token with characters of the answer; None if the passage does not contain it."""
+    text = answer.text.strip()
+    if answer.start < 0 or not text:
+        return None
+    begin = answer.start + len(answer.text) - len(answer.text.lstrip())
+    covers = np.flatnonzero((passage.offsets[:, 1] > begin) & (passage.offsets[:, 0] < begin + len(text)))
+    return (int(covers[0]), int(covers[-1])) if len(covers) else None

@@ -1,0 +1,236 @@
+"""Applies a fine-tuned model to other data than its own: which task the model was trained for, how a file is read for
+it, and which labels of a benchmark are the model's. ``say`` receives one line for every decision taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from encoderlab.corpus.words import is_cjk
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.inference import usual_device
+from encoderlab.interchange.load import load
+from encoderlab.tasks.data import suites
+from encoderlab.tasks.data.task import FORM_DESCRIPTIONS, Example, Question, Remarks, Task, Text, Words
+from encoderlab.tasks.runs.folder import HEAD_FILE, layouts_of, read_task
+from encoderlab.tasks.forms.base import Predictions
+from encoderlab.tasks.data.infer import IDS, TEXTS, Given, find_column, task_of
+from encoderlab.tasks.runs.predict import Predictor, task_of_model
+from encoderlab.tasks.data.readers import Columns, Conll, Layout, Options, Squad, WordLists, layout_of
+from encoderlab.tasks.data.readers.words import is_word_per_line
+from encoderlab.tasks.forms.span import SpanQA
+from encoderlab.tasks.data.records import columns, lines, suffix
+from encoderlab.tasks.runs.trials import Say, best_seed, silent
+
+
+def predictor_of(folder: Path, say: Say = silent) -> Predictor:
+    """A fine-tuned model, on the GPU if there is one, with the task it was trained for.
+
+    A folder without ``task.json`` (of ``transformers``, say) tells only form and labels; its task has no layouts.
+
+    Raises:
+        ConfigError: the folder holds a head on a frozen encoder's features.
+    """
+    folder = best_seed(folder, say)
+    if (folder / "model" / HEAD_FILE).exists():
+        raise ConfigError(
+            f"{folder}: holds a head on a frozen encoder's features, which predicts only what it was given with its "
+            f"training data (predictions-*.jsonl); give further texts to finetune with --test"
+        )
+    model, trained = load(folder).to(usual_device()), read_task(folder)
+    task = replace(task_of_model(model), layouts=())
+    if trained is None:
+        return Predictor.of(model, task)
+    labels, metrics = None if trained["labels"] is None else tuple(trained["labels"]), tuple(trained["metrics"])
+    known = suites.TASKS.get(trained["name"])
+    if known is not None and trained.get("benchmark", (known.form, known.metrics) == (trained["form"], metrics)):
+        task = known  # and not a file of the user's that has the benchmark's name and columns of its own
+    else:
+        task = replace(task, layouts=layouts_of(trained.get("layouts", ())))
+    task = replace(task, name=trained["name"], labels=labels, metrics=metrics)
+    settings = replace(trained["settings"], targets="raw")  # a saved head answers in the units of the file
+    predictor = Predictor.of(model, task, settings)
+    if isinstance(predictor.form, SpanQA):
+        predictor.form.threshold = trained["threshold"]
+    return predictor
+
+
+def allow_no_answer(
+    task: Task, places: Sequence[Path], members: Sequence[Predictor], examples: Sequence[Example], say: Say
+) -> None:
+    """If the data has unanswerable questions, let the members that come without ``task.json`` withhold answers too.
+
+    ``places`` are the folders of ``members``.
+    """
+    if task.answers != "squad" or not any(isinstance(one, Question) and one.answers == () for one in examples):
+        return
+    for place, member in zip(places, members, strict=True):
+        form = member.form
+        if isinstance(form, SpanQA) and not form.nullable and read_task(best_seed(place, silent)) is None:
+            form.nullable = True
+            say(f"{place}: no answer is given where the null score is above 0; the folder tells no other threshold")
+
+
+# Labels of a benchmark
+
+
+def fitted(task: Task, own: Task, say: Say) -> tuple[Task, dict[str, str]]:
+    """A benchmark for a model that was trained for the task ``own``, and the benchmark's label for each of the model's.
+
+    Labels belong together that differ in case alone, or, where one side has only numbers (``LABEL_0``), that have the
+    same index.
+
+    Raises:
+        ConfigError: the model's head is of another form, or has other labels.
+    """
+    if own.form != task.form:
+        raise ConfigError(f"the model's head is for {own.form}, {task.name} is {task.form}; give a model tuned for it")
+    if task.labels is None or own.labels is None:
+        return replace(task, labels=own.labels), {}
+    words = ", ".join(own.labels[:9]), ", ".join(task.labels[:9])
+    theirs = {label.lower(): label for label in task.labels}
+    ours = {label.lower() for label in own.labels}
+    if len(task.labels) == len(own.labels) == len(ours):
+        if ours == set(theirs):
+            return task, {label: theirs[label.lower()] for label in own.labels}
+        if not ours & set(theirs) and (_are_indices(own.labels) or _are_indices(task.labels)):
+            say(f"the model's labels {words[0]} are taken for {words[1]} of {task.name}, in this order")
+            return task, dict(zip(own.labels, task.labels, strict=True))
+    raise ConfigError(f"the model's labels are {words[0]}, those of {task.name} {words[1]}; give a model tuned for it")
+
+
+def _are_indices(labels: tuple[str, ...]) -> bool:
+    """Whether the labels only count: 0, 1, ... or LABEL_0, LABEL_1, ..."""
+    return [label.removeprefix("LABEL_") for label in labels] == list(map(str, range(len(labels))))
+
+
+def renamed(found: Predictions, names: Mapping[str, str]) -> Predictions:
+    """Predictions with the labels of a benchmark instead of the model's."""
+    values = [
+        tuple(names[tag] for tag in value) if isinstance(value, tuple) else names[value] for value in found.values
+    ]
+    return replace(found, values=values)
+
+
+# Files
+
+
+def task_of_file(path: Path, own: Task, given: Given, say: Say) -> Task:
+    """The model's task ``own`` with the layout of a labelled file: that of the training data if the file has it, else
+    what its columns tell. Given columns replace either.
+    """
+    names = columns(path, Remarks(path))
+    fitting = [layout for layout in own.layouts if _fits(layout, path, names)]
+    layout = layout_of(path, fitting) if fitting else None
+    if layout is not None and (given.text, given.pair, given.label) == (None, None, None):
+        say(f"{path.name}: {own.form}, read as the training data of the model ({own.name}) is")
+        if isinstance(layout, (Columns, Options)) and layout.id not in names:  # a file may have ids that training lacks
+            layout = replace(layout, id=find_column(IDS, names, but=layout.needs))
+        return replace(own, layouts=(layout,))
+    if isinstance(layout, Columns):
+        texts = (layout.text, layout.pair) if given.text is None else (given.text, given.pair)
+        usual = layout.label if layout.has_labels(names) else None
+        given = replace(given, text=texts[0], pair=given.pair or texts[1], label=given.label or usual)
+    task, said = task_of(path, given)
+    say(said)
+    return replace(own, name=task.name, layouts=task.layouts)
+
+
+def unlabelled_task_of_file(path: Path, predictor: Predictor, text: str | None, pair: str | None, say: Say) -> Task:
+    """As :func:`task_of_file` for a file to predict: labels in it are not read, and plain text has a text per line."""
+    own = predictor.form.task
+    tagged = own.form == "tagging"
+    plain = suffix(path) == ".txt" and (tagged or own.form in ("classification", "regression")) and text is None
+    named = [layout for layout in own.layouts if not isinstance(layout, Conll)]
+    if (
+        plain
+        and not any(_fits(layout, path, columns(path, Remarks(path))) for layout in named)
+        and not (tagged and is_word_per_line(path, own.labels or ()))
+    ):
+        say(f"{path.name}: {own.form}, one text per line")
+        pairs = predictor.form.settings.pairs is not False
+        task = replace(own, layouts=(OneTextPerLine(tagged=tagged, pairs=pairs),))
+    else:
+        task = task_of_file(path, own, Given(form=own.form, text=text, pair=pair), say)
+    layouts = tuple(layout.unlabelled() for layout in task.layouts)
+    return replace(task, layouts=layouts, labels=None, dropped=())
+
+
+def _fits(layout: Layout, path: Path, names: Sequence[str]) -> bool:
+    """Whether a file with the columns ``names`` has ``layout``, one of those of the training data. Columns by number
+    fit only a file whose first row is no header.
+    """
+    kind = suffix(path)
+    if isinstance(layout, Conll):
+        return kind not in (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
+    if layout.positional and {name.lower() for name in names} & set(TEXTS):
+        return False
+    if not isinstance(layout, (Columns, Options, Squad, WordLists)) and kind in (".csv", ".tsv"):
+        return False  # the others are read from JSON or Parquet alone
+    return layout.matches(names)
+
+
+@dataclass(frozen=True)
+class OneTextPerLine(Layout):
+    """A plain text file to predict: a line is a text whose words are ``tagged``, or one text, or, with ``pairs``, also
+    two with a tab between them.
+    """
+
+    tagged: bool = False
+    pairs: bool = True
+
+    def matches(self, columns: Sequence[str]) -> bool:
+        return True
+
+    def read(self, path: Path, remarks: Remarks) -> Iterator[Example]:
+        for row, line in lines(path):
+            if not self.tagged and self.pairs:
+                yield _text(str(row), line.replace("\t", " [SEP] ", 1))
+            elif not self.tagged:
+                yield Text(id=str(row), text=line.strip())
+            elif words := _words(line):
+                yield Words(id=str(row), words=words, document=row, row=row)
+            else:
+                remarks.add("no words; left out", row)
+
+
+# Single texts
+
+
+def example_of(task: Task, number: int, line: str) -> Example:
+    """A text, or two with ``[SEP]`` between them, as an example of the model's form; ``number`` counts texts from 0.
+
+    Raises:
+        ConfigError: the form needs more than a text.
+        DataError: a sentence to be tagged has no words.
+    """
+    needs = {
+        "span": "the columns question and context, or in SQuAD's form",
+        "choice": "the columns context, question and options",
+    }
+    if task.form in needs:
+        raise ConfigError(
+            f"the model's head is for {task.form} ({FORM_DESCRIPTIONS[task.form]}), which needs more than a text; give "
+            f"a file with {needs[task.form]}"
+        )
+    if task.form != "tagging":
+        return _text(str(number), line)
+    words = _words(line)
+    if not words:
+        raise DataError(f"text {number + 1} holds no words; give at least one")
+    return Words(id=str(number), words=words)
+
+
+def _text(id: str, line: str) -> Text:
+    first, separator, second = line.partition("[SEP]")
+    return Text(id=id, text=first.strip(), pair=second.strip() if separator else None)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """The words of a text to be tagged; Chinese is tagged character by character."""
+    words: list[str] = []
+    for part in text.split():
+        words += part if any(map(is_cjk, part)) else [part]
+    return tuple(words)

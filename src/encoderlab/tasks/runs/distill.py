@@ -1,0 +1,186 @@
+"""Distillation during adaptation (Sanh et al., 2019, section 4.1, "DistilBERT (D)"): a fine-tuned teacher's predictions
+as further targets.
+
+    loss = a T^2 KL(softmax(t / T) || softmax(s / T)) + (1 - a) task loss        (nats; Hinton et al., 2015, section 2)
+
+t are the teacher's scores and s the student's: of the classes, the tags, the options of an example, or the places of a
+window, where start and end count half each. T^2 keeps the size of the gradient whatever T is. For numbers it is
+a (s - t)^2, in the units of the training targets. The teacher reads the packed batch that the student reads, in
+evaluation mode and without gradient, which costs one forward pass of it; the student's head runs twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from encoderlab.batches.batch import Batch
+from encoderlab.errors import ConfigError
+from encoderlab.inference import reading_apart
+from encoderlab.interchange.heads import NUMBER
+from encoderlab.interchange.load import load
+from encoderlab.model import Model, weights_hash
+from encoderlab.nn.heads import SpanHead
+from encoderlab.nn.noise import Noise
+from encoderlab.objectives.base import Memory, Term
+from encoderlab.objectives.distill import soft_term
+from encoderlab.tasks.data.task import Task
+from encoderlab.tasks.forms.classification import Classify
+from encoderlab.tasks.forms.base import Form
+from encoderlab.tasks.forms.objective import TaskObjective
+from encoderlab.tasks.runs.predict import task_of_model
+from encoderlab.tasks.forms.batching import TaskBatch
+
+FLOOR = -1e30  # the score of what does not exist: a place behind a window, an option that an example lacks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teaching:
+    """Who teaches, and how much it counts. Defaults are those of DistilBERT's code for SQuAD.
+
+    Args:
+        teacher: a fine-tuned model folder; in what a run keeps of its recipe, the hash of that model's weights and
+            labels.
+        temperature: T, of both distributions.
+        weight: a, the teacher's share of the loss.
+    """
+
+    teacher: str = ""
+    temperature: float = 2.0
+    weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ConfigError(f"temperature {self.temperature} is not positive; give a number above 0, such as 2")
+        if not 0 <= self.weight <= 1:
+            raise ConfigError(f"the teacher's weight {self.weight} is no share; give a number from 0 to 1")
+
+
+class TaughtObjective(TaskObjective):
+    """A task with the teacher's term; without noise (evaluation) it is the plain task.
+
+    Raises:
+        ConfigError: the model's answer head has an end that depends on its start, or the teacher reads too few tokens.
+    """
+
+    def __init__(self, model: Model, form: Form, teacher: Model, settings: Teaching) -> None:
+        super().__init__(model, form)
+        self.settings = settings
+        _check_span(model, "the model")
+        limit, wanted = teacher.config.encoder.max_length, form.settings.max_length
+        if limit is not None and wanted > limit:
+            raise ConfigError(f"max_length {wanted} exceeds the teacher's {limit} positions; set it to {limit} or less")
+        # In a tuple, so that it is neither trained nor saved.
+        self._teacher = (TaskObjective(teacher, form).eval().requires_grad_(False),)
+        own, theirs = form.head_labels(), teacher.config.labels
+        named = form.task.form in ("classification", "tagging") and own != theirs
+        self.columns = [theirs.index(label) for label in own] if named else None
+
+    @property
+    def teacher(self) -> Model:
+        return self._teacher[0].model
+
+    def _apply(self, *args: Any, **kwargs: Any) -> TaughtObjective:
+        self._teacher[0]._apply(*args, **kwargs)  # follow .to(device)
+        return super()._apply(*args, **kwargs)
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        counts = super().counts(batch)
+        if not self.settings.weight:
+            return counts
+        rows = next(iter(counts.values()))
+        return counts | {"teacher": 2 * rows if self.form.task.form == "span" else rows}
+
+    def forward(
+        self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
+    ) -> tuple[dict[str, Term], Memory]:
+        share = self.settings.weight
+        if noise is None or not share:
+            return super().forward(batch, noise=noise)
+        assert isinstance(batch, TaskBatch)
+        states = self.states(batch, noise)
+        terms = self.form.terms(self.model, states, batch, noise)
+        scores = self.form.scores(self.model, states, batch, noise)
+        terms = {name: replace(term, weight=term.weight * (1 - share)) for name, term in terms.items()}
+        return terms | {"teacher": self._term(scores, self.wanted(batch))}, None
+
+    @torch.no_grad()
+    def wanted(self, batch: TaskBatch) -> Tensor:
+        """The teacher's scores as the student's :meth:`Form.scores`: with its order of labels, in its units."""
+        scores = self.form.scores(self.teacher, self._teacher[0].states(batch), batch, None)
+        if self.columns is not None:
+            return scores[:, self.columns]
+        if isinstance(self.form, Classify) and self.form.numbers:
+            return (scores - self.form.offset) / self.form.factor
+        return scores
+
+    def _term(self, scores: Tensor, wanted: Tensor) -> Term:
+        settings = self.settings
+        scores, wanted = scores.float(), wanted.float()
+        if self.form.task.form == "regression":
+            return Term((scores - wanted).square().sum(), len(scores), settings.weight)
+        return soft_term(scores.clamp(min=FLOOR), wanted.clamp(min=FLOOR), settings.temperature, settings.weight)
+
+
+def read_teacher(settings: Teaching) -> tuple[Model, Teaching]:
+    """The teacher, and the settings with its hash in place of its folder, so that a run resumes wherever the teacher
+    lies.
+
+    Raises:
+        ConfigError, DataError: no folder is given, or it holds no model.
+    """
+    if not settings.teacher:
+        raise ConfigError("distillation needs a teacher; give the folder of a fine-tuned model: --teacher FOLDER")
+    teacher = reading_apart(load(settings.teacher))
+    parts = f"{weights_hash(teacher)} {teacher.config.labels}"
+    return teacher, replace(settings, teacher=hashlib.sha256(parts.encode()).hexdigest())
+
+
+def check_teacher(teacher: Model, student: Model, task: Task, name: str) -> None:
+    """Refuse a teacher that cannot teach ``student`` the ``task``, whose labels are known. ``name`` is for messages.
+
+    Raises:
+        ConfigError: it has no head or one of another form, other labels, or another tokenizer.
+    """
+    if teacher.task is None:
+        raise ConfigError(f"teacher {name}: has no task head; give a model fine-tuned on {task.name}")
+    own = task_of_model(teacher)
+    if own.form != task.form:
+        raise ConfigError(
+            f"teacher {name}: its head is for {own.form}, {task.name} is {task.form}; give one fine-tuned on it"
+        )
+    if task.form in ("classification", "tagging") and sorted(own.labels or ()) != sorted(task.labels or ()):
+        raise ConfigError(
+            f"teacher {name}: its labels are {_short(own)}, those of {task.name} {_short(task)}; give a teacher with "
+            f"the same ones (the id2label of a Hugging Face config.json names them)"
+        )
+    if task.form == "regression" and teacher.config.labels != NUMBER:
+        raise ConfigError(
+            f"teacher {name}: its one output is a probability, not a number; give a regression "
+            f"(problem_type of a Hugging Face config.json)"
+        )
+    _check_span(teacher, f"teacher {name}")
+    if teacher.tokenizer is None:
+        raise ConfigError(f"teacher {name}: has no tokenizer to compare; put the student's tokenizer.json beside it")
+    if student.tokenizer is not None and teacher.tokenizer.hash() != student.tokenizer.hash():
+        raise ConfigError(
+            f"teacher {name}: its tokenizer is not the student's, so it cannot read the same batch; give a teacher and "
+            f"a student with one vocabulary"
+        )
+
+
+def _check_span(model: Model, name: str) -> None:
+    """Refuse an answer head whose end depends on the start."""
+    if isinstance(model.task, SpanHead) and model.task.config.form != "independent":
+        raise ConfigError(
+            f"{name}: the end of its {model.task.config.form} answer head depends on the start, so two of them cannot "
+            f"be compared; fine-tune with BERT's: --set 'head={{kind: span, form: independent}}'"
+        )
+
+
+def _short(task: Task) -> str:
+    return ", ".join(task.labels or ())[:200] or "none"

@@ -1,0 +1,239 @@
+"""Feature-based use: a frozen encoder's activations, computed once and kept on disk, under a small trained network.
+
+Devlin et al., 2019, section 5.3: activations of one or several layers at the first sub-token of each word go through a
+randomly initialised two-layer BiLSTM of width 768 and a classifier. Without the BiLSTM it is a linear probe. A text to
+be classified is the mean of its tokens. The encoder runs once per text, so a run costs what its small network costs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
+
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.models.base import Family
+from encoderlab.nn.encoder import Chosen, States
+from encoderlab.nn.heads import Classification, ClassificationHead, Tagging, TaggingHead, TaskHead
+from encoderlab.nn.noise import Noise
+from encoderlab.objectives.base import Term
+from encoderlab.seeds import derive
+from encoderlab.tasks.data.task import Example
+from encoderlab.tasks.forms.base import Form, Predictions
+from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, sorted_batches
+
+Layers = Literal["embeddings", "second_to_last", "last", "weighted_last_four", "concatenated_last_four", "weighted_all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frozen:
+    """Which activations are read, and what is trained on them.
+
+    ``lstm_layers`` 0 is a linear probe. ``dtype`` of the activations on disk.
+    """
+
+    layers: Layers = "concatenated_last_four"
+    lstm_layers: int = 2
+    lstm_width: int = 768
+    dtype: Literal["float16", "float32"] = "float16"
+
+    def __post_init__(self) -> None:
+        if self.lstm_layers < 0 or self.lstm_width < 1:
+            raise ConfigError(
+                f"{self.lstm_layers} layers of a BiLSTM of width {self.lstm_width} are none; give lstm_layers=0 for a "
+                f"linear map, or more, and a width of at least 1"
+            )
+
+    def numbers(self, depth: int) -> tuple[int, ...]:
+        """Indices into ``States.layers`` (0 is the embedding output) for an encoder of ``depth`` layers."""
+        if "four" in self.layers and depth < 4:
+            raise ConfigError(f"{self.layers} needs 4 layers, the model has {depth}; choose last or weighted_all")
+        chosen = {
+            "embeddings": (0,),
+            "second_to_last": (depth - 1,),
+            "last": (depth,),
+            "weighted_last_four": tuple(range(depth - 3, depth + 1)),
+            "concatenated_last_four": tuple(range(depth - 3, depth + 1)),
+            "weighted_all": tuple(range(1, depth + 1)),
+        }
+        return chosen[self.layers]
+
+
+class Store:
+    """Activations on disk, (rows, layers, D), in as many files as there were lists of examples; one numbering for
+    all.
+    """
+
+    def __init__(self, folder: Path, model: Model, settings: Frozen, model_hash: str) -> None:
+        self.folder, self.model, self.settings, self.model_hash = folder, model, settings, model_hash
+        self.numbers = settings.numbers(model.encoder.depth)
+        self.parts: list[np.ndarray] = []
+        self.starts = [0]
+
+    def add(self, items: Sequence[Item], words: bool, room: int) -> int:
+        """The first row of the activations of ``items``: of every word's first token, or the mean of every sequence.
+        ``room``: tokens of a sequence at most.
+        """
+        key = hashlib.sha256(json.dumps([self.model_hash, self.numbers, self.settings.dtype, words]).encode())
+        for item in items:
+            for sequence in item.sequences:
+                key.update(sequence.ids.tobytes() + sequence.marks.get("word", np.zeros(0, np.int32)).tobytes())
+        path = self.folder / f"{key.hexdigest()[:32]}.npy"
+        if not path.exists():
+            self._compute(items, words, room, path)
+        self.parts.append(np.load(path, mmap_mode="r"))
+        self.starts.append(self.starts[-1] + len(self.parts[-1]))
+        return self.starts[-2]
+
+    @torch.no_grad()
+    def _compute(self, items: Sequence[Item], words: bool, room: int, path: Path) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sizes = [int((item.sequences[0].marks["word"] >= 0).sum()) if words else 1 for item in items]
+        first = np.cumsum([0, *sizes])
+        shape = (int(first[-1]), len(self.numbers), self.model.config.encoder.width)
+        part = path.with_name(f".{path.name}-{os.getpid()}")
+        out = np.lib.format.open_memmap(part, "w+", np.dtype(self.settings.dtype), shape)
+        model, device = self.model.eval(), next(self.model.parameters()).device
+        assert model.tokenizer is not None
+        for numbers, batch in sorted_batches(items, pad=model.tokenizer.special.pad, room=room):
+            moved = batch.to(device)
+            states = model.encoder(moved.ids, doc=moved.documents, segments=moved.segments)
+            layers = torch.stack([states.layers[i] for i in self.numbers], dim=2)  # (B, L, n, D)
+            for row, number in enumerate(numbers):
+                if words:
+                    chosen = layers[row][moved.labels["word"][row] >= 0]
+                else:
+                    chosen = layers[row][moved.doc[row] >= 0].mean(0, keepdim=True)
+                out[first[number] : first[number + 1]] = chosen.float().cpu().numpy()
+        out.flush()
+        os.replace(part, path)
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """Activations (n, layers, D) float32 of the rows (n,)."""
+        part = np.searchsorted(self.starts, rows, side="right") - 1
+        found = np.empty((len(rows), *self.parts[0].shape[1:]), np.float32)
+        for i in np.unique(part):
+            found[part == i] = self.parts[i][rows[part == i] - self.starts[i]]
+        return found
+
+
+class FrozenEncoder(nn.Module):
+    """Rows of a store in the place of token ids: mixed layers, then the BiLSTM; gives :class:`States` as an encoder
+    does.
+    """
+
+    def __init__(self, store: Store, settings: Frozen) -> None:
+        super().__init__()
+        self.store = store
+        count, width = len(store.numbers), store.model.config.encoder.width
+        self.mix = nn.Parameter(torch.zeros(count)) if settings.layers.startswith("weighted") else None
+        self.scale = nn.Parameter(torch.ones(())) if self.mix is not None else None
+        inner = width if self.mix is not None else count * width
+        self.lstm = None
+        if settings.lstm_layers:
+            self.lstm = nn.LSTM(inner, settings.lstm_width, settings.lstm_layers, batch_first=True, bidirectional=True)
+        self.width = 2 * settings.lstm_width if self.lstm is not None else inner
+
+    def forward(
+        self, ids: Tensor, *, doc: Tensor, segments: Tensor | None = None, noise: Noise | None = None
+    ) -> States:
+        """ids (B, L) rows of the store, doc (B, L) -> one layer (B, L, width). Sequences of a row are read apart."""
+        real = doc >= 0
+        device = next(self.parameters()).device if any(True for _ in self.parameters()) else ids.device
+        vectors = torch.from_numpy(self.store.read(ids[real].cpu().numpy())).to(device)
+        if self.mix is not None and self.scale is not None:
+            vectors = self.scale * torch.einsum("n,snd->sd", self.mix.softmax(0), vectors)
+        else:
+            vectors = vectors.flatten(1)
+        if self.lstm is not None:
+            docs = doc[real] + (doc.amax() + 1) * real.nonzero()[:, 0]  # a number of its own for each sequence
+            lengths = torch.unique_consecutive(docs, return_counts=True)[1].tolist()
+            texts = pack_sequence(vectors.split(lengths), enforce_sorted=False)
+            read, _ = pad_packed_sequence(self.lstm(texts)[0], batch_first=True)
+            vectors = torch.cat([x[:length] for x, length in zip(read, lengths, strict=True)])
+        x = vectors.new_zeros(*ids.shape, vectors.shape[-1]).masked_scatter(real[..., None], vectors)
+        return States((x,), None)  # type: ignore[arg-type]
+
+    @staticmethod
+    def last_at(states: States, chosen: Chosen, noise: Noise | None = None) -> Tensor:
+        """As :meth:`encoderlab.nn.encoder.Encoder.last_at`."""
+        return states.last[chosen.rows, chosen.places]
+
+
+class FrozenModel(nn.Module):
+    """The part that is trained on a frozen encoder's activations. Forms use it as a :class:`encoderlab.model.Model`, so
+    it has the attributes that they read: tokenizer, config, encoder and task head.
+    """
+
+    def __init__(self, store: Store, settings: Frozen, head: TaskHead, labels: tuple[str, ...], seed: int) -> None:
+        super().__init__()
+        self.tokenizer = store.model.tokenizer
+        self.config = replace(store.model.config, task=head, labels=labels)
+        torch.manual_seed(derive(seed, "frozen") >> 1)
+        self.encoder = FrozenEncoder(store, settings)
+        width = self.encoder.width
+        self.task = ClassificationHead(head, width) if isinstance(head, Classification) else TaggingHead(head, width)  # type: ignore[arg-type]
+
+
+class FrozenForm(Form):
+    """A form of task whose sequences are rows of a store, one per word (tagging) or one per text."""
+
+    def __init__(self, base: Form, store: Store) -> None:
+        super().__init__(base.task, base.tokenizer, base.settings)
+        self.base, self.store = base, store
+        self.words = base.task.form == "tagging"
+        if base.task.form not in ("tagging", "classification", "regression"):
+            raise ConfigError(
+                f"features serve tagging, classification and regression, not {base.task.form}; fine-tune instead"
+            )
+
+    def head(self, family: Family, model: Model) -> TaskHead:
+        head = self.base.head(family, model)
+        if isinstance(head, Tagging):
+            return replace(head, dense=False)
+        assert isinstance(head, Classification)
+        return replace(head, summary="raw")
+
+    def head_labels(self) -> tuple[str, ...]:
+        return self.base.head_labels()
+
+    def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
+        items = self.base.items(examples, train=train)
+        self.cut = self.base.cut
+        row = self.store.add(items, self.words, self.settings.max_length)
+        found = []
+        for item in items:
+            sequence = item.sequences[0]
+            kept = sequence.marks["word"] >= 0 if self.words else np.arange(len(sequence)) == 0
+            count = int(kept.sum())
+            if count:
+                ids = np.arange(row, row + count, dtype=np.int64)
+                marks = {name: mark[kept] for name, mark in sequence.marks.items()}
+                found.append(Item(item.example, (Encoded(ids, np.zeros(count, np.int8), sequence.labels, marks),)))
+            row += count
+        return found
+
+    def counts(self, batch: TaskBatch) -> dict[str, int]:
+        return self.base.counts(batch)
+
+    def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
+        return self.base.terms(model, states, batch, noise)
+
+    def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
+        return self.base.outputs(model, states, batch)
+
+    def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:
+        return self.base.decode(items, outputs, examples)
+
+    def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
+        return self.base.average(outputs)

@@ -1,0 +1,247 @@
+"""The folder of a fine-tuning run: ``model/`` with ``task.json``, predictions as JSON lines, submissions, and
+``score.json``, which marks the run as finished and says which run it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import safetensors.torch
+
+from encoderlab.config import from_dict, to_dict
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import write_json, write_text
+from encoderlab.interchange import folder as folders
+from encoderlab.model import Model
+from encoderlab.tasks.data import readers, suites
+from encoderlab.tasks.data.task import Split, Task
+from encoderlab.tasks.runs.features import FrozenModel
+from encoderlab.tasks.forms.base import FormSettings, Predictions
+from encoderlab.tasks.runs.predict import record
+from encoderlab.tasks.data.readers import Layout
+from encoderlab.tasks.runs.submit import write_submission
+from encoderlab.train.recipe import Training
+
+TASK_FILE, SCORE_FILE, HEAD_FILE = "task.json", "score.json", "head.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A finished run. ``record`` is the content of ``score.json``; ``predictions`` by split are None for a run that was
+    read from its folder.
+    """
+
+    folder: Path
+    record: Mapping[str, Any]
+    model: Path
+    predictions: Mapping[str, Predictions] | None = None
+
+    @property
+    def scores(self) -> Mapping[str, Mapping[str, float]]:
+        """By split and metric."""
+        return self.record["scores"]
+
+
+def write_run(
+    model: Model,
+    task: Task,
+    settings: FormSettings,
+    splits: Mapping[str, Split],
+    predictions: Mapping[str, Predictions],
+    score: Mapping[str, Any],
+    out: Path,
+) -> None:
+    """Write the model folder with its task, then the predictions, and last the score, which marks the run as
+    finished; its checkpoints are deleted.
+    """
+    if isinstance(model, FrozenModel):
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        folders.write_whole(out / "model", lambda aside: safetensors.torch.save_file(weights, aside / HEAD_FILE))
+    else:
+        folders.save(model, out / "model")
+    write_task(task, settings, out / "model", predictions)
+    write_predictions(splits, predictions, out)
+    write_score(score, out)
+    # The optimiser state behind the result is three times as large as the model and of no further use.
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+
+
+def write_submissions(
+    task: Task, splits: Mapping[str, Split], predictions: Mapping[str, Predictions], out: Path
+) -> list[str]:
+    """Write what leaderboards take into ``submission/`` (of other splits than the test set ``submission-SPLIT/``);
+    returns a note for every file that has another number of rows than the leaderboard expects, and is not written.
+    """
+    notes = []
+    for name, found in predictions.items():
+        if task.submission is not None and name in task.submission.files:
+            folder = out / "submission" if name.startswith("test") else out / f"submission-{name}"
+            try:
+                write_submission(
+                    task,
+                    name,
+                    splits[name].examples,
+                    found.values,
+                    folder,
+                    nbest=found.nbest,
+                    null_odds=found.null_odds,
+                )
+            except DataError as error:
+                notes.append(f"no submission: {error}")
+    return notes
+
+
+def write_predictions(splits: Mapping[str, Split], predictions: Mapping[str, Predictions], out: Path) -> None:
+    """Write ``predictions-SPLIT.jsonl`` for every split."""
+    for name, found in predictions.items():
+        lines = [
+            json.dumps(record(example, value, detail), ensure_ascii=False)
+            for example, value, detail in zip(splits[name].examples, found.values, found.details, strict=True)
+        ]
+        write_text(out / f"predictions-{name}.jsonl", "\n".join(lines) + "\n")
+
+
+def write_score(score: Mapping[str, Any], out: Path) -> None:
+    write_json(out / SCORE_FILE, score)
+
+
+def write_task(
+    task: Task, settings: FormSettings, folder: Path, predictions: Mapping[str, Predictions] | None = None
+) -> None:
+    """Keep in a model folder what its head was trained for."""
+    thresholds = [found.threshold for found in (predictions or {}).values()]
+    data = {
+        "name": task.name,
+        "form": task.form,
+        "labels": task.labels,
+        "metrics": task.metrics,
+        "layouts": plain_layouts(task),
+        "benchmark": is_benchmark(task),
+        "settings": to_dict(replace(settings, targets="raw")),  # the saved head answers in the numbers of the file
+        "threshold": thresholds[0] if thresholds else 0.0,
+    }
+    write_json(folder / TASK_FILE, data)
+
+
+def plain_layouts(task: Task) -> list[dict[str, Any]]:
+    """The task's layouts as plain data: the name of each, and its fields where they are not the default."""
+    found = []
+    for layout in cast("tuple[Any, ...]", task.layouts):
+        values = {one.name: getattr(layout, one.name) for one in fields(layout)}
+        changed = {one.name: to_dict(values[one.name]) for one in fields(layout) if values[one.name] != one.default}
+        found.append({"layout": type(layout).__name__} | changed)
+    return found
+
+
+def layouts_of(plain: Sequence[Mapping[str, Any]]) -> tuple[Layout, ...]:
+    """The layouts that :func:`plain_layouts` wrote."""
+    found = []
+    for entry in plain:
+        values = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in entry.items() if key != "layout"
+        }
+        found.append(getattr(readers, entry["layout"])(**values))
+    return tuple(found)
+
+
+def is_benchmark(task: Task) -> bool:
+    """Whether this is a benchmark, and not a file of the user's with a benchmark's name."""
+    known = suites.TASKS.get(task.name)
+    return known is not None and known.form == task.form and known.layouts == task.layouts
+
+
+def find_task(folder: Path) -> Path | None:
+    """The ``task.json`` of a model folder, or of a run folder with a model in it; None without one."""
+    return next((place / TASK_FILE for place in (folder, folder / "model") if (place / TASK_FILE).exists()), None)
+
+
+def read_task(folder: Path) -> dict[str, Any] | None:
+    """What :func:`write_task` wrote, with ``settings`` as :class:`FormSettings`; None for a folder without it."""
+    path = find_task(folder)
+    if path is None:
+        return None
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["settings"] = from_dict(FormSettings, data["settings"], where=str(path))
+    return data
+
+
+def same_task(trained: Mapping[str, Any] | None, task: Task, settings: FormSettings) -> bool:
+    """Whether a head trained for ``trained`` (:func:`read_task`) can be trained further on ``task``: name, form, labels
+    and columns are equal. A regression must also train on the numbers of the file, in which saved heads answer.
+    """
+    if trained is None or (task.form == "regression" and settings.targets != "raw"):
+        return False
+    labels = None if trained["labels"] is None else tuple(trained["labels"])
+    here = (task.name, task.form, task.labels, plain_layouts(task))
+    return here == (trained["name"], trained["form"], labels, trained.get("layouts"))
+
+
+def identity_of(task: Task, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells runs apart beside recipe and data: the task with its labels and columns, and the initial model."""
+    return {
+        "task": task.name,
+        "labels": None if task.labels is None else list(task.labels),
+        "layouts": plain_layouts(task),
+        "model": about["model"],
+        "after": list(about["after"]),
+    }
+
+
+_MEANINGS = {  # of the keys of an identity, for messages
+    "task": "task",
+    "labels": "labels",
+    "layouts": "columns",
+    "model": "the initial model of hash",
+    "after": "intermediate tasks",
+}
+
+
+def hashes_of(identity: Mapping[str, Any]) -> dict[str, str]:
+    """The identity as hashes, which the run folder keeps, so that an interrupted run is resumed with the same model and
+    task only.
+    """
+    task = json.dumps([identity[key] for key in ("task", "labels", "layouts")])
+    return {"model": identity["model"], "task": hashlib.sha256(task.encode()).hexdigest()}
+
+
+def _check_identity(out: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse the folder of another run. Keys that an older version did not write are not compared.
+
+    Raises:
+        ConfigError: with what the run has and what is wanted.
+    """
+    for key, value in wanted.items():
+        if key in found and found[key] != value:
+            had, now = (str(one)[:120] for one in (found[key], value))
+            raise ConfigError(f"{out}: holds a run with {_MEANINGS[key]} {had}, now {now}; choose another --out")
+
+
+def read_result(out: Path, recipe: Training, splits: Mapping[str, Split], identity: Mapping[str, Any]) -> Result | None:
+    """The finished run in ``out``; None if there is none.
+
+    Raises:
+        ConfigError: it was run with another recipe, other data, another model or task.
+    """
+    path = out / SCORE_FILE
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    _check_identity(out, found, identity)
+    wanted = to_dict(recipe)
+    # These follow from the others, or do not change the result.
+    ignored = ("budget", "phases", "evaluation", "execution", "checkpoints", "log_every")
+    for key, value in wanted.items():
+        if key not in ignored and found["recipe"].get(key) != json.loads(json.dumps(value)):
+            raise ConfigError(
+                f"{out}: holds a finished run with {key} {found['recipe'].get(key)}, now {value}; choose another folder"
+            )
+    for name, split in splits.items():
+        if found["data"].get(name, split.sha256) != split.sha256:
+            raise ConfigError(f"{out}: holds a finished run on other {name} data; choose another folder")
+    return Result(folder=out, record=found, model=out / "model")

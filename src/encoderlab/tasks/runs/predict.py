@@ -1,0 +1,263 @@
+"""Predictions of a fine-tuned model: for a list of examples, for an ensemble, for a file of any size."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from encoderlab.errors import ConfigError
+from encoderlab.inference import batch_tokens, evaluating, reading_apart
+from encoderlab.model import Model, weights_hash
+from encoderlab.nn.heads import ClassificationHead, SpanHead, TaggingHead
+from encoderlab.tasks.data.task import Example, FormName, Question, Remarks, Task, Text
+from encoderlab.tasks.forms.base import FormSettings, Predictions
+from encoderlab.tasks.forms.objective import TaskObjective, form_of
+from encoderlab.tasks.data.readers import Columns, Conll, Options, Squad, WordLists
+from encoderlab.tasks.forms.batching import Item, TaskBatch, sorted_batches
+from encoderlab.tasks.forms.span import SpanQA, average_answers
+
+# How many examples of a file are predicted together, which bounds the memory and what an interruption loses. Where
+# sentences are shown within their document it is more, since at the border of a chunk they see less of it.
+CHUNK, DOCUMENTS = 2_000, 20_000
+
+
+class Predictor:
+    """A model with a task head, applied to examples."""
+
+    def __init__(self, objective: TaskObjective) -> None:
+        self.objective, self.form = objective, objective.form
+
+    @property
+    def model(self) -> Model:
+        return self.objective.model
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens one forward pass is given."""
+        return batch_tokens(next(self.objective.parameters()).device)
+
+    @classmethod
+    def of(cls, model: Model, task: Task, settings: FormSettings | None = None) -> Predictor:
+        """A predictor for ``task``.
+
+        Raises:
+            ConfigError: the model's head cannot answer the task (:func:`check_head`).
+        """
+        check_head(model, task)
+        model = reading_apart(model)
+        return cls(TaskObjective(model, form_of(task, model, settings or default_settings(model, task))))
+
+    def predict(self, examples: Sequence[Example]) -> Predictions:
+        """Predictions in the order of ``examples``, whose labels are not looked at."""
+        items = self.form.items(examples)
+        return self.form.decode(items, self.outputs(items), examples)
+
+    def outputs(self, items: Sequence[Item]) -> list[Any]:
+        """The head's scores of every item."""
+        return _outputs([self], items, lambda batch: self.form.outputs(self.model, self.objective.states(batch), batch))
+
+
+@torch.no_grad()
+def _outputs(
+    members: Sequence[Predictor], items: Sequence[Item], of_batch: Callable[[TaskBatch], list[Any]]
+) -> list[Any]:
+    """What ``of_batch`` says of every item, in their order. Items of similar length share a batch, so that little
+    padding is computed; all members are in evaluation mode.
+    """
+    first = members[0]
+    device = next(first.model.parameters()).device
+    pad, room = first.form.tokenizer.special.pad, first.form.settings.max_length
+    found: list[Any] = [None] * len(items)
+    with evaluating(*(member.model for member in members)):
+        for numbers, batch in sorted_batches(items, pad=pad, room=room, tokens=first.tokens):
+            moved = batch.to(device)
+            assert isinstance(moved, TaskBatch)
+            for number, output in zip(numbers, of_batch(moved), strict=True):
+                found[number] = output
+    return found
+
+
+def predict_ensemble(
+    members: Sequence[Predictor], examples: Sequence[Example]
+) -> tuple[Predictions, list[Predictions]]:
+    """The ensemble's predictions and those of each member.
+
+    Averaged are probabilities, the numbers of a regression, and for answers the scores of starts and ends, or where
+    :func:`joint_windows` is false, the probabilities of n-best texts. Members may differ in everything but the labels,
+    and for tagging also not in the tokenizer and length that decide which words are in a sequence.
+
+    Raises:
+        ConfigError: no members, or members that differ in what they may not.
+    """
+    if not members:
+        raise ConfigError("0 models in the ensemble; give at least one")
+    if len(members) > 1 and joint_windows(members):
+        return _joint_answers(members, examples), [member.predict(examples) for member in members]
+    own, outputs, items = [], [], []
+    for member in members:
+        encoded = member.form.items(examples)
+        items.append(encoded)
+        outputs.append(member.outputs(encoded))
+        own.append(member.form.decode(encoded, outputs[-1], examples))
+    labels = {member.form.head_labels() for member in members}
+    if len(labels) > 1:
+        raise ConfigError(f"the models of the ensemble have different labels ({' / '.join(map(str, labels))[:200]})")
+    if isinstance(members[0].form, SpanQA):
+        return average_answers(own, _threshold(members)), own
+    if len({tuple(len(item.sequences[0].marks.get("word", ())) for item in encoded) for encoded in items}) > 1:
+        raise ConfigError(
+            "the models of the ensemble cut sentences differently; give models with one tokenizer and max_length"
+        )
+    return members[0].form.decode(items[0], members[0].form.average(outputs), examples), own
+
+
+def joint_windows(members: Sequence[Predictor]) -> bool:
+    """Whether all members find answers in the same windows of passages, with heads of one kind and the same labels."""
+    forms = [member.form for member in members]
+    windows = {
+        (form.tokenizer.hash(), form.settings.max_length, form.settings.stride, form.settings.query_length)
+        for form in forms
+    }
+    heads = {getattr(member.model.config.task, "form", None) for member in members}
+    spans = all(isinstance(form, SpanQA) for form in forms)
+    return spans and len(windows) == len(heads) == len({form.head_labels() for form in forms}) == 1
+
+
+def _joint_answers(members: Sequence[Predictor], examples: Sequence[Example]) -> Predictions:
+    """Answers by the mean of the members' scores of every start and end, and of their thresholds."""
+    form = copy.copy(members[0].form)
+    assert isinstance(form, SpanQA)
+    form.threshold = _threshold(members)
+    items = form.items(examples)
+
+    def joint(batch: TaskBatch) -> list[Any]:
+        return form.joint([(member.model, member.objective.states(batch)) for member in members], batch)
+
+    return form.decode(items, _outputs(members, items, joint), examples)
+
+
+def _threshold(members: Sequence[Predictor]) -> float:
+    """The mean of the members' thresholds of "no answer"."""
+    return float(np.mean([member.form.threshold for member in members if isinstance(member.form, SpanQA)]))
+
+
+def task_of_model(model: Model) -> Task:
+    """A task of the form that the model's head has, with usual columns, for models that come without a task.
+
+    Raises:
+        ConfigError: the model has no task head.
+    """
+    labels, head = model.config.labels, model.task
+    if isinstance(head, SpanHead):
+        return Task(name="span", form="span", layouts=(Squad(),), metrics=("f1", "exact"), labels=labels or None)
+    if isinstance(head, TaggingHead):
+        layouts = (WordLists(), WordLists(words="words", tags="tags"), Conll())
+        return Task(
+            name="tagging", form="tagging", layouts=layouts, metrics=("f1", "precision", "recall"), labels=labels
+        )
+    if not isinstance(head, ClassificationHead):
+        raise ConfigError("the model has no task head; fine-tune it first (encoderlab finetune)")
+    if labels == ("choice",):
+        options = Options(context="context", question="question", options=("options",), answer="answer")
+        return Task(name="choice", form="choice", layouts=(options,), metrics=("accuracy",))
+    pairs = (("sentence1", "sentence2"), ("text_a", "text_b"), ("text", None), ("sentence", None))
+    columns = tuple(Columns(text=text, pair=pair) for text, pair in pairs)
+    form: FormName = "regression" if head.config.labels == 1 else "classification"
+    metrics = ("spearman", "pearson") if form == "regression" else ("accuracy", "macro_f1")
+    return Task(name=form, form=form, layouts=columns, metrics=metrics, labels=None if form == "regression" else labels)
+
+
+def check_head(model: Model, task: Task) -> None:
+    """Refuse a model whose head cannot answer ``task``.
+
+    Raises:
+        ConfigError: it has none, one of another form, or one with other labels.
+    """
+    own = task_of_model(model)
+    if own.form != task.form:
+        raise ConfigError(
+            f"the model's head is for {own.form}, task {task.name!r} is {task.form}; give a model fine-tuned for it"
+        )
+    if task.form in ("classification", "tagging") and set(task.labels or ()) - set(own.labels or ()):
+        strange = ", ".join(sorted(set(task.labels or ()) - set(own.labels or ())))
+        raise ConfigError(
+            f"the model knows the labels {', '.join(own.labels or ())[:200]}, task {task.name!r} has {strange[:200]} "
+            f"besides; give a model fine-tuned for it"
+        )
+
+
+def default_settings(model: Model, task: Task) -> FormSettings:
+    """Settings for a model that comes without any: sequences as long as it can read, up to 512 tokens (answers 384)."""
+    longest = 384 if task.form == "span" else 512
+    return FormSettings(max_length=min(longest, model.config.encoder.max_length or longest), targets="raw")
+
+
+def predict_file(
+    predictor: Predictor, path: Path, out: Path, *, task: Task, remarks: Remarks, chunk: int | None = None
+) -> Iterator[int]:
+    """Predict every example of ``path`` into ``out``, one JSON object per line; yields how many are done after each
+    chunk of ``chunk`` examples, which bounds the memory.
+
+    Until the end the lines are in ``out.part-...``, a name that depends on model and file: after an interruption the
+    same call continues behind the last whole chunk, and ends with the same bytes as without one.
+    """
+    if chunk is None:
+        chunk = DOCUMENTS if predictor.form.settings.context == "document" else CHUNK
+    part = out.with_name(f"{out.name}.part-{_key(predictor, path, task, chunk)}")
+    done = _whole_chunks(part, chunk)
+    examples = task.stream(path, remarks)
+    deque(islice(examples, done), maxlen=0)
+    with open(part, "a", encoding="utf-8", errors="backslashreplace", newline="\n") as file:  # as write_text does
+        while some := list(islice(examples, chunk)):
+            found = predictor.predict(some)
+            for example, value, detail in zip(some, found.values, found.details, strict=True):
+                file.write(json.dumps(record(example, value, detail), ensure_ascii=False) + "\n")
+            file.flush()
+            done += len(some)
+            yield done
+        os.fsync(file.fileno())
+    os.replace(part, out)
+
+
+def record(example: Example, value: Any, detail: dict[str, Any]) -> dict[str, Any]:
+    """One prediction as plain data: the id, what is predicted, and its scores or probabilities."""
+    name = {Text: "label", Question: "answer"}.get(type(example), "prediction")
+    plain: dict[str, Any] = {"id": example.id, name: list(value) if isinstance(value, tuple) else value}
+    for key, item in detail.items():
+        if isinstance(item, float):
+            plain[key] = round(item, 6)
+        elif isinstance(item, (np.ndarray, list)):
+            plain[key] = [round(float(x), 6) for x in item]
+    return plain
+
+
+def _key(predictor: Predictor, path: Path, task: Task, chunk: int) -> str:
+    """A hash of all that determines the predictions of a file; of the file itself, path, size and time of change."""
+    size, changed = path.stat().st_size, path.stat().st_mtime_ns
+    form = predictor.form
+    parts = [weights_hash(predictor.model), form.settings, form.head_labels(), task.layouts]
+    return hashlib.sha256(repr([*parts, str(path.resolve()), size, changed, chunk]).encode()).hexdigest()[:12]
+
+
+def _whole_chunks(path: Path, chunk: int) -> int:
+    """Truncate a file behind its last whole chunk of lines, and return how many lines are left."""
+    if not path.exists():
+        return 0
+    count = kept = size = place = 0
+    with open(path, "rb+") as file:
+        for line in file:
+            count, place = count + line.endswith(b"\n"), place + len(line)
+            if line.endswith(b"\n") and count % chunk == 0:
+                kept, size = count, place
+        file.truncate(size)
+    return kept

@@ -1,0 +1,130 @@
+"""What a protocol is: the recipe by task and size, the grid that is searched on development data, the number of seeds,
+and which of their scores is reported.
+
+:mod:`encoderlab.tasks.runs.published` has those of the papers; :func:`encoderlab.tasks.runs.trials.run` carries one out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from encoderlab.config import override, parse_value
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.models import FAMILIES
+from encoderlab.nn.encoder import EncoderConfig
+from encoderlab.tasks.data.task import Task
+from encoderlab.tasks.runs.finetune import Recipe
+
+Report = Literal["median", "mean", "best"]
+SHORT = {"lr": "optim.lr", "weight_decay": "optim.weight_decay", "max_length": "form.max_length"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """A way of fine-tuning and reporting. Fields of the recipe are given by path; ``tasks`` override ``widths``, and
+    ``sizes`` both.
+
+    Args:
+        recipe: what holds for every task.
+        tasks: fields by task name, or by form (``"form:span"``), which the name overrides.
+        sizes: fields by published size (``deberta-base``) and task name, for models of that architecture.
+        elsewhere: tasks that the source treats in another way, with the protocol that has it.
+        widths: fields by least width of the model; of the entries that are not wider, the widest applies.
+        grid: values to try for fields, on the development set with ``search_seeds`` seeds.
+        seeds: number of runs at the chosen point.
+        report: which of their scores is reported.
+    """
+
+    name: str
+    source: str
+    recipe: Recipe = Recipe()
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sizes: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    widths: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    search_seeds: int = 1
+    seeds: int = 1
+    report: Report = "median"
+
+    def recipe_for(self, task: Task, model: Model) -> Recipe:
+        """The recipe of one task for a model of this size; sequences no longer than the model can read.
+
+        Raises:
+            ConfigError: another protocol has this task.
+        """
+        if task.name in self.elsewhere:
+            raise ConfigError(
+                f"protocol {self.name} does not cover {task.name}, for which its source does otherwise; "
+                f"give --protocol {self.elsewhere[task.name]}"
+            )
+        narrower = [width for width in self.widths if width <= model.config.encoder.width]
+        fields: dict[str, Any] = {
+            **(self.widths[max(narrower)] if narrower else {}),
+            **self.tasks.get(f"form:{task.form}", {}),
+            **self.tasks.get(task.name, {}),
+            **self.sizes.get(_size(model), {}).get(task.name, {}),
+        }
+        recipe = override(self.recipe, fields) if fields else self.recipe
+        limit = model.config.encoder.max_length
+        if limit is not None and recipe.form.max_length > limit:
+            recipe = replace(recipe, form=replace(recipe.form, max_length=limit))
+        return recipe
+
+
+def _size(model: Model) -> str:
+    """The published size of the family that has the model's shape, "" if none has."""
+    sizes = FAMILIES[model.config.family].sizes.items()
+    own = _shape(model.config.encoder)
+    return next((name for name, config in sizes if _shape(config.encoder) == own), "")
+
+
+def _shape(encoder: EncoderConfig) -> tuple[Any, ...]:
+    """What tells the published sizes of a family apart; DeBERTa's versions also differ in biases and convolution."""
+    return encoder.layers, encoder.width, encoder.attention_biases, encoder.stem_conv is not None
+
+
+def at_point(recipe: Recipe, point: Mapping[str, Any], *, where: str) -> Recipe:
+    """``recipe`` with the fields of ``point``; given epochs replace the number of steps of a protocol. ``where`` is for
+    messages.
+
+    Raises:
+        ConfigError: an unknown field, or a value that it cannot have.
+    """
+    return override(recipe, {"steps": None, **point} if "epochs" in point else point, where=where)
+
+
+def spelled_out(assignment: str) -> str:
+    """The path of a field, with or without ``=value``, where its short name may stand: ``lr`` is ``optim.lr``."""
+    name, equals, value = assignment.partition("=")
+    return SHORT.get(name, name) + equals + value
+
+
+def parse_grid(words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """``["lr=5e-5,1e-4", "epochs=3,10"]`` as the grid of a protocol.
+
+    Raises:
+        ConfigError: a word without ``=`` or values.
+    """
+    split = (split_assignment(word, "--grid", "field=value,value, such as lr=5e-5,1e-4") for word in words)
+    return {field: parse_values(values) for field, values in split}
+
+
+def split_assignment(word: str, flag: str, form: str) -> tuple[str, str]:
+    """The path of the field and the values of ``field=values``; ``flag`` and ``form`` are for the message.
+
+    Raises:
+        ConfigError: it has no field or no values.
+    """
+    name, _, values = word.partition("=")
+    if not name or not values:
+        raise ConfigError(f"{flag} {word}: expected {form}")
+    return spelled_out(name), values
+
+
+def parse_values(values: str) -> tuple[Any, ...]:
+    """``"16,32"`` as ``(16, 32)``."""
+    return tuple(parse_value(value) for value in values.split(","))

@@ -1,0 +1,288 @@
+"""Carries out a protocol: every run in a folder of its own, and the scores of its seeds.
+
+Everything that was tried is in ``score.json``; a seed that failed is marked and counted rather than dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from encoderlab.config import to_dict
+from encoderlab.errors import Diverged
+from encoderlab.files import write_json
+from encoderlab.model import Model, weights_hash
+from encoderlab.tasks.data.task import Split, Task
+from encoderlab.tasks.forms.encodings import Encodings
+from encoderlab.tasks.runs.finetune import Recipe, finetune
+from encoderlab.tasks.runs.folder import SCORE_FILE, Result
+from encoderlab.tasks.scoring.metrics import mean_interval
+from encoderlab.tasks.runs.protocol import Protocol, at_point
+from encoderlab.tasks.data.splits import remarks_of
+from encoderlab.train.folder import hardware
+
+Point = Mapping[str, Any]  # values of fields of the recipe, by path
+Adjust = Callable[[Recipe], Recipe]
+Say = Callable[[str], None]  # is given a line of progress, or a remark
+
+
+def silent(line: str) -> None:
+    """Says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What an initial model was trained for before.
+
+    Args:
+        after: names of the intermediate tasks, in order.
+        trained: the task of its head (:func:`encoderlab.tasks.runs.folder.read_task`); without it the head is not kept.
+    """
+
+    after: tuple[str, ...] = ()
+    trained: Mapping[str, Any] | None = None
+
+
+FRESH = Origin()  # a model that was not fine-tuned before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """The runs of one model on one task, each in its folder within ``out``. ``about`` is written into their scores."""
+
+    model: Model
+    task: Task
+    out: Path
+    about: Mapping[str, Any]
+    trained: Mapping[str, Any] | None
+    encodings: Encodings = field(default_factory=Encodings)
+
+    def attempt(self, recipe: Recipe, splits: Mapping[str, Split], folder: str) -> Result | str:
+        """The run of ``recipe`` in ``folder``, read if it is finished; if it diverged, the message that says so."""
+        more: dict[str, Any] = {"about": self.about, "encodings": self.encodings, "trained": self.trained}
+        try:
+            return finetune(self.model, self.task, splits, recipe, self.out / folder, **more)
+        except Diverged as error:
+            return str(error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a protocol found for one task: ``record`` is the content of ``score.json``, ``runs`` are the finished runs
+    at the chosen point.
+    """
+
+    task: Task
+    record: Mapping[str, Any]
+    runs: Sequence[Result]
+
+    @property
+    def best(self) -> Result:
+        """The run with the best development score."""
+        return max(self.runs, key=lambda run: run.scores["dev"][self.task.metric])
+
+
+def run(
+    protocol: Protocol,
+    model: Model,
+    task: Task,
+    splits: Mapping[str, Split],
+    out: Path,
+    *,
+    origin: Origin = FRESH,
+    adjust: Adjust = lambda recipe: recipe,
+    say: Say = silent,
+) -> Outcome:
+    """Fine-tune ``model`` on ``task`` as ``protocol`` says; finished runs in ``out`` are read instead of repeated.
+
+    The grid is searched on the development set alone; every other labelled split is scored once, at the chosen point.
+    ``adjust`` changes the protocol's recipe last (fields that the user sets).
+
+    Raises:
+        Diverged: every point of the grid failed, or every seed at the chosen point.
+    """
+    start = time.perf_counter()
+    base = adjust(protocol.recipe_for(task, model))
+    points: list[Point] = [
+        dict(zip(protocol.grid, values, strict=True)) for values in itertools.product(*protocol.grid.values())
+    ]
+    recipes = [at_point(base, point, where="--grid") for point in points]  # a wrong one is refused before any training
+    about = {"protocol": protocol.name, "model": weights_hash(model), "after": list(origin.after)}
+    runs = Runs(model=model, task=task, out=out, about=about, trained=origin.trained)
+
+    def attempts(number: int, seeds: int, splits: Mapping[str, Split]) -> dict[int, Result | str]:
+        """The runs at one point of the grid, by seed."""
+        found = {}
+        for seed in range(base.seed, base.seed + seeds):
+            say(" ".join(filter(None, (f"{task.name}:", describe(points[number]), f"seed {seed}"))))
+            recipe = replace(recipes[number], seed=seed)
+            found[seed] = runs.attempt(recipe, splits, f"{folder_name(points[number])}/seed-{seed}")
+        return found
+
+    search: list[dict[str, Any]] = []
+    if len(points) > 1:
+        seen = {name: splits[name] for name in ("train", "dev")}
+        for number, point in enumerate(points):
+            tried = _finished(attempts(number, protocol.search_seeds, seen))
+            scores = [result.scores["dev"][task.metric] for result in tried]
+            search.append({"point": point, "dev": scores, "failed": protocol.search_seeds - len(scores)})
+    chosen = _best_point(search, task)
+    found = attempts(chosen, protocol.seeds, splits)
+    finished = _finished(found)
+    if not finished:
+        raise Diverged(f"{task.name}: all {len(found)} seeds failed ({next(iter(found.values()))})")
+    record = {
+        "task": task.name,
+        "metric": task.metric,
+        "report": protocol.report,
+        **about,
+        "source": protocol.source,
+        "grid": {name: list(values) for name, values in protocol.grid.items()},
+        "search": search,
+        "chosen": points[chosen],
+        "selection": f"{base.select} by {task.metric} of dev",
+        "seeds": {str(seed): _entry(one, task, splits["dev"]) for seed, one in found.items()},
+        "scores": _summaries(finished, splits),
+        "data": {name: split.sha256 for name, split in splits.items()},
+        "examples": {name: len(split) for name, split in splits.items()},
+        "remarks": remarks_of(splits),
+        "recipe": to_dict(finished[0].record["recipe"]),
+        "hardware": hardware(),
+        "seconds": sum(float(result.record["seconds"]) for result in finished),
+        "elapsed": time.perf_counter() - start,
+    }
+    write_json(out / SCORE_FILE, record)
+    return Outcome(task=task, record=record, runs=finished)
+
+
+def _best_point(search: Sequence[Mapping[str, Any]], task: Task) -> int:
+    """The index of the point with the best median score on the development set; 0 if none was searched.
+
+    Raises:
+        Diverged: all runs of all points failed.
+    """
+    medians = {number: statistics.median(entry["dev"]) for number, entry in enumerate(search) if entry["dev"]}
+    if search and not medians:
+        raise Diverged(f"{task.name}: every point of the grid failed; lower the rates")
+    return max(medians, key=lambda number: medians[number], default=0)
+
+
+def _finished(found: Mapping[int, Result | str]) -> list[Result]:
+    """The runs that did not diverge."""
+    return [result for result in found.values() if isinstance(result, Result)]
+
+
+def best_seed(folder: Path, say: Say) -> Path:
+    """The run with the best development score if ``folder`` holds those of a protocol, else ``folder`` itself."""
+    path = folder / SCORE_FILE
+    if not path.exists() or "seeds" not in (found := json.loads(path.read_text(encoding="utf-8"))):
+        return folder
+    scores = {
+        seed: entry["scores"]["dev"][found["metric"]] for seed, entry in found["seeds"].items() if "scores" in entry
+    }
+    best = max(scores, key=lambda seed: scores[seed])
+    which = f"the best of {len(scores)} on the development set" if len(scores) > 1 else "the only one with scores"
+    say(f"seed {best}, {which}")
+    return folder / folder_name(found["chosen"]) / f"seed-{best}"
+
+
+def describe(point: Point) -> str:
+    """``lr=0.0001 epochs=3``; empty where no field is searched."""
+    parts = (f"{value:g}" if isinstance(value, (int, float)) else f"{value}" for value in point.values())
+    return " ".join(f"{name.rpartition('.')[2]}={part}" for name, part in zip(point, parts, strict=True))
+
+
+def folder_name(point: Point) -> str:
+    """The folder of the runs at a point: ``lr=0.0001,epochs=3``, or ``runs``."""
+    return describe(point).replace(" ", ",") or "runs"
+
+
+def _entry(found: Result | str, task: Task, dev: Split) -> dict[str, Any]:
+    """One seed of the record: its scores, or why it failed. A run that predicts a single label for a development set
+    with several is marked as failed, but keeps its scores.
+    """
+    if isinstance(found, str):
+        return {"failed": found}
+    entry: dict[str, Any] = {"scores": found.record["scores"], "best_step": found.record["best_step"]}
+    several = len({example.label for example in dev.examples}) > 1 if task.form == "classification" else False
+    if several and _constant(found):
+        entry["failed"] = "predicts one label for every example"
+    return entry
+
+
+def _constant(found: Result) -> bool:
+    """Whether all predictions for the development set are one label."""
+    path = found.folder / "predictions-dev.jsonl"
+    with open(path, encoding="utf-8") as file:
+        return len({json.loads(line)["label"] for line in file}) == 1
+
+
+def _summaries(runs: Sequence[Result], splits: Mapping[str, Split]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Statistics over seeds by split and metric."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for name in splits:
+        values = [run.scores[name] for run in runs if name in run.scores]
+        if values:
+            found[name] = {metric: summary([value[metric] for value in values]) for metric in values[0]}
+    return found
+
+
+def summary(values: Sequence[float]) -> dict[str, Any]:
+    """Median, mean, standard deviation (over n - 1), extremes, the 95% interval of the mean, and n."""
+    low, high = mean_interval(values)
+    return {
+        "median": statistics.median(values),
+        "mean": statistics.fmean(values),
+        "sd": statistics.stdev(values) if len(values) > 1 else None,
+        "best": max(values),
+        "worst": min(values),
+        "interval": [low, high] if len(values) > 1 else None,
+        "n": len(values),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of a table: the score of a system on a task over ``n`` seeds, beside which ``failed`` ones are counted.
+    ``n`` is 0 for a baseline, which has no seeds.
+    """
+
+    task: str
+    metric: str
+    system: str
+    median: float
+    mean: float
+    best: float
+    sd: float | None = None
+    interval: tuple[float, float] | None = None
+    n: int = 0
+    failed: int = 0
+
+
+def system_row(outcome: Outcome, system: str) -> Row:
+    """The line of what a protocol found on the development set."""
+    stats = outcome.record["scores"]["dev"][outcome.task.metric]
+    return Row(
+        task=outcome.task.name,
+        metric=outcome.task.metric,
+        system=system,
+        failed=sum("failed" in entry for entry in outcome.record["seeds"].values()),
+        interval=stats["interval"] and tuple(stats["interval"]),
+        **{key: stats[key] for key in ("median", "mean", "best", "sd", "n")},
+    )
+
+
+def baseline_rows(task: Task, scores: Mapping[str, Mapping[str, float]]) -> list[Row]:
+    """The lines of what :func:`encoderlab.tasks.scoring.baselines.baselines` found."""
+    return [
+        Row(task=task.name, metric=task.metric, system=name, median=value, mean=value, best=value)
+        for name, found in scores.items()
+        for value in [found.get(task.metric)]
+        if value is not None
+    ]

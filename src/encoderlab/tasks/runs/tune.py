@@ -1,0 +1,139 @@
+"""A search over fields of the recipe by Optuna's tree-structured Parzen estimator, on the development set alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from encoderlab.config import parse_value
+from encoderlab.errors import ConfigError, Diverged, MissingDependency
+from encoderlab.files import write_json
+from encoderlab.model import Model, weights_hash
+from encoderlab.tasks.data.task import Split, Task
+from encoderlab.tasks.runs.protocol import Protocol, at_point, parse_values, split_assignment
+from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Runs, Say, describe, folder_name, silent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Numbers from ``low`` to ``high``: whole ones if both are, by their logarithm if they span a factor of ten."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise ConfigError(f"range {self.low:g}:{self.high:g} is empty; give low:high")
+
+    @property
+    def logarithmic(self) -> bool:
+        return self.low > 0 and self.high >= 10 * self.low
+
+
+Space = Mapping[str, Range | tuple[Any, ...]]  # by the path of a field: a range, or values to choose from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How many points of which space are tried.
+
+    Raises:
+        ConfigError: no trials.
+    """
+
+    space: Space
+    trials: int = 20
+
+    def __post_init__(self) -> None:
+        if self.trials < 1:
+            raise ConfigError(f"--trials {self.trials} is not positive; give at least 1")
+
+
+def parse_space(words: Sequence[str]) -> dict[str, Range | tuple[Any, ...]]:
+    """``["lr=1e-5:1e-3", "batch=16,32"]`` as a space.
+
+    Raises:
+        ConfigError: a word without ``=`` or values, or an empty range.
+    """
+    space: dict[str, Range | tuple[Any, ...]] = {}
+    form = "field=low:high or field=value,value, such as lr=1e-5:1e-3"
+    for word in words:
+        field, values = split_assignment(word, "--tune", form)
+        low, colon, high = values.partition(":")
+        space[field] = Range(low=parse_value(low), high=parse_value(high)) if colon else parse_values(values)
+    return space
+
+
+def tune(
+    protocol: Protocol,
+    model: Model,
+    task: Task,
+    splits: Mapping[str, Split],
+    out: Path,
+    search: Search,
+    *,
+    origin: Origin = FRESH,
+    adjust: Adjust = lambda recipe: recipe,
+    say: Say = silent,
+) -> dict[str, Any]:
+    """The point with the best development score of all trials, which run with one seed and are kept in
+    ``out/tune.json``.
+
+    Only training and development examples are looked at. The search is deterministic for a seed, so one that was
+    interrupted reads its finished runs and goes on. To score the point over seeds, give it to
+    :func:`encoderlab.tasks.runs.trials.run` as a grid of one point; ``origin`` and ``adjust`` are explained there.
+
+    Raises:
+        ConfigError: a value that its field cannot have.
+        MissingDependency: Optuna is not installed.
+        Diverged: all trials diverged.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise MissingDependency("optuna", "tune", "searching hyperparameters") from None
+    base = adjust(protocol.recipe_for(task, model))
+    for name, values in search.space.items():  # a wrong one is refused before any training
+        for value in (values.low, values.high) if isinstance(values, Range) else values:
+            at_point(base, {name: value}, where="--tune")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=base.seed))
+    about = {"protocol": protocol.name, "model": weights_hash(model), "search": "optuna", "after": list(origin.after)}
+    runs = Runs(model=model, task=task, out=out, about=about, trained=origin.trained)
+    seen = {name: splits[name] for name in ("train", "dev")}
+    tried: list[dict[str, Any]] = []
+    for _ in range(search.trials):
+        trial = study.ask()
+        point = {name: _suggest(trial, name, values) for name, values in search.space.items()}
+        say(f"{task.name}: {describe(point)}")
+        found = runs.attempt(at_point(base, point, where="--tune"), seen, folder_name(point))
+        if isinstance(found, str):
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            tried.append({"point": point, "failed": found})
+        else:
+            score = found.scores["dev"][task.metric]
+            study.tell(trial, score)
+            tried.append({"point": point, "dev": score})
+        write_json(out / "tune.json", {"space": _plain(search.space), "trials": tried})
+    ended = [entry for entry in tried if "dev" in entry]
+    if not ended:
+        raise Diverged(f"{task.name}: all {search.trials} trials diverged; search lower rates")
+    return max(ended, key=lambda entry: entry["dev"])["point"]
+
+
+def _suggest(trial: Any, name: str, values: Range | tuple[Any, ...]) -> Any:
+    if isinstance(values, tuple):
+        return trial.suggest_categorical(name, values)
+    if isinstance(values.low, int) and isinstance(values.high, int):
+        return trial.suggest_int(name, values.low, values.high, log=values.logarithmic)
+    # Rounded to three digits, since the value becomes part of a folder's name.
+    return float(f"{trial.suggest_float(name, values.low, values.high, log=values.logarithmic):.3g}")
+
+
+def _plain(space: Space) -> dict[str, Any]:
+    return {
+        name: {"low": values.low, "high": values.high} if isinstance(values, Range) else list(values)
+        for name, values in space.items()
+    }

@@ -1,0 +1,167 @@
+"""What a model has to beat: the most frequent label, TF-IDF with logistic regression, word overlap, a tag dictionary.
+
+A few thousand examples take seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from encoderlab.tasks.data.task import Choice, Question, Split, Task, Text, Words
+from encoderlab.tasks.scoring.linear import LogisticRegression, TfIdf
+from encoderlab.tasks.scoring.scores import score
+
+WEIGHTS = 2**23  # of the regression at most: 64 MiB, of which L-BFGS keeps some twenty copies
+_WORD = re.compile(r"[一-鿿]|\w+|[^\w\s]")
+
+
+def baselines(task: Task, train: Split, dev: Split) -> dict[str, dict[str, float]]:
+    """Scores on ``dev`` of every baseline for the task's form, by name; one that does not apply (word overlap of single
+    texts) is left out.
+    """
+    found = {name: predict(train.examples, dev.examples) for name, predict in _BASELINES[task.form].items()}
+    return {
+        name: score(task, dev.examples, predictions)[0]
+        for name, predictions in found.items()
+        if predictions is not None
+    }
+
+
+def words(text: str) -> list[str]:
+    """Lower-cased words, Han characters one by one, punctuation marks."""
+    return _WORD.findall(text.lower())
+
+
+# Labels and numbers
+
+
+def _majority(train: Sequence[Any], dev: Sequence[Any]) -> list[Any]:
+    most = Counter(example.label for example in train if example.label is not None).most_common(1)[0][0]
+    return [most] * len(dev)
+
+
+def _mean(train: Sequence[Any], dev: Sequence[Any]) -> list[float]:
+    return [float(np.mean([float(example.label) for example in train]))] * len(dev)
+
+
+def _bag_of_words(train: Sequence[Any], dev: Sequence[Any]) -> list[str]:
+    """Logistic regression on TF-IDF of words and word pairs; of two texts, on both and on their common words."""
+    names = sorted({str(example.label) for example in train})
+    features = TfIdf((_terms(example) for example in train), most=WEIGHTS // len(names))
+    target = np.array([names.index(str(example.label)) for example in train])
+    model = LogisticRegression(len(names)).fit(features(_terms(example) for example in train), target)
+    scores = model.scores(features(_terms(example) for example in dev))
+    return [names[i] for i in scores.argmax(1)]
+
+
+def _terms(example: Text) -> list[str]:
+    first = words(example.text)
+    terms = [*first, *(f"{a} {b}" for a, b in zip(first, first[1:], strict=False))]
+    if example.pair is not None:
+        second = words(example.pair)
+        common = set(first) & set(second)
+        share = round(5 * _overlap(example.text, example.pair))
+        terms += [f"2 {word}" for word in second] + [f"12 {word}" for word in common] + [f"overlap {share}"] * 3
+    return terms
+
+
+def _threshold_on_overlap(train: Sequence[Any], dev: Sequence[Any]) -> list[str] | None:
+    """The label from the share of common words: of two labels, by the threshold that is best in training; of any other
+    number, the most frequent one among training examples in the same fifth.
+    """
+    if train[0].pair is None:
+        return None
+    shares = np.array([_overlap(example.text, example.pair) for example in train])
+    labels = np.array([str(example.label) for example in train])
+    names = sorted(set(labels.tolist()))
+    edges = np.unique(np.quantile(shares, np.linspace(0, 1, 21)))
+    if len(names) != 2:
+        return [_vote(shares, labels, edges[::4], _overlap(e.text, e.pair)) for e in dev]
+    best = max(
+        ((edge, low, high) for edge in edges for low, high in (names, names[::-1])),
+        key=lambda rule: np.mean(np.where(shares < rule[0], rule[1], rule[2]) == labels),
+    )
+    return [best[1] if _overlap(example.text, example.pair) < best[0] else best[2] for example in dev]
+
+
+def _vote(shares: np.ndarray, labels: np.ndarray, edges: np.ndarray, share: float) -> str:
+    """The most frequent label where ``shares`` lie between the same ``edges`` as ``share``; of all if none does."""
+    near = labels[np.digitize(shares, edges) == np.digitize(share, edges)]
+    return Counter((near if len(near) else labels).tolist()).most_common(1)[0][0]
+
+
+def _overlap_number(train: Sequence[Any], dev: Sequence[Any]) -> list[float] | None:
+    if train[0].pair is None:
+        return None
+    return [_overlap(example.text, example.pair) for example in dev]
+
+
+def _overlap(a: str, b: str) -> float:
+    """Dice coefficient of the sets of words."""
+    first, second = set(words(a)), set(words(b))
+    return 2 * len(first & second) / max(len(first) + len(second), 1)
+
+
+# Tags, options, answers
+
+
+def _tag_dictionary(train: Sequence[Words], dev: Sequence[Words]) -> list[tuple[str, ...]]:
+    """The tag that a word had most often; an unknown word has the most frequent tag of all."""
+    by_word: dict[str, Counter[str]] = {}
+    every: Counter[str] = Counter()
+    for sentence in train:
+        for word, tag in zip(sentence.words, sentence.tags or (), strict=True):
+            by_word.setdefault(word, Counter())[tag] += 1
+            every[tag] += 1
+    usual = every.most_common(1)[0][0]
+    table = {word: counts.most_common(1)[0][0] for word, counts in by_word.items()}
+    return [tuple(table.get(word, usual) for word in sentence.words) for sentence in dev]
+
+
+def _most_frequent_tag_of_all(train: Sequence[Words], dev: Sequence[Words]) -> list[tuple[str, ...]]:
+    usual = Counter(tag for sentence in train for tag in sentence.tags or ()).most_common(1)[0][0]
+    return [(usual,) * len(sentence.words) for sentence in dev]
+
+
+def _usual_place(train: Sequence[Choice], dev: Sequence[Choice]) -> list[int]:
+    most = Counter(answer for example in train for answer in example.answers or ()).most_common(1)[0][0]
+    return [min(most, len(example.options) - 1) for example in dev]
+
+
+def _overlapping_option(train: Sequence[Choice], dev: Sequence[Choice]) -> list[int]:
+    """The option that shares most words with context and question."""
+    return [
+        int(np.argmax([_overlap(f"{example.context} {example.question}", option) for option in example.options]))
+        for example in dev
+    ]
+
+
+def _overlapping_sentence(train: Sequence[Question], dev: Sequence[Question]) -> list[str]:
+    """The sentence of the passage that shares most words with the question."""
+    found = []
+    for question in dev:
+        sentences = re.split(r"(?<=[.!?。！？])\s*", question.passage)
+        found.append(max(sentences, key=lambda sentence: _overlap(sentence, question.question)))
+    return found
+
+
+def _no_answer(train: Sequence[Question], dev: Sequence[Question]) -> list[str]:
+    return [""] * len(dev)
+
+
+_BASELINES: dict[str, dict[str, Any]] = {
+    "classification": {
+        "majority": _majority,
+        "TF-IDF + logistic regression": _bag_of_words,
+        "word overlap": _threshold_on_overlap,
+    },
+    "regression": {"mean": _mean, "word overlap": _overlap_number},
+    "tagging": {"majority": _most_frequent_tag_of_all, "dictionary": _tag_dictionary},
+    "choice": {"majority": _usual_place, "word overlap": _overlapping_option},
+    "span": {"majority": _no_answer, "word overlap": _overlapping_sentence},
+}

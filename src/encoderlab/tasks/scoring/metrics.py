@@ -1,0 +1,150 @@
+"""Scores of predictions against gold labels, and intervals of their means; NumPy only.
+
+Every score has its natural scale (accuracy 0..1, correlations -1..1). Where its formula is undefined a score is 0, with
+a :class:`MetricWarning`, because a silent 0 reads like a bad model and a silent NaN spoils every average above it.
+Tags are scored in :mod:`encoderlab.tasks.scoring.entities`, answers in :mod:`encoderlab.tasks.scoring.answers`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from encoderlab.errors import DataError
+
+Labels = Sequence | np.ndarray
+
+
+class MetricWarning(UserWarning):
+    """A score is 0 by convention because its formula is undefined for this data."""
+
+
+def accuracy(gold: Labels, predicted: Labels) -> float:
+    """Share of equal entries."""
+    gold, predicted = _pair(gold, predicted)
+    return float(np.mean(gold == predicted))
+
+
+def f1(
+    gold: Labels,
+    predicted: Labels,
+    *,
+    average: Literal["binary", "macro", "micro"] = "binary",
+    positive: object = 1,
+    labels: Sequence | None = None,
+) -> float:
+    """F1 = 2 TP / (2 TP + FP + FN) of one class (``binary``), its mean over classes (``macro``), or from pooled counts
+    (``micro``).
+
+    Args:
+        positive: the class of ``binary``.
+        labels: the classes of ``macro`` and ``micro``; by default every label that occurs in ``gold`` or ``predicted``.
+            A class that occurs in neither counts 0: a label that is never seen lowers the mean instead of leaving it.
+    """
+    gold, predicted = _pair(gold, predicted)
+    seen = np.union1d(gold, predicted)
+    classes = [positive] if average == "binary" else list(seen if labels is None else labels)
+    counts = np.array([_counts(gold, predicted, label) for label in classes], dtype=float).reshape(-1, 3)
+    if average == "micro":
+        counts = counts.sum(0, keepdims=True)
+    hits, wrong, missed = counts.T
+    total = 2 * hits + wrong + missed
+    if (total == 0).any():
+        absent = [str(label) for label, size in zip(classes, total, strict=False) if size == 0]
+        named = ", ".join(absent[:9]) + (f" and {len(absent) - 9:,} more" if len(absent) > 9 else "")
+        _warn(f"F1 of {named} is 0 by convention: no such label in gold or predicted")
+    return float(np.mean(np.divide(2 * hits, total, out=np.zeros_like(total), where=total > 0)))
+
+
+def _counts(gold: np.ndarray, predicted: np.ndarray, label: object) -> tuple[int, int, int]:
+    """True positives, false positives and false negatives of one class."""
+    right, guess = gold == label, predicted == label
+    return int(np.sum(right & guess)), int(np.sum(~right & guess)), int(np.sum(right & ~guess))
+
+
+def matthews(gold: Labels, predicted: Labels) -> float:
+    """Matthews correlation, for any number of classes (R_K of Gorodkin, 2004); 0 where gold or predicted is
+    constant.
+    """
+    gold, predicted = _pair(gold, predicted)
+    classes = np.union1d(gold, predicted)
+    table = np.zeros((len(classes), len(classes)))
+    np.add.at(table, (np.searchsorted(classes, gold), np.searchsorted(classes, predicted)), 1)
+    n, rows, columns = table.sum(), table.sum(1), table.sum(0)
+    spread = (n * n - rows @ rows) * (n * n - columns @ columns)
+    if spread == 0:
+        constant = "predictions" if np.count_nonzero(columns) == 1 else "gold labels"
+        _warn(f"Matthews correlation is 0 by convention: the {constant} are constant")
+        return 0.0
+    return float((n * np.trace(table) - rows @ columns) / np.sqrt(spread))
+
+
+def pearson(gold: Labels, predicted: Labels) -> float:
+    """Pearson's linear correlation; 0 where one side is constant."""
+    gold, predicted = _pair(gold, predicted)
+    x, y = np.asarray(gold, dtype=float), np.asarray(predicted, dtype=float)
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        _warn(f"correlation is 0 by convention: the {'gold values' if np.ptp(x) == 0 else 'predictions'} are constant")
+        return 0.0
+    x, y = x - x.mean(), y - y.mean()
+    return float(np.clip(x @ y / (np.linalg.norm(x) * np.linalg.norm(y)), -1, 1))
+
+
+def spearman(gold: Labels, predicted: Labels) -> float:
+    """Spearman's rank correlation: Pearson's correlation of the ranks, ties sharing their mean rank."""
+    gold, predicted = _pair(gold, predicted)
+    return pearson(ranks(gold), ranks(predicted))
+
+
+def ranks(values: Labels) -> np.ndarray:
+    """Ranks 1..n of ``values``; equal values share the mean of their ranks."""
+    _, group, size = np.unique(np.asarray(values, dtype=float), return_inverse=True, return_counts=True)
+    last = np.cumsum(size)
+    return (last - (size - 1) / 2)[group]
+
+
+def grouped_exact(gold: Labels, predicted: Labels, groups: Labels) -> float:
+    """MultiRC's exact match (Khashabi et al., 2018): share of questions with all answer options judged correctly."""
+    gold, predicted = _pair(gold, predicted)
+    _, group = np.unique(np.asarray(groups), return_inverse=True)
+    wrong = np.bincount(group, weights=gold != predicted)
+    return float(np.mean(wrong == 0))
+
+
+# Quantiles 0.975 of Student's t for 1..30 degrees of freedom; beyond, the normal quantile plus its first correction
+# term.
+_T975 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95% interval of a mean over seeds (Student's t); infinitely wide for one value."""
+    n = len(values)
+    if n < 2:
+        return float("-inf"), float("inf")
+    t = _T975[n - 2] if n <= 31 else 1.95996 * (1 + 1.2107 / (n - 1))
+    half = t * float(np.std(values, ddof=1)) / n**0.5
+    return float(np.mean(values)) - half, float(np.mean(values)) + half
+
+
+def _pair(gold: Labels, predicted: Labels) -> tuple[np.ndarray, np.ndarray]:
+    """Both as arrays.
+
+    Raises:
+        DataError: they are empty, or differ in length.
+    """
+    gold, predicted = np.asarray(gold), np.asarray(predicted)
+    if len(gold) != len(predicted):
+        raise DataError(f"{len(predicted)} predictions for {len(gold)} examples; give those of the same file")
+    if not len(gold):
+        raise DataError("0 labelled examples to score; give a file with labels")
+    return gold, predicted
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, MetricWarning, stacklevel=3)

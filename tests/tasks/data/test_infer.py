@@ -1,0 +1,320 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.tasks.data.infer import Given, task_of
+from encoderlab.tasks.data.task import Answer
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "form", "said"),
+    [
+        ("reviews.csv", "text,stars\ngood,5\nbad,1\n", "classification", "text = 'text', label = 'stars'"),
+        ("pairs.tsv", "sentence1\tsentence2\tlabel\na\tb\t1\n", "classification", "second text = 'sentence2'"),
+        ("similar.csv", "text_a,text_b,score\na,b,1.5\nc,d,3\n", "regression", "a number for one or two texts"),
+        ("any.csv", "message body,category\na,x\nb,y\n", "classification", "text = 'message body'"),
+        ("ner.txt", "Sue B-PER\nran O\n\nto O\nOslo B-LOC\n", "tagging", "one word per line"),
+        ("ner.jsonl", '{"tokens": ["Sue"], "tags": ["B-PER"]}\n', "tagging", "words = 'tokens', tags = 'tags'"),
+        ("spans.jsonl", '{"text": "Sue", "label": {"PER": {"Sue": [[0, 2]]}}}\n', "tagging", "spans of characters"),
+        ("qa.jsonl", '{"context": "a", "question": "b", "answers": []}\n', "span", "question about context"),
+        ("qa.csv", "Context,Question,answer_text\na,b,a\n", "span", "Question about Context, answer = 'answer_text'"),
+        ("choice.jsonl", '{"question": "q", "choices": ["a", "b"], "answer": "A"}\n', "choice", "answer = 'answer'"),
+        ("swag.csv", "context,ending0,ending1,label\na,b,c,0\n", "choice", "options = ending0, ending1"),
+    ],
+)
+def test_forms_are_inferred_and_said(tmp_path, name, text, form, said):
+    path = tmp_path / name
+    path.write_text(text)
+    task, words = task_of(path)
+    assert task.form == form and said in words
+    assert task.read([path], "train").examples
+
+
+def test_decimal_commas_are_numbers_to_be_written_otherwise(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text;label\na;3,5\nb;4\n")
+    task, said = task_of(path)
+    assert task.form == "regression"
+    with pytest.raises(DataError, match=r"t.csv:2: label '3,5' is not a number.*--form, or write it with a decimal"):
+        task.read([path], "train")
+
+
+def test_squad_file_is_recognised(tmp_path):
+    path = tmp_path / "mine.json"
+    qa = {"id": "1", "question": "q", "answers": [{"text": "a", "answer_start": 0}]}
+    path.write_text(json.dumps({"data": [{"paragraphs": [{"context": "a b", "qas": [qa]}]}]}))
+    assert task_of(path)[0].form == "span"
+
+
+def test_given_columns_win(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("id,subject,body,topic\n1,a,b,x\n2,c,d,y\n")
+    with pytest.raises(DataError, match="which of the columns 'id', 'subject', 'topic'|which of the columns"):
+        (tmp_path / "u.csv").write_text("subject,note,topic\na,b,x\n")
+        task_of(tmp_path / "u.csv")
+    task, _ = task_of(path, Given(text="subject", pair="body", label="topic"))
+    example = task.read([path], "train").examples[0]
+    assert (example.text, example.pair, example.label, example.id) == ("a", "b", "x", "1")
+    with pytest.raises(ConfigError, match="no column 'bodi'; did you mean 'body'"):
+        task_of(path, Given(text="bodi"))
+    with pytest.raises(ConfigError, match="form 'tag'; did you mean 'tagging'"):
+        task_of(path, Given(form="tag"))
+    with pytest.raises(DataError, match="do not hold an answer within a passage; .*--text, --pair and --label"):
+        task_of(path, Given(form="span"))
+
+
+def test_columns_of_passages_are_given(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("page,asked,found\nit is red,what?,red\n")
+    task, said = task_of(path, Given(form="span", text="page", pair="asked", label="found"))
+    (example,) = task.read([path], "train").examples
+    assert (example.passage, example.question, example.answers) == ("it is red", "what?", (Answer("red", 6),))
+    assert "asked about page, answer = 'found'" in said
+    path.write_text("1,it is red,what?,red\n2,it is blue,what?,\n")
+    task, _ = task_of(path, Given(form="span", text="1", pair="2", label="3"))
+    assert [e.answers for e in task.read([path], "train").examples] == [(Answer("red", 6),), ()]
+    path.write_text("context,question,gold\na,b,a\n")
+    with pytest.raises(DataError, match=r"t.csv:2: no label; .*no column 'answers'"):
+        task_of(path)[0].read([path], "train")
+
+
+def test_columns_without_a_header_are_numbers(tmp_path):
+    path = tmp_path / "t.tsv"
+    path.write_text("x\tgood thing\nx\tbad thing\ny\tother\n")
+    task, _ = task_of(path, Given(text="1", label="0"))
+    assert [e.label for e in task.read([path], "train").examples] == ["x", "x", "y"]
+
+
+def test_names_and_numbers_of_columns_do_not_mix(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text,label,2\na,x,p\nb,y,q\n")
+    with pytest.raises(ConfigError, match="column 'label' has a name and column 0 a number; give all names"):
+        task_of(path, Given(text="0", label="label"))
+    assert task_of(path, Given(text="text", pair="2", label="label"))[0].form == "classification"
+
+
+def test_questions_of_a_test_file_may_have_no_labels(tmp_path):
+    path = tmp_path / "qa.jsonl"
+    rows = [
+        {"id": str(i), "context": "a b", "question": "c", "answers": {"text": [], "answer_start": []}} for i in "12"
+    ]
+    path.write_text(jsonl(*rows))
+    task, _ = task_of(path)
+    nullable = replace(task, labels=("answer", "no_answer"))
+    assert [example.answers for example in task.read([path], "test").examples] == [None, None]
+    assert task.read([path], "test").remarks == (
+        "qa.jsonl: no question has an answer; read as a test file without labels",
+    )
+    assert [example.answers for example in nullable.read([path], "test").examples] == [(), ()]
+    assert [example.answers for example in task.read([path], "dev").examples] == [(), ()]
+    path.write_text(jsonl(rows[0], rows[1] | {"answers": {"text": ["b"], "answer_start": [2]}}))
+    assert [len(example.answers) for example in task.read([path], "test").examples] == [0, 1]
+
+
+def choices(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    task, said = task_of(path)
+    return said, task.read([path], "train")
+
+
+def jsonl(*records):
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def test_numbered_options_and_their_answers_are_read_by_the_whole_file(tmp_path):
+    rows = "".join(f"q{i},a,b,c,d,{i % 4 + 1}\n" for i in range(8))
+    said, split = choices(tmp_path, "four.csv", "question,option1,option2,option3,option4,answer\n" + rows)
+    assert "(numbers from 1)" in said and [e.answers for e in split.examples][:4] == [(0,), (1,), (2,), (3,)]
+    said, split = choices(
+        tmp_path,
+        "winogrande.jsonl",
+        jsonl(
+            {"sentence": "_ is big.", "option1": "trophy", "option2": "case", "answer": "1"},
+            {"sentence": "_ is red.", "option1": "a", "option2": "b", "answer": "2"},
+        ),
+    )
+    assert [(e.context, e.answers) for e in split.examples] == [("_ is big.", (0,)), ("_ is red.", (1,))]
+    said, split = choices(
+        tmp_path, "digits.csv", "question,ending0,ending1,ending2,ending3,label\nHow many,3,2,1,0,1\n"
+    )
+    assert "numbers from 0" in said and split.examples[0].answers == (1,)
+    said, split = choices(tmp_path, "texts.csv", "question,choice_a,choice_b,answer\nq,2,9,9\nr,red,blue,red\n")
+    assert "texts of options" in said and [e.answers for e in split.examples] == [(1,), (0,)]
+
+
+def test_columns_of_options_are_numbered_without_holes_and_in_order(tmp_path):
+    names = ",".join(f"option{i}" for i in range(1, 12))
+    said, split = choices(tmp_path, "many.csv", f"question,{names},answer\nq,{','.join('abcdefghijk')},10\n")
+    assert split.examples[0].options == tuple("abcdefghijk")
+    path = tmp_path / "answers.csv"
+    path.write_text("text,answered,answerer,label\nhello,1,bob,spam\nhi,0,sue,ham\n")
+    assert task_of(path)[0].form == "classification"
+
+
+def test_what_the_options_are_for_is_found_or_asked(tmp_path):
+    said, split = choices(tmp_path, "h.jsonl", jsonl({"ctx": "A man sits.", "endings": ["a", "b"], "label": 1}))
+    assert (split.examples[0].context, split.examples[0].answers) == ("A man sits.", (1,)) and "context = 'ctx'" in said
+    record = {"question_stem": "The sun is", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "B"}
+    said, split = choices(tmp_path, "o.jsonl", jsonl(record))
+    assert (split.examples[0].question, split.examples[0].answers) == ("The sun is", (1,))
+    path = tmp_path / "p.csv"
+    path.write_text("prompt,option1,option2,label\np,a,b,0\n")
+    with pytest.raises(DataError, match="'prompt'.* are the options option1, option2 for.*--form choice --text COLUMN"):
+        task_of(path)
+    task, _ = task_of(path, Given(form="choice", text="prompt"))
+    assert task.read([path], "train").examples[0].context == "p"
+
+
+def test_a_header_with_spaces_names_its_columns(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text, label\na, x\nb, y\n")
+    assert [e.label for e in task_of(path)[0].read([path], "train").examples] == ["x", "y"]
+
+
+def test_lists_of_labels_are_refused(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"text": "a", "labels": ["x", "y"]}\n')
+    with pytest.raises(DataError, match=r"t.jsonl:1: .*give one label for each row"):
+        task_of(path)
+    path.write_text('{"text": ["a", "b"], "labels": "x"}\n')
+    with pytest.raises(DataError, match=r"t.jsonl:1: 'text' is a list, expected text"):
+        task_of(path)
+
+
+def test_a_file_without_a_label_column_is_told_so(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text,rubric\na,x\nb,y\n")
+    with pytest.raises(DataError, match=r"t.csv:2: no label; .* no column among 'text', 'rubric' .*--label"):
+        task_of(path)[0].read([path], "train")
+
+
+def test_an_empty_file_is_told_so(tmp_path):
+    (tmp_path / "t.csv").touch()
+    with pytest.raises(DataError, match="t.csv: holds no rows with columns"):
+        task_of(tmp_path / "t.csv")
+
+
+def test_a_column_is_text_or_label(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text,target\na,x\nb,y\n")
+    with pytest.raises(ConfigError, match="'text' is text and label at once"):
+        task_of(path, Given(label="text"))
+    (layout,) = task_of(path, Given(text="target"))[0].layouts
+    assert (layout.text, layout.label) == ("target", None)
+
+
+def test_choices_of_unimc_are_about_their_text(tmp_path):
+    record = {"texta": "A car.", "textb": "", "question": "Which?", "choice": ["a", "b"], "answer": "b", "label": 1}
+    _, split = choices(tmp_path, "u.jsonl", jsonl(record))
+    (example,) = split.examples
+    assert (example.context, example.question, example.answers) == ("A car.", "Which?", (1,))
+
+
+def test_a_question_about_context_with_options_is_a_choice(tmp_path):
+    record = {"context": "A car.", "question": "Which?", "options": ["a", "b"], "answer": 1}
+    _, split = choices(tmp_path, "c.jsonl", jsonl(record))
+    assert split.examples[0].answers == (1,)
+
+
+def test_one_wrong_line_or_tag_among_many_is_named(tmp_path):
+    right = "Sue B-PER\nran O\n\n" * 40
+    path = tmp_path / "ner.txt"
+    path.write_text(f"{right}alone\n\n")
+    with pytest.raises(DataError, match=r"ner.txt:121: 1 columns, the lines before have 2"):
+        task_of(path)
+    path.write_text(f"{right}Oslo Z-LOC\n\n")
+    with pytest.raises(DataError, match=r"ner.txt:121: tag 'Z-LOC' has no prefix"):
+        task_of(path)[0].read([path], "train")
+    words = {"tokens": ["a", "b"], "ner_tags": ["O", None]}
+    (tmp_path / "ner.jsonl").write_text(json.dumps(words))
+    with pytest.raises(DataError, match=r"ner.jsonl:1: 'tokens' or 'ner_tags' is no list .*holds null"):
+        task_of(tmp_path / "ner.jsonl")
+
+
+def test_a_name_that_tells_nothing_is_looked_into_or_refused(tmp_path):
+    for text, form in (("Sue B-PER\nran O\n\n", "tagging"), ('{"data": []}\n', "span")):
+        (tmp_path / "mine.train").write_text(text)
+        assert task_of(tmp_path / "mine.train")[0].form == form
+    (tmp_path / "mine").write_text("text,label\na,b\n")
+    with pytest.raises(DataError, match="mine: its name does not tell what it holds; let it end in .csv"):
+        task_of(tmp_path / "mine")
+
+
+def test_options_under_letters(tmp_path):
+    said, split = choices(tmp_path, "exam.csv", ",Question,A,B,C,D,Answer\n0,q,red,blue,one,two,C\n")
+    assert "options = A, B, C, D" in said and split.examples[0].answers == (2,)
+
+
+STEMMED = {"question": {"stem": "What?", "choices": [{"label": "A", "text": "a"}, {"label": "B", "text": "b"}]}}
+
+
+@pytest.mark.parametrize(
+    ("record", "wanted"),
+    [
+        ({**STEMMED, "answerKey": "B"}, ("What?", ("a", "b"), (1,))),
+        ({"goal": "What?", "sol1": "a", "sol2": "b", "label": 1}, ("What?", ("a", "b"), (1,))),
+        ({"uid": "u", "context": "It rains.", "hypothesis": "Wet.", "label": "e"}, ("It rains.", "Wet.", "e")),
+    ],
+    ids=["OpenBookQA", "PIQA", "ANLI"],
+)
+def test_published_records_are_known_by_their_fields(tmp_path, record, wanted):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(record))
+    task, _ = task_of(path)
+    first = task.read([path], "train").examples[0]
+    names = ("question", "options", "answers") if task.form == "choice" else ("text", "pair", "label")
+    assert tuple(getattr(first, name) for name in names) == wanted
+
+
+COUNTED = "# a comment\n1\tOslo\tB-LOC\tO\n2\tis\tO\tO\n\n# another\n1\tAnn\tO\tB-PER\n"
+# Universal Dependencies: words of two tokens and words that are not written have lines of their own, and words have
+# spaces.
+UNIVERSAL = (
+    "# text = 10 000 vámonos al mar\n"
+    "1\t10 000\t10000\tNUM\tZ\t_\t2\tnummod\t_\t_\n"
+    "2-3\tvámonos\t_\t_\t_\t_\t_\t_\t_\t_\n"
+    "2\tvamos\tir\tVERB\tV\t_\t0\troot\t_\t_\n"
+    "3\tnos\tnosotros\tPRON\tP\t_\t2\tobj\t_\t_\n"
+    "3.1\tir\tir\tVERB\t_\t_\t_\t_\t_\t_\n"
+    "4\tmar\tmar\tNOUN\tN\t_\t2\tobl\t_\tSpaceAfter=No\n\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "given", "words", "tags"),
+    [
+        ("a.conllu", UNIVERSAL, Given(), ("10 000", "vamos", "nos", "mar"), ("NUM", "VERB", "PRON", "NOUN")),
+        ("a.conllu", UNIVERSAL, Given(label="4"), ("10 000", "vamos", "nos", "mar"), ("Z", "V", "P", "N")),
+        ("a.conll", COUNTED, Given(), ("Oslo", "is"), ("O", "O")),
+        ("a.conll", COUNTED, Given(label="2"), ("Oslo", "is"), ("B-LOC", "O")),
+        ("a.conll", COUNTED, Given(text="1", label="2"), ("Oslo", "is"), ("B-LOC", "O")),
+        ("a.txt", COUNTED, Given(form="tagging", text="1", label="2"), ("Oslo", "is"), ("B-LOC", "O")),
+        ("a.txt", "Ann NNP B-PER\nran VBD O\n\nAnn NNP B-PER\n", Given(label="1"), ("Ann", "ran"), ("NNP", "VBD")),
+        ("a.conll", "1 O\n2 B-X\n\n1 O\n", Given(), ("1", "2"), ("O", "B-X")),
+        ("a.jsonl", '{"toks": ["a"], "pos": ["N"]}\n', Given(form="tagging", text="toks", label="pos"), ("a",), ("N",)),
+    ],
+)
+def test_columns_of_words_and_tags_are_found_or_given(tmp_path, name, text, given, words, tags):
+    path = tmp_path / name
+    path.write_text(text)
+    task, _ = task_of(path, given)
+    first = task.read([path], "train").examples[0]
+    assert task.form == "tagging" and (first.words, first.tags) == (words, tags)
+
+
+def test_columns_of_words_have_numbers_that_exist(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("Ann NNP B-PER\nran VBD O\n\nAnn NNP B-PER\n")
+    with pytest.raises(DataError, match="a.txt:1: 3 columns, word and tag are expected in the first 8"):
+        task_of(path, Given(label="7"))
+    with pytest.raises(DataError, match="b.conll:1: 1 columns, word and tag are expected in the first 2"):
+        (tmp_path / "b.conll").write_text("Ann\nran\n\n")
+        task_of(tmp_path / "b.conll", Given(text="1"))
+    path.write_text(path.read_text().replace(" ", "\t"))
+    with pytest.raises(ConfigError, match="columns beside a word have no names; give --label a number"):
+        task_of(path, Given(label="NNP"))

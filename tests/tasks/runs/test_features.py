@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from encoderlab.errors import ConfigError
+from encoderlab.models import FAMILIES
+from encoderlab.tasks.runs import features
+from encoderlab.tasks.runs.features import Frozen, FrozenForm, Store
+from encoderlab.tasks.runs.finetune import Recipe, finetune
+from encoderlab.tasks.forms.base import FormSettings
+from encoderlab.tasks.forms.objective import TaskObjective, form_of
+from encoderlab.tasks.forms.batching import pack
+from encoderlab.tasks.data.splits import completed
+from encoderlab.train.optim import AdamW
+from tests.tasks.synthetic import data
+from tests.tasks.tiny import model
+
+LSTM = Frozen(layers="weighted_all", lstm_layers=1, lstm_width=16, dtype="float32")
+RECIPE = Recipe(
+    epochs=15, batch=8, optim=AdamW(lr=1e-2, weight_decay=0.0), form=FormSettings(max_length=32), frozen=LSTM
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "frozen", "wanted"),
+    [
+        ("tagged", LSTM, 0.99),
+        ("tagged", Frozen(layers="embeddings", lstm_layers=0), 0.9),
+        ("single", replace(LSTM, layers="last", lstm_layers=0), 0.9),
+        ("number", replace(LSTM, layers="second_to_last", lstm_layers=0), 0.9),
+    ],
+)
+def test_features_are_enough_for_simple_rules(tmp_path, name, frozen, wanted):
+    task, splits = data(name, train=120, dev=30)
+    start = model()
+    before = {key: value.clone() for key, value in start.state_dict().items()}
+    result = finetune(start, task, splits, replace(RECIPE, frozen=frozen), tmp_path / "run")
+    assert result.scores["dev"][task.metric] >= wanted
+    assert all(torch.equal(value, before[key]) for key, value in start.state_dict().items())
+    assert "of the frozen encoder" in result.record["head"]
+    assert (tmp_path / "run/model/head.safetensors").exists()
+
+
+def store_of(folder, name="tagged", frozen=LSTM):
+    task, splits = data(name, train=12)
+    start = model()
+    form = form_of(completed(task, splits["train"]), start, FormSettings(max_length=32))
+    store = Store(folder, start, frozen, "hash")
+    return FrozenForm(form, store), form, splits
+
+
+def test_stored_activations_are_those_of_the_encoder(tmp_path):
+    frozen, form, splits = store_of(tmp_path)
+    items = frozen.items(splits["train"].examples)
+    plain = form.items(splits["train"].examples)
+    for item, original in zip(items, plain, strict=True):
+        sequence = original.sequences[0]
+        states = frozen.store.model.encoder(torch.from_numpy(sequence.ids.astype(np.int64))[None])
+        expected = torch.stack(states.layers[1:], 2)[0][torch.from_numpy(sequence.marks["word"] >= 0)]
+        found = frozen.store.read(item.sequences[0].ids)
+        assert np.allclose(found, expected.detach().numpy(), atol=1e-5)
+        assert item.sequences[0].marks["target"].tolist() == [t for t in sequence.marks["target"] if t >= 0]
+
+
+def test_activations_are_computed_once(tmp_path, monkeypatch):
+    frozen, _, splits = store_of(tmp_path)
+    frozen.items(splits["train"].examples)
+    monkeypatch.setattr(features.Store, "_compute", lambda *a: pytest.fail("computed again"))
+    again, _, _ = store_of(tmp_path)
+    first = again.items(splits["train"].examples)
+    second = again.items(splits["train"].examples)  # the same list again: other rows, the same file
+    assert np.array_equal(again.store.read(first[3].sequences[0].ids), again.store.read(second[3].sequences[0].ids))
+    assert second[0].sequences[0].ids[0] > first[-1].sequences[0].ids[-1]
+    assert len(list(tmp_path.glob("*.npy"))) == 1
+
+
+def test_networks_that_read_the_same_layers_share_their_activations(tmp_path, monkeypatch):
+    frozen, _, splits = store_of(tmp_path)
+    frozen.items(splits["train"].examples)
+    monkeypatch.setattr(features.Store, "_compute", lambda *a: pytest.fail("computed again"))
+    for other in (replace(LSTM, lstm_width=8), replace(LSTM, lstm_layers=0)):
+        again, _, _ = store_of(tmp_path, frozen=other)
+        ids = again.items(splits["train"].examples)[0].sequences[0].ids
+        assert np.array_equal(again.store.read(ids), frozen.store.read(ids))
+
+
+def test_sentences_of_a_packed_row_are_read_alone(tmp_path):
+    frozen, _, splits = store_of(tmp_path)
+    items = frozen.items(splits["train"].examples)
+    small = features.FrozenModel(frozen.store, LSTM, frozen.head(FAMILIES["bert"], model()), frozen.head_labels(), 1)
+    losses = [
+        TaskObjective(small, frozen)(pack(items, pad=0, room=64, mode=mode))[0]["tagging"]
+        for mode in ("packed", "dynamic")
+    ]
+    assert losses[0].count == losses[1].count
+    torch.testing.assert_close(losses[0].sum, losses[1].sum)
+
+
+def test_layers_and_forms_that_do_not_fit_are_refused(tmp_path):
+    assert Frozen(layers="concatenated_last_four").numbers(12) == (9, 10, 11, 12)
+    assert Frozen(layers="weighted_all").numbers(3) == (1, 2, 3)
+    with pytest.raises(ConfigError, match="needs 4 layers, the model has 2"):
+        Frozen().numbers(2)
+    with pytest.raises(ConfigError, match="features serve tagging, classification and regression, not choice"):
+        store_of(tmp_path, "choice")

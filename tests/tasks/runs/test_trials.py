@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from encoderlab.errors import Diverged
+from encoderlab.tasks.data import suites
+from encoderlab.tasks.runs import trials
+from encoderlab.tasks.scoring.baselines import baselines
+from encoderlab.tasks.forms.classification import Classify
+from encoderlab.tasks.runs.finetune import Recipe
+from encoderlab.tasks.forms.base import FormSettings, Predictions
+from encoderlab.tasks.runs.protocol import Protocol
+from encoderlab.tasks.data.splits import remarks_of, usable_splits
+from encoderlab.tasks.runs.trials import Origin, baseline_rows, best_seed, run, summary, system_row
+from encoderlab.train.optim import AdamW
+from tests.tasks.synthetic import data
+from tests.tasks.tiny import model
+
+QUICK = Protocol(
+    name="quick",
+    source="a test",
+    recipe=Recipe(epochs=3, batch=16, optim=AdamW(lr=2e-3, weight_decay=0.0), form=FormSettings(max_length=32)),
+    seeds=2,
+)
+
+
+def test_a_protocol_searches_on_dev_runs_seeds_and_stores_everything(tmp_path):
+    found, splits = data("tagged", train=48, dev=24)
+    splits["test"] = replace(data("tagged", train=4, dev=24, seed=9)[1]["dev"], name="test")
+    searched = replace(QUICK, grid={"optim.lr": (1e-6, 2e-3)})
+    said = []
+    outcome = run(searched, model(), found, splits, tmp_path / "out", say=said.append, origin=Origin(after=("mnli",)))
+    record = json.loads((tmp_path / "out/score.json").read_text())
+    assert record["chosen"] == {"optim.lr": 2e-3} and [len(entry["dev"]) for entry in record["search"]] == [1, 1]
+    assert record["scores"]["dev"]["f1"]["n"] == 2 == len(record["seeds"])
+    assert set(record["scores"]["test"]) == set(record["scores"]["dev"])
+    assert record["after"] == ["mnli"] and len(record["model"]) == 64 and record["data"]["train"]
+    assert said[0] == "tagged: lr=1e-06 seed 1" and len(said) == 4
+    assert outcome.best.scores["dev"]["f1"] == max(run.scores["dev"]["f1"] for run in outcome.runs)
+    tested = {path.parent.parent.name for path in (tmp_path / "out").glob("*/*/predictions-test.jsonl")}
+    assert tested == {"lr=0.002"}  # the points that were not chosen never saw the test examples
+    again = run(searched, model(), found, splits, tmp_path / "out", origin=Origin(after=("mnli",)))
+    assert again.record["scores"] == record["scores"]
+
+
+def test_seeds_that_fail_are_marked_and_counted(tmp_path, monkeypatch):
+    found, splits = data("tagged", train=32, dev=16)
+    original = trials.finetune
+
+    def sometimes(model, task, splits, recipe, out, **more):
+        if recipe.seed == 2:
+            raise Diverged("step 3: the gradient is not finite any more")
+        return original(model, task, splits, recipe, out, **more)
+
+    monkeypatch.setattr(trials, "finetune", sometimes)
+    outcome = run(QUICK, model(), found, splits, tmp_path / "out")
+    assert "not finite" in outcome.record["seeds"]["2"]["failed"] and len(outcome.runs) == 1
+    row = system_row(outcome, "ours")
+    assert (row.system, row.n, row.failed) == ("ours", 1, 1)
+    monkeypatch.setattr(trials, "finetune", lambda *a, **k: sometimes(*a[:3], replace(a[3], seed=2), a[4], **k))
+    with pytest.raises(Diverged, match="all 2 seeds failed"):
+        run(QUICK, model(), found, splits, tmp_path / "other")
+
+
+@pytest.mark.parametrize(("labels", "failed"), [(("red", "blue"), True), (("red", "red"), False)])
+def test_a_run_that_predicts_one_label_of_several_counts_as_failed(tmp_path, monkeypatch, labels, failed):
+    found, splits = data("single", train=32, dev=2)
+    dev = [replace(example, label=label) for example, label in zip(splits["dev"].examples, labels, strict=True)]
+    splits = splits | {"dev": replace(splits["dev"], examples=tuple(dev))}
+    said = Predictions(values=["red", "red"], details=[{}, {}])
+    monkeypatch.setattr(Classify, "decode", lambda *_: said)
+    plan = replace(QUICK, seeds=1, recipe=replace(QUICK.recipe, epochs=1))
+    outcome = run(plan, model(), found, splits, tmp_path / "out")
+    assert ("failed" in outcome.record["seeds"]["1"]) == failed
+
+
+def test_a_benchmark_without_a_development_file_says_what_it_is_scored_on(tmp_path):
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"the red cat {i}\t{i % 2}\n" for i in range(80)))
+    task = suites.task("sst2")
+    splits = usable_splits(task, tmp_path)
+    (said,) = remarks_of(splits)
+    dev = len(splits["dev"])
+    assert said == (
+        f"train.tsv: no development file; {dev} of 80 training examples are held out as the development set"
+    )
+    plan = replace(QUICK, seeds=1, recipe=replace(QUICK.recipe, epochs=1))
+    found = run(plan, model(), task, splits, tmp_path / "out")
+    assert said in found.record["remarks"] and said in found.runs[0].record["remarks"]
+
+
+def test_summaries_and_rows_of_baselines():
+    stats = summary([0.5, 0.6, 0.7])
+    assert stats["median"] == 0.6 and stats["sd"] == pytest.approx(0.1) and stats["n"] == 3
+    assert summary([0.5])["sd"] is None and summary([0.5])["interval"] is None
+    found, splits = data("single", train=64, dev=32)
+    row, *others = baseline_rows(found, baselines(found, splits["train"], splits["dev"]))
+    assert (row.task, row.metric, row.system, row.n) == ("single", "accuracy", "majority", 0) and others
+    assert row.median == row.mean == row.best and row.interval is None
+
+
+@pytest.mark.parametrize(
+    ("scores", "wanted"),
+    [({"7": 0.5}, "seed 7, the only one with scores"), ({"7": 0.5, "8": 0.75, "9": None}, "seed 8, the best of 2 on")],
+)
+def test_the_best_seed_is_named_among_those_with_scores(scores, wanted, tmp_path):
+    seeds = {
+        seed: {"failed": "diverged"} if value is None else {"scores": {"dev": {"f1": value}}}
+        for seed, value in scores.items()
+    }
+    (tmp_path / "score.json").write_text(json.dumps({"metric": "f1", "chosen": {}, "seeds": seeds}))
+    said: list[str] = []
+    assert best_seed(tmp_path, said.append) == tmp_path / "runs" / f"seed-{max(scores, key=lambda s: scores[s] or 0)}"
+    assert said[0].startswith(wanted)

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from encoderlab.errors import ConfigError
+from encoderlab.tasks.runs.tune import Range, Search, parse_space, tune
+from tests.tasks.synthetic import data
+from tests.tasks.runs.test_trials import QUICK
+from tests.tasks.tiny import model
+
+
+def test_spaces_are_ranges_or_lists():
+    space = parse_space(["lr=1e-5:1e-3", "epochs=2:10", "batch=16,32"])
+    assert space == {"optim.lr": Range(low=1e-5, high=1e-3), "epochs": Range(low=2, high=10), "batch": (16, 32)}
+    assert space["optim.lr"].logarithmic and not space["epochs"].logarithmic
+    with pytest.raises(ConfigError, match="expected field=low:high"):
+        parse_space(["lr"])
+    with pytest.raises(ConfigError, match="range 3:2 is empty"):
+        parse_space(["epochs=3:2"])
+    with pytest.raises(ConfigError, match="--trials 0 is not positive"):
+        Search(space=space, trials=0)
+
+
+def test_a_search_finds_the_better_point_and_repeats_itself(tmp_path):
+    pytest.importorskip("optuna")
+    task, splits = data("tagged", train=48, dev=24)
+    quick = replace(QUICK, recipe=replace(QUICK.recipe, epochs=4.0))
+    search = Search(space=parse_space(["lr=1e-7,2e-3", "batch=8:12"]), trials=4)
+    said = []
+    best = tune(quick, model(), task, splits, tmp_path / "a", search, say=said.append)
+    tried = json.loads((tmp_path / "a/tune.json").read_text())["trials"]
+    assert best == max(tried, key=lambda entry: entry["dev"])["point"] and len(tried) == 4
+    assert best["optim.lr"] == 2e-3 and 8 <= best["batch"] <= 12 and said[0].startswith("tagged: lr=")
+    assert tune(quick, model(), task, splits, tmp_path / "a", search) == best

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from encoderlab.errors import DataError
+from encoderlab.tasks.scoring import metrics
+
+sklearn_metrics = pytest.importorskip("sklearn.metrics")
+
+labelled = st.integers(1, 40).flatmap(
+    lambda n: st.tuples(*[st.lists(st.integers(0, 3), min_size=n, max_size=n).map(np.array)] * 2)
+)
+
+
+@given(labelled)
+def test_classification_metrics_equal_scikit_learn(pair):
+    gold, predicted = pair
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert metrics.accuracy(gold, predicted) == pytest.approx(sklearn_metrics.accuracy_score(gold, predicted))
+        assert metrics.matthews(gold, predicted) == pytest.approx(sklearn_metrics.matthews_corrcoef(gold, predicted))
+        for average in ("macro", "micro"):
+            ours = metrics.f1(gold, predicted, average=average)
+            assert ours == pytest.approx(sklearn_metrics.f1_score(gold, predicted, average=average, zero_division=0))
+        binary = sklearn_metrics.f1_score(gold == 1, predicted == 1, zero_division=0)
+        assert metrics.f1(gold, predicted) == pytest.approx(binary)
+
+
+def test_macro_f1_over_given_labels_counts_the_unseen():
+    gold, predicted = ["a", "b", "a"], ["a", "b", "b"]
+    with pytest.warns(metrics.MetricWarning, match="F1 of c is 0"):
+        ours = metrics.f1(gold, predicted, average="macro", labels=["a", "b", "c"])
+    expected = sklearn_metrics.f1_score(gold, predicted, average="macro", labels=["a", "b", "c"], zero_division=0)
+    assert ours == pytest.approx(expected)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.floats(-5, 5).map(lambda x: round(x, 1))), min_size=2, max_size=30))
+def test_correlations_with_ties_equal_scipy(pairs):
+    stats = pytest.importorskip("scipy.stats")
+    gold, predicted = (np.array(side, dtype=float) for side in zip(*pairs, strict=True))
+    if np.ptp(gold) == 0 or np.ptp(predicted) == 0:
+        with pytest.warns(metrics.MetricWarning, match="constant"):
+            assert metrics.spearman(gold, predicted) == metrics.pearson(gold, predicted) == 0
+        return
+    assert metrics.pearson(gold, predicted) == pytest.approx(stats.pearsonr(gold, predicted).statistic, abs=1e-9)
+    assert metrics.spearman(gold, predicted) == pytest.approx(stats.spearmanr(gold, predicted).statistic, abs=1e-9)
+
+
+def test_matthews_of_one_class_is_zero_and_said():
+    with pytest.warns(metrics.MetricWarning, match="the predictions are constant"):
+        assert metrics.matthews([0, 1, 1], [1, 1, 1]) == 0
+    with pytest.warns(metrics.MetricWarning, match="the gold labels are constant"):
+        assert metrics.matthews([1, 1, 1], [0, 1, 1]) == 0
+
+
+def test_labels_never_seen_in_gold_count_as_wrong():
+    assert metrics.accuracy(["a", "b"], ["a", "z"]) == 0.5
+    assert metrics.matthews(["a", "b", "a"], ["a", "b", "z"]) == pytest.approx(
+        sklearn_metrics.matthews_corrcoef(["a", "b", "a"], ["a", "b", "z"])
+    )
+
+
+def test_empty_and_unequal_inputs_are_refused():
+    with pytest.raises(DataError, match="0 labelled examples"):
+        metrics.accuracy([], [])
+    with pytest.raises(DataError, match="2 predictions for 3 examples"):
+        metrics.accuracy([1, 2, 3], [1, 2])
+
+
+def test_grouped_exact_counts_whole_questions():
+    assert metrics.grouped_exact([1, 0, 1, 1], [1, 0, 0, 1], ["q1", "q1", "q2", "q2"]) == 0.5
+
+
+def test_mean_interval_equals_student_t():
+    stats = pytest.importorskip("scipy.stats")
+    for n in (2, 5, 31, 60):
+        values = np.random.default_rng(0).normal(size=n)
+        low, high = stats.t.interval(0.95, n - 1, values.mean(), values.std(ddof=1) / n**0.5)
+        assert metrics.mean_interval(list(values)) == pytest.approx((low, high), rel=2e-3, abs=2e-3)
+    assert metrics.mean_interval([0.5]) == (float("-inf"), float("inf"))
+
+
+def test_many_absent_labels_are_not_all_named():
+    labels = [f"l{i}" for i in range(30)]
+    with pytest.warns(metrics.MetricWarning, match=r"F1 of l1, .*, l9 and 20 more is 0") as said:
+        metrics.f1(["l0"], ["l0"], average="macro", labels=labels)
+    assert len(said) == 1
