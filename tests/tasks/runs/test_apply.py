@@ -11,14 +11,14 @@ import pytest
 
 from encoderlab.interchange import folder as folders
 from encoderlab.tasks.data import suites
-from encoderlab.tasks.runs.folder import write_task
+from encoderlab.tasks.data.readers import Columns
+from encoderlab.tasks.data.splits import completed
 from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.forms.objective import form_of, with_head
-from encoderlab.tasks.runs.predict import joint_windows, predict_ensemble
-from encoderlab.tasks.data.readers import Columns
 from encoderlab.tasks.forms.span import SpanQA, average_answers
-from encoderlab.tasks.data.splits import completed
 from encoderlab.tasks.runs.apply import predictor_of
+from encoderlab.tasks.runs.folder import write_task
+from encoderlab.tasks.runs.predict import joint_windows, predict_ensemble
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
 from tests.terminal import answer, messages

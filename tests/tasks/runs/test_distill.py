@@ -16,18 +16,18 @@ from encoderlab.interchange.load import load
 from encoderlab.models import FAMILIES
 from encoderlab.nn.encoder import Chosen
 from encoderlab.nn.noise import Noise
+from encoderlab.tasks.data.splits import completed
 from encoderlab.tasks.data.task import Text
+from encoderlab.tasks.forms.base import FormSettings
+from encoderlab.tasks.forms.batching import pack
+from encoderlab.tasks.forms.objective import form_of, with_head
 from encoderlab.tasks.runs.distill import TaughtObjective, Teaching, check_teacher, read_teacher
 from encoderlab.tasks.runs.finetune import finetune
-from encoderlab.tasks.forms.base import FormSettings
-from encoderlab.tasks.forms.objective import form_of, with_head
 from encoderlab.tasks.runs.predict import Predictor
-from encoderlab.tasks.forms.batching import pack
-from encoderlab.tasks.data.splits import completed
 from encoderlab.train.recipe import Budget
-from tests.tasks.synthetic import data, split
 from tests.tasks.runs.test_commands import reviews, run
 from tests.tasks.runs.test_finetune import RECIPE, objective_of
+from tests.tasks.synthetic import data, split
 from tests.tasks.tiny import model
 from tests.terminal import messages
 

@@ -8,13 +8,13 @@ import torch
 
 from encoderlab.errors import ConfigError
 from encoderlab.models import FAMILIES
+from encoderlab.tasks.data.splits import completed
+from encoderlab.tasks.forms.base import FormSettings
+from encoderlab.tasks.forms.batching import pack
+from encoderlab.tasks.forms.objective import TaskObjective, form_of
 from encoderlab.tasks.runs import features
 from encoderlab.tasks.runs.features import Frozen, FrozenForm, Store
 from encoderlab.tasks.runs.finetune import Recipe, finetune
-from encoderlab.tasks.forms.base import FormSettings
-from encoderlab.tasks.forms.objective import TaskObjective, form_of
-from encoderlab.tasks.forms.batching import pack
-from encoderlab.tasks.data.splits import completed
 from encoderlab.train.optim import AdamW
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model

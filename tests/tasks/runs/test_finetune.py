@@ -15,12 +15,15 @@ from encoderlab.interchange.load import load
 from encoderlab.model import Model, weights_hash
 from encoderlab.models.base import resized
 from encoderlab.nn.noise import Noise
+from encoderlab.tasks.data.readers import Columns
+from encoderlab.tasks.data.splits import completed
 from encoderlab.tasks.data.task import Remarks, Submission, Text
+from encoderlab.tasks.forms.base import FormSettings, Predictions
+from encoderlab.tasks.forms.batching import pack
+from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.runs.features import Frozen
 from encoderlab.tasks.runs.finetune import Recipe, choose_threshold, finetune, prepared
 from encoderlab.tasks.runs.folder import read_task
-from encoderlab.tasks.forms.base import FormSettings, Predictions
-from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.runs.predict import (
     Predictor,
     check_head,
@@ -28,10 +31,7 @@ from encoderlab.tasks.runs.predict import (
     predict_file,
     task_of_model,
 )
-from encoderlab.tasks.data.readers import Columns
-from encoderlab.tasks.forms.batching import pack
 from encoderlab.tasks.scoring.scores import score
-from encoderlab.tasks.data.splits import completed
 from encoderlab.train.optim import AdamW
 from encoderlab.train.recipe import Budget, Execution
 from encoderlab.train.schedule import Polynomial

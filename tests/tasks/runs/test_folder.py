@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 
 from encoderlab.tasks.data import suites
-from encoderlab.tasks.runs.folder import is_benchmark, layouts_of, plain_layouts
 from encoderlab.tasks.data.readers import Columns
+from encoderlab.tasks.runs.folder import is_benchmark, layouts_of, plain_layouts
 
 
 def test_layouts_come_back_from_plain_data():

@@ -7,9 +7,9 @@ from encoderlab import models
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.nn.heads import Span
+from encoderlab.tasks.data.suites import TASKS, task
 from encoderlab.tasks.runs.protocol import at_point, parse_grid
 from encoderlab.tasks.runs.published import PROTOCOLS, protocol
-from encoderlab.tasks.data.suites import TASKS, task
 from encoderlab.train.optim import BertAdam
 from encoderlab.train.schedule import Bert, Constant
 from tests.tasks.tiny import model

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 
 from encoderlab.errors import ConfigError
 from encoderlab.nn.noise import Noise
-from encoderlab.tasks.runs.finetune import finetune
 from encoderlab.tasks.forms.batching import pack
+from encoderlab.tasks.runs.finetune import finetune
 from encoderlab.tasks.runs.sift import SiFT, SiFTObjective
-from tests.tasks.synthetic import data
 from tests.tasks.runs.test_finetune import RECIPE, objective_of
+from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
 
 

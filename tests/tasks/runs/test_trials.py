@@ -7,14 +7,14 @@ import pytest
 
 from encoderlab.errors import Diverged
 from encoderlab.tasks.data import suites
-from encoderlab.tasks.runs import trials
-from encoderlab.tasks.scoring.baselines import baselines
-from encoderlab.tasks.forms.classification import Classify
-from encoderlab.tasks.runs.finetune import Recipe
-from encoderlab.tasks.forms.base import FormSettings, Predictions
-from encoderlab.tasks.runs.protocol import Protocol
 from encoderlab.tasks.data.splits import remarks_of, usable_splits
+from encoderlab.tasks.forms.base import FormSettings, Predictions
+from encoderlab.tasks.forms.classification import Classify
+from encoderlab.tasks.runs import trials
+from encoderlab.tasks.runs.finetune import Recipe
+from encoderlab.tasks.runs.protocol import Protocol
 from encoderlab.tasks.runs.trials import Origin, baseline_rows, best_seed, run, summary, system_row
+from encoderlab.tasks.scoring.baselines import baselines
 from encoderlab.train.optim import AdamW
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model

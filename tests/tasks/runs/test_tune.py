@@ -7,8 +7,8 @@ import pytest
 
 from encoderlab.errors import ConfigError
 from encoderlab.tasks.runs.tune import Range, Search, parse_space, tune
-from tests.tasks.synthetic import data
 from tests.tasks.runs.test_trials import QUICK
+from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
 
 

@@ -13,15 +13,15 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.inference import usual_device
 from encoderlab.interchange.load import load
 from encoderlab.tasks.data import suites
-from encoderlab.tasks.data.task import FORM_DESCRIPTIONS, Example, Question, Remarks, Task, Text, Words
-from encoderlab.tasks.runs.folder import HEAD_FILE, layouts_of, read_task
-from encoderlab.tasks.forms.base import Predictions
 from encoderlab.tasks.data.infer import IDS, TEXTS, Given, find_column, task_of
-from encoderlab.tasks.runs.predict import Predictor, task_of_model
 from encoderlab.tasks.data.readers import Columns, Conll, Layout, Options, Squad, WordLists, layout_of
 from encoderlab.tasks.data.readers.words import is_word_per_line
-from encoderlab.tasks.forms.span import SpanQA
 from encoderlab.tasks.data.records import columns, lines, suffix
+from encoderlab.tasks.data.task import FORM_DESCRIPTIONS, Example, Question, Remarks, Task, Text, Words
+from encoderlab.tasks.forms.base import Predictions
+from encoderlab.tasks.forms.span import SpanQA
+from encoderlab.tasks.runs.folder import HEAD_FILE, layouts_of, read_task
+from encoderlab.tasks.runs.predict import Predictor, task_of_model
 from encoderlab.tasks.runs.trials import Say, best_seed, silent
 
 

@@ -29,11 +29,11 @@ from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Term
 from encoderlab.objectives.distill import soft_term
 from encoderlab.tasks.data.task import Task
-from encoderlab.tasks.forms.classification import Classify
 from encoderlab.tasks.forms.base import Form
+from encoderlab.tasks.forms.batching import TaskBatch
+from encoderlab.tasks.forms.classification import Classify
 from encoderlab.tasks.forms.objective import TaskObjective
 from encoderlab.tasks.runs.predict import task_of_model
-from encoderlab.tasks.forms.batching import TaskBatch
 
 FLOOR = -1e30  # the score of what does not exist: a place behind a window, an option that an example lacks
 

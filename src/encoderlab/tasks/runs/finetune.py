@@ -19,9 +19,14 @@ from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
 from encoderlab.models.convbert import masking_padding
 from encoderlab.nn.heads import TaskHead
+from encoderlab.tasks.data.splits import check_splits, completed, has_pairs, remarks_of
 from encoderlab.tasks.data.task import Split, Task, is_unlabelled
-from encoderlab.tasks.runs.distill import TaughtObjective, Teaching, check_teacher, read_teacher
+from encoderlab.tasks.forms.base import Form, FormSettings, Predictions
+from encoderlab.tasks.forms.batching import Item, ItemSource, Packing, TaskBatch, sorted_batches
 from encoderlab.tasks.forms.encodings import Encodings
+from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
+from encoderlab.tasks.forms.span import SpanQA, best_texts
+from encoderlab.tasks.runs.distill import TaughtObjective, Teaching, check_teacher, read_teacher
 from encoderlab.tasks.runs.features import Frozen, FrozenForm, FrozenModel, Store
 from encoderlab.tasks.runs.folder import (
     HEAD_FILE,
@@ -36,14 +41,9 @@ from encoderlab.tasks.runs.folder import (
     write_score,
     write_submissions,
 )
-from encoderlab.tasks.forms.base import Form, FormSettings, Predictions
-from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.runs.predict import Predictor
-from encoderlab.tasks.forms.batching import Item, ItemSource, Packing, TaskBatch, sorted_batches
-from encoderlab.tasks.scoring.scores import score
 from encoderlab.tasks.runs.sift import SiFT, SiFTObjective
-from encoderlab.tasks.forms.span import SpanQA, best_texts
-from encoderlab.tasks.data.splits import check_splits, completed, has_pairs, remarks_of
+from encoderlab.tasks.scoring.scores import score
 from encoderlab.train import checkpoint
 from encoderlab.train.data import Data
 from encoderlab.train.distributed import join

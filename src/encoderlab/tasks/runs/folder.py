@@ -20,11 +20,11 @@ from encoderlab.files import write_json, write_text
 from encoderlab.interchange import folder as folders
 from encoderlab.model import Model
 from encoderlab.tasks.data import readers, suites
-from encoderlab.tasks.data.task import Split, Task
-from encoderlab.tasks.runs.features import FrozenModel
-from encoderlab.tasks.forms.base import FormSettings, Predictions
-from encoderlab.tasks.runs.predict import record
 from encoderlab.tasks.data.readers import Layout
+from encoderlab.tasks.data.task import Split, Task
+from encoderlab.tasks.forms.base import FormSettings, Predictions
+from encoderlab.tasks.runs.features import FrozenModel
+from encoderlab.tasks.runs.predict import record
 from encoderlab.tasks.runs.submit import write_submission
 from encoderlab.train.recipe import Training
 

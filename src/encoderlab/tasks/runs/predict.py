@@ -19,11 +19,11 @@ from encoderlab.errors import ConfigError
 from encoderlab.inference import batch_tokens, evaluating, reading_apart
 from encoderlab.model import Model, weights_hash
 from encoderlab.nn.heads import ClassificationHead, SpanHead, TaggingHead
+from encoderlab.tasks.data.readers import Columns, Conll, Options, Squad, WordLists
 from encoderlab.tasks.data.task import Example, FormName, Question, Remarks, Task, Text
 from encoderlab.tasks.forms.base import FormSettings, Predictions
-from encoderlab.tasks.forms.objective import TaskObjective, form_of
-from encoderlab.tasks.data.readers import Columns, Conll, Options, Squad, WordLists
 from encoderlab.tasks.forms.batching import Item, TaskBatch, sorted_batches
+from encoderlab.tasks.forms.objective import TaskObjective, form_of
 from encoderlab.tasks.forms.span import SpanQA, average_answers
 
 # How many examples of a file are predicted together, which bounds the memory and what an interruption loses. Where

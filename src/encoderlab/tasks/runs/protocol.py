@@ -1,7 +1,8 @@
 """What a protocol is: the recipe by task and size, the grid that is searched on development data, the number of seeds,
 and which of their scores is reported.
 
-:mod:`encoderlab.tasks.runs.published` has those of the papers; :func:`encoderlab.tasks.runs.trials.run` carries one out.
+:mod:`encoderlab.tasks.runs.published` has those of the papers; :func:`encoderlab.tasks.runs.trials.run` carries one
+out.
 """
 
 from __future__ import annotations

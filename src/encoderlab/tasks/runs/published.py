@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from encoderlab.errors import ConfigError, nearest
-from encoderlab.tasks.runs.finetune import Recipe
 from encoderlab.tasks.forms.base import FormSettings
+from encoderlab.tasks.runs.finetune import Recipe
 from encoderlab.tasks.runs.protocol import Protocol
 from encoderlab.train.optim import AdamW, BertAdam, LayerDecay
 from encoderlab.train.schedule import Bert, Electra, Polynomial

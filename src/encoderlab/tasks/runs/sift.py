@@ -23,8 +23,8 @@ from encoderlab.nn.encoder import States
 from encoderlab.nn.noise import SIFT_PASSES, SIFT_START, Noise, mix64, stream
 from encoderlab.objectives.base import Memory, Term
 from encoderlab.tasks.forms.base import Form
-from encoderlab.tasks.forms.objective import TaskObjective
 from encoderlab.tasks.forms.batching import TaskBatch
+from encoderlab.tasks.forms.objective import TaskObjective
 
 EPS = 1e-7  # of the LayerNorm without weights
 WEYL = 0x9E3779B97F4A7C1  # odd, so that products with it are different words

@@ -18,13 +18,13 @@ from encoderlab.config import to_dict
 from encoderlab.errors import Diverged
 from encoderlab.files import write_json
 from encoderlab.model import Model, weights_hash
+from encoderlab.tasks.data.splits import remarks_of
 from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.forms.encodings import Encodings
 from encoderlab.tasks.runs.finetune import Recipe, finetune
 from encoderlab.tasks.runs.folder import SCORE_FILE, Result
-from encoderlab.tasks.scoring.metrics import mean_interval
 from encoderlab.tasks.runs.protocol import Protocol, at_point
-from encoderlab.tasks.data.splits import remarks_of
+from encoderlab.tasks.scoring.metrics import mean_interval
 from encoderlab.train.folder import hardware
 
 Point = Mapping[str, Any]  # values of fields of the recipe, by path
