@@ -11,7 +11,18 @@ from torch import Tensor, nn
 from encoderlab.errors import ConfigError
 from encoderlab.nn.encoder import Encoder, EncoderConfig, Sharing
 from encoderlab.nn.positions import RelativeShift
-from encoderlab.train.optim import AdamW, BertAdam, Lamb, LayerDecay, Optim, Optimizer, global_norm, group_parameters
+from encoderlab.train.optim import (
+    AdamW,
+    BertAdam,
+    Lamb,
+    LayerDecay,
+    Muon,
+    Optim,
+    Optimizer,
+    global_norm,
+    group_parameters,
+    orthogonalised,
+)
 
 STEPS, LR = 5, 0.01
 
@@ -181,3 +192,66 @@ def test_global_norm() -> None:
     module(torch.randn(4, 3)).square().sum().backward()
     expected = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]).norm()
     torch.testing.assert_close(global_norm(list(module.parameters())), expected)
+
+
+def test_muon_brings_singular_values_near_one_and_keeps_singular_vectors() -> None:
+    torch.manual_seed(0)
+    u, _ = torch.linalg.qr(torch.randn(12, 5, dtype=torch.float64))
+    v, _ = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))
+    values = torch.tensor([3.0, 1.0, 0.3, 0.1, 0.03], dtype=torch.float64)
+    matrix = (u * values) @ v.T
+    for shape in (matrix, matrix.T):
+        result = orthogonalised(torch.stack([shape, 0 * shape]).float())
+        assert not result[1].any()
+        left, right = (u, v) if shape is matrix else (v, u)
+        inner = left.T @ result[0].double() @ right
+        assert 0.6 < inner.diagonal().min() and inner.diagonal().max() < 1.3
+        assert (inner - inner.diagonal().diag()).abs().max() < 1e-4
+
+
+def test_muon_follows_its_formula_in_the_layers_and_adamw_elsewhere() -> None:
+    torch.manual_seed(0)
+    module, other = (nn.ModuleDict({"encoder": small_encoder(), "head": nn.Linear(8, 3)}) for _ in range(2))
+    other.load_state_dict(module.state_dict())
+    muon = Muon(weight_decay=0.1, momentum=0.9, betas=(0.9, 0.98))
+    optimizer = Optimizer(group_parameters(module, muon), muon)
+    adamw = AdamW(weight_decay=0.1, betas=(0.9, 0.98))
+    rest = Optimizer(group_parameters(other, adamw), adamw)
+    theirs, moments = dict(other.named_parameters()), {}
+    matrices = {name for name in theirs if ".blocks." in name and theirs[name].ndim == 2}
+    assert {name.split(".", 3)[-1] for name in matrices} == {
+        "attention.qkv", "attention.out.weight", "feed_forward.up.weight", "feed_forward.down.weight"
+    }  # fmt: skip
+    expected = {name: theirs[name].detach().double() for name in matrices}
+    for _ in range(3):
+        for name, p in module.named_parameters():
+            p.grad = torch.randn_like(p)
+            theirs[name].grad = p.grad.clone()
+            if name in matrices:
+                moments[name] = 0.9 * moments.get(name, 0) + p.grad.double()
+                wanted = p.grad.double() + 0.9 * moments[name]
+                parts = wanted.chunk(3) if name.endswith("qkv") else [wanted]
+                step = [0.2 * max(g.shape) ** 0.5 * orthogonalised(g[None].float())[0].double() for g in parts]
+                expected[name] = expected[name] * (1 - LR * 0.1) - LR * torch.cat(step)
+        optimizer.step(LR, grad_scale=torch.tensor(1.0), skip=torch.tensor(0.0))
+        rest.step(LR)
+    for name, p in module.named_parameters():
+        target = expected[name] if name in matrices else theirs[name].double()
+        torch.testing.assert_close(p.double(), target, rtol=1e-5, atol=1e-6)
+    assert all(list(optimizer.state[name]) == ["exp_avg"] for name in matrices)
+    sizes = [(8, 8)] * 4 + [(8, 12)] * 2
+    assert optimizer.operations == 3 * sum(5 * (4 * m * m * n + 2 * m**3) for m, n in sizes)
+    assert rest.operations == 0
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_muon_leaves_out_a_step_with_a_broken_gradient(broken: bool) -> None:
+    module = small_encoder()
+    optimizer = Optimizer(group_parameters(module, Muon()), Muon())
+    before = [p.clone() for p in module.parameters()]
+    for p in module.parameters():
+        p.grad = torch.full_like(p, torch.nan if broken else 1.0)
+    optimizer.step(LR, grad_scale=torch.tensor(torch.nan if broken else 1.0), skip=torch.tensor(float(broken)))
+    same = [torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True)]
+    assert all(same) if broken else not any(same)
+    assert all(moment.isfinite().all() for state in optimizer.state.values() for moment in state.values())

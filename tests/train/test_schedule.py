@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoderlab.train.schedule import Bert, Constant, Cosine, Electra, Polynomial
+from encoderlab.train.schedule import Bert, Constant, Cosine, Electra, Polynomial, WarmupStableDecay
 
 WARM, TOTAL = 10, 100
 CASES = {
@@ -45,3 +45,13 @@ def test_polynomial_power_and_end() -> None:
 )
 def test_any_unit_and_beyond_the_end(kind: type, warmup: float, total: float, done: float) -> None:
     assert 0 <= kind(warmup=warmup).share(done * total, total) <= 1
+
+
+def test_warmup_stable_decay() -> None:
+    linear = WarmupStableDecay(warmup=10, decay=0.25, end=0.1)
+    shares = [linear.share(spent, 100) for spent in (0, 5, 10, 40, 75, 85, 100)]
+    assert shares == pytest.approx([0, 0.5, 1, 1, 1, 1 - 0.9 * 0.4, 0.1])
+    root = WarmupStableDecay(warmup=0.1, decay=0.25, shape="sqrt")
+    assert [root.share(spent, 100) for spent in (5, 75, 81.25, 100)] == pytest.approx([0.5, 1, 0.5, 0])
+    # Until the shorter budget decays the rate is that of the longer one.
+    assert all(linear.share(step, 100) == linear.share(step, 400) for step in range(76))

@@ -215,7 +215,8 @@ class _Run:
             self.engine.step(batch, rows=int(rows), counts=counts, lr=self.lr, number=place.step)
         place.step += 1
         place.tokens += int(tokens)
-        place.flops += tokens * self._operations()
+        if self.data.operations:
+            place.flops += tokens * self._operations() + self.engine.optimizer.operations
         place.window_tokens += int(tokens)
         place.window_positions += int(positions)
         place.seconds = seconds

@@ -1,7 +1,8 @@
-"""AdamW, BERT's Adam without bias correction, and LAMB; what weight decay leaves alone, and rates by layer.
+"""AdamW, BERT's Adam without bias correction, LAMB and Muon; what weight decay leaves alone, and rates by layer.
 
-State is two tensors per parameter, ``exp_avg`` and ``exp_avg_sq``, under the parameter's name, and nothing else, so
-that the optimisers share one checkpoint layout. Under FSDP2 each process updates its own shards.
+State is the running averages ``exp_avg`` and ``exp_avg_sq`` under the parameter's name (of Muon's matrices the first
+alone) and nothing else, so that the optimisers share one checkpoint layout. Under FSDP2 each process updates its own
+shards.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from encoderlab.errors import ConfigError
+from encoderlab.nn.attention import Attention
 from encoderlab.nn.encoder import Encoder
 
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
+NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS = (3.4445, -4.7750, 2.0315), 5
+MUON_RMS = 0.2  # of an update at rate 1, about that of AdamW's
 UNCORRECTED = 2.0**24  # a step count at which Adam's bias corrections are exactly 1
 
 
@@ -96,7 +100,31 @@ class Lamb(_Adam):
     kind: Literal["lamb"] = "lamb"
 
 
-Optim = AdamW | BertAdam | Lamb
+@dataclass(frozen=True, kw_only=True)
+class Muon(_Adam):
+    """Orthogonalised momentum for the matrices of the layers (Jordan et al., 2024), AdamW for everything else.
+
+    With gradients G: ``M = momentum M + G``, ``w -= lr (0.2 sqrt(max(m, n)) O + wd w)``, where O (m, n) is
+    ``G + momentum M`` with all singular values brought near 1 by five Newton-Schulz iterations (m <= n, or transposed):
+    ``X = a X + (b X X' + c (X X')^2) X`` with a, b, c = 3.4445, -4.7750, 2.0315, from ``X = G / ||G||``. The factor
+    gives the update the root mean square of AdamW's, .2, so that one rate serves both (Liu et al., 2025, section 2.2).
+    Queries, keys and values are three matrices.
+
+    Cost: 5 (4 m^2 n + 2 m^3) operations per matrix and step, which budgets in FLOPs count; one moment instead of two.
+    """
+
+    kind: Literal["muon"] = "muon"
+    momentum: float = 0.95
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(
+                f"momentum is {self.momentum}; give a number from 0 up to, not including, 1 (0.95 is usual)"
+            )
+
+
+Optim = AdamW | BertAdam | Lamb | Muon
 
 
 @dataclass(frozen=True)
@@ -108,6 +136,7 @@ class Group:
     weight_decay: float
     rate: float
     matrices: bool  # False for norms and biases, which LAMB leaves unscaled
+    orthogonal: bool = False  # whether Muon orthogonalises its updates
 
 
 def group_parameters(module: nn.Module, optim: Optim) -> list[Group]:
@@ -118,7 +147,8 @@ def group_parameters(module: nn.Module, optim: Optim) -> list[Group]:
             weights.
     """
     rates = _layer_rates(module, optim.layer_decay) if optim.layer_decay else {}
-    groups: dict[tuple[bool, bool, float], list[tuple[str, nn.Parameter]]] = {}
+    hidden = _layer_matrices(module) if isinstance(optim, Muon) else set()
+    groups: dict[tuple[bool, bool, bool, float], list[tuple[str, nn.Parameter]]] = {}
     seen: set[int] = set()
     for prefix, owner in module.named_modules():
         for leaf, parameter in owner.named_parameters(recurse=False):
@@ -128,7 +158,7 @@ def group_parameters(module: nn.Module, optim: Optim) -> list[Group]:
             name = f"{prefix}.{leaf}" if prefix else leaf
             is_bias = leaf == "bias" and parameter.ndim == 1
             small = "norm" if isinstance(owner, NORMS) else "bias" if is_bias else None
-            key = (small is None, small not in optim.no_decay, rates.get(name, 1.0))
+            key = (small is None, name in hidden, small not in optim.no_decay, rates.get(name, 1.0))
             groups.setdefault(key, []).append((name, parameter))
     return [
         Group(
@@ -137,9 +167,20 @@ def group_parameters(module: nn.Module, optim: Optim) -> list[Group]:
             weight_decay=optim.weight_decay if decayed else 0.0,
             rate=rate,
             matrices=matrices,
+            orthogonal=orthogonal,
         )
-        for (matrices, decayed, rate), members in groups.items()
+        for (matrices, orthogonal, decayed, rate), members in groups.items()
     ]
+
+
+def _layer_matrices(module: nn.Module) -> set[str]:
+    """The names of the linear maps inside the layers of all encoders: not tables, heads, or what convolves."""
+    return {
+        f"{prefix}.{leaf}"
+        for prefix, owner in module.named_modules()
+        for leaf, parameter in owner.named_parameters(recurse=False)
+        if "blocks." in prefix and parameter.ndim == 2 and isinstance(owner, (nn.Linear, Attention))
+    }
 
 
 def _layer_rates(module: nn.Module, settings: LayerDecay) -> dict[str, float]:
@@ -198,11 +239,15 @@ class Optimizer:
     """An optimiser of :data:`Optim` over groups; the rate is given to each step."""
 
     def __init__(self, groups: list[Group], optim: Optim) -> None:
-        if isinstance(optim, Lamb) and any(isinstance(p, DTensor) for group in groups for p in group.parameters):
-            raise ConfigError("lamb needs the norms of whole tensors, and fsdp shards them; set execution.parallel=ddp")
+        sharded = any(isinstance(p, DTensor) for group in groups for p in group.parameters)
+        if sharded and isinstance(optim, (Lamb, Muon)):
+            raise ConfigError(f"{optim.kind} needs whole tensors, and fsdp shards them; set execution.parallel=ddp")
         self.groups, self.optim = groups, optim
         self.state: dict[str, dict[str, Tensor]] = {
-            name: {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+            name: {
+                kind: torch.zeros_like(parameter)
+                for kind in (["exp_avg"] if group.orthogonal else ["exp_avg", "exp_avg_sq"])
+            }
             for group in groups
             for name, parameter in zip(group.names, group.parameters, strict=True)
         }
@@ -235,14 +280,14 @@ class Optimizer:
                 weights=[local(p) for _, p in kept],
                 grads=[local(p.grad) for _, p in kept if p.grad is not None],
                 means=[local(self.state[n]["exp_avg"]) for n, _ in kept],
-                squares=[local(self.state[n]["exp_avg_sq"]) for n, _ in kept],
+                squares=[] if group.orthogonal else [local(self.state[n]["exp_avg_sq"]) for n, _ in kept],
             )
-            update = self._lamb if isinstance(self.optim, Lamb) else self._adam
+            update = self._muon if group.orthogonal else self._lamb if isinstance(self.optim, Lamb) else self._adam
             update(group, shards, lr, grad_scale, skip)
 
     def _adam(self, group: Group, shards: Shards, lr: float, grad_scale: Tensor | None, skip: Tensor | None) -> None:
         """One fused pass over memory; BERT's Adam is AdamW at a step count where both corrections have become 1."""
-        count = float(self.steps) if isinstance(self.optim, AdamW) else UNCORRECTED
+        count = float(self.steps) if isinstance(self.optim, (AdamW, Muon)) else UNCORRECTED
         step = torch.full((), count, device=shards.weights[0].device)
         torch._fused_adamw_(
             shards.weights,
@@ -266,14 +311,9 @@ class Optimizer:
         """The formula of :class:`Lamb`, on whole tensors."""
         names, weights, grads, means, squares = shards
         (beta1, beta2), eps = self.optim.betas, self.optim.eps
-        left_out = torch.zeros((), dtype=torch.bool, device=weights[0].device) if skip is None else skip.bool()
-        # The host does not know whether the step is left out: factors that change nothing do it then.
+        left_out = _prepare(grads, grad_scale, skip)
         gained, kept = torch.where(left_out, 0.0, 1 - beta1), torch.where(left_out, 1.0, beta2)
         taken = torch.where(left_out, 0.0, 1.0)
-        if grad_scale is not None:
-            torch._foreach_div_(grads, grad_scale)
-        for grad in grads:
-            grad.masked_fill_(left_out, 0.0)
         torch._foreach_lerp_(means, grads, [gained] * len(grads))
         torch._foreach_mul_(squares, kept)
         torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
@@ -293,27 +333,94 @@ class Optimizer:
         torch._foreach_mul_(update, taken)
         torch._foreach_add_(weights, update, alpha=-lr * group.rate)
 
+    def _muon(self, group: Group, shards: Shards, lr: float, grad_scale: Tensor | None, skip: Tensor | None) -> None:
+        """The formula of :class:`Muon`; matrices of one shape go through the iterations together."""
+        assert isinstance(self.optim, Muon)
+        names, weights, grads, means, _ = shards
+        left_out = _prepare(grads, grad_scale, skip)
+        torch._foreach_mul_(means, torch.where(left_out, 1.0, self.optim.momentum))
+        torch._foreach_add_(means, grads)
+        torch._foreach_add_(grads, means, alpha=self.optim.momentum)  # Nesterov's
+        rate = torch.where(left_out, 0.0, lr * group.rate)
+        shapes: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
+        for name, weight, grad in zip(names, weights, grads, strict=True):
+            for parts in zip(_published_tensors(name, weight), _published_tensors(name, grad), strict=True):
+                shapes.setdefault(parts[0].shape, []).append(parts)
+        torch._foreach_mul_(weights, 1 - rate * group.weight_decay)
+        for shape, pairs in shapes.items():
+            updates = orthogonalised(torch.stack([grad for _, grad in pairs]))
+            factor = -rate * (MUON_RMS * max(shape) ** 0.5)
+            for (weight, _), update in zip(pairs, updates.unbind(), strict=True):
+                weight.add_(update * factor)
+
+    @property
+    def operations(self) -> float:
+        """Floating-point operations of one update, where they are products: Muon's iterations."""
+        sizes = [
+            (min(part.shape), max(part.shape))
+            for group in self.groups
+            if group.orthogonal
+            for name, weight in zip(group.names, group.parameters, strict=True)
+            for part in _published_tensors(name, weight.detach())
+        ]
+        return float(sum(NEWTON_SCHULZ_STEPS * (4 * m * m * n + 2 * m**3) for m, n in sizes))
+
     @torch.no_grad()
     def update_ratio(self, lr: float) -> Tensor:
         """||last update|| / ||weights|| over all matrices, without weight decay, float32 scalar; healthy encoders have
-        1e-4 to 1e-2. Reads moments and weights once. Under LAMB it is the rate, by construction.
+        1e-4 to 1e-2. Reads moments and weights once. Under LAMB it is the rate, by construction; of Muon's
+        matrices the update's root mean square is taken for what it is brought near to.
         """
         if isinstance(self.optim, Lamb):
             return torch.tensor(lr)
-        count = max(self.steps, 1) if isinstance(self.optim, AdamW) else UNCORRECTED  # 0: every step was skipped
+        count = (
+            max(self.steps, 1) if isinstance(self.optim, (AdamW, Muon)) else UNCORRECTED
+        )  # 0: every step was skipped
         (beta1, beta2), eps = self.optim.betas, self.optim.eps
         first, second = 1 - beta1**count, math.sqrt(1 - beta2**count)
         moved, length = [], []
         for group in (group for group in self.groups if group.matrices):
             for name, weight in zip(group.names, group.parameters, strict=True):
+                length.append(torch.linalg.vector_norm(local(weight)).float())
+                if group.orthogonal:
+                    size = lr * group.rate * MUON_RMS * weight.numel() ** 0.5 if self.steps else 0.0
+                    moved.append(length[-1].new_tensor(size))
+                    continue
                 root = local(self.state[name]["exp_avg_sq"]).sqrt().div_(second).add_(eps)
                 update = torch.div(local(self.state[name]["exp_avg"]), root, out=root)
                 moved.append(torch.linalg.vector_norm(update).float() * (lr * group.rate / first))
-                length.append(torch.linalg.vector_norm(local(weight)).float())
         sums = torch.stack([torch.stack(norms).square().sum() for norms in (moved, length)])
         if any(isinstance(parameter, DTensor) for parameter in self.parameters):
             dist.all_reduce(sums)
         return (sums[0] / sums[1]).sqrt()
+
+
+def _prepare(grads: list[Tensor], grad_scale: Tensor | None, skip: Tensor | None) -> Tensor:
+    """Divide the gradients by ``grad_scale``, and make them 0 where the step is left out: a bool scalar that is
+    returned, because the host does not know it. Factors that change nothing leave the step out then.
+    """
+    left_out = torch.zeros((), dtype=torch.bool, device=grads[0].device) if skip is None else skip.bool()
+    if grad_scale is not None:
+        torch._foreach_div_(grads, grad_scale)
+    for grad in grads:
+        grad.masked_fill_(left_out, 0.0)
+    return left_out
+
+
+def orthogonalised(matrices: Tensor) -> Tensor:
+    """``matrices`` (N, m, n) with singular values brought to about .7 to 1.2, and their singular vectors as they are
+    (:class:`Muon`). A matrix of zeros stays one. In bfloat16 on a GPU, where that loses nothing (Jordan et al., 2024).
+    """
+    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        x = torch.baddbmm(
+            x, torch.baddbmm(gram, gram, gram, beta=NEWTON_SCHULZ[1], alpha=NEWTON_SCHULZ[2]), x, beta=NEWTON_SCHULZ[0]
+        )
+    return (x.mT if tall else x).to(matrices.dtype)
 
 
 def _published_tensors(name: str, tensor: Tensor) -> tuple[Tensor, ...]:

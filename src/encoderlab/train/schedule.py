@@ -108,4 +108,29 @@ class Constant(_Schedule):
         return spent / warm if spent < warm else 1.0
 
 
-Schedule = Bert | Electra | Polynomial | Cosine | Constant
+@dataclass(frozen=True, kw_only=True)
+class WarmupStableDecay(_Schedule):
+    """``t / w`` up to w, then 1, then down to ``end`` over the last ``decay`` of the budget: with x the done share of
+    that, ``1 - (1 - end) x`` (Hu et al., 2024, section 4), or ``1 - (1 - end) sqrt(x)`` (Haegele et al., 2024).
+    ModernBERT. Up to the decay the rate does not depend on the budget, so one run gives the models of several.
+    """
+
+    kind: Literal["wsd"] = "wsd"
+    decay: float = 0.2
+    shape: Literal["linear", "sqrt"] = "linear"
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_end(self.end)
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"schedule.decay is {self.decay}; give a share of the budget above 0 and at most 1")
+
+    def share(self, spent: float, total: float) -> float:
+        warm = self.warm(total)
+        if spent < warm:
+            return spent / warm
+        done = min(1.0, max(0.0, 1 - (1 - spent / total) / self.decay))
+        return 1 - (1 - self.end) * (done if self.shape == "linear" else done**0.5)
+
+
+Schedule = Bert | Electra | Polynomial | Cosine | Constant | WarmupStableDecay
