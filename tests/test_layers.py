@@ -9,7 +9,8 @@ import encoderlab
 
 SOURCE = Path(encoderlab.__file__).parent
 ORDER = [  # first to last: each group may use those before it
-    ["errors", "seeds", "ranges", "protobuf", "files"],
+    ["errors"],
+    ["seeds", "ranges", "protobuf", "files"],
     ["config"],
     ["nn"],
     ["models"],

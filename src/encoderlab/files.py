@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from encoderlab.errors import ConfigError
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -76,8 +78,8 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the file or folder at ``path``; the lock goes with the process, however it ends.
+def locked(path: Path) -> Iterator[int | None]:
+    """Hold the file or folder at ``path``, whose handle this gives; the lock goes with the process, however it ends.
 
     Where there are no locks (Windows, some network file systems) a warning says so, and the work goes on.
 
@@ -87,7 +89,7 @@ def locked(path: Path) -> Iterator[None]:
     """
     if fcntl is None:
         log.warning(_NO_LOCKS, path, "this system has none")
-        yield
+        yield None
         return
     # A file is opened for writing, which exclusive locks of NFS ask for; a folder cannot be.
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -98,9 +100,64 @@ def locked(path: Path) -> Iterator[None]:
             raise
         except OSError as error:
             log.warning(_NO_LOCKS, path, error.strerror)
-        yield
+        yield handle
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def held_folder(out: Path) -> Iterator[None]:
+    """Make and hold an output folder while it is written; one that is still empty at the end is removed.
+
+    Raises:
+        ConfigError: another process is writing it, or it cannot be made.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(out))
+        except BlockingIOError:
+            raise ConfigError(f"{out}: another process is writing it; wait for it, or choose another folder") from None
+        except OSError as error:
+            raise ConfigError(f"{out}: cannot be used as output folder ({error.strerror}); choose another") from None
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # it is not empty, or not there any more
+                out.rmdir()
+
+
+@contextlib.contextmanager
+def held_file(out: Path) -> Iterator[None]:
+    """Hold the name of an output file while it is written, by a lock beside it: ``.NAME.lock``, deleted at the end.
+
+    Raises:
+        ConfigError: another process is writing it, or its folder cannot be made.
+    """
+    lock = out.with_name(f".{out.name}.lock")
+    with contextlib.ExitStack() as stack:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            while not _holds(stack, lock):
+                pass  # the last holder deleted its lock after we opened it
+        except BlockingIOError:
+            raise ConfigError(f"{out}: another process is writing it; wait for it, or name another file") from None
+        except OSError as error:
+            raise ConfigError(f"{out}: cannot be written ({error.strerror}); name another file") from None
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _holds(stack: contextlib.ExitStack, lock: Path) -> bool:
+    """Lock the file ``lock`` until ``stack`` ends; whether it still has its name then."""
+    lock.touch()
+    try:
+        handle = stack.enter_context(locked(lock))
+        return handle is None or os.path.samestat(os.fstat(handle), lock.stat())
+    except FileNotFoundError:
+        return False
 
 
 def cache_folder() -> Path:

@@ -22,5 +22,5 @@ def test_the_input_is_not_written_over(words, link, tmp_path: Path, capsys: pyte
         out = tmp_path / "b.txt"
         link(out, path)
     assert cli.main([*words, str(path), "--out", str(out)]) == 2
-    assert f"{out.name}: is the input; name another file with --out" in capsys.readouterr().err
+    assert f"{out.name}: is the input; give another --out" in capsys.readouterr().err
     assert path.read_text() == "the cat"

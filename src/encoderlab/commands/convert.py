@@ -58,14 +58,31 @@ def convert(
     allow_missing
         Start encoder weights that are missing from random values.
     """
+    from encoderlab.files import held_folder
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: exists and is not empty; choose another folder")
+    with held_folder(out):
+        return _convert(model, out, to, source, tokenizer, both_heads=both_heads, allow_missing=allow_missing)
+
+
+def _convert(
+    model: Path,
+    out: Path,
+    to: str,
+    source: Source | None,
+    tokenizer: Path | None,
+    *,
+    both_heads: bool,
+    allow_missing: bool,
+) -> dict[str, Any]:
+    """Read the model and write it to ``out``."""
     from encoderlab.files import write_bytes
     from encoderlab.interchange import folder, huggingface
     from encoderlab.interchange.load import kind_of
     from encoderlab.tasks.runs.folder import find_task
     from encoderlab.tasks.runs.trials import best_seed
 
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: exists and is not empty; choose another folder")
     model = best_seed(model, terminal.say)
     models = _read(model, source, allow_missing=allow_missing)
     if tokenizer is not None:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from encoderlab.commands.outputs import output
 from encoderlab.commands.terminal import progress, say, table
-from encoderlab.commands.use import check_out
 from encoderlab.errors import ConfigError, DataError
+
+Pooling = Literal["mean", "first", "last"]
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,7 +63,7 @@ def encode(
     *,
     file: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
     out: Path | None = None,
-    pooling: Literal["mean", "first", "last"] = "mean",
+    pooling: Pooling = "mean",
 ) -> dict[str, Any]:
     """Turn texts into vectors, one per text.
 
@@ -84,16 +86,22 @@ def encode(
     pooling
         What stands for a text: the mean over its tokens, its first token, or its last.
     """
-    import numpy as np
-
-    from encoderlab.inference import encode_parts
-
     if (file is None) == (not texts):
         raise ConfigError("encode takes either texts or --file FILE (one text per line)")
     if texts and len(texts) == 1 and os.path.isfile(texts[0]):
         raise ConfigError(f"{texts[0]}: is a file; give it with --file")
-    if file is not None:
-        check_out(out, file)
+    with output(out, "vectors", *([file] if file else [])):
+        return _encode(model, texts, file, out, pooling)
+
+
+def _encode(
+    model: Path, texts: list[str] | None, file: Path | None, out: Path | None, pooling: Pooling
+) -> dict[str, Any]:
+    """Print the vectors, or write them to ``out``."""
+    import numpy as np
+
+    from encoderlab.inference import encode_parts
+
     network = _load(model)
     lines = iter(texts or ()) if file is None else _lines(file)
     if (first := next(lines, None)) is None:
@@ -118,7 +126,6 @@ def _write_vectors(out: Path, parts: Iterator[np.ndarray], width: int) -> int:
 
     from encoderlab.files import replace_file
 
-    out.parent.mkdir(parents=True, exist_ok=True)
     with progress("encode") as show, replace_file(out) as file:
         header = {"descr": "<f4", "fortran_order": False}
         np.lib.format.write_array_header_1_0(file, header | {"shape": (0, width)})

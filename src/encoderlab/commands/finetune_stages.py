@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from encoderlab.commands import settings
 from encoderlab.commands.finetune_page import Finished
 from encoderlab.commands.terminal import note
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import held_folder
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.tasks.data import suites
@@ -96,7 +99,13 @@ class Plan:
         return replace(self, adjust=lambda recipe: self.adjust(replace(recipe, distill=teaching)))
 
     def run(self, start: Start, job: Job, out: Path) -> Outcome:
-        """What the protocol finds, at the point that Optuna chose where it searched."""
+        """What the protocol finds, at the point that Optuna chose where it searched. Of several processes the first one
+        holds the folder.
+        """
+        with held_folder(out) if os.environ.get("RANK", "0") == "0" else nullcontext():
+            return self._run(start, job, out)
+
+    def _run(self, start: Start, job: Job, out: Path) -> Outcome:
         chosen = self.protocol
         more: dict[str, Any] = {"origin": start.origin, "adjust": self.adjust, "say": note}
         if self.search is not None:

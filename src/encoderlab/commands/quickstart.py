@@ -59,10 +59,12 @@ def quickstart(*, budget: str = "5m", out: Path = Path("runs/quickstart"), seed:
         Seed of the pretraining.
     """
     from encoderlab.commands.quickstart_stages import walk
+    from encoderlab.files import held_folder
 
     chosen = plan(parse_time(budget))
     words = ["quickstart", "--budget", budget, "--out", str(out), "--seed", str(seed)]
-    return walk(chosen, out, seed, join(["encoderlab", *words]))
+    with held_folder(out):
+        return walk(chosen, out, seed, join(["encoderlab", *words]))
 
 
 def parse_time(text: str) -> float:

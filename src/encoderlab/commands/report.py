@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from encoderlab.commands.outputs import output
 from encoderlab.commands.terminal import say, table
 from encoderlab.errors import ConfigError
 
@@ -29,15 +30,21 @@ def report(
     title
         Title of the page.
     """
+    if out is None and len(runs) > 1:
+        raise ConfigError("a page about several runs belongs to none of their folders; give --out FILE")
+    own = runs[0] / "report.html"
+    with output(out or own, "page", own=own):
+        return _write(runs, out or own, corpus, title)
+
+
+def _write(runs: list[Path], path: Path, corpus: Path | None, title: str | None) -> dict[str, Any]:
+    """Write the page and print its verdict."""
     from encoderlab.corpus.shards import Corpus
     from encoderlab.measure import runs as run_folders
     from encoderlab.measure.html_page import write
     from encoderlab.measure.report import columns
     from encoderlab.train.evidence import check_corpus
 
-    if out is None and len(runs) > 1:
-        raise ConfigError("a page about several runs belongs to none of their folders; give --out FILE")
-    path = out or runs[0] / "report.html"
     counts = None
     if corpus is not None:
         counts = Corpus(corpus).counts()

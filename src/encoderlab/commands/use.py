@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from encoderlab.commands.outputs import check_output, output
 from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.errors import ConfigError, DataError
 
@@ -63,6 +64,7 @@ def evaluate(
     label
         Its column of the label.
     """
+    from encoderlab.files import held_folder
     from encoderlab.tasks.data.infer import Given
     from encoderlab.tasks.data.task import is_unlabelled
     from encoderlab.tasks.forms.span import SpanQA
@@ -79,8 +81,7 @@ def evaluate(
     unlabelled = sum(map(is_unlabelled, part.examples))
     if submission is not None:
         written = submission / check_submission(task, split, len(part)).files[split]
-        for file in part.files:
-            check_out(written, Path(file), "give another folder with --submission")
+        check_output(written, "leaderboard", *map(Path, part.files), option="--submission")
     elif unlabelled:
         raise DataError(
             f"{task.name}: {unlabelled:,} of {len(part):,} {split} examples have no label to score against; give "
@@ -106,9 +107,16 @@ def evaluate(
         _show_scores(f"{task.name}, {len(part):,} examples (× 100)", found)
     files = []
     if submission is not None:
-        files = write_submission(
-            task, split, part.examples, together.values, submission, nbest=together.nbest, null_odds=together.null_odds
-        )
+        with held_folder(submission):
+            files = write_submission(
+                task,
+                split,
+                part.examples,
+                together.values,
+                submission,
+                nbest=together.nbest,
+                null_odds=together.null_odds,
+            )
         say(f"written: {', '.join(map(str, files))}")
     return {"task": task.name, "examples": len(part), "data": part.sha256, "scores": found, "submission": files}
 
@@ -205,21 +213,13 @@ def predict(
     file = Path(inputs[0])
     if len(inputs) == 1 and "/" in inputs[0] and os.path.isdir(file):  # pathlib raises for texts too long to be a name
         raise DataError(f"{file}: is a folder; give a file, or texts")
-    if out is not None and out.is_dir():
-        raise ConfigError(f"--out {out}: is a folder; name a file to write, such as {out / 'predictions.jsonl'}")
-    check_out(out, file)
-    predictor = predictor_of(model, note)
-    if len(inputs) > 1 or not os.path.isfile(file):
-        if len(inputs) == 1 and is_file_name(inputs[0]):
-            raise DataError(f"{file}: no such file; give a file, or texts")
-        return _predict_texts(predictor, inputs) | {"model": model}
-    return _predict_file(predictor, file, out, text, pair) | {"model": model}
-
-
-def check_out(out: Path | None, given: Path, remedy: str = "name another file with --out") -> None:
-    """Refuse to write over the file that is read, by whatever name."""
-    if out is not None and os.path.exists(given) and out.exists() and out.samefile(given):
-        raise ConfigError(f"{out}: is the input; {remedy}")
+    with output(out, "predictions", file):
+        predictor = predictor_of(model, note)
+        if len(inputs) > 1 or not os.path.isfile(file):
+            if len(inputs) == 1 and is_file_name(inputs[0]):
+                raise DataError(f"{file}: no such file; give a file, or texts")
+            return _predict_texts(predictor, inputs) | {"model": model}
+        return _predict_file(predictor, file, out, text, pair) | {"model": model}
 
 
 def _predict_texts(predictor: Predictor, texts: list[str]) -> dict[str, Any]:
@@ -254,7 +254,6 @@ def _predict_file(
     remarks, done = Remarks(path), 0
     with tempfile.TemporaryDirectory() as folder:
         target = out or Path(folder) / "predictions.jsonl"
-        target.parent.mkdir(parents=True, exist_ok=True)
         with progress("predict") as show:
             for done in predict_file(predictor, path, target, task=task, remarks=remarks):
                 show("examples", done, None)

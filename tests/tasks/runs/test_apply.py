@@ -208,7 +208,7 @@ def test_a_submission_is_not_written_over_the_data(tmp_path, capsys):
     folder, path = saved(suites.task("conll2003"), tmp_path / "model"), tmp_path / "test.txt"
     path.write_text("ann B-PER\nruns O\n")
     words = ("evaluate", folder, "conll2003", "--data", tmp_path, "--split", "test", "--submission", tmp_path)
-    assert "test.txt: is the input; give another folder with --submission" in messages(capsys, 2, *words)
+    assert "test.txt: is the input; give another --submission" in messages(capsys, 2, *words)
     assert path.read_text() == "ann B-PER\nruns O\n"
 
 

@@ -1,0 +1,74 @@
+"""What a verb may write: no second writer, nothing written over its input or over a file of another kind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Literal
+
+from encoderlab.errors import ConfigError
+from encoderlab.files import held_file
+
+Kind = Literal["page", "vectors", "predictions", "leaderboard"]
+_STARTS: dict[Kind, tuple[bytes, ...]] = {  # the first bytes of what a verb writes
+    "page": (b"<!doctype html",),
+    "vectors": (b"\x93NUMPY",),
+    "predictions": (b'{"id":',),
+    "leaderboard": (b"",),  # of many kinds
+}
+# The files in our folders that start as what a verb writes does, or are empty.
+_PARTS = ("predictions-*.jsonl", "counts.npy", "report.html", "submission*/*", "run.log", ".lock")
+_FOLDERS = ("recipe.json", "score.json", "manifest.json")  # marks of a run, a fine-tuning, a corpus
+
+
+@contextlib.contextmanager
+def output(
+    out: Path | None, kind: Kind, *inputs: Path, own: Path | None = None, option: str = "--out"
+) -> Iterator[None]:
+    """Hold the file ``out`` while a verb writes it; None is no file.
+
+    Args:
+        kind: what the verb writes. A file that starts like something else is not replaced.
+        inputs: what it reads.
+        own: the file in a run folder that this verb writes by default.
+        option: the flag that names the output, for messages.
+
+    Raises:
+        ConfigError: it is a folder, an input, a file of another kind, a part of a run or corpus, or being written.
+    """
+    if out is None:
+        yield
+        return
+    check_output(out, kind, *inputs, own=own, option=option)
+    with held_file(out):
+        yield
+
+
+def check_output(out: Path, kind: Kind, *inputs: Path, own: Path | None = None, option: str = "--out") -> None:
+    """Refuse what :func:`output` may not write."""
+    if out.is_dir():
+        raise ConfigError(f"{option} {out}: is a folder; name a file to write in it")
+    if not out.exists():
+        return
+    if any(os.path.exists(path) and out.samefile(path) for path in inputs):
+        raise ConfigError(f"{out}: is the input; give another {option}")
+    if not out.is_file():
+        raise ConfigError(f"{option} {out}: is no regular file; name one")
+    if out != own and (folder := _part_of(out)) is not None:
+        raise ConfigError(f"{out}: is a part of {folder}; give another {option}")
+    with out.open("rb") as file:
+        start = file.read(16)
+    if start and not start.lower().startswith(tuple(first.lower() for first in _STARTS[kind])):
+        raise ConfigError(f"{out}: exists and holds no {kind}; give another {option}, or delete it first")
+
+
+def _part_of(path: Path) -> Path | None:
+    """The run or corpus that a file is a part of, among those whose parts start like what verbs write."""
+    for folder in list(path.absolute().parents)[:2]:
+        inside = path.absolute().relative_to(folder).as_posix()
+        if any(fnmatch(inside, part) for part in _PARTS) and any((folder / mark).exists() for mark in _FOLDERS):
+            return folder
+    return None

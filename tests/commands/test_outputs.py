@@ -1,0 +1,155 @@
+"""Every output of every verb: one writer at a time, and nothing of ours or of the user's is written over."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from encoderlab import cli
+from encoderlab.files import held_file, held_folder, locked
+from tests.tasks.runs.test_apply import ready, saved
+from tests.terminal import answer, messages
+
+COLOURS = ("red", "blue")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus, a pretraining run of it, a fine-tuning of that, and files to use them on."""
+    folder = tmp_path_factory.mktemp("outputs")
+    words = "red blue cat dog sat ran on a mat big small house tree under the".split()
+    texts = [" ".join(words[(7 * i + 3 * j) % len(words)] for j in range(40)) for i in range(60)]
+    (folder / "text.txt").write_text("\n\n".join(texts))
+    (folder / "lines.txt").write_text("the cat\nthe dog\n")
+    rows = [f"the {COLOURS[i % 2]} cat {i},{COLOURS[i % 2]}" for i in range(40)]
+    (folder / "reviews.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    at = {name: str(folder / name) for name in ("text.txt", "corpus", "run", "tuned", "reviews.csv")}
+    for command in (
+        ["corpus", "build", at["text.txt"], "--out", at["corpus"], "--vocab-size", "40"],
+        *(
+            [
+                "corpus", "build", at["text.txt"], "--out", str(folder / f"part-{i}"), "--tokenizer",
+                at["corpus"] + "/tokenizer", "--shard-index", str(i), "--num-shards", "2",
+            ]
+            for i in range(2)
+        ),
+        [
+            "pretrain", "bert-tiny", "--corpus", at["corpus"], "--out", at["run"], "--steps", "2",
+            "--set", "phases=[{length: 16, rows: 4}]", "--set", "checkpoints.steps=1",
+        ],
+        ["finetune", at["reviews.csv"], "--model", at["run"], "--out", at["tuned"], "--seeds", "1", "--epochs", "1"],
+    ):  # fmt: skip
+        assert cli.main([*command, "--json"]) == 0
+    saved(ready("single")[0], folder / "classifier")
+    return folder
+
+
+@contextmanager
+def in_training(out: Path) -> Iterator[None]:
+    out.mkdir()
+    (out / ".lock").touch()
+    with locked(out / ".lock"):
+        yield
+
+
+Hold = Callable[[Path], AbstractContextManager[None]]
+WRITERS: dict[str, tuple[str, Hold, list[str]]] = {  # verb: its parameter, how it is held, its words
+    "predict": ("out", held_file, ["classifier", "lines.txt", "--out", "OUT"]),
+    "encode": ("out", held_file, ["classifier", "--file", "lines.txt", "--out", "OUT"]),
+    "report": ("out", held_file, ["run", "--out", "OUT"]),
+    "evaluate": ("submission", held_folder, []),  # below
+    "finetune": ("out", held_folder, ["reviews.csv", "--model", "run", "--out", "OUT", "--seeds", "1"]),
+    "text_classification": ("out", held_folder, []),  # finetune under another name
+    "sequence_tagging": ("out", held_folder, []),
+    "multiplechoice": ("out", held_folder, []),
+    "convert": ("out", held_folder, ["run", "OUT"]),
+    "quickstart": ("out", held_folder, ["--budget", "30s", "--out", "OUT"]),
+    "corpus build": ("out", held_folder, ["text.txt", "--out", "OUT"]),
+    "corpus merge": ("out", held_folder, ["part-0", "part-1", "--out", "OUT"]),
+    "pretrain": ("out", in_training, ["bert-tiny", "--corpus", "corpus", "--out", "OUT", "--steps", "1"]),
+}  # fmt: skip
+
+
+def test_the_table_above_has_every_verb_that_writes() -> None:
+    writing = set()
+    for verb, (_, target, _) in cli.VERBS.items():
+        module, name = target.split(":")
+        parameters = inspect.signature(getattr(import_module(f"encoderlab.commands.{module}"), name)).parameters
+        writing |= {verb for given in ("out", "submission", "training") if given in parameters}
+    assert writing >= set(WRITERS) - {"text_classification", "sequence_tagging", "multiplechoice"}
+    assert writing <= set(WRITERS)
+
+
+@pytest.mark.parametrize("verb", [verb for verb, (_, _, words) in WRITERS.items() if words])
+def test_a_second_writer_is_refused_in_one_line(verb, place, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(place)
+    out = tmp_path / "out"
+    _, hold, words = WRITERS[verb]
+    with hold(out):
+        before = sorted(out.rglob("*")) if out.is_dir() else out.exists()
+        said = messages(capsys, 2, *verb.split(), *(word.replace("OUT", str(out)) for word in words))
+        assert str(out) in said and "another process" in said or "in use by" in said
+        assert (sorted(out.rglob("*")) if out.is_dir() else out.exists()) == before
+
+
+def test_a_submission_that_is_being_written_is_refused(place, tmp_path, monkeypatch, capsys) -> None:
+    from encoderlab.tasks.data import suites
+
+    task = suites.task("sst2")
+    folder = saved(task, tmp_path / "model")
+    (tmp_path / "test.tsv").write_text("index\tsentence\n" + "".join(f"{i}\tthe cat\n" for i in range(1821)))
+    words = ("evaluate", folder, "sst2", "--data", tmp_path, "--split", "test", "--submission", tmp_path / "out")
+    with held_folder(tmp_path / "out"):
+        assert "another process" in messages(capsys, 2, *words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_processes_make_one_file(place, tmp_path) -> None:
+    (tmp_path / "texts.txt").write_text("".join(f"the red cat {i}\n" for i in range(500)))
+    words = [sys.executable, "-m", "encoderlab", "predict", place / "classifier", tmp_path / "texts.txt"]
+    words += ["--out", tmp_path / "labels.jsonl"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    both = [subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    errors = [one.communicate()[1] for one in both]
+    codes = [one.returncode for one in both]
+    assert 0 in codes and set(codes) <= {0, 2}, errors
+    for code, error in zip(codes, errors, strict=True):
+        assert code == 0 or "another process is writing it" in error
+    ids = [json.loads(line)["id"] for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
+    assert len(ids) == len(set(ids)) == 500
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["labels.jsonl", "texts.txt"]
+
+
+def test_no_file_of_a_run_a_corpus_or_a_model_is_written_over(place, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(place)
+    files = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert len(files) > 40
+    for path in files:
+        for words in (["predict", "classifier", "the cat"], ["encode", "classifier", "the cat"], ["report", "run"]):
+            if words[0] != "report" or path != place / "run/report.html":
+                messages(capsys, 2, *words, "--out", path)
+    assert files == {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("verb", ["predict", "encode"])
+def test_what_a_verb_wrote_it_may_write_again(verb, place, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(place)
+    source = ["lines.txt"] if verb == "predict" else ["--file", "lines.txt"]
+    words = (verb, "classifier", *source, "--out", tmp_path / "out")
+    answer(capsys, *words)
+    before = (tmp_path / "out").read_bytes()
+    answer(capsys, *words)
+    assert (tmp_path / "out").read_bytes() == before
+    other = ("encode", "--file") if verb == "predict" else ("predict",)
+    said = messages(capsys, 2, other[0], "classifier", *other[1:], "lines.txt", "--out", tmp_path / "out")
+    assert "exists and holds no" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
