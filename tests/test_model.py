@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from encoderlab import inference
 from encoderlab.corpus.tokenizer import Tokenizer
@@ -19,6 +21,7 @@ from encoderlab.interchange.load import load
 from encoderlab.model import Model, build, count_parameters
 from encoderlab.nn.encoder import Sharing
 from encoderlab.nn.heads import Classification, Tagging
+from encoderlab.nn.scope import check_documents
 
 TEXTS = [
     "The river flows past the old mill and the bridge.",
@@ -360,3 +363,88 @@ def test_a_model_is_made_on_the_device_that_is_asked_for() -> None:
     with torch.device("meta"):
         assert Model(config).words.is_meta
     assert Model(config).words.device.type == "cpu"
+
+
+# Documents and masks
+
+
+@pytest.mark.parametrize(
+    ("doc", "words"),
+    [
+        ([[0, 0, 1, 1, 0, 0]], "row 0: document 0 stops and comes back at token 4"),
+        ([[0, 0, 0, 1, 1, 1], [0, 0, -1, 0, 0, -1]], "row 1: document 0 stops and comes back at token 3"),
+        ([[-1, 5, 2, 5, 2, 2]], "comes back at token"),
+    ],
+)
+def test_a_document_that_comes_back_is_refused(doc: list[list[int]], words: str) -> None:
+    model = build("bert-tiny", **TINY)
+    with pytest.raises(ConfigError, match=words):
+        model(torch.ones(len(doc), 6, dtype=torch.long), doc=torch.tensor(doc))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 4), min_size=1, max_size=5), numbers=st.permutations(range(5)), left=st.booleans()
+)
+def test_documents_in_any_order_of_numbers_are_taken(lengths: list[int], numbers: list[int], left: bool) -> None:
+    """With padding on either side, and between them."""
+    runs = [[numbers[i]] * length + [-1] * (i % 2) for i, length in enumerate(lengths)]
+    doc = [-1] * 2 * left + [number for run in runs for number in run]
+    check_documents(torch.tensor([doc]))
+
+
+def test_what_is_no_mask_of_ones_and_zeros_is_refused() -> None:
+    model, ids = build("bert-tiny", **TINY), torch.ones(2, 3, dtype=torch.long)
+    with pytest.raises(ConfigError, match="other values than 0 and 1"):
+        model(ids, attention_mask=torch.tensor([[0.0, 0.0, -1e9]] * 2))
+    with pytest.raises(ConfigError, match=r"attention_mask of shape \[2, 1, 1, 3\], expected \[2, 3\]"):
+        model(ids, attention_mask=torch.ones(2, 1, 1, 3))
+    with pytest.raises(ConfigError, match="give one of them"):
+        model(ids, attention_mask=torch.ones(2, 3), doc=torch.zeros(2, 3))
+    with pytest.raises(ConfigError, match="give a mask of ones and zeros as attention_mask"):
+        model(ids, doc=torch.ones(2, 3, dtype=torch.bool))
+
+
+def test_packed_rows_may_be_longer_than_the_table() -> None:
+    """Where each document fits, it is computed as it is alone; padding may be longer than the table too."""
+    model = build("bert-tiny", **TINY, **{"encoder.position.length": 8}).eval()
+    lengths, ids = (8, 3, 6), torch.randint(0, 99, (1, 30), generator=torch.Generator().manual_seed(1))
+    doc = torch.tensor([[n for n, length in enumerate(lengths) for _ in range(length)] + [-1] * 13])
+    with torch.no_grad():
+        packed, start = model(ids, doc=doc).last[0], 0
+        for length in lengths:
+            alone = model(ids[:, start : start + length]).last[0]
+            torch.testing.assert_close(packed[start : start + length], alone, atol=1e-5, rtol=1e-5)
+            start += length
+    for doc, length in ((torch.zeros(1, 30), 30), (torch.arange(30)[None] // 9, 9), (None, 30)):
+        with pytest.raises(ConfigError, match=f"of {length} tokens exceed the model's 8 positions; shorten"):
+            model(ids, doc=doc)
+    with pytest.raises(ConfigError, match="of 30 tokens exceed"):
+        model(ids, attention_mask=torch.ones(1, 30))
+
+
+def test_positions_under_a_mask_are_counted_from_the_tokenizers_padding() -> None:
+    """As ``transformers`` counts them in the converted folder, whatever ids the tokenizer has."""
+    tokenizer = Tokenizer.train("wordpiece", TEXTS * 10, 120)
+    model = build("roberta-tiny", tokenizer=tokenizer, **TINY | {"encoder.embed_width": 16}).eval()
+    assert tokenizer.special.pad == 0 and model.encoder.embeddings.offset == 2
+    ids = torch.randint(6, 99, (1, 9), generator=torch.Generator().manual_seed(1))
+    padded, mask = torch.cat([torch.zeros(1, 4, dtype=torch.long), ids], dim=1), torch.tensor([[0] * 4 + [1] * 9])
+    with torch.no_grad():
+        torch.testing.assert_close(model(padded, attention_mask=mask).last[:, 4:], model(ids).last)
+
+
+def test_a_model_is_traced_without_looking_at_its_input() -> None:
+    model = build("bert-tiny", **TINY).eval()
+
+    class Last(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return model(ids, attention_mask=mask).last
+
+    ids, mask = torch.ones(2, 5, dtype=torch.long), torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1]])
+    program = torch.export.export(Last(), (ids, mask))
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(ids, mask), model(ids, attention_mask=mask).last)

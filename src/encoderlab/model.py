@@ -30,7 +30,8 @@ from encoderlab.nn.heads import (
 )
 from encoderlab.nn.init import initialize
 from encoderlab.nn.noise import Noise
-from encoderlab.nn.positions import places as within_documents
+from encoderlab.nn.positions import counted, places
+from encoderlab.nn.scope import check_documents
 
 if TYPE_CHECKING:
     from encoderlab.corpus.tokenizer import Tokenizer
@@ -91,7 +92,24 @@ class Model(nn.Module):
             self.task = SpanHead(config.task, width, eps)
 
     def forward(self, ids: Tensor, **settings: Any) -> States:
-        """The encoder's states of token ids (B, L), for the heads to read: see :meth:`Encoder.forward`."""
+        """The encoder's states of token ids (B, L), for the heads to read: see :meth:`Encoder.forward`.
+
+        What a caller of another library's habits gets wrong is checked here, at the cost of a sort of ``doc``; the
+        loops of this project call the encoder.
+
+        Raises:
+            ConfigError: a document that comes back after another, an ``attention_mask`` that holds more than ones and
+                zeros, or as for :meth:`Encoder.forward`.
+        """
+        doc, mask = settings.get("doc"), settings.get("attention_mask")
+        if not torch.compiler.is_compiling():
+            if doc is not None and doc.ndim == 2:
+                check_documents(doc)
+            if mask is not None and not bool(((mask == 0) | (mask == 1)).all()):
+                raise ConfigError("attention_mask holds other values than 0 and 1; give 1 for tokens and 0 for padding")
+        if mask is not None and self.tokenizer is not None and self.encoder.embeddings.offset:
+            # Where transformers starts to count, once the model is converted.
+            settings.setdefault("positions", counted(ids, self.tokenizer.special.pad + 1))
         states: States = self.encoder(ids, **settings)
         return states
 
@@ -138,8 +156,11 @@ class Model(nn.Module):
         source = states.layers[last]
         batch = source.shape[0]
         at, rows, slots = chosen
-        position = within_documents(states.scope.doc, source.shape[1], source.device).expand(batch, -1).gather(1, at)
-        queries = source.gather(1, at[..., None].expand(-1, -1, source.shape[-1])) + self.mask_positions[position]
+        positions = states.scope.positions
+        if positions is None:  # nothing before has asked for them
+            positions = places(states.scope.doc, source.shape[1], source.device)
+        position = self.mask_positions[positions.expand(batch, -1).gather(1, at)]
+        queries = source.gather(1, at[..., None].expand(-1, -1, source.shape[-1])) + position
         return encoder.query_stream(states, queries, at, layers=(last, last), noise=noise)[rows, slots]
 
     def with_config(self, config: ModelConfig) -> Model:

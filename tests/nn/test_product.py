@@ -250,7 +250,7 @@ def test_a_query_stream_beside_a_convolution_is_refused(conv: Convolution) -> No
     [
         ({"doc": torch.zeros(2, 8)}, r"doc of shape \[2, 8\], expected \[2, 9\] for ids \[2, 9\]"),
         ({"doc": torch.zeros(9)}, r"doc of shape \[9\], expected \[2, 9\]"),
-        ({"doc": torch.ones(2, 9).bool()}, r"doc of torch.bool, .* attention mask give torch.where\(mask, 0, -1\)"),
+        ({"doc": torch.ones(2, 9).bool()}, r"doc of torch.bool, .* give a mask of ones and zeros as attention_mask"),
         ({"segments": torch.zeros(3, 9).long()}, r"segments of shape \[3, 9\], expected \[2, 9\]"),
         ({"visible": torch.ones(2, 8, 9).bool()}, r"visible of shape \[2, 8, 9\], expected \[2, 9, 9\]"),
         ({"visible": torch.ones(2, 9, 9)}, "visible of torch.float32, expected torch.bool"),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from encoderlab.config import check_least
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
-from encoderlab.nn.positions import Absolute, Disentangled, Position, places, sinusoid
+from encoderlab.nn.positions import Absolute, Disentangled, Position, sinusoid
 
 EmbeddingNorm = Literal["embedding", "width", "none"]
 TiedMaps = Literal["all", "all_but_first", "none"]
@@ -141,17 +141,18 @@ class Embeddings(nn.Module):
         if embed_width != width and adaptive is None:
             self.map = nn.Linear(embed_width, width, bias=norm == "embedding")
 
-    def forward(self, ids: Tensor, doc: Tensor | None, segments: Tensor | None, keys: Tensor | None) -> Tensor:
-        """ids (B, L), doc (B, L) or None, segments (B, L) or None for all 0 -> (B, L, D)."""
+    def forward(self, ids: Tensor, positions: Tensor | None, segments: Tensor | None, keys: Tensor | None) -> Tensor:
+        """ids (B, L), positions (B, L) or (1, L), segments (B, L) or None for all 0 -> (B, L, D)."""
         x = self.look_up(ids)
         if self.positions is not None:
-            place = places(doc, ids.shape[1], ids.device) + self.offset
-            x = x + F.embedding(place, self.positions)
+            assert positions is not None
+            row = positions + self.offset
+            x = x + F.embedding(row, self.positions)
             if self.base_positions is not None:
-                x = x + F.embedding(place, self.base_positions)
+                x = x + F.embedding(row, self.base_positions)
         elif self.sinusoidal:
-            place = places(doc, ids.shape[1], ids.device)
-            x = x + sinusoid(place.flatten(), x.shape[-1]).view(*place.shape, -1).to(x.dtype)
+            assert positions is not None
+            x = x + sinusoid(positions.flatten(), x.shape[-1]).view(*positions.shape, -1).to(x.dtype)
         if self.types is not None:
             if segments is None or len(self.types) == 1:
                 x = x + self.types[0]

@@ -22,8 +22,24 @@ from encoderlab.nn.attention import Attention, Biases, Keyed
 from encoderlab.nn.embeddings import Adaptive, EmbeddingNorm, Embeddings
 from encoderlab.nn.feedforward import Activation, FeedForward
 from encoderlab.nn.noise import ATTENTION_OUTPUT, FF_HIDDEN, FF_OUTPUT, Noise
-from encoderlab.nn.positions import Absolute, Disentangled, Distances, DistanceTable, Position, RelativeShift
-from encoderlab.nn.scope import Scope, continued, different_segments, visible_by_distance, visible_by_document
+from encoderlab.nn.positions import (
+    Absolute,
+    Disentangled,
+    Distances,
+    DistanceTable,
+    Position,
+    RelativeShift,
+    counted,
+    places,
+)
+from encoderlab.nn.scope import (
+    Scope,
+    continued,
+    different_segments,
+    visible_by_distance,
+    visible_by_document,
+    with_itself,
+)
 from encoderlab.nn.spanconv import Bottleneck, Branch, Convolution, kept_heads
 from encoderlab.nn.stem import Stem, StemConvolution
 
@@ -351,6 +367,8 @@ class Encoder(nn.Module):
         ids: Tensor,
         *,
         doc: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        positions: Tensor | None = None,
         segments: Tensor | None = None,
         visible: Tensor | None = None,
         memory: Sequence[Tensor] | None = None,
@@ -366,6 +384,10 @@ class Encoder(nn.Module):
             ids: (B, L) token ids.
             doc: (B, L) document number of each token, -1 for padding; two tokens see each other iff theirs are equal.
                 None: all see all.
+            attention_mask: (B, L) ones and zeros, as other libraries have it, in place of ``doc``: every token sees the
+                ones. Positions are counted as ``transformers`` does: by column, or, where ids start behind the padding
+                id (RoBERTa), over the tokens that are not padding.
+            positions: (B, L) or (1, L) absolute position of each token, in place of counting.
             segments: (B, L) segment ids; None means all 0.
             visible: (B, L, L) further restriction: True where query i may see key j (permutation language modelling).
             memory: one (B, M, D) tensor per layer, the states before the row, seen by every token (Dai et al., 2019,
@@ -376,18 +398,26 @@ class Encoder(nn.Module):
             keep_keyed: keep every layer's keys and values, for a query stream over all layers.
 
         Raises:
-            ConfigError: rows longer than the positions allow, memory without relative positions, or a tensor of another
-                shape or kind.
+            ConfigError: documents longer than the positions allow, memory without relative positions, or a tensor of
+                another shape or kind.
         """
         noise = noise if noise is not None or not self.training else Noise.fresh(ids.shape[0], ids.device)
-        self._check_length(ids, memory)
-        _check_shapes(ids, doc, segments, visible, reverse)
-        asking = self._asking(doc)
-        x = self.embeddings(ids, asking, segments, None if noise is None else noise.keys)
+        _check_shapes(ids, doc, attention_mask, positions, segments, visible, reverse)
         remembered = _remembered(memory)
+        self._check_memory(memory)
+        masked = attention_mask is not None
+        if attention_mask is not None:
+            doc = torch.where(attention_mask.bool(), 0, -1)
+        asking = self._asking(doc, masked)
+        positions = self._positions(ids, doc, asking, positions, masked)
+        x = self.embeddings(ids, positions, segments, None if noise is None else noise.keys)
+        by_document = visible_by_document(doc, asking, visible, remembered)
+        if masked and by_document is not None and isinstance(self.config.position, RelativeShift):
+            by_document = with_itself(by_document, remembered)
         scope = Scope(
             doc=doc,
-            visible=self._mask(visible_by_document(doc, asking, visible, remembered), x, remembered, window),
+            positions=positions,
+            visible=self._mask(by_document, x, remembered, window),
             distances=self._distance_table(x, remembered),
             different=self._different(segments, remembered),
             reverse=reverse,
@@ -489,27 +519,50 @@ class Encoder(nn.Module):
         keys = None if noise is None else noise.layer(self.depth)
         return kernels.dropout(x, self.config.output_dropout, keys, stream)
 
-    def _check_length(self, ids: Tensor, memory: Sequence[Tensor] | None) -> None:
-        if ids.ndim != 2:
-            raise ConfigError(f"ids of shape {list(ids.shape)}, expected (rows, tokens); of one text give ids[None]")
-        limit = self.config.max_length
-        if limit is not None and ids.shape[1] > limit:
-            raise ConfigError(
-                f"rows of {ids.shape[1]} tokens exceed the model's {limit} positions; shorten the rows to {limit}"
-            )
+    def _check_memory(self, memory: Sequence[Tensor] | None) -> None:
         if memory is not None and isinstance(self.config.position, (Absolute, Disentangled)):
             raise ConfigError(
                 "memory needs positions relative to the row (relative_shift or shaw), not absolute or disentangled ones"
             )
 
-    def _asking(self, doc: Tensor | None) -> Tensor | None:
+    def _asking(self, doc: Tensor | None, masked: bool) -> Tensor | None:
         """The document that each token asks in, (B, L).
 
         Padding asks in none, unless a convolution reads its states (``mask_padding=False``): then, as in the released
-        ConvBERT, it continues the document before it.
+        ConvBERT, it continues the document before it. Under an attention mask (``masked``) every token asks in the one
+        document, but in DeBERTa, whose code hides everything from padding.
         """
         branch = self.config.conv_branch
+        if doc is not None and masked and not isinstance(self.config.position, Disentangled):
+            return torch.zeros_like(doc)
         return doc if doc is None or branch is None or branch.mask_padding else continued(doc)
+
+    def _positions(
+        self, ids: Tensor, doc: Tensor | None, asking: Tensor | None, given: Tensor | None, masked: bool
+    ) -> Tensor | None:
+        """The absolute position of each token, (B, L) or (1, L); None where nobody asks.
+
+        Whether they fit is read off the numbers themselves where the row is longer than the table, or they were given.
+        """
+        embeddings, limit, length = self.embeddings, self.config.max_length, ids.shape[1]
+        if given is not None:
+            positions = given
+        elif masked:
+            positions = counted(ids, embeddings.offset)
+        elif embeddings.positions is not None or embeddings.sinusoidal:
+            positions = places(asking, length, ids.device)
+        else:
+            return None
+        if limit is None or (length <= limit and given is None):
+            return positions
+        used = positions if doc is None or masked else torch.where(doc >= 0, positions, 0)
+        longest = int(used.max()) + 1
+        if longest > limit:
+            what = "rows" if longest == length else "documents"
+            raise ConfigError(
+                f"{what} of {longest} tokens exceed the model's {limit} positions; shorten them to {limit}"
+            )
+        return positions.clamp(max=limit - 1)  # long padding
 
     def _mask(self, by_document: Tensor | None, x: Tensor, remembered: int, window: int | None) -> Tensor | None:
         """Which keys the queries of x (B, L, D) see, (B|1, 1, L, M); None for all."""
@@ -546,16 +599,32 @@ class Encoder(nn.Module):
 
 
 def _check_shapes(
-    ids: Tensor, doc: Tensor | None, segments: Tensor | None, visible: Tensor | None, reverse: Tensor | None
+    ids: Tensor,
+    doc: Tensor | None,
+    attention_mask: Tensor | None,
+    positions: Tensor | None,
+    segments: Tensor | None,
+    visible: Tensor | None,
+    reverse: Tensor | None,
 ) -> None:
-    """Refuse what does not fit the rows; one row may stand for all, but for ``reverse``."""
+    """Refuse what does not fit the rows; one row may stand for all, except for ``reverse``."""
+    if ids.ndim != 2:
+        raise ConfigError(f"ids of shape {list(ids.shape)}, expected (rows, tokens); of one text give ids[None]")
     rows, length = ids.shape
-    given = {"doc": (doc, (length,)), "segments": (segments, (length,)), "visible": (visible, (length, length))}
+    given = {
+        "doc": (doc, (length,)),
+        "attention_mask": (attention_mask, (length,)),
+        "positions": (positions, (length,)),
+        "segments": (segments, (length,)),
+        "visible": (visible, (length, length)),
+    }
     for name, (x, shape) in given.items():
         if x is not None and (x.shape[1:] != shape or x.shape[0] not in (1, rows)):
             raise ConfigError(f"{name} of shape {list(x.shape)}, expected {[rows, *shape]} for ids {list(ids.shape)}")
     if doc is not None and doc.dtype == torch.bool:
-        raise ConfigError("doc of torch.bool, expected numbers; of an attention mask give torch.where(mask, 0, -1)")
+        raise ConfigError("doc of torch.bool, expected numbers; give a mask of ones and zeros as attention_mask")
+    if doc is not None and attention_mask is not None:
+        raise ConfigError("doc and attention_mask both say which tokens are padding; give one of them")
     if visible is not None and visible.dtype != torch.bool:
         raise ConfigError(f"visible of {visible.dtype}, expected torch.bool: True where a query may see a key")
     if reverse is not None and reverse.shape != (rows,):

@@ -131,6 +131,18 @@ def places(doc: Tensor | None, length: int, device: torch.device) -> Tensor:
     return index[None] if doc is None else index - document_starts(doc)
 
 
+def counted(ids: Tensor, offset: int) -> Tensor:
+    """Position of each token as ``transformers`` counts it, (B, L) or (1, L).
+
+    It is the column; where the table starts at ``offset``, behind the row of the padding id (RoBERTa), it is the number
+    of tokens before it that are not padding, and -1 for padding.
+    """
+    if offset == 0:
+        return torch.arange(ids.shape[1], device=ids.device)[None]
+    real = ids != offset - 1
+    return torch.where(real, real.cumsum(dim=1), 0) - 1
+
+
 def document_starts(doc: Tensor) -> Tensor:
     """The place of the first token of each token's document: (B, L) -> (B, L)."""
     index = torch.arange(doc.shape[1], device=doc.device)
