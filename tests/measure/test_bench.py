@@ -24,6 +24,7 @@ from encoderlab.measure.bench.contenders import Ours
 from encoderlab.measure.bench.families import FAMILIES, Case, case
 from encoderlab.measure.bench.parts import kernels_by_part, time_by_part
 from encoderlab.measure.bench.workers import Work, Worker
+from encoderlab.model import Model
 from encoderlab.models.base import resized
 from encoderlab.nn.spanconv import SpanDynamic
 from encoderlab.objectives.distill import DistillSettings
@@ -99,9 +100,28 @@ def test_a_network_that_cannot_be_exported_is_named(monkeypatch: pytest.MonkeyPa
     def export(*_: object, **__: object) -> None:
         raise RuntimeError("no such operation\nand more")
 
-    monkeypatch.setattr(torch.onnx, "export", export)
+    monkeypatch.setattr(torch.export, "export", export)
     with pytest.raises(EncoderlabError, match=r"cannot export Linear to ONNX \(RuntimeError: no such operation\)"):
-        _onnx(torch.nn.Linear(2, 2), tmp_path / "model.onnx", 1)
+        _onnx(torch.nn.Linear(2, 2), tmp_path / "model.onnx", 1, 16)
+
+
+@pytest.mark.parametrize("name", ["bert", "deberta-v3"])
+def test_contenders_of_prediction_give_the_same_states(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("transformers")
+    from encoderlab.measure.bench.predict import Contenders, Setting
+
+    model = Model(tiny(name).model).initialize(0).eval()
+    rng = np.random.default_rng(0)
+    framed = [(rng.integers(5, VOCAB, n), (np.arange(n) > n // 2).astype(np.int8)) for n in (100, 200)]
+    others = Contenders(model, framed)
+    setting = Setting(against=("transformers", "onnxruntime"), threads=1)
+    others.add(tmp_path, setting, torch.device("cpu"))
+    assert list(others.calls) == ["transformers", "onnxruntime"] and not others.failed
+    assert max(others.difference.values()) < 1e-5
+    others._admit("wrong", lambda ids, mask, segments: model.encoder(segments).last)
+    assert "wrong" not in others.calls and "its states differ from ours by" in others.failed["wrong"]
 
 
 def test_a_worker_trains_and_says_what_it_used() -> None:

@@ -157,9 +157,12 @@ def predict(
     )
     result = run(case, corpus, setting)
     speeds = result["tokens_per_second"]
-    lines = [(who, f"{speed:,.0f}", f"{result['ratio'].get(who, 1.0):.2f}") for who, speed in speeds.items()]
+    lines = [
+        (who, f"{speed:,.0f}", f"{result['ratio'].get(who, 1.0):.2f}", f"{result['difference'].get(who, 0.0):.0e}")
+        for who, speed in speeds.items()
+    ]
     title = f"{name}, {texts} texts, {result['tokens']:,} tokens, {precision}, {result['device']}"
-    terminal.table(title, ["", "tokens/s", "ours is faster by"], lines)
+    terminal.table(title, ["", "tokens/s", "ours is faster by", "states differ by"], lines)
     for who, reason in result["failed"].items():
         terminal.say(f"{who}: {reason}")
     return result

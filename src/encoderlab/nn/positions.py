@@ -146,9 +146,19 @@ def counted(ids: Tensor, offset: int) -> Tensor:
 def document_starts(doc: Tensor) -> Tensor:
     """The place of the first token of each token's document: (B, L) -> (B, L)."""
     index = torch.arange(doc.shape[1], device=doc.device)
-    opens = torch.ones_like(doc, dtype=torch.bool)
-    opens[:, 1:] = doc[:, 1:] != doc[:, :-1]
-    return torch.where(opens, index, 0).cummax(dim=1).values
+    opens = doc != F.pad(doc, (1, 0), value=-2)[:, :-1]
+    return running_max(torch.where(opens, index, 0))
+
+
+def running_max(x: Tensor) -> Tensor:
+    """The largest of each number and those before it in its row: (B, L) -> (B, L), for numbers of at least 0.
+
+    ONNX has no such operation: an exported graph compares all pairs, which costs it L numbers per token once.
+    """
+    if not torch.compiler.is_exporting():
+        return x.cummax(dim=1).values
+    index = torch.arange(x.shape[1], device=x.device)
+    return torch.where(index <= index[:, None], x[:, None], 0).amax(-1)
 
 
 def sinusoid(positions: Tensor, width: int) -> Tensor:
@@ -238,7 +248,9 @@ class DistanceTable(nn.Module):
             bucket = log_bucket(distance, position.buckets, position.span) if position.buckets else distance
             slots = (bucket + position.slots).clamp(0, 2 * position.slots - 1)
             reach = position.buckets // 2 if position.buckets else position.slots - 1
-            first = position.slots - (length - 1) if keys - 1 <= reach else None
+            # An exported graph must serve all lengths, so it cannot depend on whether this one is within reach.
+            in_reach = not torch.compiler.is_exporting() and keys - 1 <= reach
+            first = position.slots - (length - 1) if in_reach else None
             rows = self.table if self.norm is None else self.norm(self.table)
             return Distances(rows, slots, distance, first, length, keys)
         if isinstance(position, Shaw):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoderlab.errors import ConfigError
-from encoderlab.nn.positions import Distances
+from encoderlab.nn.positions import Distances, running_max
 
 
 @dataclass(frozen=True)
@@ -128,4 +128,4 @@ def continued(doc: Tensor) -> Tensor:
     """``doc`` (B, L) with padding that continues the document before it, or begins the row's first."""
     real, index = doc >= 0, torch.arange(doc.shape[1], device=doc.device)
     first = real.int().argmax(dim=1, keepdim=True)
-    return doc.gather(1, torch.where(real, index, first).cummax(dim=1).values)
+    return doc.gather(1, running_max(torch.where(real, index, first)))

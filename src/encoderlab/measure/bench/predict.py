@@ -58,7 +58,8 @@ def run(case: Case, corpus: Path, setting: Setting) -> dict[str, Any]:
     """Tokens per second, and how often faster ours is than each contender.
 
     Ours sorts by length into batches of equal token counts; the others take batches of ``rows`` in the given order,
-    padded to the longest, as their pipelines do. On a GPU where there is one, on which the states stay.
+    padded to the longest, as their pipelines do. On a GPU where there is one, on which the states stay. Only contenders
+    that give the same states take part; ``difference`` holds the largest difference of each (:data:`COMPARED`).
     """
     torch.set_num_threads(setting.threads)
     device = usual_device()
@@ -69,8 +70,10 @@ def run(case: Case, corpus: Path, setting: Setting) -> dict[str, Any]:
     framed = paragraphs(source, tokenizer, setting.texts, case.model.encoder.max_length or 512)
     players: dict[str, Play] = {"ours": lambda: _ours(model, tokenizer, framed, device)}
     with tempfile.TemporaryDirectory() as place:
-        calls, failed = _others(model, Path(place), setting, device)
-        for name, call in calls.items():
+        others = Contenders(model, framed)
+        if setting.against:
+            others.add(Path(place), setting, device)
+        for name, call in others.calls.items():
             players[name] = partial(_padded, call, tokenizer, framed, setting.rows, device)
         model.to(device)
         seconds: dict[str, list[float]] = {name: [] for name in players}
@@ -89,43 +92,70 @@ def run(case: Case, corpus: Path, setting: Setting) -> dict[str, Any]:
         "tokens_per_second": {name: tokens / statistics.median(values) for name, values in seconds.items()},
         "ratio": {
             name: statistics.median(theirs / ours for ours, theirs in zip(seconds["ours"], seconds[name], strict=True))
-            for name in calls
+            for name in others.calls
         },
-        "failed": failed,
+        "difference": others.difference,
+        "failed": others.failed,
     }
 
 
-Call = Callable[[torch.Tensor, torch.Tensor], Any]
-"""A contender on one batch: ids and attention mask, both (B, L)."""
+Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""A contender on one batch: ids, attention mask and segments, all (B, L), to states (B, L, D)."""
+
+COMPARED = (2, 3, 129, 130, 512)
+"""Lengths at which the states of a contender are compared with ours, one row each: graphs that were traced at one
+length have been wrong at others."""
+LARGEST_DIFFERENCE = 1e-3
 
 
-def _others(
-    model: Model, place: Path, setting: Setting, device: torch.device
-) -> tuple[dict[str, Call], dict[str, str]]:
-    """The other contenders with the weights of ``model``, and why one takes no part; files go to ``place``.
+class Contenders:
+    """The other contenders with the weights of ``model``: their calls, how far their states are from ours, and why one
+    takes no part. ``framed`` are the texts that all of them read."""
 
-    Raises:
-        MissingDependency: a library that is compared with is not installed.
-    """
-    calls: dict[str, Call] = {}
-    failed: dict[str, str] = {}
-    if not setting.against:
-        return calls, failed
-    theirs = _theirs(model, place)
-    if "transformers" in setting.against:
-        calls["transformers"] = lambda ids, mask: theirs(input_ids=ids, attention_mask=mask)
-    if "onnxruntime" in setting.against:
-        if device.type != "cpu" or setting.precision != "fp32":
-            failed["onnxruntime"] = "is measured on a CPU in fp32 only"
+    def __init__(self, model: Model, framed: Texts) -> None:
+        self.model, self.framed = model, framed
+        self.calls: dict[str, Call] = {}
+        self.difference: dict[str, float] = {}
+        self.failed: dict[str, str] = {}
+
+    def add(self, place: Path, setting: Setting, device: torch.device) -> None:
+        """Take in those of the setting; their files go to ``place``.
+
+        Raises:
+            MissingDependency: a library that is compared with is not installed.
+        """
+        theirs = _Theirs(self.model, place)
+        if "transformers" in setting.against:
+            self._admit("transformers", theirs)
+        if "onnxruntime" in setting.against:
+            if device.type != "cpu" or setting.precision != "fp32":
+                self.failed["onnxruntime"] = "is measured on a CPU in fp32 only"
+            else:
+                longest = self.model.config.encoder.max_length or 512
+                try:
+                    self._admit("onnxruntime", _onnx(theirs, place / "model.onnx", setting.threads, longest))
+                except MissingDependency:
+                    raise
+                except EncoderlabError as error:
+                    self.failed["onnxruntime"] = str(error)
+        theirs.to(device)  # which has been exported
+
+    @torch.inference_mode()
+    def _admit(self, name: str, call: Call) -> None:
+        """Take in a contender whose states are ours."""
+        ids, segments = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*self.framed, strict=True))
+        longest = self.model.config.encoder.max_length or 512
+        found = 0.0
+        for length in COMPARED:
+            length = min(length, longest)
+            row, of_row = ids[None, :length], segments[None, :length].long()
+            ours = self.model.encoder(row, segments=of_row).last
+            found = max(found, float((call(row, torch.ones_like(row), of_row) - ours).abs().max()))
+        self.difference[name] = found
+        if found > LARGEST_DIFFERENCE:
+            self.failed[name] = f"its states differ from ours by {found:.2g}, more than {LARGEST_DIFFERENCE:g}"
         else:
-            try:
-                calls["onnxruntime"] = _onnx(theirs, place / "model.onnx", setting.threads)
-            except MissingDependency:
-                raise
-            except EncoderlabError as error:
-                failed["onnxruntime"] = str(error)
-    theirs.to(device)  # which has been exported
-    return calls, failed
+            self.calls[name] = call
 
 
 def paragraphs(corpus: Corpus, tokenizer: Tokenizer, count: int, longest: int) -> Texts:
@@ -162,27 +192,39 @@ def _ours(model: Model, tokenizer: Tokenizer, framed: Texts, device: torch.devic
 
 
 def _padded(call: Call, tokenizer: Tokenizer, framed: Texts, rows: int, device: torch.device) -> None:
+    pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
     for start in range(0, len(framed), rows):
         part = [torch.from_numpy(ids) for ids, _ in framed[start : start + rows]]
-        ids = nn.utils.rnn.pad_sequence(part, batch_first=True, padding_value=tokenizer.special.pad)
-        mask = nn.utils.rnn.pad_sequence([torch.ones_like(x) for x in part], batch_first=True)
-        call(ids.to(device), mask.to(device))
+        segments = [torch.from_numpy(of_text).long() for _, of_text in framed[start : start + rows]]
+        batch = pad(part, padding_value=tokenizer.special.pad), pad([torch.ones_like(x) for x in part]), pad(segments)
+        call(*(tensor.to(device) for tensor in batch))
 
 
-def _theirs(model: Model, place: Path) -> nn.Module:
-    try:
-        import transformers
-    except ImportError:
-        raise MissingDependency("transformers", "hf", "comparing with transformers") from None
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    huggingface.save(model, place / "model")
-    network: nn.Module = transformers.AutoModel.from_pretrained(place / "model")
-    return network.eval()
+class _Theirs(nn.Module):
+    """The encoder of ``transformers`` with the weights of a model, by way of a folder."""
+
+    def __init__(self, model: Model, place: Path) -> None:
+        super().__init__()
+        try:
+            import transformers
+        except ImportError:
+            raise MissingDependency("transformers", "hf", "comparing with transformers") from None
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        huggingface.save(model, place / "model")
+        self.network = transformers.AutoModel.from_pretrained(place / "model").eval()
+        encoder = model.config.encoder
+        self.reads_segments = encoder.types > 1 or getattr(encoder.position, "segments", False)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor, segments: torch.Tensor) -> torch.Tensor:
+        more = {"token_type_ids": segments} if self.reads_segments else {}
+        states: torch.Tensor = self.network(input_ids=ids, attention_mask=mask, **more).last_hidden_state
+        return states
 
 
-def _onnx(network: nn.Module, path: Path, threads: int) -> Call:
-    """The network in ONNX Runtime, with its own graph optimisation.
+def _onnx(network: nn.Module, path: Path, threads: int, longest: int) -> Call:
+    """A network of ids, mask and segments in ONNX Runtime, with its own graph optimisation, for rows of 2 to
+    ``longest`` tokens.
 
     Raises:
         EncoderlabError: torch cannot export it.
@@ -192,18 +234,20 @@ def _onnx(network: nn.Module, path: Path, threads: int) -> Call:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingDependency(error.name or "onnxruntime", "export", "comparing with ONNX Runtime") from None
-    example = torch.ones(2, 16, dtype=torch.long)
-    size = {0: torch.export.Dim("rows", min=2), 1: torch.export.Dim("length", min=2, max=512)}
+    # Three tensors: one that is given twice becomes one input.
+    ids, mask, segments = (make(2, 16, dtype=torch.long) for make in (torch.ones, torch.ones, torch.zeros))
+    size = {0: torch.export.Dim("rows"), 1: torch.export.Dim("length", min=2, max=longest)}
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
+            # Not by torch.onnx.export alone, which traces again without a word where a length was baked in.
+            graph = torch.export.export(network, (ids, mask, segments), dynamic_shapes=(size, size, size))
             torch.onnx.export(
-                network,
-                (example, example),
+                graph,
+                (),
                 path,
-                input_names=["input_ids", "attention_mask"],
-                dynamic_shapes={"input_ids": size, "attention_mask": size},
+                input_names=["ids", "mask", "segments"],
                 dynamo=True,
                 external_data=False,
                 verbose=False,
@@ -215,4 +259,11 @@ def _onnx(network: nn.Module, path: Path, threads: int) -> Call:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(path, options)
-    return lambda ids, mask: session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})
+    names = {entry.name for entry in session.get_inputs()}  # a graph that reads no segments has no such input
+
+    def call(*batch: torch.Tensor) -> torch.Tensor:
+        given = zip(("ids", "mask", "segments"), batch, strict=True)
+        (states,) = session.run(None, {name: tensor.numpy() for name, tensor in given if name in names})
+        return torch.from_numpy(states)
+
+    return call

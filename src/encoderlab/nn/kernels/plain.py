@@ -148,8 +148,10 @@ def skew(table: Tensor, keys: int) -> Tensor:
     if table.shape[-1] <= keys:
         table = F.pad(table, (0, 1))
     length, columns = table.shape[-2:]
-    shifted = table.flatten(-2)[..., length - 1 : length * columns - 1]
-    return shifted.unflatten(-1, (length, columns - 1))[..., :keys]
+    shifted = table.flatten(-2)[..., length - 1 : length * columns - 1].unflatten(-1, (length, columns - 1))
+    if torch.compiler.is_exporting():  # whether a view is contiguous depends on the length, which a graph leaves open
+        return shifted.index_select(-1, torch.arange(keys, device=table.device))
+    return shifted[..., :keys]
 
 
 def attend(
@@ -276,11 +278,11 @@ def convolve(x: Tensor, kernels: Tensor) -> Tensor:
 
 def _inside(doc: Tensor, taps: int) -> Tensor:
     """Which taps of which token fall on its own document: (B, L) -> (B, L, taps) bool."""
-    padded = F.pad(doc, (taps // 2, taps // 2), value=-2)
-    return (padded.unfold(1, taps, 1) == doc[..., None]) & (doc >= 0)[..., None]
+    same = [moved == doc for moved in _shifted(doc, taps, outside=-2)]
+    return torch.stack(same, dim=-1) & (doc >= 0)[..., None]
 
 
-def _shifted(x: Tensor, taps: int) -> list[Tensor]:
-    """The views of ``x`` (B, L, ...) moved by -taps // 2 .. taps // 2, zero outside the row."""
-    padded = F.pad(x, (0, 0) * (x.ndim - 2) + (taps // 2, taps // 2))
+def _shifted(x: Tensor, taps: int, outside: int = 0) -> list[Tensor]:
+    """The views of ``x`` (B, L, ...) moved by -taps // 2 .. taps // 2, with the value ``outside`` the row."""
+    padded = F.pad(x, (0, 0) * (x.ndim - 2) + (taps // 2, taps // 2), value=outside)
     return [padded[:, tap : tap + x.shape[1]] for tap in range(taps)]
