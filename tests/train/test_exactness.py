@@ -14,7 +14,7 @@ import torch
 
 from encoderlab.errors import Stopped
 from encoderlab.train.recipe import Budget
-from tests.train.real import CASES, STEPS, run
+from tests.train.real import CASES, SHARDED, STEPS, run
 from tests.train.toy import assert_same_run, metrics, tensors
 
 LAST = f"step-{STEPS:06d}"
@@ -80,8 +80,9 @@ def test_micro_batches(tmp_path: Path, alone: Path, case: str) -> None:
     assert_close(tmp_path, alone / case)
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "engine"), [*((case, "ddp") for case in CASES), *((case, "fsdp") for case in SHARDED)]
+)
 def test_two_processes(alone: Path, two_processes: Path, case: str, engine: str) -> None:
     assert_close(two_processes / f"{case}-{engine}", alone / case)
 

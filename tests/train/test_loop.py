@@ -16,7 +16,7 @@ from encoderlab.objectives.base import Term
 from encoderlab.train import checkpoint
 from encoderlab.train.engine import is_out_of_memory
 from encoderlab.train.loop import train
-from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase, Ramp, Training
+from encoderlab.train.recipe import Average, Budget, Checkpoints, Evaluation, Execution, Phase, Ramp, Training
 from encoderlab.train.schedule import Bert, Constant
 from tests.train.toy import RECIPE, Rows, Toy, metrics, run, start, tensors, toy_data
 
@@ -331,3 +331,34 @@ def test_exit_code_of_a_process(tmp_path: Path) -> None:
 
 def test_phase_default() -> None:
     assert Training().stage(0) == (0, 256)
+
+
+def test_the_average_of_the_weights_is_validated_kept_and_ended_with(tmp_path: Path) -> None:
+    seen: list[torch.Tensor] = []
+    average = Average(decay=0.6)
+
+    def score() -> Mapping[str, float]:
+        seen.append(toy.mix.weight.detach().clone())
+        return {"right": float(len(seen))}
+
+    recipe = replace(
+        RECIPE,
+        average=average,
+        evaluation=Evaluation(every=1, best="right"),
+        checkpoints=Checkpoints(minutes=None, steps=1, keep=99),
+    )
+    toy = Toy()
+    expected = toy.mix.weight.detach().clone()
+    outcome = train(toy, recipe, toy_data(score=score), tmp_path)
+    for step in range(1, 25):
+        folder = tmp_path / "checkpoints" / checkpoint.name(step)
+        decay = average.at(step)
+        expected = decay * expected + (1 - decay) * checkpoint.read_tensors(folder / checkpoint.WEIGHTS)["mix.weight"]
+        torch.testing.assert_close(seen[step - 1], expected)
+    assert average.at(0) == 0.1 and average.at(24) == 0.6
+    assert outcome.best is not None
+    best = checkpoint.read_tensors(outcome.best / checkpoint.WEIGHTS)["mix.weight"]
+    assert torch.equal(best, seen[-1]) and torch.equal(toy.mix.weight, seen[-1])
+    again = Toy(seed=1)
+    checkpoint.load_result(again, outcome.checkpoint)
+    assert torch.equal(again.mix.weight, seen[-1]) and torch.equal(again.table.weight, again.out.weight)

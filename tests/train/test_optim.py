@@ -212,6 +212,8 @@ def test_muon_brings_singular_values_near_one_and_keeps_singular_vectors() -> No
 def test_muon_follows_its_formula_in_the_layers_and_adamw_elsewhere() -> None:
     torch.manual_seed(0)
     module, other = (nn.ModuleDict({"encoder": small_encoder(), "head": nn.Linear(8, 3)}) for _ in range(2))
+    for weight in module.parameters():
+        nn.init.normal_(weight)
     other.load_state_dict(module.state_dict())
     muon = Muon(weight_decay=0.1, momentum=0.9, betas=(0.9, 0.98))
     optimizer = Optimizer(group_parameters(module, muon), muon)
@@ -247,6 +249,8 @@ def test_muon_follows_its_formula_in_the_layers_and_adamw_elsewhere() -> None:
 @pytest.mark.parametrize("broken", [False, True])
 def test_muon_leaves_out_a_step_with_a_broken_gradient(broken: bool) -> None:
     module = small_encoder()
+    for weight in module.parameters():
+        nn.init.normal_(weight)
     optimizer = Optimizer(group_parameters(module, Muon()), Muon())
     before = [p.clone() for p in module.parameters()]
     for p in module.parameters():

@@ -30,6 +30,7 @@ from encoderlab.train.distributed import assign, named_tensors
 
 WEIGHTS, CARRIED = "weights.safetensors", "carried.safetensors"
 STATE, RECIPE, MANIFEST = "state.json", "recipe.json", "manifest.json"
+AVERAGE = "average/"  # before the name of a weight among what is carried: its moving average
 PARTIAL, OLD = ".partial-", "-old"
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 DTYPES |= {torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL"}
@@ -240,6 +241,17 @@ def load_weights(module: nn.Module, folder: Path) -> None:
                 f"{folder}: {name} is {tuple(stored[name].shape)} there and {tuple(tensor.shape)} in this model"
             )
         assign(tensor, stored[name])
+
+
+def load_result(module: nn.Module, folder: Path) -> None:
+    """Put what the run would end with at the checkpoint ``folder`` into ``module``: its averaged weights where it has
+    them, else its weights (:func:`load_weights`).
+    """
+    load_weights(module, folder)
+    own = named_tensors(module)
+    for name, tensor in read_tensors(folder / CARRIED).items():
+        if name.startswith(AVERAGE):
+            assign(own[name.removeprefix(AVERAGE)], tensor)
 
 
 def name(step: int) -> str:

@@ -6,9 +6,10 @@ exception is fp16: its loss scale is kept on the host, which reads the gradient 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 import torch
@@ -21,8 +22,9 @@ from encoderlab.nn.encoder import Encoder
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
 from encoderlab.seeds import derive
+from encoderlab.train.checkpoint import AVERAGE
 from encoderlab.train.distributed import World, assign, named_tensors, spread, synchronised, whole
-from encoderlab.train.optim import Optimizer, global_norm, group_parameters
+from encoderlab.train.optim import Optimizer, global_norm, group_parameters, local
 from encoderlab.train.precision import precision, products
 from encoderlab.train.recipe import Training
 from encoderlab.train.tally import Tally
@@ -54,6 +56,9 @@ class Engine:
             compile_layers(objective)
         self.model = spread(objective, world, recipe.execution.parallel)
         self.optimizer = Optimizer(group_parameters(objective, recipe.optim), recipe.optim)
+        self.averages: dict[str, Tensor] = {}
+        if recipe.average is not None:
+            self.averages = {name: weight.detach().clone() for name, weight in self.optimizer.weights.items()}
         self.memory: Memory = None
         self.tally = Tally(world.device)
         self.norm = self.largest_norm = torch.zeros((), device=world.device)
@@ -78,6 +83,9 @@ class Engine:
         for _ in range(self.objective.stages):
             self._stage(batch, bounds, counts, number)
             self._update(lr)
+        if self.recipe.average is not None:
+            share = 1 - self.recipe.average.at(self.optimizer.steps)
+            torch._foreach_lerp_(self._averages(), self._weights(), share)
         if self.world.device.type == "cpu":
             self.check()
 
@@ -176,14 +184,37 @@ class Engine:
         failure = textwrap.shorten(failure, 200, placeholder=" ...")  # between words: half a number would mislead
         raise OutOfMemory(f"out of memory with rows of {length} tokens on {device} ({failure}); {remedy}")
 
+    def _averages(self) -> list[Tensor]:
+        return [local(average) for average in self.averages.values()]
+
+    def _weights(self) -> list[Tensor]:
+        return [local(self.optimizer.weights[name].detach()) for name in self.averages]
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the objective has the average of its weights, where the recipe has one."""
+        last = [weight.clone() for weight in self._weights()]
+        self.take_average()
+        try:
+            yield
+        finally:
+            if last:
+                torch._foreach_copy_(self._weights(), last)
+
+    def take_average(self) -> None:
+        """Put the average of the weights in their place, where the recipe has one."""
+        if self.averages:
+            torch._foreach_copy_(self._weights(), self._averages())
+
     def weights(self) -> dict[str, Tensor]:
         """The objective's tensors, whole, copied to CPU memory of the first process; all processes must call it."""
         return self._gather(named_tensors(self.objective))
 
     def carried(self) -> dict[str, Tensor]:
-        """The other tensors that pass from step to step, the optimiser's moments and the memory; as :meth:`weights`."""
+        """The other tensors that pass from step to step, as :meth:`weights`: moments, averages of weights, memory."""
         moments = self.optimizer.state.items()
         tensors = self._gather({f"{kind}/{name}": tensor for name, kinds in moments for kind, tensor in kinds.items()})
+        tensors |= self._gather({f"{AVERAGE}{name}": tensor for name, tensor in self.averages.items()})
         return tensors | {f"memory/{i}": self.world.gather_rows(m).cpu() for i, m in enumerate(self.memory or ())}
 
     def counters(self) -> dict[str, float]:
@@ -195,6 +226,8 @@ class Engine:
         for name, kinds in self.optimizer.state.items():
             for kind, tensor in kinds.items():
                 assign(tensor, carried[f"{kind}/{name}"])
+        for name, average in self.averages.items():
+            assign(average, carried[f"{AVERAGE}{name}"])
         layers = [carried[f"memory/{i}"] for i in range(sum(name.startswith("memory/") for name in carried))]
         if layers:
             start, stop = self.world.share(len(layers[0]))

@@ -188,6 +188,7 @@ class _Run:
         if logged or validated or place.step > self.saved.step:
             self._save()
         self.world.agree(self._written)
+        self.engine.take_average()
         return Outcome(
             step=place.step,
             tokens=place.tokens,
@@ -340,16 +341,17 @@ class _Run:
             return False
         begin = time.perf_counter()
         line: dict[str, Any] = {"split": "valid", "step": place.step, "tokens": place.tokens}
-        if data.validation is not None:
-            line |= self._measured(data.validation(self.recipe.phases[place.phase]))
-        if data.score is not None:
-            self.engine.objective.eval()
-            line["scores"] = dict(data.score())
-            self.engine.objective.train()
-        self.validation = line
-        self.journal.write(line | {"seconds": place.seconds})
-        self.journal.note(f"validation  {facts(line)}")
-        self._keep_best(line)
+        with self.engine.averaged():
+            if data.validation is not None:
+                line |= self._measured(data.validation(self.recipe.phases[place.phase]))
+            if data.score is not None:
+                self.engine.objective.eval()
+                line["scores"] = dict(data.score())
+                self.engine.objective.train()
+            self.validation = line
+            self.journal.write(line | {"seconds": place.seconds})
+            self.journal.note(f"validation  {facts(line)}")
+            self._keep_best(line)
         self.window_start += time.perf_counter() - begin  # does not count as training time
         return True
 

@@ -258,6 +258,12 @@ class Optimizer:
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.groups for parameter in group.parameters]
 
+    @property
+    def weights(self) -> dict[str, nn.Parameter]:
+        """The trained parameters by name, in the order of :attr:`parameters`."""
+        names = [name for group in self.groups for name in group.names]
+        return dict(zip(names, self.parameters, strict=True))
+
     @torch.no_grad()
     def step(
         self, lr: float, *, grad_scale: Tensor | None = None, skip: Tensor | None = None, counted: bool = False

@@ -51,7 +51,7 @@ def pretrain(
     if join(recipe.execution.device).main:
         if recipe.execution.parallel == "fsdp":  # this process has only shards; the checkpoint has it all
             objective = build_objective(recipe, tokenizer, text, resumed=True)
-            checkpoint.load_weights(objective, outcome.checkpoint)
+            checkpoint.load_result(objective, outcome.checkpoint)
         save_models(objective, tokenizer, out)
     return outcome
 
@@ -81,7 +81,7 @@ def models_at(folder: Path) -> dict[str, Model]:
     if "objective" not in kept:
         raise DataError(f"{folder}: is no checkpoint of pretraining; run the command that wrote it again to finish it")
     objective = bare_objective(from_dict(Recipe, kept))
-    checkpoint.load_weights(objective, folder)
+    checkpoint.load_result(objective, folder)
     models = {name: model.eval() for name, model in objective.models().items()}
     place = folder.resolve().parents[1] / TOKENIZER
     if place.is_dir():

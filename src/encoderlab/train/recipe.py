@@ -80,6 +80,26 @@ class Ramp:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Average:
+    """An exponential moving average of the weights, ``a = d a + (1 - d) w`` after every step. It is what is validated
+    and what the run ends with (Polyak and Juditsky, 1992; Izmailov et al., 2018).
+
+    ``d = min(decay, (1 + t) / (10 + t))`` after t steps, so that the first weights are soon forgotten. Costs one pass
+    over the weights a step and a second copy of them.
+    """
+
+    decay: float = 0.999
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay < 1:
+            raise ConfigError(f"average.decay is {self.decay}; give a number between 0 and 1, such as 0.999")
+
+    def at(self, steps: int) -> float:
+        """The share of the old average after ``steps`` steps."""
+        return min(self.decay, (1 + steps) / (10 + steps))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Validation while a run goes on, and at its end.
 
@@ -181,6 +201,7 @@ class Training:
 
     Args:
         clip: largest global norm of the gradient; None for no clipping.
+        average: validate, and end with, an average of the weights instead of the last ones.
         precision: bf16 and fp16 compute under autocast with fp32 weights, fp16 with a dynamic loss scale.
         log_every: steps between two lines of training metrics.
     """
@@ -191,6 +212,7 @@ class Training:
     optim: Optim = AdamW()
     schedule: Schedule = Polynomial(warmup=0.01)
     clip: float | None = 1.0
+    average: Average | None = None
     precision: Precision = "fp32"
     seed: int = 1
     evaluation: Evaluation = Evaluation()
