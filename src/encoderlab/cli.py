@@ -40,6 +40,11 @@ VERBS: dict[str, tuple[str, str, str]] = {  # verb: group, import string, one li
     "describe": (STUDY, "describe:describe", "Show an architecture: shapes, parameters, FLOPs, memory."),
     "doctor": (STUDY, "doctor:doctor", "Say what is wrong with a run."),
     "perplexity": (STUDY, "perplexity:perplexity", "Measure left-to-right language models on a corpus."),
+    "minimal-pairs": (
+        STUDY,
+        "minimal_pairs:minimal_pairs",
+        "Score a model on minimal pairs, such as BLiMP.",
+    ),
     "report": (STUDY, "report:report", "Write one self-contained HTML page about one or several runs."),
     "bench train": (STUDY, "bench:train", "Measure training speed, also against other libraries."),
     "bench predict": (STUDY, "bench:predict", "Measure prediction speed."),

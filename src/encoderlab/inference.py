@@ -266,25 +266,31 @@ def _readable(tokenizer: Tokenizer, ids: np.ndarray) -> str:
 
 def _token_probabilities(model: Model, batch: Batch, places: Tensor) -> Tensor:
     """Probabilities (S, V) at ``places`` of the one row of ``batch``."""
+    assert isinstance(model.lm, LMHead)
+    return model.lm(states_at_masks(model, batch, places[None])[0], model.words).float().softmax(-1)
+
+
+def states_at_masks(model: Model, batch: Batch, at: Tensor) -> Tensor:
+    """What the LM head reads at masked places ``at`` (B, T) of a batch: (B, T, D).
+
+    A permutation model predicts from its query stream; every mask token is hidden from the content stream, and from
+    the queries.
+    """
     depth = model.encoder.depth
-    if model.mask_vector is not None:
-        # A permutation model predicts from its query stream, each mask hidden from the content stream.
-        hidden = torch.zeros_like(batch.ids, dtype=torch.bool)
-        hidden[0, places] = True
-        visible = ~hidden[:, None, :] | torch.eye(batch.ids.shape[1], dtype=torch.bool, device=batch.ids.device)
-        states = model.encoder(
-            batch.ids, doc=batch.documents, segments=batch.segments, visible=visible, depth=depth - 1, keep_keyed=True
-        )
-        queries = model.mask_vector.expand(1, len(places), -1)
-        last = model.encoder.query_stream(
-            states,
-            queries,
-            places[None],
-            layers=range(depth),
-            visible=(~hidden)[:, None].expand(1, len(places), -1),
-        )
-        assert isinstance(model.lm, LMHead)
-        return model.lm(last[0], model.words).float().softmax(-1)
-    states = model.encoder(batch.ids, doc=batch.documents, segments=batch.segments)
-    chosen = Chosen(places[None], torch.zeros_like(places), torch.arange(len(places), device=places.device))
-    return model.token_logits(states, chosen).float().softmax(-1)
+    if model.mask_vector is None:
+        states = model.encoder(batch.ids, doc=batch.documents, segments=batch.segments, depth=model.lm_depth)
+        rows, slots = (index.flatten() for index in torch.ones_like(at).nonzero(as_tuple=True))
+        return model.token_states(states, Chosen(at, rows, slots)).unflatten(0, at.shape)
+    hidden = batch.ids == tokenizer_of(model).special.mask
+    itself = torch.eye(batch.ids.shape[1], dtype=torch.bool, device=hidden.device)
+    states = model.encoder(
+        batch.ids,
+        doc=batch.documents,
+        segments=batch.segments,
+        visible=~hidden[:, None, :] | itself,
+        depth=depth - 1,
+        keep_keyed=True,
+    )
+    seen = (~hidden & (batch.doc >= 0))[:, None, :].expand(-1, at.shape[1], -1)
+    queries = model.mask_vector.expand(*at.shape, -1)
+    return model.encoder.query_stream(states, queries, at, layers=range(depth), visible=seen)

@@ -1,0 +1,97 @@
+"""Score minimal pairs with encoderlab and with a plain ``transformers`` loop: the same answers, and how long they take.
+
+    python -m benchmarks.minimal_pairs MODEL DATA ... [--pairs 670] [--turns 3]
+
+MODEL is a folder in the format of ``transformers`` (``encoderlab convert RUN OUT --to hf``), DATA files or folders of
+pairs, of which a sample is scored. The plain loop masks each token by itself, as the scorer of the BabyLM challenge
+does, in batches of 64 rows; the two take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from encoderlab.interchange.load import load
+from encoderlab.measure.pairs.evaluate import score_pairs
+from encoderlab.measure.pairs.reading import Pair, find, read, sample
+from encoderlab.measure.pairs.scorers import scorers_of
+from encoderlab.nn import kernels
+
+ROWS = 64  # of a batch of the plain loop
+
+
+@torch.inference_mode()
+def plain(network: Any, tokenizer: Any, pairs: Sequence[Pair]) -> np.ndarray:
+    """Scores (n, 2) by the rule of the official scorer."""
+    rows, targets, sentences = [], [], []
+    for number, text in enumerate(text for pair in pairs for text in (pair.good, pair.bad)):
+        encoded = tokenizer(text, return_offsets_mapping=True)
+        for place, (_, end) in enumerate(encoded["offset_mapping"]):
+            if end > 0:
+                ids = list(encoded["input_ids"])
+                targets.append((place, ids[place]))
+                ids[place] = tokenizer.mask_token_id
+                rows.append(ids)
+                sentences.append(number)
+    scores = np.zeros(2 * len(pairs))
+    for start in range(0, len(rows), ROWS):
+        part = slice(start, start + ROWS)
+        batch = tokenizer.pad({"input_ids": rows[part]}, return_tensors="pt")
+        logits = network(**batch).logits
+        at, wanted = (torch.tensor(column) for column in zip(*targets[part], strict=True))
+        found = logits[torch.arange(len(at)), at].log_softmax(-1)[torch.arange(len(at)), wanted]
+        np.add.at(scores, sentences[part], found.double().numpy())
+    return scores.reshape(-1, 2)
+
+
+def main() -> None:
+    import transformers
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.minimal_pairs", description=__doc__.split("\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("data", type=Path, nargs="+")
+    parser.add_argument("--pairs", type=int, default=670, help="how many of them, the same number of each paradigm")
+    parser.add_argument("--turns", type=int, default=3)
+    arguments = parser.parse_args()
+    pairs = sample([pair for path in find(arguments.data) for pair in read(path)], arguments.pairs)
+    ours = load(arguments.model)
+    assert ours.tokenizer is not None
+    texts = ours.tokenizer.encode_batch([text for pair in pairs for text in (pair.good, pair.bad)])
+    tokens = list(zip(texts[::2], texts[1::2], strict=True))
+    network = transformers.AutoModelForMaskedLM.from_pretrained(arguments.model).eval()
+    theirs = transformers.AutoTokenizer.from_pretrained(arguments.model)
+    kernels.keep_memory()
+    seconds: dict[str, list[float]] = {"encoderlab": [], "both measures": [], "transformers": []}
+    found: dict[str, np.ndarray] = {}
+    for _ in range(arguments.turns):
+        for name, work in (
+            ("encoderlab", lambda: score_pairs(scorers_of(ours, official=True), tokens)[:, :, 0]),
+            ("both measures", lambda: score_pairs(scorers_of(ours), tokens)[:, :, 0]),
+            ("transformers", lambda: plain(network, theirs, pairs)),
+        ):
+            begin = time.perf_counter()
+            found[name] = work()
+            seconds[name].append(time.perf_counter() - begin)
+            print(f"{name}: {seconds[name][-1]:.1f} s", flush=True)
+    one, two = found["encoderlab"], found["transformers"]
+    same = (one[:, 0] > one[:, 1]) == (two[:, 0] > two[:, 1])
+    shown = {name: statistics.median(times) for name, times in seconds.items()}
+    print(
+        f"{len(pairs)} pairs, {same.sum()} decided alike; largest difference of a score {np.abs(one - two).max():.2g}"
+    )
+    for name, time_taken in shown.items():
+        print(f"{name}: {time_taken:.1f} s, 60,000 pairs in {time_taken / len(pairs) * 60000 / 60:.1f} minutes")
+    ratios = [theirs / ours for ours, theirs in zip(seconds["encoderlab"], seconds["transformers"], strict=True)]
+    print(f"ratio by turns: {', '.join(f'{ratio:.2f}' for ratio in ratios)}")
+
+
+if __name__ == "__main__":
+    main()

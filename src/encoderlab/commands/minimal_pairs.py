@@ -1,0 +1,179 @@
+"""``encoderlab minimal-pairs``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from encoderlab.commands import terminal
+from encoderlab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from encoderlab.measure.pairs.statistics import Accuracy, Table
+
+ABOUT = {
+    "pll": "each token masked by itself",
+    "pll_word": "and the later tokens of its word masked too",
+    "log_probability": "left to right",
+    "not_replaced": "detection of replaced tokens; compares with its own kind only",
+    "frequency": "word frequency in the corpus, no context",
+    "trigram": "a trigram model of the corpus",
+}
+DEFAULT: Literal["full", "babylm"] = "full"
+
+
+def minimal_pairs(
+    model: Path,
+    /,
+    *data: Path,
+    scoring: Literal["full", "babylm"] = DEFAULT,
+    corpus: Path | None = None,
+    length_power: float = 0.0,
+    bad_first: bool = False,
+    skip_long: bool = False,
+    out: Annotated[Path | None, Parameter(name="--out")] = None,
+) -> dict[str, Any]:
+    """Score a pretrained model on minimal pairs, without training (BLiMP, ZhoBLiMP).
+
+    A pair is right if the acceptable sentence has the higher score. Masked models are
+    scored by pseudo-log-likelihood and by its word-wise variant, left-to-right ones by
+    log probability. The accuracy is the mean over paradigms. Run the same command again
+    to resume.
+
+    Example: encoderlab minimal-pairs runs/wiki data/blimp --corpus corpora/wiki
+
+    Parameters
+    ----------
+    model
+        Model or run folder, also Hugging Face's; of two networks the generator predicts.
+    data
+        Files or folders of pairs: JSON lines or CSV with sentence_good and sentence_bad, or
+        text with the two sentences of a pair on two lines.
+    scoring
+        full: all measures, ties count half. babylm: the official numbers of the BabyLM
+        challenge (one measure, sums, ties count as right).
+    corpus
+        Also score by frequency and trigrams counted in this corpus.
+    length_power
+        Divide a score by (number of tokens) to this power (SLLN-LP of ZhoBLiMP); 0 does not.
+    bad_first
+        In text files, the unacceptable sentence of a pair comes first.
+    skip_long
+        Leave out pairs that are longer than the model reads, instead of refusing them.
+    out
+        Also write the scores of every pair into this file, as JSON lines.
+    """
+    from encoderlab.inference import tokenizer_of, usual_device
+    from encoderlab.interchange.load import load_pair
+    from encoderlab.measure.pairs.baselines import baselines_of
+    from encoderlab.measure.pairs.evaluate import evaluate_files, survey
+    from encoderlab.measure.pairs.reading import find
+    from encoderlab.measure.pairs.scorers import scorers_of
+    from encoderlab.measure.pairs.statistics import Ties
+    from encoderlab.model import weights_hash
+    from encoderlab.nn import kernels
+
+    if not data:
+        raise ConfigError("no minimal pairs to score; give files or folders, such as data/blimp")
+    official = scoring == "babylm"
+    if official and (length_power or corpus is not None):
+        raise ConfigError("--scoring babylm gives the official numbers alone; leave out --length-power and --corpus")
+    if not 0 <= length_power <= 1:
+        raise ConfigError(f"--length-power {length_power}, expected a number from 0 to 1")
+    files = find(data)
+    network, generator = load_pair(model)
+    device = usual_device()
+    kernels.keep_memory()
+    networks = [one.to(device) for one in (network, generator) if one is not None]
+    scorers = scorers_of(network, generator, official=official)
+    tokenizer = tokenizer_of(network)
+    limits = [scorer.longest for scorer in scorers if scorer.longest is not None]
+    found = survey(files, tokenizer, longest=min(limits, default=None), skip_long=skip_long, bad_first=bad_first)
+    for line in _remarks(found.equal, found.long):
+        terminal.note(line)
+    ties: Ties = "right" if official else "half"
+    settings: dict[str, Any] = {"ties": ties, "length_power": length_power, "bad_first": bad_first}
+    with terminal.progress("minimal pairs") as show:
+        result = evaluate_files(
+            scorers,
+            files,
+            tokenizer,
+            found,
+            key=" ".join(map(weights_hash, networks)),
+            out=out,
+            progress=lambda done, total: show("scored", done, total),
+            **settings,
+        )
+        tables = dict(result)
+        if corpus is not None:
+            tables |= baselines_of(corpus, files, found, progress=show, **settings)
+    _show(tables, found.paradigms, str(model))
+    return _record(tables, found.paradigms, scoring, length_power, found.equal, found.long)
+
+
+def _remarks(equal: list[str], long: list[str]) -> list[str]:
+    """What the reader of the scores should know of the pairs."""
+    kinds = ((equal, "of two equal sentences, which tie"), (long, "longer than the model reads, left out"))
+    return [
+        f"{len(places):,} pair{'s' * (len(places) > 1)} {what}: {', '.join(places[:3])}"
+        + (" ..." if len(places) > 3 else "")
+        for places, what in kinds
+        if places
+    ]
+
+
+def _show(tables: dict[str, Table], phenomena: dict[str, str], title: str) -> None:
+    """The tables: a row per paradigm, per phenomenon, and the mean."""
+    first = next(iter(tables.values()))
+
+    def row(name: str, kind: str, of: dict[str, Accuracy]) -> list[str]:
+        cells = [f"{100 * one.accuracy:.1f} ({100 * one.low:.1f} to {100 * one.high:.1f})" for one in of.values()]
+        return [name, kind, f"{next(iter(of.values())).pairs:,}", *cells]
+
+    names = list(tables)
+    rows = [
+        row(name, phenomena[name], {measure: table.paradigms[name] for measure, table in tables.items()})
+        for name in first.paradigms
+    ]
+    columns = ["paradigm", "phenomenon", "pairs", *names]
+    terminal.table(f"{title}: right pairs in %, with 95% intervals", columns, rows)
+    rows = [
+        row(name, "", {measure: table.phenomena[name] for measure, table in tables.items()}) for name in first.phenomena
+    ]
+    rows.append(row("mean over paradigms", "", {measure: table.total for measure, table in tables.items()}))
+    terminal.table("", ["phenomenon", "", "pairs", *names], rows)
+    for name, table in tables.items():
+        terminal.say(f"{name}: {ABOUT[name]}; {table.total.ties:,} ties")
+
+
+def _record(
+    tables: dict[str, Table],
+    phenomena: dict[str, str],
+    scoring: str,
+    length_power: float,
+    equal: list[str],
+    long: list[str],
+) -> dict[str, Any]:
+    """The result as plain data: the numbers of the first measure, then all by measure."""
+    main, first = next(iter(tables.items()))
+    return {
+        "measure": main,
+        "scoring": scoring,
+        "ties_count": "right" if scoring == "babylm" else "half",
+        "length_power": length_power,
+        **vars(first.total),
+        "paradigms": {name: {"phenomenon": phenomena[name], **vars(one)} for name, one in first.paradigms.items()},
+        "phenomena": {name: vars(one) for name, one in first.phenomena.items()},
+        "measures": {
+            name: {
+                **vars(table.total),
+                "paradigms": {paradigm: vars(one) for paradigm, one in table.paradigms.items()},
+                "phenomena": {phenomenon: vars(one) for phenomenon, one in table.phenomena.items()},
+            }
+            for name, table in tables.items()
+        },
+        "equal_sentences": equal,
+        "left_out": long,
+    }

@@ -1,0 +1,228 @@
+"""Scoring files of minimal pairs: looked through before any work, in chunks, resumable, in bounded memory."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from encoderlab.corpus.tokenizer import Encoding, Tokenizer
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import cache_folder, locked, replace_file
+from encoderlab.measure.pairs.reading import Pair, read
+from encoderlab.measure.pairs.scorers import Scorer, scored
+from encoderlab.measure.pairs.statistics import Table, Ties, tabulate
+
+CHUNK = 1000  # pairs that are scored together, which bounds the memory and what an interruption loses
+
+
+@dataclass(kw_only=True)
+class Survey:
+    """What files of pairs hold, found before any work.
+
+    Args:
+        paradigms: name -> phenomenon, in the order of the files.
+        pairs: how many are scored.
+        equal: places of pairs whose sentences are equal: they tie whatever the model (BLiMP has seven).
+        long: places of pairs that the model cannot read, and that are left out.
+        digest: of all sentences.
+    """
+
+    paradigms: dict[str, str] = field(default_factory=dict)
+    pairs: int = 0
+    equal: list[str] = field(default_factory=list)
+    long: list[str] = field(default_factory=list)
+    digest: str = ""
+
+
+def survey(
+    files: Sequence[Path],
+    tokenizer: Tokenizer,
+    *,
+    longest: int | None = None,
+    skip_long: bool = False,
+    bad_first: bool = False,
+) -> Survey:
+    """Read all pairs once.
+
+    Raises:
+        DataError: with file and line: a damaged pair (see :func:`read`), a sentence of which the tokenizer leaves
+            nothing, or one of more than ``longest`` tokens that is not to be skipped.
+    """
+    found, digest = Survey(), hashlib.sha256()
+    for pair, good, bad in encoded(files, tokenizer, bad_first=bad_first):
+        digest.update(repr((pair.good, pair.bad, pair.paradigm)).encode("utf-8", "backslashreplace"))
+        if not scored(good).any() or not scored(bad).any():
+            raise DataError(f"{pair.place}: a sentence without tokens; complete or remove the pair")
+        if longest is not None and max(len(good), len(bad)) > longest:
+            if not skip_long:
+                raise DataError(
+                    f"{pair.place}: a sentence of {max(len(good), len(bad))} tokens, the model reads {longest}; "
+                    "remove the pair, or leave such pairs out with --skip-long"
+                )
+            found.long.append(pair.place)
+            continue
+        found.paradigms.setdefault(pair.paradigm, pair.phenomenon)
+        found.pairs += 1
+        if pair.good == pair.bad:
+            found.equal.append(pair.place)
+    if not found.pairs:
+        left = f"{len(found.long)} too long for the model, and no other" if found.long else "none"
+        raise DataError(f"{', '.join(map(str, files))[:200]}: pairs to score: {left}; give other data")
+    found.digest = digest.hexdigest()
+    return found
+
+
+def encoded(
+    files: Sequence[Path], tokenizer: Tokenizer, *, bad_first: bool
+) -> Iterator[tuple[Pair, Encoding, Encoding]]:
+    """The pairs of all files, in order, with the tokens of both sentences."""
+    pairs = (pair for path in files for pair in read(path, bad_first=bad_first))
+    while chunk := list(islice(pairs, CHUNK)):
+        tokens = tokenizer.encode_batch([text for pair in chunk for text in (pair.good, pair.bad)])
+        yield from zip(chunk, tokens[::2], tokens[1::2], strict=True)
+
+
+def score_pairs(
+    scorers: Sequence[Scorer], tokens: Sequence[tuple[Encoding, Encoding]], *, length_power: float = 0.0
+) -> np.ndarray:
+    """Scores of the acceptable and of the other sentence of each pair by every measure: (n, 2, measures) float64.
+
+    With ``length_power`` a each is divided by (number of its tokens)^a, as ZhoBLiMP's SLLN-LP.
+    """
+    sentences = [sentence for pair in tokens for sentence in pair]
+    scores = np.concatenate([scorer(sentences) for scorer in scorers], axis=1)
+    if length_power:
+        lengths = np.array([scored(sentence).sum() for sentence in sentences], np.float64)
+        scores /= (lengths**length_power)[:, None]
+    return scores.reshape(len(tokens), 2, -1)
+
+
+def evaluate_files(
+    scorers: Sequence[Scorer],
+    files: Sequence[Path],
+    tokenizer: Tokenizer,
+    found: Survey,
+    *,
+    key: str,
+    ties: Ties = "half",
+    length_power: float = 0.0,
+    bad_first: bool = False,
+    out: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Table]:
+    """Score the pairs that a :func:`survey` ``found``: accuracies by measure, the usual one first.
+
+    Every chunk that is done is kept in a part file, beside ``out`` or in the folder of caches; the same call continues
+    behind the last whole one and has the same result, to the last bit. The part file goes when all is done. ``out``
+    then has one JSON object per pair, with its scores.
+
+    Args:
+        key: what besides the pairs determines the scores: the models.
+        progress: called with the pairs that are done and all.
+
+    Raises:
+        ConfigError: another process is scoring the same.
+        DataError: the files have changed since the survey.
+    """
+    measures = [name for scorer in scorers for name in scorer.measures]
+    settings = repr((key, found.digest, measures, length_power, bad_first, CHUNK, len(found.long)))
+    name = hashlib.sha256(settings.encode()).hexdigest()[:16]
+    part = cache_folder() / "minimal-pairs" / name if out is None else out.with_name(f"{out.name}.part-{name}")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    part.touch()
+    skipped = set(found.long)
+    names = list(found.paradigms)
+    number_of = {name: place for place, name in enumerate(names)}
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(part))
+        except BlockingIOError:
+            raise ConfigError(f"{part}: another process is scoring these pairs; wait for it to end") from None
+        known = _whole_chunks(part)
+        margins = np.empty((found.pairs, len(measures)))
+        numbers = np.empty(found.pairs, np.int64)
+        writer = None if out is None else stack.enter_context(replace_file(out))
+        pairs = (row for row in encoded(files, tokenizer, bad_first=bad_first) if row[0].place not in skipped)
+        done = 0
+        while chunk := list(islice(pairs, CHUNK)):
+            if done + len(chunk) > found.pairs:
+                raise _changed(chunk[0][0])
+            scores = next(known, None)
+            if scores is None:
+                scores = score_pairs(scorers, [row[1:] for row in chunk], length_power=length_power)
+                _append(part, scores)
+            span = slice(done, done + len(chunk))
+            margins[span] = scores[:, 0] - scores[:, 1]
+            try:
+                numbers[span] = [number_of[pair.paradigm] for pair, _, _ in chunk]
+            except KeyError:
+                raise _changed(chunk[0][0]) from None
+            if writer is not None:
+                for (pair, _, _), row in zip(chunk, scores.tolist(), strict=True):
+                    writer.write(_line(pair, row, measures))
+            done += len(chunk)
+            if progress is not None:
+                progress(done, found.pairs)
+        if done != found.pairs:
+            raise DataError(f"{files[-1]}: has changed while it was scored; run the same command again")
+    part.unlink(missing_ok=True)
+    paradigms = list(found.paradigms.items())
+    return {name: tabulate(margins[:, i], numbers, paradigms, ties=ties) for i, name in enumerate(measures)}
+
+
+def evaluate_pairs(
+    scorers: Sequence[Scorer], tokenizer: Tokenizer, pairs: Sequence[Pair], *, ties: Ties = "half"
+) -> dict[str, Table]:
+    """Accuracies by measure of pairs that are held in memory, such as a :func:`sample`."""
+    paradigms = {pair.paradigm: pair.phenomenon for pair in pairs}
+    number_of = {name: place for place, name in enumerate(paradigms)}
+    numbers = np.array([number_of[pair.paradigm] for pair in pairs], np.int64)
+    texts = tokenizer.encode_batch([text for pair in pairs for text in (pair.good, pair.bad)])
+    scores = score_pairs(scorers, list(zip(texts[::2], texts[1::2], strict=True)))
+    measures = [name for scorer in scorers for name in scorer.measures]
+    margins = scores[:, 0] - scores[:, 1]
+    return {
+        name: tabulate(margins[:, i], numbers, list(paradigms.items()), ties=ties) for i, name in enumerate(measures)
+    }
+
+
+def _changed(pair: Pair) -> DataError:
+    return DataError(f"{pair.place}: has changed while it was scored; run the same command again")
+
+
+def _line(pair: Pair, row: list[list[float]], measures: Sequence[str]) -> bytes:
+    good, bad = (dict(zip(measures, scores, strict=True)) for scores in row)
+    fields = {"UID": pair.paradigm, "sentence_good": pair.good, "sentence_bad": pair.bad, "good": good, "bad": bad}
+    return (json.dumps(fields, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _append(part: Path, scores: np.ndarray) -> None:
+    """One chunk as a line: the checksum of the rest, and the scores."""
+    text = json.dumps(scores.tolist())
+    with part.open("a", encoding="ascii") as file:
+        file.write(f"{zlib.crc32(text.encode()):08x} {text}\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _whole_chunks(part: Path) -> Iterator[np.ndarray]:
+    """The chunks of a part file, of which what follows the last whole one is cut off."""
+    chunks, size = [], 0
+    with part.open("rb+") as file:
+        for line in file:
+            checksum, _, text = line.rstrip(b"\n").partition(b" ")
+            if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text):
+                break
+            chunks.append(np.array(json.loads(text)))
+            size += len(line)
+        file.truncate(size)
+    return iter(chunks)

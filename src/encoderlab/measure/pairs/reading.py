@@ -1,0 +1,126 @@
+"""Minimal pairs out of files: JSON lines as BLiMP and ZhoBLiMP have them, CSV, and text with a pair on two lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from encoderlab.corpus.opening import COMPRESSED
+from encoderlab.errors import DataError
+from encoderlab.seeds import generator
+from encoderlab.tasks.data.examples import Remarks
+from encoderlab.tasks.data.records import columns, lines, records, starts_with, suffix, table
+
+KINDS = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv", ".txt")
+SENTENCES = (("sentence_good", "sentence_bad"), ("good", "bad"))
+PARADIGM = ("UID", "paradigm")
+PHENOMENON = ("phenomenon", "linguistics_term", "field")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two sentences of which the first is acceptable; ``place`` is file and line."""
+
+    good: str
+    bad: str
+    paradigm: str
+    phenomenon: str
+    place: str
+
+
+def find(places: Sequence[Path]) -> list[Path]:
+    """The files of pairs in files and folders, each folder's in the order of their names.
+
+    Raises:
+        DataError: nothing there, or a folder without a file of pairs.
+    """
+    found: list[Path] = []
+    for place in places:
+        if not place.exists():
+            raise DataError(f"{place}: no such file or folder; give files of minimal pairs, such as BLiMP's .jsonl")
+        inside = sorted(path for path in place.rglob("*") if _is_data(path, place)) if place.is_dir() else [place]
+        if not inside:
+            raise DataError(f"{place}: holds no file of pairs ({', '.join(KINDS)}); give a folder with such files")
+        found += inside
+    return found
+
+
+def _is_data(path: Path, folder: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return path.is_file() and suffix(path) in KINDS and not hidden
+
+
+def read(path: Path, *, bad_first: bool = False) -> Iterator[Pair]:
+    """The pairs of one file, as a stream.
+
+    Records have ``sentence_good`` and ``sentence_bad`` (or ``good`` and ``bad``), and may have a paradigm (``UID``) and
+    a phenomenon (``phenomenon``, ``linguistics_term``). Other text has a sentence per line, the acceptable one of each
+    pair first (``bad_first``: second), and may have empty lines between pairs. The paradigm of a pair without one is
+    the name of its file.
+
+    Raises:
+        DataError: a field is missing, a sentence is empty or not text, or a pair is not complete; with file and line.
+    """
+    kind = suffix(path)
+    name = path.name.removesuffix(path.suffix) if path.suffix.lower() in COMPRESSED else path.name
+    stem = Path(name).stem
+    pairs: Iterator[Pair]
+    if kind in (".csv", ".tsv"):
+        remarks = Remarks(path)
+        names = columns(path, remarks)
+        pairs = (_of_record(record.fields, stem, path, record.row) for record in table(path, names, remarks))
+    elif kind in KINDS[:4] or starts_with(path, "{"):
+        pairs = (_of_record(record.fields, stem, path, record.row) for record in records(path))
+    else:
+        pairs = _on_two_lines(path, stem)
+    for pair in pairs:
+        yield Pair(pair.bad, pair.good, pair.paradigm, pair.phenomenon, pair.place) if bad_first else pair
+
+
+def _of_record(fields: Mapping[str, Any], stem: str, path: Path, row: int) -> Pair:
+    place = f"{path}:{row}"
+    good, bad = next((names for names in SENTENCES if names[0] in fields), SENTENCES[0])
+    for name in (good, bad):
+        if name not in fields:
+            shown = ", ".join(map(str, fields))[:120]
+            raise DataError(f"{place}: no field {name!r}; a pair has {good} and {bad}, this record has {shown}")
+        if not isinstance(fields[name], str) or not fields[name].strip():
+            raise DataError(
+                f"{place}: {name} is {fields[name]!r:.60}, expected a sentence; complete or remove the pair"
+            )
+    paradigm = next((str(fields[name]) for name in PARADIGM if fields.get(name)), stem)
+    phenomenon = next((str(fields[name]) for name in PHENOMENON if fields.get(name)), "")
+    return Pair(fields[good], fields[bad], paradigm, phenomenon, place)
+
+
+def _on_two_lines(path: Path, stem: str) -> Iterator[Pair]:
+    first: str | None = None
+    row = 0
+    for row, line in lines(path):
+        if first is None:
+            first = line if line.strip() else None
+        elif line.strip():
+            yield Pair(first, line, stem, "", f"{path}:{row - 1}")
+            first = None
+        else:
+            raise DataError(f"{path}:{row}: is empty, expected the second sentence of a pair; complete the pair")
+    if first is not None:
+        raise DataError(f"{path}:{row}: the second sentence of the last pair is missing; complete the pair")
+
+
+def sample(pairs: Sequence[Pair], size: int, *, seed: int = 0) -> list[Pair]:
+    """``size`` of the pairs, in their order: as many of each paradigm as of every other, as far as they reach.
+
+    Which ones follows from the seed, the paradigm and their order within it.
+    """
+    members: dict[str, list[int]] = {}
+    for number, pair in enumerate(pairs):
+        members.setdefault(pair.paradigm, []).append(number)
+    turns = [
+        (turn, place, numbers[chosen])
+        for place, (name, numbers) in enumerate(members.items())
+        for turn, chosen in enumerate(generator(seed, "pairs", name).permutation(len(numbers)).tolist())
+    ]
+    return [pairs[number] for number in sorted(number for _, _, number in sorted(turns)[:size])]

@@ -1,0 +1,300 @@
+"""Scores of sentences by language models of every kind.
+
+A sentence of tokens w_1 ... w_n, without special tokens, is scored by
+
+- ``pll``: sum over i of log p(w_i | all other tokens), each token masked by itself (Salazar et al., 2020);
+- ``pll_word``: the same with the later tokens of its word masked too, so that they do not give it away
+  (PLL-word-l2r; Kauf and Ivanova, 2023);
+- ``log_probability``: sum of log p(w_i | earlier tokens), of left-to-right models;
+- ``not_replaced``: sum of log(1 - p(w_i was replaced)), of replaced token detection. It is no probability of the
+  sentence, and compares with other models of its kind only.
+
+Permutation models (XLNet) predict through the query stream, which sees all tokens but the masked ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from encoderlab.batches.batch import Batch
+from encoderlab.corpus.tokenizer import Encoding, Tokenizer
+from encoderlab.errors import ConfigError
+from encoderlab.inference import batch_tokens, batches, evaluating, reading_apart, states_at_masks, tokenizer_of
+from encoderlab.model import Model
+from encoderlab.nn.heads import AdaptiveLMHead, LMHead
+from encoderlab.nn.positions import document_starts
+
+Measure = Literal["pll", "pll_word", "log_probability", "not_replaced"]
+Framed = tuple[np.ndarray, np.ndarray]
+"""Ids and segments of a row."""
+PLACES = 512  # places whose logits over the vocabulary exist at once
+
+
+class Scorer(Protocol):
+    """Scores sentences by one or more measures."""
+
+    @property
+    def measures(self) -> tuple[str, ...]: ...
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens of a sentence that the model reads; None for any number."""
+
+    def __call__(self, sentences: Sequence[Encoding]) -> np.ndarray:
+        """(n,) sentences -> (n, measures) float64. Equal tokens have equal scores, to the last bit."""
+
+
+def scorers_of(model: Model, generator: Model | None = None, *, official: bool = False) -> list[Scorer]:
+    """What a model can be scored by, the usual measure first. ``generator`` is the second network of replaced token
+    detection. ``official``: only the measure that the BabyLM challenge takes.
+
+    Raises:
+        ConfigError: the model has no head that predicts or judges tokens.
+    """
+    predictor = generator if generator is not None else model
+    scorers: list[Scorer] = []
+    if model.config.encoder.causal and model.lm is not None:
+        scorers.append(LeftToRight(model))
+    elif isinstance(predictor.lm, LMHead) and not predictor.config.encoder.causal:
+        scorers.append(Masked(predictor, ("pll",) if official else ("pll", "pll_word")))
+    if model.rtd is not None and not (official and scorers):
+        scorers.append(Detector(model))
+    if not scorers:
+        raise ConfigError(
+            f"a model of family {model.config.family} without LM head or detection head says nothing about sentences; "
+            "give a pretraining checkpoint"
+        )
+    return scorers
+
+
+def scored(sentence: Encoding) -> np.ndarray:
+    """Which tokens count, (n,) bool: those that stand for characters of the sentence."""
+    return sentence.offsets[:, 1] > 0
+
+
+def word_ends(sentence: Encoding) -> np.ndarray:
+    """One past the last token of the word of each token, (n,)."""
+    starts = np.append(np.flatnonzero(sentence.word_starts), len(sentence))
+    return starts[np.searchsorted(starts, np.arange(len(sentence)), side="right")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """A row with masks, and what is asked of it: ``target`` at ``place`` counts for ``measure`` of ``sentence``."""
+
+    row: int
+    target: int
+    sentence: int
+    measure: int
+
+
+class Masked:
+    """Pseudo-log-likelihoods of masked and of permutation models.
+
+    One row per masked place, computed once for all sentences and measures that ask for it: the two sentences of a pair
+    share the row in which the word that tells them apart is masked. Rows of one length share a batch, so there is next
+    to no padding; the last layer is computed at the masked places alone.
+    """
+
+    def __init__(self, model: Model, measures: tuple[Measure, ...] = ("pll", "pll_word")) -> None:
+        self.model, self.measures = reading_apart(model), measures
+        self.tokenizer = tokenizer_of(model)
+
+    @property
+    def longest(self) -> int | None:
+        return _room(self.model, self.tokenizer)
+
+    @torch.inference_mode()
+    def __call__(self, sentences: Sequence[Encoding]) -> np.ndarray:
+        distinct, back = _distinct(sentences)
+        rows, places, queries = self._rows(distinct)
+        probabilities = np.empty(len(queries))
+        asked: list[list[int]] = [[] for _ in rows]
+        for number, query in enumerate(queries):
+            asked[query.row].append(number)
+        with evaluating(self.model):
+            for batch, at in self._batches(rows, places):
+                assert batch.on_host.rows is not None
+                states = states_at_masks(self.model, batch, at)[:, 0]
+                numbers = [(place, n) for place, row in enumerate(batch.on_host.rows.tolist()) for n in asked[row]]
+                of_row, wanted = (np.array(part, np.int64) for part in zip(*numbers, strict=True))
+                targets = np.array([queries[number].target for number in wanted], np.int64)
+                probabilities[wanted] = _log_probabilities(self.model, states, of_row, targets)
+        out = np.zeros((len(distinct), len(self.measures)))
+        where = np.array([(query.sentence, query.measure) for query in queries], np.int64).reshape(-1, 2)
+        np.add.at(out, (where[:, 0], where[:, 1]), probabilities)
+        return out[back]
+
+    def _rows(self, sentences: Sequence[Encoding]) -> tuple[list[Framed], list[int], list[_Query]]:
+        """Framed rows with masks (ids, segments), the place that each is asked about, and the questions."""
+        tokenizer, mask = self.tokenizer, self.tokenizer.special.mask
+        known: dict[tuple[int, bytes], int] = {}
+        rows: list[Framed] = []
+        places: list[int] = []
+        queries: list[_Query] = []
+        for number, sentence in enumerate(sentences):
+            framed, segments, start = _framed(tokenizer, sentence)
+            ends = word_ends(sentence)
+            for place in np.flatnonzero(scored(sentence)).tolist():
+                for measure, name in enumerate(self.measures):
+                    stop = int(ends[place]) if name == "pll_word" else place + 1
+                    ids = framed.copy()
+                    ids[start + place : start + stop] = mask
+                    key = (start + place, ids.tobytes())
+                    row = known.setdefault(key, len(rows))
+                    if row == len(rows):
+                        rows.append((ids, segments))
+                        places.append(start + place)
+                    queries.append(_Query(row, int(sentence.ids[place]), number, measure))
+        return rows, places, queries
+
+    def _batches(self, rows: Sequence[Framed], places: Sequence[int]) -> Iterator[tuple[Batch, Tensor]]:
+        """Batches on the model's device, and the masked place (B, 1) of each row."""
+        device = next(self.model.parameters()).device
+        for batch in batches(self.tokenizer, rows, batch_tokens(device)):
+            assert batch.rows is not None
+            at = torch.tensor([places[row] for row in batch.rows.tolist()])[:, None]
+            yield batch.to(device), (at + _padding_before(self.tokenizer, batch)).to(device)
+
+
+class LeftToRight:
+    """Sums of log probabilities of the next token.
+
+    The first token is predicted from the token that stands before a text in training: the end-of-document token where
+    the tokenizer has one, else the classification token.
+    """
+
+    measures: tuple[Measure, ...] = ("log_probability",)
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.tokenizer = tokenizer_of(model)
+        special = self.tokenizer.special
+        self.start = special.cls if special.eod is None else special.eod
+
+    @property
+    def longest(self) -> int | None:
+        return self.model.config.encoder.max_length
+
+    @torch.inference_mode()
+    def __call__(self, sentences: Sequence[Encoding]) -> np.ndarray:
+        distinct, back = _distinct(sentences)
+        out = np.zeros((len(distinct), 1))
+        rows = []
+        for sentence in distinct:  # the last token is predicted only
+            ids = np.append(self.start, sentence.ids[:-1]).astype(np.int64)
+            rows.append((ids, np.zeros(len(ids), np.int8)))
+        device = next(self.model.parameters()).device
+        with evaluating(self.model):
+            for batch in batches(self.tokenizer, rows, batch_tokens(device)):
+                assert batch.rows is not None
+                numbers = batch.rows.numpy()
+                real = batch.doc >= 0
+                batch = batch.to(device)
+                states = self.model.encoder(batch.ids, doc=batch.documents, segments=batch.segments).last
+                of_row, _ = (index.numpy() for index in real.nonzero(as_tuple=True))
+                targets = np.concatenate([distinct[number].ids for number in numbers]).astype(np.int64)
+                counted = np.concatenate([scored(distinct[number]) for number in numbers])
+                found = _log_probabilities(self.model, states[real.to(device)], np.arange(len(targets)), targets)
+                np.add.at(out[:, 0], numbers[of_row[counted]], found[counted])
+        return out[back]
+
+
+class Detector:
+    """Sums of log(1 - p replaced), of discriminators."""
+
+    measures: tuple[Measure, ...] = ("not_replaced",)
+
+    def __init__(self, model: Model) -> None:
+        self.model = reading_apart(model)
+        self.tokenizer = tokenizer_of(model)
+
+    @property
+    def longest(self) -> int | None:
+        return _room(self.model, self.tokenizer)
+
+    @torch.inference_mode()
+    def __call__(self, sentences: Sequence[Encoding]) -> np.ndarray:
+        model, tokenizer = self.model, self.tokenizer
+        assert model.rtd is not None
+        distinct, back = _distinct(sentences)
+        out = np.zeros((len(distinct), 1))
+        rows, marks = [], []
+        for sentence in distinct:
+            ids, segments, start = _framed(tokenizer, sentence)
+            rows.append((ids, segments))
+            marks.append(start + np.flatnonzero(scored(sentence)))
+        device = next(model.parameters()).device
+        with evaluating(model):
+            for batch in batches(tokenizer, rows, batch_tokens(device)):
+                assert batch.rows is not None
+                numbers = batch.rows.numpy()
+                shift = _padding_before(tokenizer, batch).squeeze(1).numpy()
+                of_row = np.repeat(np.arange(len(numbers)), [len(marks[number]) for number in numbers])
+                places = np.concatenate([marks[n] + s for n, s in zip(numbers, shift, strict=True)])
+                batch = batch.to(device)
+                last = model.encoder(batch.ids, doc=batch.documents, segments=batch.segments).last
+                at = torch.from_numpy(of_row).to(device), torch.from_numpy(places).to(device)
+                first = None
+                if model.rtd.norm is not None:
+                    first = last[at[0], document_starts(batch.doc)[at]]
+                found = F.logsigmoid(-model.rtd(last[at], first).float()).double().cpu().numpy()
+                np.add.at(out[:, 0], numbers[of_row], found)
+        return out[back]
+
+
+def _room(model: Model, tokenizer: Tokenizer) -> int | None:
+    """The most tokens of a sentence that fit beside the special tokens; None for any number."""
+    longest = model.config.encoder.max_length
+    return None if longest is None else longest - _frame_size(tokenizer)
+
+
+def _frame_size(tokenizer: Tokenizer) -> int:
+    """How many special tokens stand around one text."""
+    return tokenizer.spans(1, max_length=8).length - 1
+
+
+def _framed(tokenizer: Tokenizer, sentence: Encoding) -> tuple[np.ndarray, np.ndarray, int]:
+    """The whole sentence with special tokens: ids, segments, and the place of its first token."""
+    length = len(sentence) + _frame_size(tokenizer)
+    ids, segments = tokenizer.frame(sentence.ids, max_length=length)
+    return ids, segments, tokenizer.spans(len(sentence), max_length=length).a_start
+
+
+def _padding_before(tokenizer: Tokenizer, batch: Batch) -> Tensor:
+    """How many tokens of padding stand before each row's own, (B, 1)."""
+    padding = (batch.doc < 0).sum(1, keepdim=True)
+    return padding if tokenizer.padding_side == "left" else torch.zeros_like(padding)
+
+
+def _distinct(sentences: Sequence[Encoding]) -> tuple[list[Encoding], np.ndarray]:
+    """The different sentences by their tokens, and which of them each sentence is, (n,)."""
+    known: dict[bytes, int] = {}
+    back = np.array([known.setdefault(sentence.ids.tobytes(), len(known)) for sentence in sentences], np.int64)
+    _, first = np.unique(back, return_index=True)
+    return [sentences[place] for place in first], back
+
+
+def _log_probabilities(model: Model, states: Tensor, rows: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """log p of ``targets`` (n,) from states (S, D) at ``rows`` (n,), in ascending order: (n,) float64, in nats."""
+    device = states.device
+    if isinstance(model.lm, AdaptiveLMHead):
+        wanted = torch.from_numpy(targets).to(device)
+        losses = model.lm.losses(states[torch.from_numpy(rows).to(device)], wanted, model.encoder.embeddings)
+        return -losses.double().cpu().numpy()
+    assert model.lm is not None
+    found = []
+    for start in range(0, len(states), PLACES):
+        first, last = np.searchsorted(rows, [start, start + PLACES])
+        logits = model.lm(states[start : start + PLACES], model.words).float()
+        own = torch.from_numpy(rows[first:last] - start).to(device)
+        wanted = torch.from_numpy(targets[first:last]).to(device)
+        found.append((logits[own, wanted] - logits.logsumexp(-1)[own]).double().cpu())
+    return torch.cat(found).numpy()

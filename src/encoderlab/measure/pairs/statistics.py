@@ -1,0 +1,84 @@
+"""Accuracies over minimal pairs: by paradigm, by phenomenon and in all, with intervals from the bootstrap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from encoderlab.seeds import generator
+
+Ties = Literal["half", "right"]
+DRAWS = 1000  # of the bootstrap
+LEVEL = 0.95  # of the intervals
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """A share of right pairs, its interval, and how many pairs and ties it was counted over."""
+
+    accuracy: float
+    low: float
+    high: float
+    pairs: int
+    ties: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Accuracies by one measure. Those of a phenomenon and of all are means over paradigms, each with equal weight."""
+
+    total: Accuracy
+    phenomena: dict[str, Accuracy]
+    paradigms: dict[str, Accuracy]
+
+
+def tabulate(
+    margins: np.ndarray, numbers: np.ndarray, paradigms: Sequence[tuple[str, str]], *, ties: Ties = "half"
+) -> Table:
+    """The table of one measure.
+
+    Each interval holds the middle 95% of 1,000 resamplings of the pairs within every paradigm. The paradigms
+    themselves are not resampled: the interval says what other sentences of the same kinds would have given.
+
+    Args:
+        margins: (n,) score of the acceptable sentence less that of the other; above 0 is right, 0 a tie.
+        numbers: (n,) int, the paradigm of each pair.
+        paradigms: name and phenomenon of each paradigm; each has at least one pair.
+        ties: whether a tie counts as half right, or as right (BabyLM's scorer).
+    """
+    worth = {"half": 0.5, "right": 1.0}[ties]
+    outcomes = np.where(margins > 0, 0, np.where(margins == 0, 1, 2))
+    counts = np.zeros((len(paradigms), 3), np.int64)  # right, tied, wrong
+    np.add.at(counts, (numbers, outcomes), 1)
+    values = np.array([1.0, worth, 0.0])
+    sizes = counts.sum(1)
+    means = counts @ values / sizes
+    drawn = np.empty((DRAWS, len(paradigms)))
+    for place, (name, _) in enumerate(paradigms):
+        rng = generator(0, "bootstrap", name)
+        drawn[:, place] = (
+            rng.multinomial(sizes[place], counts[place] / sizes[place], size=DRAWS) @ values / sizes[place]
+        )
+
+    def over(members: list[int]) -> Accuracy:
+        low, high = np.quantile(drawn[:, members].mean(1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        return Accuracy(
+            accuracy=float(means[members].mean()),
+            low=float(low),
+            high=float(high),
+            pairs=int(sizes[members].sum()),
+            ties=int(counts[members, 1].sum()),
+        )
+
+    groups: dict[str, list[int]] = {}
+    for place, (_, phenomenon) in enumerate(paradigms):
+        if phenomenon:
+            groups.setdefault(phenomenon, []).append(place)
+    return Table(
+        total=over(list(range(len(paradigms)))),
+        phenomena={name: over(members) for name, members in groups.items()},
+        paradigms={name: over([place]) for place, (name, _) in enumerate(paradigms)},
+    )

@@ -1,0 +1,182 @@
+"""The command over files: the numbers, the official scoring, baselines, interruption, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from pydoc_data import topics
+
+import numpy as np
+import pytest
+
+from encoderlab.cli import main
+from encoderlab.corpus.shards import Corpus
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.interchange.load import load
+from encoderlab.measure.pairs import evaluate
+from encoderlab.measure.pairs.baselines import WEIGHTS, Baselines
+from encoderlab.measure.pairs.reading import find, read
+from encoderlab.measure.pairs.scorers import scorers_of
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus, a model of its tokenizer, and two files of pairs."""
+    folder = tmp_path_factory.mktemp("pairs")
+    (folder / "text").mkdir()
+    for name in sorted(topics.topics)[:12]:
+        (folder / "text" / f"{name}.txt").write_text(topics.topics[name], encoding="utf-8")
+    sizes = ["--vocab-size", "500", "--workers", "1"]
+    assert main(["corpus", "build", str(folder / "text"), "--out", str(folder / "corpus"), *sizes]) == 0
+    from encoderlab import build
+
+    tokenizer = Tokenizer.load(folder / "corpus" / "tokenizer")
+    build("bert-tiny", tokenizer=tokenizer, **{"encoder.position.length": 48}).save(folder / "model")
+    words = topics.topics["assert"].split()
+    (folder / "pairs").mkdir()
+    for name in ("first", "second"):
+        rows = []
+        for n in range(30):
+            good = words[n : n + 5]
+            bad = good if n == 3 else good[::-1]
+            rows.append({"sentence_good": " ".join(good), "sentence_bad": " ".join(bad), "UID": f"{name}{n % 2}"})
+        text = "".join(json.dumps(row | {"phenomenon": name}) + "\n" for row in rows)
+        (folder / "pairs" / f"{name}.jsonl").write_text(text)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "cache_folder", lambda: tmp_path / "home")
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> dict:
+    capsys.readouterr()
+    assert main(["minimal-pairs", *map(str, words), "--json"]) == 0
+    found: dict = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_command_counts_what_the_scorer_finds(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(capsys, place / "model", place / "pairs", "--corpus", place / "corpus")
+    assert list(found["measures"]) == ["pll", "pll_word", "frequency", "trigram"]
+    assert (found["pairs"], found["measure"]) == (60, "pll") and len(found["equal_sentences"]) == 2
+    assert list(found["paradigms"]) == ["first0", "first1", "second0", "second1"]
+    assert found["accuracy"] == pytest.approx(np.mean([one["accuracy"] for one in found["paradigms"].values()]))
+    model = load(place / "model")
+    pairs = [pair for path in find([place / "pairs"]) for pair in read(path)]
+    assert model.tokenizer is not None
+    tables = evaluate.evaluate_pairs(scorers_of(model), model.tokenizer, pairs)
+    for name, table in tables.items():
+        assert found["measures"][name]["accuracy"] == table.total.accuracy
+        assert found["measures"][name]["phenomena"]["first"]["accuracy"] == table.phenomena["first"].accuracy
+    assert found["measures"]["frequency"]["ties"] == 60  # the same words in another order
+    assert found["measures"]["trigram"]["accuracy"] > 0.9  # sentences of the corpus, forwards and backwards
+    assert found["ties"] == 2 and found["paradigms"]["first1"]["ties"] == 1
+
+
+def test_the_official_numbers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    full = run(capsys, place / "model", place / "pairs")
+    official = run(capsys, place / "model", place / "pairs", "--scoring", "babylm")
+    assert list(official["measures"]) == ["pll"] and official["ties"] == 2
+    # each of two paradigms of 15 pairs has a tie, which counts half, or all
+    assert official["accuracy"] == pytest.approx(full["accuracy"] + 2 * 0.5 / 15 / 4)
+
+
+def test_scores_divided_by_a_power_of_the_length(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for power in ("0", "0.5"):
+        run(capsys, place / "model", place / "pairs", "--length-power", power, "--out", tmp_path / power)
+    plain, divided = ([json.loads(line) for line in (tmp_path / name).open()] for name in ("0", "0.5"))
+    tokenizer = Tokenizer.load(place / "corpus" / "tokenizer")
+    assert len(plain) == 60
+    for one, two in zip(plain, divided, strict=True):
+        length = len(tokenizer.encode(one["sentence_bad"]))
+        assert two["bad"]["pll"] == pytest.approx(one["bad"]["pll"] / length**0.5, rel=1e-12)
+
+
+def test_an_interrupted_evaluation_goes_on_to_the_same_bytes(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "CHUNK", 7)
+    words = ["minimal-pairs", str(place / "model"), str(place / "pairs"), "--out"]
+    assert main([*words, str(tmp_path / "whole")]) == 0
+    score, calls = evaluate.score_pairs, []
+
+    def stops(*given: object, **more: object) -> np.ndarray:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return score(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(evaluate, "score_pairs", stops)
+    assert main([*words, str(tmp_path / "cut")]) == 130
+    (part,) = tmp_path.glob("cut.part-*")
+    text = part.read_bytes()
+    assert text.count(b"\n") == 3 and not (tmp_path / "cut").exists()
+    part.write_bytes(text[:-40])  # and the last line is torn
+    assert main([*words, str(tmp_path / "cut")]) == 0
+    assert len(calls) == 4 + (60 - 2 * 7 + 6) // 7
+    assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert not list(tmp_path.glob("*.part-*")) and not list((tmp_path / "home").rglob("minimal-pairs/*"))
+    capsys.readouterr()
+
+
+def test_a_pair_too_long_for_the_model_is_refused_or_left_out(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text("a b\nb a\n" + "word " * 60 + "\nword\n")
+    assert main(["minimal-pairs", str(place / "model"), str(path)]) == 3
+    error = capsys.readouterr().err
+    assert f"{path}:3: a sentence of" in error and "the model reads 46" in error and "--skip-long" in error
+    found = run(capsys, place / "model", path, "--skip-long")
+    assert found["pairs"] == 1 and found["left_out"] == [f"{path}:3"]
+    path.write_text("word " * 60 + "\nword\n")
+    assert main(["minimal-pairs", str(place / "model"), str(path), "--skip-long"]) == 3
+    assert "1 too long for the model, and no other" in capsys.readouterr().err
+
+
+def test_what_cannot_be_scored_is_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, data = str(place / "model"), str(place / "pairs")
+    for words, code, message in (
+        ([model], 2, "no minimal pairs to score"),
+        ([model, data, "--scoring", "babylm", "--length-power", "0.5"], 2, "leave out --length-power"),
+        ([model, data, "--length-power", "2"], 2, "expected a number from 0 to 1"),
+        ([model, str(tmp_path / "absent")], 3, "no such file or folder"),
+        ([str(tmp_path), data], 3, "holds no config.json"),
+    ):
+        assert main(["minimal-pairs", *words]) == code
+        assert message in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "nothing.txt").write_text("\x00 \x01\nword\n")
+    assert main(["minimal-pairs", model, str(tmp_path / "nothing.txt")]) == 3
+    assert "nothing.txt:1: a sentence without tokens" in capsys.readouterr().err
+
+
+def test_baselines_are_mixtures_of_relative_frequencies(place: Path) -> None:
+    corpus = Corpus(place / "corpus")
+    tokenizer = Tokenizer.load(corpus.tokenizer_path)
+    texts = ["an assert statement", "The assert", "zebra zebra zebra", "statements"]
+    sentences = tokenizer.encode_batch(texts)
+    found = Baselines(corpus, tokenizer, iter(sentences))(sentences)
+    documents = [corpus.document(n).ids.tolist() for n in range(corpus.num_documents)]
+
+    def count(*gram: int) -> int:
+        return sum(tuple(ids[i : i + len(gram)]) == gram for ids in documents for i in range(len(ids) - len(gram) + 1))
+
+    total = corpus.num_tokens + tokenizer.vocab_size
+    for sentence, (frequency, trigram) in zip(sentences, found, strict=True):
+        ids = sentence.ids.tolist()
+        shares = [(count(x) + 1) / total for x in ids]
+        assert frequency == pytest.approx(sum(map(math.log, shares)))
+        expected = 0.0
+        for i, x in enumerate(ids):
+            top, weight = WEIGHTS[0] * shares[i], WEIGHTS[0]
+            for order in (2, 3):
+                if i >= order - 1 and (context := count(*ids[i - order + 1 : i])):
+                    top += WEIGHTS[order - 1] * count(*ids[i - order + 1 : i], x) / context
+                    weight += WEIGHTS[order - 1]
+            expected += math.log(top / weight)
+        assert trigram == pytest.approx(expected)
