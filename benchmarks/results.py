@@ -26,7 +26,7 @@ from encoderlab.interchange.load import load
 from encoderlab.model import Model, count_parameters
 from encoderlab.seeds import generator
 from encoderlab.tasks.data import suites
-from encoderlab.tasks.data.splits import completed, has_pairs, usable_splits
+from encoderlab.tasks.data.splits import completed, usable_splits
 from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.forms.objective import form_of
@@ -34,7 +34,7 @@ from encoderlab.tasks.runs import trials
 from encoderlab.tasks.runs.finetune import Recipe
 from encoderlab.tasks.runs.protocol import Protocol
 from encoderlab.tasks.runs.trials import Outcome, Row
-from encoderlab.tasks.scoring.baselines import baselines
+from encoderlab.tasks.scoring.scores import baselines
 from encoderlab.train.optim import AdamW
 
 # Where a set lies below the data folder: a folder, or the one file of a set without a training or development part.
@@ -66,9 +66,8 @@ def parts(task: Task, model: Model, data: Path, recipe: Recipe, limits: Limits) 
     splits = usable_splits(task, data)
     task = completed(task, splits["train"])
     train = splits["train"]
-    settings = replace(recipe.form, pairs=has_pairs(train))
     sample = drawn(train, SAMPLE)
-    tokens = sum(map(len, form_of(task, model, settings).items(sample.examples))) / len(sample)
+    tokens = sum(map(len, form_of(task, model, recipe.form).items(sample.examples))) / len(sample)
     most = [limits.examples, int(limits.tokens / tokens)]
     kept = min([len(train), *(limit for limit in most if limit)])
     return task, {"train": drawn(train, kept), "dev": drawn(splits["dev"], limits.dev or len(splits["dev"]))}
@@ -215,10 +214,11 @@ def main() -> None:
         batch=args.batch,
         select="last",
         optim=AdamW(lr=args.lr, eps=1e-6, weight_decay=0.01),
-        form=FormSettings(max_length=args.max_length, stride=args.max_length // 2),
+        form=FormSettings(max_length=args.max_length),
     )
     source = "this project: one recipe for all sets, the last weights of a fixed number of epochs"
-    plan = Protocol(name="results", source=source, recipe=recipe, seeds=args.seeds, report="mean")
+    spans = {"form:span": {"form.stride": args.max_length // 2}}
+    plan = Protocol(name="results", source=source, recipe=recipe, seeds=args.seeds, report="mean", tasks=spans)
     blocks: list[Block] = []
     for folder, language in [*((f, "en") for f in args.english), *((f, "zh") for f in args.chinese)]:
         model = load(folder)

@@ -30,7 +30,7 @@ from encoderlab.objectives.causal import Causal, CausalSettings
 from encoderlab.objectives.distill import Distill, DistillSettings
 from encoderlab.objectives.mlm import MLM
 from encoderlab.objectives.rtd import RTD
-from encoderlab.tasks.data.splits import completed, has_pairs
+from encoderlab.tasks.data.splits import completed
 from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.forms.batching import ItemSource
 from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
@@ -198,9 +198,7 @@ def test_finetuning(kind: str, family: str, change: Callable[[TaskObjective], Ta
     """Batches as fine-tuning's source gives them, several texts in a row."""
     task, splits = data(kind, train=24, **({"impossible": True} if kind == "question" else {}))
     start = model(f"{family}-tiny", dropout=0.1)
-    form = form_of(
-        completed(task, splits["train"]), start, FormSettings(max_length=48, pairs=has_pairs(splits["train"]))
-    )
+    form = form_of(completed(task, splits["train"]), start, FormSettings(max_length=48))
     objective = change(TaskObjective(with_head(start, form, seed=1)[0], form))
     items = form.items(splits["train"].examples, train=True)
     source = ItemSource(items, batch=12, room=64, pad=0, mode="packed", seed=1, world=META)

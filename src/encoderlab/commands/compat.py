@@ -20,7 +20,7 @@ from encoderlab.commands.terminal import note, say
 from encoderlab.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from encoderlab.tasks.data.task import Example, FormName, Split, Task
+    from encoderlab.tasks.data.task import Example, Split, Task
     from encoderlab.tasks.runs.finetune import Recipe
 
 Action = Literal["train", "predict"]
@@ -135,7 +135,7 @@ def multiplechoice(action: Action, /, *others: Others, flags: Flags, label_name:
 
 def _run(
     action: Action,
-    form: FormName,
+    form: str,
     flags: Flags,
     others: tuple[str, ...],
     columns: tuple[str | None, str | None, str | None],
@@ -214,7 +214,7 @@ def _length(wanted: int, limit: int | None) -> int:
 
 
 def _splits(
-    datasets: Path | None, form: FormName, text: str | None, pair: str | None, label: str | None
+    datasets: Path | None, form: str, text: str | None, pair: str | None, label: str | None
 ) -> tuple[Task, dict[str, Split]]:
     """The task and its splits in a folder of files named train, validation, test."""
     from encoderlab.tasks.data import records as tables
@@ -279,13 +279,12 @@ def _find(folder: Path, names: tuple[str, ...]) -> list[Path]:
 
 def _train(flags: Flags, task: Task, splits: dict[str, Split]) -> dict[str, Any]:
     from encoderlab.interchange.load import load
-    from encoderlab.tasks.data.splits import has_pairs
     from encoderlab.tasks.runs.finetune import finetune
 
     network = load(flags.model)
     if task.form == "classification":
         note(f"{len(task.labels or ())} labels, as the data have (the original takes 2 whatever they have)")
-        if has_pairs(splits["train"]):
+        if splits["train"].examples[0].pair is not None:
             note("two texts are encoded as a pair (the original gives slow tokenizers a list of two tokens)")
     result = finetune(network, task, splits, _recipe(flags, network.config.encoder.max_length), flags.out)
     for split, scores in result.scores.items():
@@ -296,7 +295,7 @@ def _train(flags: Flags, task: Task, splits: dict[str, Split]) -> dict[str, Any]
     return {"model": result.model, "scores": result.scores}
 
 
-def _predict(wanted: FormName, flags: Flags) -> dict[str, Any]:
+def _predict(wanted: str, flags: Flags) -> dict[str, Any]:
     """Prints a list of answers, as the original does: label and score of a text."""
     from encoderlab.tasks.runs.apply import predictor_of
     from encoderlab.tasks.runs.predict import record
@@ -335,7 +334,7 @@ def _place(device: int) -> str:
     return f"cuda:{device}"
 
 
-def _example(form: FormName, text: str) -> Example:
+def _example(form: str, text: str) -> Example:
     """What ``--text`` holds, for a task of that form."""
     from encoderlab.tasks.data.task import Choice, Text, Words
 

@@ -29,7 +29,7 @@ from encoderlab.tasks.runs.protocol import Protocol, at_point, parse_grid
 from encoderlab.tasks.runs.published import protocol
 from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Outcome, best_seed
 from encoderlab.tasks.runs.tune import Search, parse_space, tune
-from encoderlab.tasks.scoring.baselines import baselines
+from encoderlab.tasks.scoring.scores import baselines
 
 Fields = Sequence[tuple[str, Mapping[str, Any]]]
 

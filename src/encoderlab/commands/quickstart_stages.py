@@ -37,7 +37,7 @@ from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.runs import finetune
 from encoderlab.tasks.runs.protocol import Protocol
 from encoderlab.tasks.runs.trials import run
-from encoderlab.tasks.scoring.baselines import baselines
+from encoderlab.tasks.scoring.scores import baselines
 from encoderlab.train.networks import fit
 from encoderlab.train.optim import AdamW
 from encoderlab.train.pretraining import pretrain

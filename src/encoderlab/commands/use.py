@@ -67,7 +67,6 @@ def evaluate(
     from encoderlab.files import held_folder
     from encoderlab.tasks.data.infer import Given
     from encoderlab.tasks.data.task import is_unlabelled
-    from encoderlab.tasks.forms.span import SpanQA
     from encoderlab.tasks.runs.apply import allow_no_answer, predictor_of, renamed
     from encoderlab.tasks.runs.predict import joint_windows, predict_ensemble
     from encoderlab.tasks.runs.submit import check_submission, write_submission
@@ -87,7 +86,7 @@ def evaluate(
             f"{task.name}: {unlabelled:,} of {len(part):,} {split} examples have no label to score against; give "
             f"labelled data, --submission FOLDER for a leaderboard, or the file to predict"
         )
-    if isinstance(members[0].form, SpanQA) and not joint_windows(members):
+    if members[0].form.reading(members[0].model) is not None and not joint_windows(members):
         note("the models read passages in different windows, so the probabilities of their n-best texts are averaged")
     allow_no_answer(task, places, members, part.examples, note)
     together, each = predict_ensemble(members, part.examples)
@@ -142,12 +141,9 @@ def _data(data: str, split: str, folder: Path | None, own: Task, given: Given) -
 
 def _score(name: str, task: Task, part: Split, found: Predictions) -> dict[str, float]:
     """The scores of the model ``name``; warnings about them are printed."""
-    from encoderlab.tasks.forms.span import best_texts
-    from encoderlab.tasks.scoring.scores import score
+    from encoderlab.tasks.forms.table import FORMS
 
-    withdrawn = task.answers == "squad" and found.null_odds is not None  # the official scorer withdraws answers itself
-    values = best_texts(found) if withdrawn else found.values
-    scores, notes = score(task, part.examples, values, null_odds=found.null_odds, threshold=found.threshold)
+    scores, notes = FORMS[task.form].score_found(task, part.examples, found)
     for remark in notes:
         note(f"{name}: {remark}")
     return scores
@@ -274,11 +270,7 @@ def _predict_file(
 def _cut(predictor: Predictor) -> str:
     """A sentence that says how many texts were longer than a sequence so far; empty if none was."""
     form = predictor.form
-    if not form.cut or form.task.form == "span":  # passages are read in windows
-        return ""
-    done = "read in parts" if form.task.form == "tagging" else "cut"
-    texts, were = ("text is", "was") if form.cut == 1 else ("texts are", "were")
-    return f"{form.cut:,} {texts} longer than the model's {form.settings.max_length} tokens and {were} {done}"
+    return form.cut_note("text", f"the model's {form.settings.max_length}")
 
 
 def _answer(found: dict[str, Any]) -> str:

@@ -65,6 +65,7 @@ class Classification:
         input_dropout: of the vector before the summary ``dense``.
         dropout: of the summary.
         glorot: the affine map starts Glorot-uniform.
+        several: a text may have several labels or none: every score is the log-odds of its label, not one of a softmax.
     """
 
     kind: Literal["classification"] = "classification"
@@ -74,6 +75,7 @@ class Classification:
     input_dropout: float = 0.0
     dropout: float = 0.1
     glorot: bool = False
+    several: bool = False
 
     def __post_init__(self) -> None:
         check_least(self, 1, "labels")

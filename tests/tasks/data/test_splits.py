@@ -7,7 +7,7 @@ import pytest
 from encoderlab.errors import DataError
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.infer import task_of
-from encoderlab.tasks.data.splits import completed, hold_out, remarks_of, with_labels, without_fillers
+from encoderlab.tasks.data.splits import completed, hold_out, remarks_of, without_fillers
 from encoderlab.tasks.data.task import Split, Text
 from tests.tasks.synthetic import data
 
@@ -16,11 +16,11 @@ def test_labels_come_from_training(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("text,label\na,10\nb,9\nc,10\n")
     task, _ = task_of(path)
-    task = with_labels(task, task.read([path], "train"))
+    task = completed(task, task.read([path], "train"))
     assert task.labels == ("9", "10") and task.metrics[0] == "accuracy"
     path.write_text("text,label\na,10\n")
     with pytest.raises(DataError, match="only one label"):
-        with_labels(task_of(path)[0], task.read([path], "train"))
+        completed(task_of(path)[0], task.read([path], "train"))
     path.write_text("text,label\nz,11\n")
     with pytest.raises(DataError, match="label '11' is none of 9, 10"):
         task.read([path], "dev")
@@ -30,11 +30,11 @@ def test_tags_are_completed_and_parts_of_speech_are_no_entities(tmp_path):
     path = tmp_path / "t.txt"
     path.write_text("Sue B-PER\n\nOslo B-LOC\nruns O\n")
     task, _ = task_of(path)
-    assert with_labels(task, task.read([path], "train")).labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+    assert completed(task, task.read([path], "train")).labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
     path.write_text("Sue NNP\n\nOslo NNP\nruns VBZ\n")
     task, _ = task_of(path)
     assert task.metrics == ("accuracy", "macro_f1")
-    assert with_labels(task, task.read([path], "train")).labels == ("NNP", "VBZ")
+    assert completed(task, task.read([path], "train")).labels == ("NNP", "VBZ")
 
 
 def test_hold_out_keeps_equal_texts_together(tmp_path):
@@ -72,7 +72,7 @@ def test_a_number_is_written_in_one_way(tmp_path):
     path.write_text("text,label\na,1\nb,1.0\nc,0\n")
     task, _ = task_of(path)
     with pytest.raises(DataError, match="labels '1' and '1.0' are one number"):
-        with_labels(task, task.read([path], "train"))
+        completed(task, task.read([path], "train"))
 
 
 def test_labels_that_differ_in_case_alone_are_said(tmp_path):

@@ -6,11 +6,12 @@ from dataclasses import fields, is_dataclass, replace
 import numpy as np
 import pytest
 
-from encoderlab.tasks.data.splits import completed, has_pairs
+from encoderlab.tasks.data.splits import completed
 from encoderlab.tasks.forms import encodings
 from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.forms.encodings import Encodings
 from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
+from encoderlab.tasks.forms.span import SpanSettings
 from encoderlab.tasks.runs.predict import Predictor
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
@@ -23,7 +24,9 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made(kind: str, max_length: int = 32):
     task, splits = data(kind, train=20, dev=6)
-    settings = FormSettings(max_length=max_length, stride=8, pairs=has_pairs(splits["train"]))
+    settings = FormSettings(max_length=max_length)
+    if kind == "question":
+        settings = SpanSettings(max_length=max_length, stride=8)
     return form_of(completed(task, splits["train"]), model(), settings), splits["train"]
 
 

@@ -14,10 +14,11 @@ from encoderlab.interchange.load import find_tokenizer
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.task import Answer, Choice, Question, Task, Text, Words
 from encoderlab.tasks.forms.base import FormSettings
-from encoderlab.tasks.forms.choice import MultipleChoice
-from encoderlab.tasks.forms.classification import Classify
-from encoderlab.tasks.forms.span import Candidates, SpanQA, average_answers
-from encoderlab.tasks.forms.tagging import Tagging, first_tokens
+from encoderlab.tasks.forms.choice import ChoiceForm, ChoiceSettings
+from encoderlab.tasks.forms.classification import ClassificationForm, ClassificationSettings
+from encoderlab.tasks.forms.regression import RegressionForm
+from encoderlab.tasks.forms.span import Candidates, SpanForm, SpanSettings, average_answers
+from encoderlab.tasks.forms.tagging import TaggingForm, TaggingSettings, first_tokens
 from encoderlab.tasks.scoring.answers import cmrc, squad
 from tests.tasks.tiny import tokenizer
 
@@ -36,7 +37,7 @@ def shown(sequence, text=BERT) -> str:
 
 
 def test_texts_and_pairs_are_framed_and_cut():
-    form = Classify(task("classification", labels=("a", "b")), BERT, FormSettings(max_length=8))
+    form = ClassificationForm(task("classification", labels=("a", "b")), BERT, FormSettings(max_length=8))
     items = form.items(
         [Text(id="0", text="the red cat", label="b"), Text(id="1", text="one two three four cat dog mat in on")]
     )
@@ -51,21 +52,24 @@ def test_texts_and_pairs_are_framed_and_cut():
 
 def test_swapped_order_doubles_training_only_where_the_task_allows_it():
     pair = Text(id="0", text="red", pair="cat", label="a")
-    settings = FormSettings(max_length=8, swap=True)
-    form = Classify(task("classification", labels=("a", "b"), swap=True), BERT, settings)
+    settings = ClassificationSettings(max_length=8, swap=True)
+    form = ClassificationForm(task("classification", labels=("a", "b"), swap=True), BERT, settings)
     assert [shown(item.sequences[0]) for item in form.items([pair], train=True)] == [
         "[CLS] red [SEP] cat [SEP]",
         "[CLS] cat [SEP] red [SEP]",
     ]
     assert len(form.items([pair])) == 1
-    assert len(Classify(task("classification", labels=("a", "b")), BERT, settings).items([pair], train=True)) == 1
+    assert (
+        len(ClassificationForm(task("classification", labels=("a", "b")), BERT, settings).items([pair], train=True))
+        == 1
+    )
 
 
 def test_numbers_are_learned_scaled_and_answered_raw():
-    form = Classify(task("regression", range=(0.0, 5.0)), BERT, FormSettings())
+    form = RegressionForm(task("regression", range=(0.0, 5.0)), BERT, FormSettings())
     assert form.items([Text(id="0", text="red", label=2.5)], train=True)[0].sequences[0].labels["target"] == 0.5
     assert form.decode([], [np.array([0.5])], []).values == [2.5]
-    free = Classify(task("regression"), BERT, FormSettings())
+    free = RegressionForm(task("regression"), BERT, FormSettings())
     targets = [
         item.sequences[0].labels["target"]
         for item in free.items([Text(id=str(i), text="red", label=float(i)) for i in (100, 300)], train=True)
@@ -90,7 +94,7 @@ def test_words_belong_to_their_first_token():
 
 
 def test_a_long_sentence_is_cut_and_every_word_is_tagged():
-    form = Tagging(task("tagging", labels=("O", "B-X")), BERT, FormSettings(max_length=6))
+    form = TaggingForm(task("tagging", labels=("O", "B-X")), BERT, FormSettings(max_length=6))
     sentence = Words(id="0", words=("red",) * 10, tags=("B-X",) * 10)
     items = form.items([sentence])
     assert [len(item) for item in items] == [6, 6, 4]
@@ -100,8 +104,8 @@ def test_a_long_sentence_is_cut_and_every_word_is_tagged():
 
 
 def test_document_context_surrounds_the_sentence_without_labels():
-    settings = FormSettings(max_length=9, context="document")
-    form = Tagging(task("tagging", labels=("O", "B-X")), BERT, settings)
+    settings = TaggingSettings(max_length=9, context="document")
+    form = TaggingForm(task("tagging", labels=("O", "B-X")), BERT, settings)
     sentences = [
         Words(id="0", words=("one", "two", "three"), tags=("O",) * 3, document=0),
         Words(id="1", words=("red", "cat"), tags=("O", "B-X"), document=0),
@@ -131,7 +135,7 @@ def test_a_sentence_within_its_document_is_the_text_of_the_document(shared, fami
         Words(id=str(i), words=tuple(line.split()), tags=("O",) * len(line.split()), document=0)
         for i, line in enumerate(lines)
     ]
-    form = Tagging(task("tagging", labels=("O", "B-X")), text, FormSettings(max_length=64, context="document"))
+    form = TaggingForm(task("tagging", labels=("O", "B-X")), text, TaggingSettings(max_length=64, context="document"))
     whole, _ = text.frame(text.encode(" ".join(lines)).ids)
     for item, line in zip(form.items(sentences), lines, strict=True):
         assert item.sequences[0].ids.tolist() == whole.tolist()
@@ -143,7 +147,7 @@ def test_a_sentence_within_its_document_is_the_text_of_the_document(shared, fami
 
 
 def test_options_follow_the_context_and_the_context_is_cut():
-    form = MultipleChoice(task("choice"), BERT, FormSettings(max_length=12))
+    form = ChoiceForm(task("choice"), BERT, FormSettings(max_length=12))
     example = Choice(
         id="0", context="one two three four cat dog mat", question="where ?", options=("oslo", "rome"), answers=(1,)
     )
@@ -153,13 +157,13 @@ def test_options_follow_the_context_and_the_context_is_cut():
         "[CLS] one two three four cat dog [SEP] where ? rome [SEP]",
     ]
     assert [sequence.labels["right"] for sequence in item.sequences] == [0, 1] and form.cut == 1
-    form = MultipleChoice(task("choice"), BERT, FormSettings(max_length=13))
+    form = ChoiceForm(task("choice"), BERT, FormSettings(max_length=13))
     (item,) = form.items([example])
     assert all("cat dog mat [SEP]" in shown(sequence) for sequence in item.sequences) and form.cut == 0
 
 
 def test_gaps_are_filled_or_held_open():
-    form = MultipleChoice(task("choice"), BERT, FormSettings(max_length=16))
+    form = ChoiceForm(task("choice"), BERT, FormSettings(max_length=16))
     query = Choice(
         id="0",
         context="red cat",
@@ -183,7 +187,7 @@ def test_gaps_are_filled_or_held_open():
 
 
 def test_options_that_lose_tokens_count_as_cut():
-    form = MultipleChoice(task("choice"), BERT, FormSettings(max_length=8))
+    form = ChoiceForm(task("choice"), BERT, FormSettings(max_length=8))
     short = Choice(id="0", context="", question="who", options=("cat", "dog"), answers=(0,))
     form.items([short])
     assert form.cut == 0
@@ -192,8 +196,8 @@ def test_options_that_lose_tokens_count_as_cut():
 
 
 def test_options_and_gaps_as_clue_writes_them():
-    settings = FormSettings(max_length=16, choice="clue")
-    form = MultipleChoice(task("choice"), BERT, settings)
+    settings = ChoiceSettings(max_length=16, choice="clue")
+    form = ChoiceForm(task("choice"), BERT, settings)
     reading = Choice(id="0", context="one two", question="where ?", options=("oslo", "rome"), answers=(1,))
     first = form.items([reading])[0].sequences[0]
     assert shown(first) == "[CLS] one two [SEP] where ? [SEP] oslo [SEP]"
@@ -203,7 +207,7 @@ def test_options_and_gaps_as_clue_writes_them():
     )
     with pytest.raises(ConfigError, match=r"no \[unused1\].*set choice=joined"):
         form.items([cloze])
-    form = MultipleChoice(task("choice"), tokenizer(further=("[unused1]",)), settings)
+    form = ChoiceForm(task("choice"), tokenizer(further=("[unused1]",)), settings)
     second = form.items([cloze])[0].sequences[1]
     assert shown(second, form.tokenizer) == "[CLS] bob [SEP] one [unused1] cat" + " [MASK]" * 4 + " [SEP]"
     numbered = replace(cloze, context="one #idiom000001# cat #idiom000002#", gap="#idiom000001#")
@@ -223,7 +227,7 @@ def windows(form, question, train=True):
 
 
 def test_a_passage_that_fits_is_one_window_with_the_answer():
-    form = SpanQA(task("span"), BERT, FormSettings(max_length=24))
+    form = SpanForm(task("span"), BERT, FormSettings(max_length=24))
     (window,) = windows(form, qa())
     start, end = int(window.labels["start"]), int(window.labels["end"])
     assert shown(window) == "[CLS] where ? [SEP] the cat is in oslo . the dog is in rome . [SEP]"
@@ -243,7 +247,7 @@ def test_windows_of_real_passages_hold_the_answers(shared, name, folder, vocabul
     """Read back from the windows, the learned spans are the answers, but for a few that begin or end within a piece."""
     text = Tokenizer.load(shared / f"data/vocab/{vocabulary}/vocab.txt", lowercase=vocabulary.endswith("uncased"))
     dev = suites.task(name).load(shared / "data" / folder, "dev").examples[:500]
-    form = SpanQA(task("span"), text, FormSettings(max_length=384))
+    form = SpanForm(task("span"), text, FormSettings(max_length=384))
     found = {}
     for item in form.items(dev, train=True):
         window, question = item.sequences[0], dev[item.example]
@@ -256,7 +260,7 @@ def test_windows_of_real_passages_hold_the_answers(shared, name, folder, vocabul
 
 
 def test_windows_overlap_and_only_the_most_central_counts():
-    form = SpanQA(task("span"), BERT, FormSettings(max_length=11, stride=3))
+    form = SpanForm(task("span"), BERT, SpanSettings(max_length=11, stride=3))
     found = windows(form, qa())
     assert [len(window.offsets) for window in found] == [6, 6, 6]
     central = sum(int(window.central.sum()) for window in found)
@@ -277,7 +281,7 @@ def test_the_central_window_of_a_token_is_the_one_with_most_context():
     chance = np.random.default_rng(0)
     for case in range(200):
         length, room, stride = (int(number) for number in chance.integers((0, 2, 1), (90, 30, 40)))
-        form = SpanQA(task("span"), BERT, FormSettings(max_length=room + 3, stride=stride))
+        form = SpanForm(task("span"), BERT, SpanSettings(max_length=room + 3, stride=stride))
         found = list(form._windows(unknown(0), unknown(length)))
         context = np.full((len(found), length), -1.0)  # of every token in every window
         for row, (window, first) in zip(context, found, strict=True):
@@ -291,7 +295,7 @@ def test_the_central_window_of_a_token_is_the_one_with_most_context():
 def test_the_windows_of_a_long_passage_take_little_memory():
     """A table of windows by tokens would take two gigabytes here."""
     length = 100_000
-    form = SpanQA(task("span"), BERT, FormSettings(max_length=384, stride=32))
+    form = SpanForm(task("span"), BERT, SpanSettings(max_length=384, stride=32))
     tracemalloc.start()
     central = sum(int(window.central.sum()) for window, _ in form._windows(unknown(3), unknown(length)))
     peak = tracemalloc.get_traced_memory()[1]
@@ -300,20 +304,20 @@ def test_the_windows_of_a_long_passage_take_little_memory():
 
 
 def test_xlnet_reads_the_passage_first_and_answers_with_the_last_token():
-    form = SpanQA(task("span"), XLNET, FormSettings(max_length=24))
+    form = SpanForm(task("span"), XLNET, FormSettings(max_length=24))
     (window,) = windows(form, Question(id="q", question="where ?", passage="the cat .", answers=()), train=False)
     assert window.ids[-1] == XLNET.special.cls and window.start == 0
     assert window.labels["start"] == len(window) - 1 and window.labels["impossible"] == 1
 
 
 def test_answers_that_cannot_be_learned_are_left_out_of_training_only():
-    form = SpanQA(task("span"), BERT, FormSettings(max_length=24))
+    form = SpanForm(task("span"), BERT, FormSettings(max_length=24))
     lost = qa(text="lima", start=-1)
     assert form.items([lost], train=True) == [] and len(form.items([lost])) == 1
 
 
 def test_an_answer_within_a_piece_is_covered_by_it():
-    form = SpanQA(task("span"), BERT, FormSettings(max_length=24))
+    form = SpanForm(task("span"), BERT, FormSettings(max_length=24))
     (window,) = windows(form, qa(passage="in oslo.", text="slo.", start=4))
     assert BERT.decode(window.ids[int(window.labels["start"]) : int(window.labels["end"]) + 1]) == "oslo ."
 
@@ -327,7 +331,7 @@ def candidates(window, scores: dict[tuple[int, int], float], null: float, absolu
 
 
 def test_decoding_ranks_legal_spans():
-    form = SpanQA(task("span"), BERT, FormSettings(max_length=24, answer_length=3))
+    form = SpanForm(task("span"), BERT, SpanSettings(max_length=24, answer_length=3))
     question = qa()
     items = form.items([question])
     window = items[0].sequences[0]
@@ -340,7 +344,7 @@ def test_decoding_ranks_legal_spans():
 
 
 def test_null_odds_and_threshold():
-    form = SpanQA(task("span", labels=("answer", "no_answer")), BERT, FormSettings(max_length=24))
+    form = SpanForm(task("span", labels=("answer", "no_answer")), BERT, FormSettings(max_length=24))
     question = qa()
     items = form.items([question])
     window = items[0].sequences[0]
@@ -355,7 +359,7 @@ def test_null_odds_and_threshold():
 
 
 def test_ensemble_of_answers_adds_probabilities_of_texts():
-    form = SpanQA(task("span"), BERT, FormSettings(max_length=24))
+    form = SpanForm(task("span"), BERT, FormSettings(max_length=24))
     question = qa()
     items = form.items([question])
     window = items[0].sequences[0]
@@ -365,7 +369,7 @@ def test_ensemble_of_answers_adds_probabilities_of_texts():
 
 
 def test_settings_that_leave_no_room_are_refused():
-    with pytest.raises(ConfigError, match="max_length 0 is not positive"):
+    with pytest.raises(ConfigError, match="max_length 0 is below 1"):
         FormSettings(max_length=0)
     with pytest.raises(ConfigError, match="leaves no place for the passage behind a question"):
-        SpanQA(task("span"), BERT, FormSettings(max_length=6)).items([qa()])
+        SpanForm(task("span"), BERT, FormSettings(max_length=6)).items([qa()])

@@ -8,11 +8,11 @@ import torch
 from encoderlab.errors import ConfigError
 from encoderlab.nn.heads import Classification, Tagging
 from encoderlab.nn.noise import Noise
-from encoderlab.tasks.data.splits import completed, has_pairs
+from encoderlab.tasks.data.splits import completed
 from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.forms.batching import pack
 from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
-from encoderlab.tasks.forms.span import SpanQA
+from encoderlab.tasks.forms.span import SpanForm
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
 
@@ -25,8 +25,7 @@ def test_the_last_layer_at_the_summaries_alone_is_the_last_layer(family: str, ki
     """Losses and gradients of packed rows, whether the last layer runs everywhere or only where the head reads."""
     task, splits = data(kind, train=9)
     start = model(f"{family}-tiny")
-    settings = FormSettings(max_length=32, pairs=has_pairs(splits["train"]))
-    form = form_of(completed(task, splits["train"]), start, settings)
+    form = form_of(completed(task, splits["train"]), start, FormSettings(max_length=32))
     objective = TaskObjective(with_head(start, form, seed=1)[0], form)
     batch = pack(form.items(splits["train"].examples, train=True), pad=0, room=48)
 
@@ -54,7 +53,7 @@ def test_the_dropout_of_heads_is_that_of_the_originals(family: str, kind: str, d
     task, splits = data(kind, train=9)
     task = completed(task, splits["train"])
     start = model(f"{family}-tiny")  # no dropout in the layers
-    form = form_of(task, start, FormSettings(max_length=32, pairs=has_pairs(splits["train"])))
+    form = form_of(task, start, FormSettings(max_length=32))
     objective = TaskObjective(with_head(start, form, seed=1)[0], form)
     batch = pack(form.items(splits["train"].examples, train=True), pad=0, room=48)
     plain, noisy = (
@@ -87,7 +86,7 @@ def test_where_answers_may_stand(family: str, last: bool) -> None:
     task, splits = data("question", train=9)
     start = model(f"{family}-tiny")
     form = form_of(completed(task, splits["train"]), start, FormSettings(max_length=32))
-    assert isinstance(form, SpanQA)
+    assert isinstance(form, SpanForm)
     made = with_head(start, form, seed=1)[0]
     batch = pack(form.items(splits["train"].examples, train=True), pad=0, room=48)
     states = made.encoder(batch.ids, doc=batch.documents, segments=batch.segments)

@@ -13,9 +13,9 @@ from encoderlab.interchange import folder as folders
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.readers import Columns
 from encoderlab.tasks.data.splits import completed
-from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.forms.objective import form_of, with_head
-from encoderlab.tasks.forms.span import SpanQA, average_answers
+from encoderlab.tasks.forms.span import SpanForm, average_answers
+from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.apply import predictor_of
 from encoderlab.tasks.runs.folder import write_task
 from encoderlab.tasks.runs.predict import joint_windows, predict_ensemble
@@ -27,7 +27,7 @@ from tests.terminal import answer, messages
 def saved(task, folder: Path, *, seed: int = 1, size: str = "bert-tiny", **settings) -> Path:
     """A model folder with an untrained head for the task, as fine-tuning writes it."""
     start = model(size)
-    given = FormSettings(**{"max_length": 32, **settings})
+    given = FORMS[task.form].settings_type(**{"max_length": 32, **settings})
     network, _ = with_head(start, form_of(task, start, given), seed=seed)
     folder.mkdir(parents=True)
     folders.save(network, folder)
@@ -412,7 +412,7 @@ def test_models_with_other_windows_average_texts_and_say_so(tmp_path, capsys):
     task, splits = ready("question")
     names = [saved(task, tmp_path / f"m{length}", max_length=length) for length in (24, 32)]
     members = [predictor_of(name) for name in names]
-    assert not joint_windows(members) and isinstance(members[0].form, SpanQA)
+    assert not joint_windows(members) and isinstance(members[0].form, SpanForm)
     examples = splits["dev"].examples
     together, own = predict_ensemble(members, examples)
     assert together.values == average_answers(own).values

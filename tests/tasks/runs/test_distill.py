@@ -342,10 +342,10 @@ def test_students_that_cannot_be_compared_are_refused():
 
 
 def test_a_teacher_is_refused_before_any_work(tmp_path, folder, monkeypatch):
-    from encoderlab.tasks.forms.classification import Classify
+    from encoderlab.tasks.forms.classification import ClassificationForm
     from encoderlab.tasks.runs.sift import SiFT
 
-    monkeypatch.setattr(Classify, "items", lambda *a, **k: pytest.fail("examples were encoded"))
+    monkeypatch.setattr(ClassificationForm, "items", lambda *a, **k: pytest.fail("examples were encoded"))
     task, splits = data("pair", train=20, dev=4)
     with pytest.raises(ConfigError, match="its labels are blue, green, red, those of pair both, none, one"):
         finetune(model(), task, splits, replace(RECIPE, distill=Teaching(teacher=folder)), tmp_path / "run")

@@ -105,5 +105,5 @@ def test_layers_and_forms_that_do_not_fit_are_refused(tmp_path):
     assert Frozen(layers="weighted_all").numbers(3) == (1, 2, 3)
     with pytest.raises(ConfigError, match="needs 4 layers, the model has 2"):
         Frozen().numbers(2)
-    with pytest.raises(ConfigError, match="features serve tagging, classification and regression, not choice"):
+    with pytest.raises(ConfigError, match="do not support frozen"):
         store_of(tmp_path, "choice")

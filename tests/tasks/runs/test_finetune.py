@@ -21,8 +21,10 @@ from encoderlab.tasks.data.task import Remarks, Submission, Text
 from encoderlab.tasks.forms.base import FormSettings, Predictions
 from encoderlab.tasks.forms.batching import pack
 from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
+from encoderlab.tasks.forms.regression import RegressionSettings
+from encoderlab.tasks.forms.span import SpanSettings, best_threshold
 from encoderlab.tasks.runs.features import Frozen
-from encoderlab.tasks.runs.finetune import Recipe, choose_threshold, finetune, prepared
+from encoderlab.tasks.runs.finetune import Recipe, finetune, prepared
 from encoderlab.tasks.runs.folder import read_task
 from encoderlab.tasks.runs.predict import (
     Predictor,
@@ -87,7 +89,7 @@ def test_32_examples_are_learned_by_heart(tmp_path, name):
 @pytest.mark.parametrize("size", ["electra-tiny", "xlnet-tiny"])
 def test_questions_without_answer_under_heads_with_answerability(tmp_path, size):
     task, splits = data("question", train=120, dev=30, impossible=True)
-    recipe = replace(RECIPE, epochs=8, form=FormSettings(max_length=48, beam=5))
+    recipe = replace(RECIPE, epochs=8, form=SpanSettings(max_length=48, beam=5))
     result = finetune(model(size), task, splits, recipe, tmp_path / "run")
     assert result.scores["dev"]["f1"] >= 0.9
     assert result.scores["dev"]["no_answer_exact"] >= 0.9
@@ -104,7 +106,7 @@ def test_where_no_answer_at_all_is_best_the_threshold_withdraws_every_answer():
         null_odds={key: -3.0 for key in keys},
         nbest=dict.fromkeys(keys, spans),
     )
-    assert choose_threshold(task, splits["dev"], found) < -3
+    assert best_threshold(task, splits["dev"].examples, found) < -3
 
 
 def objective_of(name, size="bert-tiny", dropout=0.0, **more):
@@ -303,7 +305,7 @@ def test_a_head_for_numbers_is_kept_in_its_own_units(tmp_path):
     first = finetune(model(), task, splits, replace(RECIPE, epochs=1), tmp_path / "first")
     start, trained = load(first.model), read_task(first.model)
     for targets, words in (("unit", "the task head is new"), ("raw", "is kept")):
-        recipe = replace(RECIPE, epochs=1, form=FormSettings(max_length=48, targets=targets))
+        recipe = replace(RECIPE, epochs=1, form=RegressionSettings(max_length=48, targets=targets))
         found = finetune(start, task, splits, recipe, tmp_path / targets, trained=trained)
         assert words in found.record["head"]
 
@@ -457,13 +459,13 @@ def test_leaderboard_files_are_written_and_wrong_counts_noted(tmp_path):
 
 
 def test_examples_are_encoded_once_for_several_runs(tmp_path, monkeypatch):
-    from encoderlab.tasks.forms.classification import Classify
     from encoderlab.tasks.forms.encodings import Encodings
+    from encoderlab.tasks.forms.regression import RegressionForm
 
     task, splits = data("number", train=20, dev=8)
     encodings, calls = Encodings(), []
-    original = Classify.items
-    monkeypatch.setattr(Classify, "items", lambda self, *a, **k: calls.append(1) or original(self, *a, **k))
+    original = RegressionForm.items
+    monkeypatch.setattr(RegressionForm, "items", lambda self, *a, **k: calls.append(1) or original(self, *a, **k))
     first = finetune(model(), task, splits, replace(RECIPE, epochs=1), tmp_path / "a", encodings=encodings)
     assert len(calls) == 2
     second = finetune(model(), task, splits, replace(RECIPE, epochs=1), tmp_path / "b", encodings=encodings)

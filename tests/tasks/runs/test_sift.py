@@ -79,7 +79,7 @@ def test_it_trains(tmp_path):
 
 def test_what_it_cannot_serve_is_refused():
     plain, _, _ = objective_of("question", "deberta-v3-tiny", train=4)
-    with pytest.raises(ConfigError, match="a span task has none"):
+    with pytest.raises(ConfigError, match="span tasks do not support sift"):
         SiFTObjective(plain.model, plain.form, SiFT())
     plain, _, _ = objective_of("single", "xlnet-tiny", train=4)
     with pytest.raises(ConfigError, match="xlnet has none"):

@@ -9,12 +9,12 @@ from encoderlab.errors import Diverged
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.splits import remarks_of, usable_splits
 from encoderlab.tasks.forms.base import FormSettings, Predictions
-from encoderlab.tasks.forms.classification import Classify
+from encoderlab.tasks.forms.classification import ClassificationForm
 from encoderlab.tasks.runs import trials
 from encoderlab.tasks.runs.finetune import Recipe
 from encoderlab.tasks.runs.protocol import Protocol
 from encoderlab.tasks.runs.trials import Origin, baseline_rows, best_seed, run, summary, system_row
-from encoderlab.tasks.scoring.baselines import baselines
+from encoderlab.tasks.scoring.scores import baselines
 from encoderlab.train.optim import AdamW
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
@@ -71,7 +71,7 @@ def test_a_run_that_predicts_one_label_of_several_counts_as_failed(tmp_path, mon
     dev = [replace(example, label=label) for example, label in zip(splits["dev"].examples, labels, strict=True)]
     splits = splits | {"dev": replace(splits["dev"], examples=tuple(dev))}
     said = Predictions(values=["red", "red"], details=[{}, {}])
-    monkeypatch.setattr(Classify, "decode", lambda *_: said)
+    monkeypatch.setattr(ClassificationForm, "decode", lambda *_: said)
     plan = replace(QUICK, seeds=1, recipe=replace(QUICK.recipe, epochs=1))
     outcome = run(plan, model(), found, splits, tmp_path / "out")
     assert ("failed" in outcome.record["seeds"]["1"]) == failed

@@ -9,27 +9,96 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Text:
-    """One or two texts with a label: a class name (classification), a number (regression), or None if unlabelled."""
+class Example:
+    """One example of labelled data: its id, and the line of the file that it begins at, from 1."""
 
     id: str
-    text: str
-    pair: str | None = None
-    label: str | float | None = None
-    group: str = ""  # examples that are scored together: the question of a MultiRC answer
-    row: int = 0  # line of the file, from 1
+    row: int = 0
+
+    @property
+    def reference(self) -> Any:
+        """What the model is to answer; None if the example is unlabelled, as in a test file."""
+        raise NotImplementedError
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of classes or tags in the reference; none where the answer is of another kind."""
+        return ()
+
+    @property
+    def source(self) -> str:
+        """The text that the example is about."""
+        raise NotImplementedError
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """All that a model sees of the example."""
+        raise NotImplementedError
+
+    @property
+    def texts(self) -> tuple[object, ...]:
+        """The fields that must be texts; readers take them from the file unchecked."""
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Words:
+class Text(Example):
+    """One or two texts with a label: a class name (classification), a number (regression), names of several classes
+    (multilabel), or None if unlabelled.
+    """
+
+    text: str
+    pair: str | None = None
+    label: str | float | tuple[str, ...] | None = None
+    group: str = ""  # examples that are scored together: the question of a MultiRC answer
+
+    @property
+    def reference(self) -> str | float | tuple[str, ...] | None:
+        return self.label
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        if isinstance(self.label, tuple):
+            return self.label
+        return () if self.label is None else (str(self.label),)
+
+    @property
+    def source(self) -> str:
+        return self.text
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        return self.text, self.pair
+
+    @property
+    def texts(self) -> tuple[object, ...]:
+        return (self.text,) if self.pair is None else (self.text, self.pair)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Words(Example):
     """A sentence of words with a tag each; ``document`` is the number of its document within the file."""
 
-    id: str
     words: tuple[str, ...]
     tags: tuple[str, ...] | None = None
     document: int = 0
-    row: int = 0
     by_line: bool = False  # every word has a line of its own, from ``row`` on
+
+    @property
+    def reference(self) -> tuple[str, ...] | None:
+        return self.tags
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.tags or ()
+
+    @property
+    def source(self) -> str:
+        return " ".join(self.words)
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        return self.words
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,51 +110,69 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class Question(Example):
     """A question about a passage. ``answers`` is empty if the passage holds none, and None if unlabelled."""
 
-    id: str
     question: str
     passage: str
     answers: tuple[Answer, ...] | None = None
-    row: int = 0
+
+    @property
+    def reference(self) -> tuple[Answer, ...] | None:
+        return self.answers
+
+    @property
+    def source(self) -> str:
+        return self.passage
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        return self.passage, self.question
+
+    @property
+    def texts(self) -> tuple[object, ...]:
+        return self.question, self.passage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class Choice(Example):
     """A context and a question (either may be empty) with options to choose from.
 
     ``answers`` are the indices of the correct options, None if unlabelled. ``gap`` is the string in the context or in
     the question that an option replaces.
     """
 
-    id: str
     context: str
     question: str
     options: tuple[str, ...]
     answers: tuple[int, ...] | None = None
     gap: str = ""
-    row: int = 0
 
+    @property
+    def reference(self) -> tuple[int, ...] | None:
+        return self.answers
 
-Example = Text | Words | Question | Choice
+    @property
+    def source(self) -> str:
+        return self.context
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        return self.context, self.question, self.options
+
+    @property
+    def texts(self) -> tuple[object, ...]:
+        return self.context, self.question, *self.options
 
 
 def is_unlabelled(example: Example) -> bool:
     """Whether the example has no reference, as in a test file."""
-    if isinstance(example, Text):
-        return example.label is None
-    return (example.tags if isinstance(example, Words) else example.answers) is None
+    return example.reference is None
 
 
 def labels_of(examples: Sequence[Example]) -> tuple[str, ...]:
     """The labels or tags that occur: in numerical order if all are numbers, else by name with ``O`` first."""
-    found: set[str] = set()
-    for example in examples:
-        if isinstance(example, Text) and example.label is not None:
-            found.add(str(example.label))
-        elif isinstance(example, Words):
-            found.update(example.tags or ())
+    found = {label for example in examples for label in example.labels}
     try:
         return tuple(sorted(found, key=float))
     except ValueError:

@@ -25,16 +25,8 @@ from encoderlab.tasks.data.readers import (
     examples,
 )
 from encoderlab.tasks.data.readers.words import columns_of_words, has_word_lines
-from encoderlab.tasks.data.task import (
-    DECIMAL_COMMA,
-    FORM_DESCRIPTIONS,
-    Example,
-    FormName,
-    Remarks,
-    Task,
-    Text,
-    Words,
-)
+from encoderlab.tasks.data.task import Remarks, Task
+from encoderlab.tasks.forms.table import FORMS, form_named
 
 # The usual names of columns, the most telling first.
 PAIRS = (
@@ -57,13 +49,6 @@ CONTEXTS = (
 ANSWERS = ("answers", "answer", "answer_text")
 QUESTIONS = ("question", "question_stem", "stem", "sent2", "query", "goal")
 IDS = ("id", "idx", "index", "guid")
-METRICS: dict[str, tuple[str, ...]] = {
-    "classification": ("accuracy", "macro_f1"),
-    "regression": ("spearman", "pearson"),
-    "tagging": ("f1", "precision", "recall", "accuracy"),
-    "span": ("f1", "exact"),
-    "choice": ("accuracy",),
-}
 _SAMPLE = 2000  # examples that decide between labels and numbers, and whether tags have prefixes
 _WORDS_BY_LINE = (".bio", ".iob", ".iob2", ".conll", ".conllu", ".bmes", ".bioes")
 _TELLING = (*tables.RECORDS, ".ndjson", ".txt")  # suffixes that say how a file is to be read
@@ -73,7 +58,7 @@ _TELLING = (*tables.RECORDS, ".ndjson", ".txt")  # suffixes that say how a file 
 class Given:
     """What the user said about a file; None is inferred. A column is a name, or a number where there is no header."""
 
-    form: FormName | None = None
+    form: str | None = None
     text: str | None = None
     pair: str | None = None
     label: str | None = None
@@ -92,17 +77,17 @@ def task_of(path: Path, given: Given | None = None) -> tuple[Task, str]:
     file = _File(path, tables.columns(path, remarks), given)
     _check_given(file)
     found = _infer(file)
-    layout, form, said = found.layout, found.form, found.said
-    metrics = METRICS[form]
+    layout = found.layout
     raw = dataclasses.replace(layout, scheme=None) if isinstance(layout, (Conll, WordLists)) else layout
     sample = list(islice(examples(raw, path, remarks), _SAMPLE))
-    if form == "classification" and given.form is None and _is_regression(layout, sample):
-        form, metrics = "regression", METRICS["regression"]
-    elif form == "tagging" and not _has_prefixes(sample):
-        layout, metrics = raw, METRICS["classification"]
-        said = f"{said}; not all tags have prefixes (B-, I-, ...)"
-    task = Task(name=path.name.split(".")[0], form=form, layouts=(layout,), metrics=metrics)
-    return task, f"{path.name}: {form} ({FORM_DESCRIPTIONS[form]}), {said}"
+    usual, *others = (form for form in FORMS.values() if form.columns == found.columns)
+    form = next((other for other in others if other.recognises(layout, sample)), usual)
+    if given.form is not None:
+        form = form_named(given.form)
+    layout, metrics, why = form.inferred(layout, sample)
+    task = Task(name=path.name.split(".")[0], form=form.name, layouts=(layout,), metrics=metrics)
+    said = f"{found.said}; {why}" if why else found.said
+    return task, f"{path.name}: {form.name} ({form.description}), {said}"
 
 
 def find_column(names: Sequence[str], columns: Sequence[str], but: Collection[str | None] = ()) -> str | None:
@@ -118,6 +103,11 @@ class _File:
     path: Path
     columns: tuple[str, ...]
     given: Given
+
+    @property
+    def wanted(self) -> str | None:
+        """What the file holds by the given form (:attr:`encoderlab.tasks.forms.base.Form.columns`)."""
+        return None if self.given.form is None else FORMS[self.given.form].columns
 
     @property
     def suffix(self) -> str:
@@ -160,10 +150,12 @@ class _File:
 
 @dataclass(frozen=True)
 class _Inferred:
-    """How a file is read, its form, and the words that say so."""
+    """How a file is read, what it holds (:attr:`encoderlab.tasks.forms.base.Form.columns`), and the words that say
+    so.
+    """
 
     layout: Layout
-    form: FormName
+    columns: str
     said: str
 
 
@@ -174,8 +166,8 @@ def _check_given(file: _File) -> None:
         ConfigError: the message has the nearest name.
     """
     given, columns = file.given, file.columns
-    if given.form is not None and given.form not in FORM_DESCRIPTIONS:
-        raise ConfigError(f"form {given.form!r}{nearest(given.form, FORM_DESCRIPTIONS)}")
+    if given.form is not None:
+        form_named(given.form)
     names = [name for name in (given.text, given.pair, given.label, given.id) if name is not None]
     for name in names:
         if name not in columns and not name.isdigit():
@@ -196,24 +188,24 @@ def _infer(file: _File) -> _Inferred:
         ConfigError: a column is text and label at once.
         DataError: the columns tell no form, or do not hold the given one.
     """
-    given = file.given
-    nothing_given = given.form is None and given.text is None
+    given, wanted = file.given, file.wanted
+    nothing_given = wanted is None and given.text is None
     asked = nothing_given and {"question", "context"} <= set(file.lower) and not file.options
-    if (given.form == "span" or asked) and (found := _passages(file)):
+    if (wanted == "passages" or asked) and (found := _passages(file)):
         return found
-    if given.form in (None, "span") and not file.columns and _is_nested_json(file):
-        return _Inferred(Squad(), "span", "SQuAD's nested form")
-    tagged = given.form == "tagging" or nothing_given or given.form is None and file.suffix in _WORDS_BY_LINE
+    if wanted in (None, "passages") and not file.columns and _is_nested_json(file):
+        return _Inferred(Squad(), "passages", "SQuAD's nested form")
+    tagged = wanted == "words" or nothing_given or wanted is None and file.suffix in _WORDS_BY_LINE
     if tagged and (found := _words(file)):
         return found
-    if given.form == "choice" or nothing_given:
+    if wanted == "options" or nothing_given:
         if Stems().matches(file.columns) and isinstance(_first_record(file.path).get("question"), dict):
-            return _Inferred(Stems(), "choice", "questions with their stem and choices")
+            return _Inferred(Stems(), "options", "questions with their stem and choices")
         if file.options:
             return _choice(file)
-    if given.form in ("tagging", "span", "choice"):
+    if given.form is not None and wanted != "texts":
         raise DataError(
-            f"{file.path}: columns {', '.join(file.columns) or '(none)'} do not hold {FORM_DESCRIPTIONS[given.form]}; "
+            f"{file.path}: columns {', '.join(file.columns) or '(none)'} do not hold {FORMS[given.form].description}; "
             f"rename them, name them with --text, --pair and --label, or convert the file"
         )
     return _texts(file)
@@ -233,7 +225,7 @@ def _passages(file: _File) -> _Inferred | None:
         return None
     answer = given.label or file.find(ANSWERS) or ANSWERS[0]
     said = f"{question} about {passage}" + (f", answer = {answer!r}" if answer in file.columns else "")
-    return _Inferred(Squad(context=passage, question=question, answer=answer), "span", said)
+    return _Inferred(Squad(context=passage, question=question, answer=answer), "passages", said)
 
 
 def _words(file: _File) -> _Inferred | None:
@@ -241,15 +233,15 @@ def _words(file: _File) -> _Inferred | None:
     given, suffix = file.given, file.suffix
     words = given.text or file.find(WORDS)
     tags = given.label or file.find(TAGS)
-    if words and words in file.columns and (tags or given.form == "tagging"):  # a file to predict has no tags
+    if words and words in file.columns and (tags or file.wanted == "words"):  # a file to predict has no tags
         said = f"words = {words!r}" + (f", tags = {tags!r}" if tags else "")
-        return _Inferred(WordLists(words=words, tags=tags), "tagging", said)
+        return _Inferred(WordLists(words=words, tags=tags), "words", said)
     plain = not file.suffix_tells or suffix in (".txt", ".tsv")
-    if suffix in _WORDS_BY_LINE or plain and (given.form == "tagging" or has_word_lines(file.path)):
+    if suffix in _WORDS_BY_LINE or plain and (file.wanted == "words" or has_word_lines(file.path)):
         return _word_lines(file)
     unsplit = suffix in (".json", ".jsonl") and words is None and "text" in file.columns
     if unsplit and isinstance(_first_record(file.path).get("label"), dict):  # as in CLUENER
-        return _Inferred(CharacterSpans(), "tagging", "spans of characters by type")
+        return _Inferred(CharacterSpans(), "words", "spans of characters by type")
     return None
 
 
@@ -266,7 +258,7 @@ def _word_lines(file: _File) -> _Inferred:
     word, tag = columns_of_words(file.path)
     word, tag = int(given.text or word), int(given.label or tag)
     place, its = f" in column {word}" if word else "", "the last column" if tag < 0 else f"column {tag}"
-    return _Inferred(Conll(word=word, tag=tag), "tagging", f"one word per line{place}, its tag in {its}")
+    return _Inferred(Conll(word=word, tag=tag), "words", f"one word per line{place}, its tag in {its}")
 
 
 def _choice(file: _File) -> _Inferred:
@@ -291,7 +283,7 @@ def _choice(file: _File) -> _Inferred:
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         how = "not readable in every row"  # reading it as examples names the row
     asked = ", ".join(f"{name} = {value!r}" for name, value in (("context", context), ("question", question)) if value)
-    return _Inferred(layout, "choice", f"{asked}, options = {', '.join(options)}, answer = {answer!r} ({how})")
+    return _Inferred(layout, "options", f"{asked}, options = {', '.join(options)}, answer = {answer!r} ({how})")
 
 
 def _texts(file: _File) -> _Inferred:
@@ -327,30 +319,7 @@ def _texts(file: _File) -> _Inferred:
     )
     named = given.id or file.find(IDS)
     layout = Columns(text=text, pair=pair, label=label, id=named if named != text else None)
-    return _Inferred(layout, given.form or "classification", said)
-
-
-def _is_regression(layout: Layout, sample: Sequence[Example]) -> bool:
-    """Whether the labels are numbers that are not all whole, or more than 20 different ones in a column named score.
-    Numbers with a decimal comma count, and reading them says how to write them.
-    """
-    if not isinstance(layout, Columns):
-        return False
-    raw = {str(example.label) for example in sample if isinstance(example, Text) and example.label is not None}
-    raw = {label.replace(",", ".") if re.fullmatch(DECIMAL_COMMA, label) else label for label in raw}
-    try:
-        numbers = {float(label) for label in raw}
-    except ValueError:
-        return False
-    whole = all(number.is_integer() for number in numbers)
-    named = (layout.label or "").lower() in ("score", "rating", "target", "y")
-    return bool(numbers) and (not whole or (named and len(numbers) > 20))
-
-
-def _has_prefixes(sample: Sequence[Example]) -> bool:
-    """Whether most tags have prefixes (B-, I-, ...); a tag without one is then an error, which reading it names."""
-    tags = [tag for example in sample if isinstance(example, Words) for tag in example.tags or () if tag != "O"]
-    return not tags or 2 * sum(tag[:1] in "BIMELSWU" and tag[1:2] in ("-", "") for tag in tags) > len(tags)
+    return _Inferred(layout, "texts", said)
 
 
 def _first_record(path: Path) -> Mapping[str, Any]:

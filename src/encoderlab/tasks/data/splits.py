@@ -7,10 +7,10 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from encoderlab.errors import DataError
-from encoderlab.tasks.data.task import Example, Question, Split, Task, Text, Words, is_unlabelled, labels_of
+from encoderlab.tasks.data.task import Example, Split, Task, Text, is_unlabelled, labels_of
+from encoderlab.tasks.forms.table import FORMS
 
 
 def usable_splits(task: Task, data: Path) -> dict[str, Split]:
@@ -41,7 +41,7 @@ def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
     kept: list[Example] = []
     held: list[Example] = []
     for example in split.examples:
-        key = _source(example) or example.id
+        key = example.source or example.id
         digest = hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest()
         fraction = int.from_bytes(digest, "big") / 2**64
         (held if fraction < share else kept).append(example)
@@ -57,15 +57,6 @@ def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
     )
     train = replace(split, examples=tuple(kept))
     return train, replace(split, name="dev", examples=tuple(held), remarks=(said,))
-
-
-def _source(example: Example) -> str:
-    """The text that an example is about."""
-    if isinstance(example, Text):
-        return example.text
-    if isinstance(example, Words):
-        return " ".join(example.words)
-    return example.passage if isinstance(example, Question) else example.context
 
 
 def without_fillers(test: Split, train: Split) -> Split:
@@ -85,52 +76,9 @@ def completed(task: Task, train: Split) -> Task:
     """``task`` with what only its training data says: labels, and whether questions may have no answer.
 
     Raises:
-        DataError: all of it has one label.
+        DataError: nothing can be learned from these labels.
     """
-    if task.form == "span" and task.labels is None:
-        none = any(isinstance(example, Question) and example.answers == () for example in train.examples)
-        return replace(task, labels=("answer", "no_answer")) if none and task.answers == "squad" else task
-    if task.form == "classification" and len(labels := labels_of(train.examples)) == 1:
-        raise DataError(f"{', '.join(train.files)}: only one label ({labels[0]}); training needs at least two")
-    return with_labels(task, train)
-
-
-def with_labels(task: Task, train: Split) -> Task:
-    """``task`` with the labels of its training data, spelled as there, unless it names its own.
-
-    Raises:
-        DataError: a single label, from which nothing can be learned, or a number that is written in two ways.
-    """
-    if task.labels is not None or task.form not in ("classification", "tagging"):
-        return task
-    labels = labels_of(train.examples)
-    if len(labels) < 2:
-        raise DataError(f"{', '.join(train.files)}: only one label ({', '.join(labels)}); training needs at least two")
-    twice = next((label for label in labels if f"{label}.0" in labels), None)
-    if twice is not None:
-        raise DataError(
-            f"{', '.join(train.files)}: labels {twice!r} and '{twice}.0' are one number; write it in one way"
-        )
-    if task.form == "tagging":
-        labels = _completed(labels)
-    metrics = task.metrics
-    if task.form == "classification" and len(labels) == 2 and "macro_f1" in metrics:
-        metrics = ("accuracy", "f1", "matthews")
-    return replace(task, labels=labels, metrics=metrics, indices=False)
-
-
-def _completed(tags: tuple[str, ...]) -> tuple[str, ...]:
-    """BIO tags with both B and I of every type and ``O``, since a development file may hold one that training lacks."""
-    if not all(tag == "O" or tag[:2] in ("B-", "I-") for tag in tags):
-        return tags
-    kinds = sorted({tag[2:] for tag in tags if tag != "O"})
-    return ("O", *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
-
-
-def has_pairs(split: Split) -> bool | None:
-    """Whether the examples have two texts; None for other forms of task."""
-    first = split.examples[0]
-    return first.pair is not None if isinstance(first, Text) else None
+    return FORMS[task.form].completed(task, train)
 
 
 def check_splits(task: Task, splits: Mapping[str, Split]) -> None:
@@ -139,13 +87,12 @@ def check_splits(task: Task, splits: Mapping[str, Split]) -> None:
     Raises:
         DataError: with file, row and label.
     """
-    if task.form not in ("classification", "tagging"):
+    if not FORMS[task.form].labelled:
         return
     known = set(task.labels or ())
     for split in splits.values():
         for example in split.examples:
-            labels = (example.label,) if isinstance(example, Text) else example.tags or ()
-            strange = next((label for label in labels if label is not None and label not in known), None)
+            strange = next((label for label in example.labels if label not in known), None)
             if strange is not None:
                 raise DataError(
                     f"{split.files[0]}:{example.row}: label {strange!r} never occurs in the training data "
@@ -162,20 +109,9 @@ def remarks_of(splits: Mapping[str, Split]) -> list[str]:
     for label in labels_of(splits["train"].examples):
         if (other := alike.setdefault(label.casefold(), label)) != label:
             said.append(f"train: labels {other!r} and {label!r} differ in case alone and count as two")
-    learned = {_content(example) for example in splits["train"].examples}
+    learned = {example.content for example in splits["train"].examples}
     for name, split in splits.items():
-        seen = sum(_content(example) in learned for example in split.examples if not is_unlabelled(example))
+        seen = sum(example.content in learned for example in split.examples if not is_unlabelled(example))
         if seen and name != "train":
             said.append(f"{name}: {seen:,} of {len(split):,} examples stand in the training data too")
     return list(dict.fromkeys(said))
-
-
-def _content(example: Example) -> tuple[Any, ...]:
-    """What a model sees of an example."""
-    if isinstance(example, Text):
-        return example.text, example.pair
-    if isinstance(example, Words):
-        return example.words
-    if isinstance(example, Question):
-        return example.passage, example.question
-    return example.context, example.question, example.options

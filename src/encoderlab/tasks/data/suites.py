@@ -29,7 +29,7 @@ from encoderlab.tasks.data.readers import (
     WordInContext,
     WordLists,
 )
-from encoderlab.tasks.data.task import FormName, Submission, Task
+from encoderlab.tasks.data.task import Submission, Task
 
 NLI = ("entailment", "neutral", "contradiction")
 TWO_WAY = ("entailment", "not_entailment")
@@ -202,7 +202,7 @@ _SUPERGLUE_FILES = _three(
 
 
 def _superglue(
-    name: str, metrics: tuple[str, ...], rows: int, *, task: str = "", form: FormName = "classification", **fields: Any
+    name: str, metrics: tuple[str, ...], rows: int, *, task: str = "", form: str = "classification", **fields: Any
 ) -> Task:
     """A task of SuperGLUE with ``rows`` test examples. ``task`` is its name here, where that is not ``name`` in lower
     case.

@@ -1,16 +1,14 @@
-"""What a task is: one of five forms of labelled data, the files that hold it, its labels and its metrics.
+"""What a task is: labelled data of one form, the files that hold it, its labels and its metrics.
 
 A task is data: :class:`Task` says which columns of which files are text and label, and the tables in
-:mod:`encoderlab.tasks.data.suites` hold one for every benchmark. How a form is encoded, learned and decoded is in
-``classify``, ``tokens``, ``span`` and ``choice``.
+:mod:`encoderlab.tasks.data.suites` hold one for every benchmark. How its examples are checked, encoded, learned,
+decoded and scored is the form's business: :data:`encoderlab.tasks.forms.table.FORMS`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,24 +30,13 @@ from encoderlab.tasks.data.examples import (
     labels_of,
 )
 from encoderlab.tasks.data.readers import Layout
+from encoderlab.tasks.forms.table import FORMS, form_named
 
 # Examples can be imported from here; they are in a module of their own for the readers, which this module imports.
 __all__ = [
-    "DECIMAL_COMMA", "FORM_DESCRIPTIONS", "Answer", "Choice", "Example", "FormName", "Question", "Remarks", "Split",
-    "Submission", "Task", "Text", "Words", "is_unlabelled", "labels_of",
+    "Answer", "Choice", "Example", "Question", "Remarks", "Split", "Submission", "Task", "Text", "Words",
+    "is_unlabelled", "labels_of",
 ]  # fmt: skip
-
-FormName = Literal["classification", "regression", "tagging", "span", "choice"]
-FORM_DESCRIPTIONS: dict[str, str] = {
-    "classification": "a label for one or two texts",
-    "regression": "a number for one or two texts",
-    "tagging": "a tag for every word",
-    "span": "an answer within a passage",
-    "choice": "one of several options",
-}
-
-DECIMAL_COMMA = r"[-+]?\d+,\d+"
-NO_LABEL = ("", "-1", "-1.0", "None", "null", "nan", "NaN")  # what test files have in the place of a label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +53,7 @@ class Task:
     """Labelled data with a metric.
 
     Args:
+        form: its name in the table of forms.
         metrics: names of scores; the first one selects models.
         layouts: ways in which the files may hold examples; the first that fits a file's columns reads it.
         labels: the classes in order, or None to take them from the training split.
@@ -81,7 +69,7 @@ class Task:
     """
 
     name: str
-    form: FormName
+    form: str
     metrics: tuple[str, ...]
     layouts: tuple[Layout, ...]
     labels: tuple[str, ...] | None = None
@@ -95,6 +83,9 @@ class Task:
     answers: Literal["squad", "triviaqa", "cmrc", "record"] = "squad"
     submission: Submission | None = None
     language: Literal["en", "zh"] = "en"
+
+    def __post_init__(self) -> None:
+        form_named(self.form)
 
     @property
     def metric(self) -> str:
@@ -148,8 +139,7 @@ class Task:
     def read(self, paths: Sequence[Path], split: str) -> Split:
         """Read ``paths`` as one split and check every label.
 
-        A split named ``test...`` may be unlabelled. If the task gets its labels from training, a test file in which no
-        question has an answer counts as unlabelled.
+        A split named ``test...`` may be unlabelled, or count as unlabelled (:meth:`Form.unlabelled`).
 
         Raises:
             DataError: a file or row that cannot be used, an unknown label, duplicate ids, no label in ``train`` or
@@ -165,7 +155,7 @@ class Task:
             notes = Remarks(path, first)
             for example in self._of(split, path).stream(path, notes):
                 place = f"{path}:{example.row}"
-                _check_id(example, place, seen, notes)
+                self._check_id(example, place, seen, notes)
                 if not split.startswith("test") and is_unlabelled(example):
                     raise DataError(
                         f"{place}: no label; {split} data needs one in every row, {self._where_labels_are(path)}; "
@@ -177,10 +167,9 @@ class Task:
         if not examples:
             why = f" ({'; '.join(remarks)})" if remarks else ""
             raise DataError(f"{', '.join(map(str, paths))}: 0 examples{why}; give a file with at least one row")
-        unanswered = [example for example in examples if isinstance(example, Question) and example.answers == ()]
-        if split.startswith("test") and self.labels is None and len(unanswered) == len(examples):
-            examples = [dataclasses.replace(question, answers=None) for question in unanswered]
-            remarks.append(f"{paths[0].name}: no question has an answer; read as a test file without labels")
+        if split.startswith("test") and (without := FORMS[self.form].unlabelled(self, examples)) is not None:
+            examples, why = without
+            remarks.append(f"{paths[0].name}: {why}; read as a test file without labels")
         return Split(
             name=split,
             examples=tuple(examples),
@@ -200,27 +189,9 @@ class Task:
     def stream(self, path: Path, remarks: Remarks) -> Iterator[Example]:
         """The examples of a file one by one, in bounded memory, with checked labels."""
         for example in readers.examples(readers.layout_of(path, self.layouts), path, remarks):
-            place = f"{path}:{example.row}"
-            if isinstance(example, Text) and example.label is not None:
-                label = str(example.label)
-                if label in self.dropped:
-                    remarks.add(f"label {label!r} means no label here; left out", example.row)
-                    continue
-                example = dataclasses.replace(example, label=self.parse_label(label, place))
-            elif isinstance(example, Words) and example.tags is not None and self.labels is not None:
-                tags = (
-                    self._parse_tag(tag, f"{path}:{example.row + i * example.by_line}")
-                    for i, tag in enumerate(example.tags)
-                )
-                example = dataclasses.replace(example, tags=tuple(tags))
-            elif isinstance(example, Choice):
-                wrong = [answer for answer in example.answers or () if not 0 <= answer < len(example.options)]
-                if wrong:
-                    raise DataError(
-                        f"{place}: answer {wrong[0]} is none of the {len(example.options)} options, which count from "
-                        f"0; correct the row"
-                    )
-            yield example
+            checked = FORMS[self.form].checked(self, example, f"{path}:{example.row}", remarks)
+            if checked is not None:
+                yield checked
 
     def _where_labels_are(self, path: Path) -> str:
         """Where labels were looked for, with the nearest name if the file has no such column."""
@@ -235,77 +206,15 @@ class Task:
             return "in the column that --label names"
         return f"and there is no column {label!r}{nearest(label, columns).rstrip('?')}"
 
-    # Labels
-
-    def parse_label(self, raw: str, place: str) -> str | float | None:
-        """The label that ``raw`` stands for; None where it only fills the column of a test file (:data:`NO_LABEL`).
-
-        Raises:
-            DataError: not a number, out of range, or none of the labels.
+    def _check_id(self, example: Example, place: str, seen: dict[str, str], remarks: Remarks) -> None:
+        """Refuse an id that occurred before where examples are scored by id; else count it. ``seen`` maps ids to where
+        they stood first.
         """
-        raw = raw.strip()
-        if self.form == "regression":
-            return self._parse_number(raw, place)
-        if self.labels is None:
-            return None if raw in ("", "nan", "NaN") else raw
-        if raw in self.labels:
-            return raw
-        if raw in NO_LABEL:
-            return None
-        if raw.lower() in self.labels and raw.lower() in ("true", "false"):
-            return raw.lower()
-        for other in (raw.removesuffix(".0"), f"{raw}.0"):  # a number that was written as a float, here or in training
-            if other in self.labels:
-                return other
-        raw = raw.removesuffix(".0")
-        if not any(label.isdigit() for label in self.labels) and (named := self._label_at(raw)) is not None:
-            return named
-        raise DataError(f"{place}: label {raw!r} is none of {', '.join(self.labels[:20])}; correct the row or the task")
-
-    def _parse_number(self, raw: str, place: str) -> float | None:
-        """As :meth:`parse_label`, for a regression; -1 fills the column of a test file if it is out of range."""
-        if raw in ("", "None", "null"):
-            return None
-        try:
-            value = float(raw)
-        except ValueError:
-            comma = ", or write it with a decimal point" if re.fullmatch(DECIMAL_COMMA, raw) else ""
+        first = seen.setdefault(example.id, place)
+        if first == place:
+            return
+        if FORMS[self.form].unique_ids:
             raise DataError(
-                f"{place}: label {raw!r} is not a number, and the task is a regression; give its --form{comma}"
-            ) from None
-        if not math.isfinite(value):
-            raise DataError(f"{place}: label {raw!r} is not a finite number; leave the row out")
-        if self.range is None or self.range[0] <= value <= self.range[1]:
-            return value
-        if value == -1:
-            return None
-        raise DataError(f"{place}: label {raw} is outside {self.range[0]:g} to {self.range[1]:g}; correct the row")
-
-    def _parse_tag(self, tag: str, place: str) -> str:
-        """The tag that is written in the file by its name or its index."""
-        assert self.labels is not None
-        if tag in self.labels:
-            return tag
-        if (named := self._label_at(tag)) is not None:
-            return named
-        raise DataError(f"{place}: tag {tag!r} is none of {', '.join(self.labels[:20])}; correct the row or the task")
-
-    def _label_at(self, index: str) -> str | None:
-        """The label whose index is written in the file; None if it is no index, or if the task has none in files."""
-        assert self.labels is not None
-        is_index = self.indices and index.isascii() and index.isdigit() and int(index) < len(self.labels)
-        return self.labels[int(index)] if is_index else None
-
-
-def _check_id(example: Example, place: str, seen: dict[str, str], remarks: Remarks) -> None:
-    """Refuse a question with an id that occurred before, and count it for other examples, which are not scored by id.
-    ``seen`` maps ids to where they stood first.
-    """
-    first = seen.setdefault(example.id, place)
-    if first == place:
-        return
-    if isinstance(example, Question):
-        raise DataError(
-            f"{place}: id {example.id!r} is already that of {first}; answers are scored by id, make it unique"
-        )
-    remarks.add("an id that occurs before", example.row)
+                f"{place}: id {example.id!r} is already that of {first}; answers are scored by id, make it unique"
+            )
+        remarks.add("an id that occurs before", example.row)

@@ -30,7 +30,7 @@ class Encoded:
 
     ids: np.ndarray  # (n,)
     segments: np.ndarray  # (n,)
-    labels: dict[str, float] = field(default_factory=dict)  # of the sequence
+    labels: dict[str, Any] = field(default_factory=dict)  # of the sequence: numbers, or lists of numbers
     marks: dict[str, np.ndarray] = field(default_factory=dict)  # (n,) of its tokens
 
     def __len__(self) -> int:
@@ -54,8 +54,8 @@ class TaskBatch(Batch):
     all sequences of their items.
 
     ``labels`` holds for each slot, (B, S): ``begin`` and ``length`` of the sequence (length 0 in an empty slot),
-    ``item`` and ``option`` (which sequence it is), and the labels of the sequences; and for each token, (B, L), the
-    marks.
+    ``item`` and ``option`` (which sequence it is), and the labels of the sequences, (B, S, ...) where one is a list;
+    and for each token, (B, L), the marks.
     """
 
     parts: tuple[int, ...] = (0,)  # the first row of each part, then the number of rows
@@ -159,7 +159,8 @@ def _tensors(
         name: np.zeros((len(rows), slots), np.int64) for name in ("begin", "length", "item", "option")
     }
     for name, value in first.labels.items():
-        labels[name] = np.full((len(rows), slots), IGNORE, np.float32 if isinstance(value, float) else np.int64)
+        kind = np.float32 if np.asarray(value).dtype.kind == "f" else np.int64
+        labels[name] = np.full((len(rows), slots, *np.shape(value)), IGNORE, kind)
     for name, mark in first.marks.items():
         labels[name] = np.full((len(rows), length), False if mark.dtype == bool else IGNORE, mark.dtype)
     for r, row in enumerate(rows):

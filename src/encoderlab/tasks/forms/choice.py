@@ -4,29 +4,57 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from encoderlab.errors import ConfigError
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.interchange.heads import CHOICES
 from encoderlab.model import Model
 from encoderlab.models.base import Family
 from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import ClassificationHead, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
-from encoderlab.tasks.data.task import Choice, Example
-from encoderlab.tasks.forms.base import Form, Predictions, log_softmax, summaries, summary_places
+from encoderlab.tasks.data.examples import Choice, Example, Remarks
+from encoderlab.tasks.data.readers import Options
+from encoderlab.tasks.forms.base import (
+    Form,
+    FormSettings,
+    Predictions,
+    Scores,
+    log_softmax,
+    summaries,
+    summary_places,
+)
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, to_numpy
+from encoderlab.tasks.scoring import answers
+from encoderlab.tasks.scoring.baselines import overlapping_option, usual_place
+
+if TYPE_CHECKING:
+    from encoderlab.tasks.data.task import Task
 
 MASKS = 4  # an idiom has four characters
 GAP = re.compile(r"#idiom\d*#")  # ChID's, with a number (CLUE) or without (FewCLUE)
 
 
-class MultipleChoice(Form):
+@dataclass(frozen=True, kw_only=True)
+class ChoiceSettings(FormSettings):
+    """Settings of multiple choice.
+
+    Args:
+        choice: ``joined`` appends an option to its question and writes masks for a gap in the passage; ``clue`` does
+            as CLUE's baselines, with a separator before the option and ``[unused1]`` for the gap.
+    """
+
+    kind: Literal["choice"] = "choice"
+    choice: Literal["joined", "clue"] = "joined"
+
+
+class ChoiceForm(Form):
     """Scores the options of an example against each other; they form one item, so that they are in one batch.
 
     An option is a sequence of two texts: the context (or the question, if there is no context), then the question with
@@ -37,13 +65,64 @@ class MultipleChoice(Form):
     "[CLS] option [SEP] left [unused1] right [SEP]" in one segment, with mask tokens for other gaps (ChID).
     """
 
+    name = "choice"
+    description = "one of several options"
+    settings_type = ChoiceSettings
+    columns = "options"
+    layouts = (Options(context="context", question="question", options=("options",), answer="answer"),)
+    metrics = ("accuracy",)
+    baselines = {"majority": usual_place, "word overlap": overlapping_option}
+    extras = frozenset({"distill", "sift"})
     summary = True
+    settings: ChoiceSettings
+
+    # Data
+
+    @classmethod
+    def checked(cls, task: Task, example: Example, place: str, remarks: Remarks) -> Example:
+        assert isinstance(example, Choice)
+        wrong = [answer for answer in example.answers or () if not 0 <= answer < len(example.options)]
+        if wrong:
+            raise DataError(
+                f"{place}: answer {wrong[0]} is none of the {len(example.options)} options, which count from 0; "
+                f"correct the row"
+            )
+        return example
+
+    @classmethod
+    def fits(cls, model: Model) -> bool:
+        return isinstance(model.task, ClassificationHead) and model.config.labels == CHOICES
+
+    @classmethod
+    def of_line(cls, id: str, line: str) -> Example:
+        raise ConfigError(
+            f"the model's head is for {cls.name} ({cls.description}), which needs more than a text; give a file with "
+            f"the columns context, question and options"
+        )
+
+    # Scores
+
+    @classmethod
+    def measures(cls, task: Task, examples: Sequence[Any], predictions: Sequence[Any]) -> Scores:
+        right = []
+        for example, guess in zip(examples, predictions, strict=True):
+            if example.answers is None:
+                raise DataError(f"example {example.id}: no answer to score against; score labelled data")
+            right.append(guess in example.answers)
+        scores = {"accuracy": float(np.mean(right))}
+        if task.answers == "record":
+            gold = {example.id: [example.options[answer] for answer in example.answers] for example in examples}
+            guesses = {example.id: example.options[place] for example, place in zip(examples, predictions, strict=True)}
+            scores |= {name: value / 100 for name, value in answers.record(gold, guesses).items()}
+        return scores
+
+    # Encoding and losses
 
     def head(self, family: Family, model: Model) -> TaskHead:
         return replace(family.classification, labels=1)
 
     def head_labels(self) -> tuple[str, ...]:
-        return ("choice",)
+        return CHOICES
 
     def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
         items = []
@@ -124,12 +203,12 @@ class MultipleChoice(Form):
         group, groups = _groups(batch)
         right = batch.labels["right"][rows, slots] == 1
         everything = _logsumexp(scores, group, groups, torch.ones_like(right))
-        answers = _logsumexp(scores, group, groups, right)
+        correct = _logsumexp(scores, group, groups, right)
         best = scores.new_full((groups,), -torch.inf).scatter_reduce(0, group, scores.detach(), "amax")
         best_right = scores.new_full((groups,), -torch.inf).scatter_reduce(
             0, group, torch.where(right, scores.detach(), -torch.inf), "amax"
         )
-        return {"choice": Term((everything - answers).sum(), groups, hits=(best_right >= best).sum())}
+        return {"choice": Term((everything - correct).sum(), groups, hits=(best_right >= best).sum())}
 
     def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
         """(examples, most options) with a very small number where an example has fewer options."""
@@ -147,6 +226,8 @@ class MultipleChoice(Form):
         chosen = summary_places(batch, model, self.tokenizer)
         x, keys = summaries(model, states, chosen, noise)
         return model.task(x, keys)[:, 0].float(), chosen.rows, chosen.slots
+
+    # Predictions
 
     def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
         scores, rows, slots = self._scores(model, states, batch, None)

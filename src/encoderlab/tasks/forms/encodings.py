@@ -14,13 +14,13 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
+import encoderlab
 from encoderlab.config import to_dict
 from encoderlab.files import cache_folder, write_bytes
 from encoderlab.tasks.data.task import Split
 from encoderlab.tasks.forms.base import Form
 from encoderlab.tasks.forms.batching import Encoded, Item
 from encoderlab.tasks.forms.span import Window
-from encoderlab.tasks.runs.features import FrozenForm
 
 LEAST = 1000  # items that are worth a file; fewer are encoded in a tenth of a second
 
@@ -38,7 +38,7 @@ class Encodings:
 
     def items(self, form: Form, split: Split, *, train: bool = False) -> list[Item]:
         """``form.items`` of the split. What the form learns from training (``form.learned``) is restored too."""
-        if isinstance(form, FrozenForm):  # its items are rows of its store, which has files of its own
+        if not form.cached:
             return form.items(split.examples, train=train)
         key = _key(form, split, train)
         if key not in self.found:
@@ -85,7 +85,7 @@ def _code() -> str:
     """A hash of the modules that encode: those of tasks, and of the tokenizer."""
     digest = hashlib.sha256()
     for folder in ("tasks", "corpus"):
-        for path in sorted((Path(__file__).parents[1] / folder).glob("*.py")):
+        for path in sorted((Path(encoderlab.__file__).parent / folder).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 

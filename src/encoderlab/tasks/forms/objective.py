@@ -11,24 +11,13 @@ from encoderlab.inference import tokenizer_of
 from encoderlab.model import Model
 from encoderlab.models import FAMILIES
 from encoderlab.nn.encoder import States
-from encoderlab.nn.heads import Classification, Span, TaskHead
+from encoderlab.nn.heads import Classification, Tagging, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
 from encoderlab.tasks.data.task import Task
 from encoderlab.tasks.forms.base import Form, FormSettings
 from encoderlab.tasks.forms.batching import TaskBatch
-from encoderlab.tasks.forms.choice import MultipleChoice
-from encoderlab.tasks.forms.classification import Classify
-from encoderlab.tasks.forms.span import SpanQA
-from encoderlab.tasks.forms.tagging import Tagging
-
-FORMS: dict[str, type[Form]] = {
-    "classification": Classify,
-    "regression": Classify,
-    "tagging": Tagging,
-    "span": SpanQA,
-    "choice": MultipleChoice,
-}
+from encoderlab.tasks.forms.table import FORMS
 
 
 class TaskObjective(Objective):
@@ -67,12 +56,14 @@ def form_of(task: Task, model: Model, settings: FormSettings) -> Form:
         ConfigError: the model has no tokenizer, or its rows cannot be as long as the settings want.
     """
     tokenizer = tokenizer_of(model)
+    form = FORMS[task.form]
+    settings = form.settings_of(settings)
     limit = model.config.encoder.max_length
     if limit is not None and settings.max_length > limit:
         raise ConfigError(
             f"max_length {settings.max_length} exceeds the model's {limit} positions; set it to {limit} or less"
         )
-    return FORMS[task.form](task, tokenizer, settings)
+    return form(task, tokenizer, settings)
 
 
 def with_head(
@@ -96,10 +87,12 @@ def with_head(
     wanted = head or usual
     if wanted.kind != usual.kind:
         raise ConfigError(
-            f"a head of kind {wanted.kind!r} does not fit {form.task.name}, which is {form.task.form}; "
+            f"a head of kind {wanted.kind!r} does not fit {form.task.name}, which is {form.name}; "
             f"set head.kind to {usual.kind}"
         )
-    if not isinstance(wanted, Span) and not isinstance(usual, Span):
+    if isinstance(wanted, Classification) and isinstance(usual, Classification):
+        wanted = replace(wanted, labels=usual.labels, several=usual.several)
+    elif isinstance(wanted, Tagging) and isinstance(usual, Tagging):
         wanted = replace(wanted, labels=usual.labels)
     if own is not None and same and model.config.labels == form.head_labels():
         if head is None or wanted == own:

@@ -7,26 +7,35 @@ re-alignment of decoded text is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from encoderlab.config import check_least
 from encoderlab.corpus.tokenizer import Encoding, Tokenizer
-from encoderlab.errors import ConfigError
+from encoderlab.errors import ConfigError, DataError
 from encoderlab.model import Model
 from encoderlab.models.base import Family
 from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import SpanHead, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
-from encoderlab.tasks.data.task import Answer, Example, Question, Task
-from encoderlab.tasks.forms.base import Form, FormSettings, Predictions, log_softmax
+from encoderlab.tasks.data.examples import Answer, Example, Question, Split
+from encoderlab.tasks.data.readers import Squad
+from encoderlab.tasks.forms.base import Form, FormSettings, Predictions, Scores, log_softmax
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch
+from encoderlab.tasks.scoring import answers
+from encoderlab.tasks.scoring.baselines import no_answer, overlapping_sentence
+
+if TYPE_CHECKING:
+    from encoderlab.tasks.data.task import Task
+
+NULLABLE = ("answer", "no_answer")  # the labels of a task in which questions may have no answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +109,134 @@ class _Windows:
         return starts[which, self.summary] + ends[which, 0, self.summary]  # the ends are the same for all starts
 
 
-class SpanQA(Form):
+@dataclass(frozen=True, kw_only=True)
+class SpanSettings(FormSettings):
+    """Settings of answers within a passage.
+
+    Args:
+        stride: tokens between the beginnings of two windows of a passage.
+        query_length: tokens of a question; the rest is cut.
+        answer_length: tokens of an answer at most.
+        n_best: how many answers are kept with their scores.
+        beam: how many starts, and ends of each, are looked at; None: 20, for XLNet's and ALBERT's head 5.
+        impossible_weight: of heads with answerability, the weight of its loss.
+    """
+
+    kind: Literal["span"] = "span"
+    stride: int = 128
+    query_length: int = 64
+    answer_length: int = 30
+    n_best: int = 20
+    beam: int | None = None
+    impossible_weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 1, "stride", "query_length", "answer_length", "n_best", "beam")
+
+
+class SpanForm(Form):
     """Start and end of an answer among the tokens of a window.
 
     The question is cut to ``query_length`` tokens. A passage that does not fit beside it is read in windows that begin
     every ``stride`` tokens; the target of a window without the whole answer is its summary token. Predictions are the
-    ``n_best`` spans among the best ``beam`` starts (by default 20, for XLNet's and ALBERT's head 5) and as many ends of
-    all windows, none longer than ``answer_length`` tokens. If training holds questions without an answer, "" is
-    predicted where the null odds exceed a threshold, which is chosen on the development set.
+    ``n_best`` spans among the best ``beam`` starts and as many ends of all windows, none longer than ``answer_length``
+    tokens. If training holds questions without an answer, "" is predicted where the null odds exceed a threshold, which
+    is chosen on the development set.
     """
+
+    name = "span"
+    description = "an answer within a passage"
+    settings_type = SpanSettings
+    columns = "passages"
+    layouts = (Squad(),)
+    metrics = ("f1", "exact")
+    baselines = {"majority": no_answer, "word overlap": overlapping_sentence}
+    extras = frozenset({"distill"})
+    longest = 384
+    unique_ids = True
+    too_long = ""  # passages are read in windows
+    settings: SpanSettings
+
+    # Data
+
+    @classmethod
+    def unlabelled(cls, task: Task, examples: Sequence[Any]) -> tuple[list[Example], str] | None:
+        if task.labels is not None or any(question.answers != () for question in examples):
+            return None
+        return [replace(question, answers=None) for question in examples], "no question has an answer"
+
+    @classmethod
+    def completed(cls, task: Task, train: Split) -> Task:
+        """Whether questions may have no answer, by SQuAD's rules alone."""
+        if task.labels is not None or task.answers != "squad":
+            return task
+        none = any(question.answers == () for question in train.examples)
+        return replace(task, labels=NULLABLE) if none else task
+
+    @classmethod
+    def fits(cls, model: Model) -> bool:
+        return isinstance(model.task, SpanHead)
+
+    @classmethod
+    def labels_of_head(cls, labels: tuple[str, ...]) -> tuple[str, ...] | None:
+        return labels or None
+
+    @classmethod
+    def of_line(cls, id: str, line: str) -> Example:
+        raise ConfigError(
+            f"the model's head is for {cls.name} ({cls.description}), which needs more than a text; give a file with "
+            f"the columns question and context, or in SQuAD's form"
+        )
+
+    # Scores
+
+    @classmethod
+    def measures(
+        cls,
+        task: Task,
+        examples: Sequence[Any],
+        predictions: Sequence[Any],
+        *,
+        null_odds: Mapping[str, float] | None = None,
+        threshold: float = 0.0,
+    ) -> Scores:
+        """The official scores of answers as shares, while :mod:`encoderlab.tasks.scoring.answers` has them in per cent.
+
+        ``null_odds`` and ``threshold``: see :func:`encoderlab.tasks.scoring.answers.squad`.
+        """
+        gold: dict[str, list[str]] = {}
+        for question in examples:
+            if question.answers is None:
+                raise DataError(f"question {question.id}: no answer to score against; score labelled data")
+            gold[question.id] = [answer.text for answer in question.answers]
+        guess = dict(zip(gold, predictions, strict=True))
+        if task.answers == "squad":
+            scores = answers.squad(gold, guess, null_odds=null_odds, threshold=threshold)
+        else:
+            scores = {"cmrc": answers.cmrc, "triviaqa": answers.triviaqa}[task.answers](gold, guess)
+        counts = ("total", "threshold")
+        return {name: value if name.endswith(counts) else value / 100 for name, value in scores.items()}
+
+    @classmethod
+    def score_found(cls, task: Task, examples: Sequence[Any], found: Predictions) -> tuple[Scores, tuple[str, ...]]:
+        """SQuAD's scorer withdraws answers itself, from the null odds and the threshold."""
+        if task.answers != "squad" or found.null_odds is None:
+            return super().score_found(task, examples, found)
+        known = {"null_odds": found.null_odds, "threshold": found.threshold}
+        return cls.score(task, examples, best_texts(found), **known)
+
+    # A task, its tokenizer and its settings
 
     def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
         super().__init__(task, tokenizer, settings)
-        self.nullable = task.labels == ("answer", "no_answer")
-        self.threshold = 0.0
+        self.nullable = task.labels == NULLABLE
 
     def head(self, family: Family, model: Model) -> TaskHead:
         return family.span
 
     def head_labels(self) -> tuple[str, ...]:
-        return ("answer", "no_answer") if self.nullable else ()
+        return NULLABLE if self.nullable else ()
 
     # Windows
 
@@ -227,6 +344,19 @@ class SpanQA(Form):
         windows = self._unpacked(model, states, batch, noise)
         any_start = torch.zeros_like(windows.rows)[:, None]
         return torch.cat([windows.starts(), windows.ends(any_start)[:, 0]])
+
+    def compared(self, counts: Mapping[str, int]) -> int:
+        return 2 * counts["span"]
+
+    @classmethod
+    def check_comparable(cls, model: Model, name: str) -> None:
+        """Refuse an answer head whose end depends on the start."""
+        assert isinstance(model.task, SpanHead)
+        if model.task.config.form != "independent":
+            raise ConfigError(
+                f"{name}: the end of its {model.task.config.form} answer head depends on the start, so two of them "
+                f"cannot be compared; fine-tune with BERT's: --set 'head={{kind: span, form: independent}}'"
+            )
 
     def _unpacked(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None = None) -> _Windows:
         """The windows of all rows, unpacked."""
@@ -339,8 +469,37 @@ class SpanQA(Form):
                 break
         return best
 
-    def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
-        raise ConfigError("models with an answer head are averaged over their n-best lists; see average_answers")
+    # The threshold of "no answer"
+
+    def allow_no_answer(self) -> bool:
+        """Withhold answers too; returns whether the form did not do so before."""
+        changed = not self.nullable
+        self.nullable = True
+        return changed
+
+    def choose_threshold(self, examples: Sequence[Example], found: Predictions) -> str:
+        if not self.nullable:
+            return ""
+        self.threshold = best_threshold(self.task, examples, found)
+        return f"no answer is given where the null score is above {self.threshold:.4f}, chosen on dev"
+
+    # Ensembles
+
+    def reading(self, model: Model) -> Hashable:
+        """The windows of passages, the kind of head, and the labels."""
+        assert isinstance(model.task, SpanHead)
+        settings = self.settings
+        windows = self.tokenizer.hash(), settings.max_length, settings.stride, settings.query_length
+        return *windows, model.task.config.form, self.head_labels()
+
+    def together(
+        self,
+        items: Sequence[Sequence[Item]],
+        outputs: Sequence[Sequence[Any]],
+        own: Sequence[Predictions],
+        examples: Sequence[Example],
+    ) -> Predictions:
+        return average_answers(own, float(np.mean([one.threshold for one in own])))
 
 
 def average_answers(members: Sequence[Predictions], threshold: float = 0.0) -> Predictions:
@@ -362,6 +521,21 @@ def average_answers(members: Sequence[Predictions], threshold: float = 0.0) -> P
         details.append({"score": best[1]})
     null_odds = odds if members[0].null_odds is not None else None
     return Predictions(values=values, details=details, nbest=nbest, null_odds=null_odds, threshold=threshold)
+
+
+def best_threshold(task: Task, examples: Sequence[Example], found: Predictions) -> float:
+    """The threshold on the null odds with the best F1 of ``examples``.
+
+    It is that of the official search, which names the odds of a question, moved half way to the next larger odds: here
+    the score is the same, and rounding decides nothing. Where nothing beats giving no answer at all the official one is
+    0, which would withdraw only some of the answers; then it is below all odds.
+    """
+    assert found.null_odds is not None
+    scores, _ = SpanForm.score(task, examples, best_texts(found), null_odds=found.null_odds)
+    if scores["best_f1"] <= scores.get("no_answer_total", 0) / scores["total"]:
+        return min(found.null_odds.values()) - 1
+    threshold = scores["best_f1_threshold"]
+    return (threshold + min((odds for odds in found.null_odds.values() if odds > threshold), default=threshold)) / 2
 
 
 def best_texts(found: Predictions) -> list[str]:

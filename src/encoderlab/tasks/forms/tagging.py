@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch.nn.functional as F
@@ -12,19 +12,48 @@ from torch import Tensor
 
 from encoderlab.batches.batch import IGNORE
 from encoderlab.corpus.tokenizer import Encoding, Tokenizer
-from encoderlab.errors import ConfigError
+from encoderlab.corpus.words import is_cjk
+from encoderlab.errors import ConfigError, DataError
 from encoderlab.model import Model
 from encoderlab.models.base import Family
 from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import TaggingHead, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
-from encoderlab.tasks.data.task import Example, Task, Words
-from encoderlab.tasks.forms.base import Form, FormSettings, Predictions, log_softmax
+from encoderlab.tasks.data.examples import Example, Remarks, Split, Words, labels_of
+from encoderlab.tasks.data.readers import Conll, Layout, WordLists
+from encoderlab.tasks.forms.base import (
+    Form,
+    FormSettings,
+    Predictions,
+    Scores,
+    check_number_of_labels,
+    label_at,
+    log_softmax,
+)
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, to_numpy
+from encoderlab.tasks.scoring import metrics
+from encoderlab.tasks.scoring.baselines import most_frequent_tag_of_all, tag_dictionary
+from encoderlab.tasks.scoring.entities import score_entities
+
+if TYPE_CHECKING:
+    from encoderlab.tasks.data.task import Task
 
 
-class Tagging(Form):
+@dataclass(frozen=True, kw_only=True)
+class TaggingSettings(FormSettings):
+    """Settings of tagging.
+
+    Args:
+        context: ``document`` puts the neighbouring sentences of its document around a sentence, as many tokens as fit
+            (BERT's CoNLL-2003).
+    """
+
+    kind: Literal["tagging"] = "tagging"
+    context: Literal["sentence", "document"] = "sentence"
+
+
+class TaggingForm(Form):
     """Cross-entropy over the tags of first sub-tokens, no CRF (Devlin et al., 2019, section 5.3).
 
     A sentence longer than a sequence is cut into several, so every word has a prediction. The words are joined by
@@ -32,16 +61,93 @@ class Tagging(Form):
     such a token (a control character, say) gets the first label.
     """
 
+    name = "tagging"
+    description = "a tag for every word"
+    settings_type = TaggingSettings
+    columns = "words"
+    layouts = (WordLists(), WordLists(words="words", tags="tags"), Conll())
+    metrics = ("f1", "precision", "recall", "accuracy")
+    baselines = {"majority": most_frequent_tag_of_all, "dictionary": tag_dictionary}
+    labelled = True
+    extras = frozenset({"distill", "sift", "frozen"})
+    too_long = "read in parts"
+    settings: TaggingSettings
+
+    # Data
+
+    @classmethod
+    def inferred(cls, layout: Layout, examples: Sequence[Any]) -> tuple[Layout, tuple[str, ...], str]:
+        """Whether most tags have prefixes (B-, I-, ...); a tag without one is then an error, which reading it names."""
+        tags = [tag for example in examples for tag in example.tags or () if tag != "O"]
+        prefixed = sum(tag[:1] in "BIMELSWU" and tag[1:2] in ("-", "") for tag in tags)
+        if not tags or 2 * prefixed > len(tags):
+            return layout, cls.metrics, ""
+        plain = replace(layout, scheme=None) if isinstance(layout, (Conll, WordLists)) else layout
+        return plain, ("accuracy", "macro_f1"), "not all tags have prefixes (B-, I-, ...)"
+
+    @classmethod
+    def checked(cls, task: Task, example: Example, place: str, remarks: Remarks) -> Example:
+        assert isinstance(example, Words)
+        if example.tags is None or task.labels is None:
+            return example
+        path = place.rpartition(":")[0]
+        tags = (_parsed(task, tag, f"{path}:{example.row + i * example.by_line}") for i, tag in enumerate(example.tags))
+        return replace(example, tags=tuple(tags))
+
+    @classmethod
+    def completed(cls, task: Task, train: Split) -> Task:
+        if task.labels is not None:
+            return task
+        tags = labels_of(train.examples)
+        check_number_of_labels(tags, train)
+        if all(tag == "O" or tag[:2] in ("B-", "I-") for tag in tags):
+            # Both B and I of every type, and O: a development file may hold one that training lacks.
+            kinds = sorted({tag[2:] for tag in tags if tag != "O"})
+            tags = ("O", *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
+        return replace(task, labels=tags, indices=False)
+
+    @classmethod
+    def fits(cls, model: Model) -> bool:
+        return isinstance(model.task, TaggingHead)
+
+    @classmethod
+    def of_line(cls, id: str, line: str) -> Words | None:
+        """The words of a text to be tagged; Chinese is tagged character by character."""
+        words: list[str] = []
+        for part in line.split():
+            words += part if any(map(is_cjk, part)) else [part]
+        return Words(id=id, words=tuple(words)) if words else None
+
+    # Scores
+
+    @classmethod
+    def measures(cls, task: Task, examples: Sequence[Any], predictions: Sequence[Any]) -> Scores:
+        gold = [example.tags for example in examples if example.tags is not None]
+        if len(gold) != len(examples):
+            raise DataError(f"{len(examples) - len(gold)} sentences have no tags; score labelled data")
+        flat, guess = (np.array([tag for tags in side for tag in tags]) for side in (gold, predictions))
+        scores = {"accuracy": metrics.accuracy(flat, guess)}
+        if "macro_f1" in task.metrics:
+            return scores | {"macro_f1": metrics.f1(flat, guess, average="macro")}
+        by_type = score_entities(gold, predictions)
+        every = by_type.pop("all")
+        scores |= {"f1": every.f1, "precision": every.precision, "recall": every.recall}
+        return scores | {f"f1_{kind}": value.f1 for kind, value in by_type.items()}
+
+    # Encoding and losses
+
     def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
         super().__init__(task, tokenizer, settings)
         self.index = {tag: i for i, tag in enumerate(task.labels or ())}
 
     def head(self, family: Family, model: Model) -> TaskHead:
         if not self.index:
-            raise ConfigError(
-                f"task {self.task.name!r} has no tags yet; take them from its training data (with_labels)"
-            )
+            raise ConfigError(f"task {self.task.name!r} has no tags yet; take them from its training data (completed)")
         return replace(family.tagging, labels=len(self.index))
+
+    @property
+    def reads_documents(self) -> bool:
+        return self.settings.context == "document"
 
     def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
         sentences = [example for example in examples if isinstance(example, Words)]
@@ -135,6 +241,8 @@ class Tagging(Form):
         assert isinstance(model.task, TaggingHead)
         return model.task(states.last[rows, places], None if noise is None else noise.at(rows, places))
 
+    # Predictions
+
     def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
         rows, places = batch.find(lambda known: known.labels["word"] >= 0)
         scores = to_numpy(self._scores(model, states, rows, places, None))
@@ -154,6 +262,19 @@ class Tagging(Form):
                 details[item.example]["scores"][word] = float(row[best])
         return Predictions(values=[tuple(value) for value in values], details=details)
 
+    def together(
+        self,
+        items: Sequence[Sequence[Item]],
+        outputs: Sequence[Sequence[Any]],
+        own: Sequence[Predictions],
+        examples: Sequence[Example],
+    ) -> Predictions:
+        if len({tuple(len(item.sequences[0].marks["word"]) for item in encoded) for encoded in items}) > 1:
+            raise ConfigError(
+                "the models of the ensemble cut sentences differently; give models with one tokenizer and max_length"
+            )
+        return super().together(items, outputs, own, examples)
+
 
 def first_tokens(words: Sequence[str], encoding: Encoding) -> np.ndarray:
     """For each token of the words joined by spaces, the index of the word whose first token it is, else -1: (n,)
@@ -171,3 +292,17 @@ def first_tokens(words: Sequence[str], encoding: Encoding) -> np.ndarray:
         if begin < end and seen < word < len(words) and end <= starts[word] + lengths[word]:
             found[token] = seen = word
     return found
+
+
+def _parsed(task: Task, tag: str, place: str) -> str:
+    """The tag that is written in the file by its name or its index.
+
+    Raises:
+        DataError: none of the task's tags.
+    """
+    assert task.labels is not None
+    if tag in task.labels:
+        return tag
+    if (named := label_at(task, tag)) is not None:
+        return named
+    raise DataError(f"{place}: tag {tag!r} is none of {', '.join(task.labels[:20])}; correct the row or the task")

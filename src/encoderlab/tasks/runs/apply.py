@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from encoderlab.corpus.words import is_cjk
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.inference import usual_device
 from encoderlab.interchange.load import load
@@ -17,9 +16,9 @@ from encoderlab.tasks.data.infer import IDS, TEXTS, Given, find_column, task_of
 from encoderlab.tasks.data.readers import Columns, Conll, Layout, Options, Squad, WordLists, layout_of
 from encoderlab.tasks.data.readers.words import is_word_per_line
 from encoderlab.tasks.data.records import columns, lines, suffix
-from encoderlab.tasks.data.task import FORM_DESCRIPTIONS, Example, Question, Remarks, Task, Text, Words
+from encoderlab.tasks.data.task import Example, Remarks, Task, Text, Words
 from encoderlab.tasks.forms.base import Predictions
-from encoderlab.tasks.forms.span import SpanQA
+from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.folder import HEAD_FILE, layouts_of, read_task
 from encoderlab.tasks.runs.predict import Predictor, task_of_model
 from encoderlab.tasks.runs.trials import Say, best_seed, silent
@@ -50,10 +49,8 @@ def predictor_of(folder: Path, say: Say = silent) -> Predictor:
     else:
         task = replace(task, layouts=layouts_of(trained.get("layouts", ())))
     task = replace(task, name=trained["name"], labels=labels, metrics=metrics)
-    settings = replace(trained["settings"], targets="raw")  # a saved head answers in the units of the file
-    predictor = Predictor.of(model, task, settings)
-    if isinstance(predictor.form, SpanQA):
-        predictor.form.threshold = trained["threshold"]
+    predictor = Predictor.of(model, task, trained["settings"])
+    predictor.form.threshold = trained["threshold"]
     return predictor
 
 
@@ -64,12 +61,10 @@ def allow_no_answer(
 
     ``places`` are the folders of ``members``.
     """
-    if task.answers != "squad" or not any(isinstance(one, Question) and one.answers == () for one in examples):
+    if task.answers != "squad" or not any(one.reference == () for one in examples):
         return
     for place, member in zip(places, members, strict=True):
-        form = member.form
-        if isinstance(form, SpanQA) and not form.nullable and read_task(best_seed(place, silent)) is None:
-            form.nullable = True
+        if read_task(best_seed(place, silent)) is None and member.form.allow_no_answer():
             say(f"{place}: no answer is given where the null score is above 0; the folder tells no other threshold")
 
 
@@ -141,8 +136,9 @@ def task_of_file(path: Path, own: Task, given: Given, say: Say) -> Task:
 def unlabelled_task_of_file(path: Path, predictor: Predictor, text: str | None, pair: str | None, say: Say) -> Task:
     """As :func:`task_of_file` for a file to predict: labels in it are not read, and plain text has a text per line."""
     own = predictor.form.task
-    tagged = own.form == "tagging"
-    plain = suffix(path) == ".txt" and (tagged or own.form in ("classification", "regression")) and text is None
+    holds = FORMS[own.form].columns
+    tagged = holds == "words"
+    plain = suffix(path) == ".txt" and holds in ("texts", "words") and text is None
     named = [layout for layout in own.layouts if not isinstance(layout, Conll)]
     if (
         plain
@@ -150,8 +146,8 @@ def unlabelled_task_of_file(path: Path, predictor: Predictor, text: str | None, 
         and not (tagged and is_word_per_line(path, own.labels or ()))
     ):
         say(f"{path.name}: {own.form}, one text per line")
-        pairs = predictor.form.settings.pairs is not False
-        task = replace(own, layouts=(OneTextPerLine(tagged=tagged, pairs=pairs),))
+        pairs = getattr(predictor.form.settings, "pairs", None) is not False
+        task = replace(own, layouts=(OneTextPerLine(form=own.form, pairs=pairs),))
     else:
         task = task_of_file(path, own, Given(form=own.form, text=text, pair=pair), say)
     layouts = tuple(layout.unlabelled() for layout in task.layouts)
@@ -174,26 +170,30 @@ def _fits(layout: Layout, path: Path, names: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class OneTextPerLine(Layout):
-    """A plain text file to predict: a line is a text whose words are ``tagged``, or one text, or, with ``pairs``, also
-    two with a tab between them.
+    """A plain text file to predict: a line is what ``form`` makes of it, a text whose words are tagged, or one text,
+    or, with ``pairs``, also two with a tab between them.
     """
 
-    tagged: bool = False
+    form: str
     pairs: bool = True
+
+    @property
+    def tagged(self) -> bool:
+        return FORMS[self.form].columns == "words"
 
     def matches(self, columns: Sequence[str]) -> bool:
         return True
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Example]:
         for row, line in lines(path):
-            if not self.tagged and self.pairs:
-                yield _text(str(row), line.replace("\t", " [SEP] ", 1))
-            elif not self.tagged:
+            if not self.tagged and not self.pairs:
                 yield Text(id=str(row), text=line.strip())
-            elif words := _words(line):
-                yield Words(id=str(row), words=words, document=row, row=row)
-            else:
+                continue
+            example = FORMS[self.form].of_line(str(row), line if self.tagged else line.replace("\t", " [SEP] ", 1))
+            if example is None:
                 remarks.add("no words; left out", row)
+            else:
+                yield replace(example, document=row, row=row) if isinstance(example, Words) else example
 
 
 # Single texts
@@ -206,31 +206,7 @@ def example_of(task: Task, number: int, line: str) -> Example:
         ConfigError: the form needs more than a text.
         DataError: a sentence to be tagged has no words.
     """
-    needs = {
-        "span": "the columns question and context, or in SQuAD's form",
-        "choice": "the columns context, question and options",
-    }
-    if task.form in needs:
-        raise ConfigError(
-            f"the model's head is for {task.form} ({FORM_DESCRIPTIONS[task.form]}), which needs more than a text; give "
-            f"a file with {needs[task.form]}"
-        )
-    if task.form != "tagging":
-        return _text(str(number), line)
-    words = _words(line)
-    if not words:
+    example = FORMS[task.form].of_line(str(number), line)
+    if example is None:
         raise DataError(f"text {number + 1} holds no words; give at least one")
-    return Words(id=str(number), words=words)
-
-
-def _text(id: str, line: str) -> Text:
-    first, separator, second = line.partition("[SEP]")
-    return Text(id=id, text=first.strip(), pair=second.strip() if separator else None)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    """The words of a text to be tagged; Chinese is tagged character by character."""
-    words: list[str] = []
-    for part in text.split():
-        words += part if any(map(is_cjk, part)) else [part]
-    return tuple(words)
+    return example

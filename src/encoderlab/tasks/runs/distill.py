@@ -21,21 +21,16 @@ from torch import Tensor
 from encoderlab.batches.batch import Batch
 from encoderlab.errors import ConfigError
 from encoderlab.inference import reading_apart
-from encoderlab.interchange.heads import NUMBER
 from encoderlab.interchange.load import load
 from encoderlab.model import Model, weights_hash
-from encoderlab.nn.heads import SpanHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Term
-from encoderlab.objectives.distill import soft_term
 from encoderlab.tasks.data.task import Task
 from encoderlab.tasks.forms.base import Form
 from encoderlab.tasks.forms.batching import TaskBatch
-from encoderlab.tasks.forms.classification import Classify
 from encoderlab.tasks.forms.objective import TaskObjective
+from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.predict import task_of_model
-
-FLOOR = -1e30  # the score of what does not exist: a place behind a window, an option that an example lacks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +65,14 @@ class TaughtObjective(TaskObjective):
     def __init__(self, model: Model, form: Form, teacher: Model, settings: Teaching) -> None:
         super().__init__(model, form)
         self.settings = settings
-        _check_span(model, "the model")
+        form.check_comparable(model, "the model")
         limit, wanted = teacher.config.encoder.max_length, form.settings.max_length
         if limit is not None and wanted > limit:
             raise ConfigError(f"max_length {wanted} exceeds the teacher's {limit} positions; set it to {limit} or less")
         # In a tuple, so that it is neither trained nor saved.
         self._teacher = (TaskObjective(teacher, form).eval().requires_grad_(False),)
         own, theirs = form.head_labels(), teacher.config.labels
-        named = form.task.form in ("classification", "tagging") and own != theirs
+        named = form.labelled and own != theirs
         self.columns = [theirs.index(label) for label in own] if named else None
 
     @property
@@ -92,8 +87,7 @@ class TaughtObjective(TaskObjective):
         counts = super().counts(batch)
         if not self.settings.weight:
             return counts
-        rows = next(iter(counts.values()))
-        return counts | {"teacher": 2 * rows if self.form.task.form == "span" else rows}
+        return counts | {"teacher": self.form.compared(counts)}
 
     def forward(
         self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
@@ -114,16 +108,10 @@ class TaughtObjective(TaskObjective):
         scores = self.form.scores(self.teacher, self._teacher[0].states(batch), batch, None)
         if self.columns is not None:
             return scores[:, self.columns]
-        if isinstance(self.form, Classify) and self.form.numbers:
-            return (scores - self.form.offset) / self.form.factor
-        return scores
+        return self.form.in_units(scores)
 
     def _term(self, scores: Tensor, wanted: Tensor) -> Term:
-        settings = self.settings
-        scores, wanted = scores.float(), wanted.float()
-        if self.form.task.form == "regression":
-            return Term((scores - wanted).square().sum(), len(scores), settings.weight)
-        return soft_term(scores.clamp(min=FLOOR), wanted.clamp(min=FLOOR), settings.temperature, settings.weight)
+        return self.form.imitation(scores.float(), wanted.float(), self.settings.temperature, self.settings.weight)
 
 
 def read_teacher(settings: Teaching) -> tuple[Model, Teaching]:
@@ -153,32 +141,18 @@ def check_teacher(teacher: Model, student: Model, task: Task, name: str) -> None
         raise ConfigError(
             f"teacher {name}: its head is for {own.form}, {task.name} is {task.form}; give one fine-tuned on it"
         )
-    if task.form in ("classification", "tagging") and sorted(own.labels or ()) != sorted(task.labels or ()):
+    if FORMS[task.form].labelled and sorted(own.labels or ()) != sorted(task.labels or ()):
         raise ConfigError(
             f"teacher {name}: its labels are {_short(own)}, those of {task.name} {_short(task)}; give a teacher with "
             f"the same ones (the id2label of a Hugging Face config.json names them)"
         )
-    if task.form == "regression" and teacher.config.labels != NUMBER:
-        raise ConfigError(
-            f"teacher {name}: its one output is a probability, not a number; give a regression "
-            f"(problem_type of a Hugging Face config.json)"
-        )
-    _check_span(teacher, f"teacher {name}")
+    FORMS[task.form].check_comparable(teacher, f"teacher {name}")
     if teacher.tokenizer is None:
         raise ConfigError(f"teacher {name}: has no tokenizer to compare; put the student's tokenizer.json beside it")
     if student.tokenizer is not None and teacher.tokenizer.hash() != student.tokenizer.hash():
         raise ConfigError(
             f"teacher {name}: its tokenizer is not the student's, so it cannot read the same batch; give a teacher and "
             f"a student with one vocabulary"
-        )
-
-
-def _check_span(model: Model, name: str) -> None:
-    """Refuse an answer head whose end depends on the start."""
-    if isinstance(model.task, SpanHead) and model.task.config.form != "independent":
-        raise ConfigError(
-            f"{name}: the end of its {model.task.config.form} answer head depends on the start, so two of them cannot "
-            f"be compared; fine-tune with BERT's: --set 'head={{kind: span, form: independent}}'"
         )
 
 

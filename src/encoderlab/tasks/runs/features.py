@@ -188,14 +188,13 @@ class FrozenModel(nn.Module):
 class FrozenForm(Form):
     """A form of task whose sequences are rows of a store, one per word (tagging) or one per text."""
 
+    cached = False  # the store has files of its own
+
     def __init__(self, base: Form, store: Store) -> None:
-        super().__init__(base.task, base.tokenizer, base.settings)
+        self.task, self.tokenizer, self.settings, self.cut = base.task, base.tokenizer, base.settings, 0
         self.base, self.store = base, store
-        self.words = base.task.form == "tagging"
-        if base.task.form not in ("tagging", "classification", "regression"):
-            raise ConfigError(
-                f"features serve tagging, classification and regression, not {base.task.form}; fine-tune instead"
-            )
+        base.check_supports("frozen")
+        self.words = base.columns == "words"
 
     def head(self, family: Family, model: Model) -> TaskHead:
         head = self.base.head(family, model)

@@ -19,13 +19,13 @@ from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
 from encoderlab.models.convbert import masking_padding
 from encoderlab.nn.heads import TaskHead
-from encoderlab.tasks.data.splits import check_splits, completed, has_pairs, remarks_of
+from encoderlab.tasks.data.splits import check_splits, completed, remarks_of
 from encoderlab.tasks.data.task import Split, Task, is_unlabelled
 from encoderlab.tasks.forms.base import Form, FormSettings, Predictions
 from encoderlab.tasks.forms.batching import Item, ItemSource, Packing, TaskBatch, sorted_batches
 from encoderlab.tasks.forms.encodings import Encodings
 from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
-from encoderlab.tasks.forms.span import SpanQA, best_texts
+from encoderlab.tasks.forms.table import FORMS, Settings
 from encoderlab.tasks.runs.distill import TaughtObjective, Teaching, check_teacher, read_teacher
 from encoderlab.tasks.runs.features import Frozen, FrozenForm, FrozenModel, Store
 from encoderlab.tasks.runs.folder import (
@@ -62,6 +62,7 @@ class Recipe(Training):
     size of the data.
 
     Args:
+        form: settings of the task's form; :class:`FormSettings` are taken for those of any form.
         epochs: passes over the training examples; ``steps``, where given, sets the length of training instead.
         batch: examples per step.
         row_length: tokens of a packed row at most; None takes the longest sequence or 256, whichever is more, within
@@ -76,7 +77,7 @@ class Recipe(Training):
     """
 
     name: str = "finetune"
-    form: FormSettings = FormSettings()
+    form: Settings = FormSettings()
     epochs: float = 3.0
     steps: int | None = None
     batch: int = 32
@@ -106,6 +107,18 @@ class Recipe(Training):
             if value is not None and not 0 <= value < 1:
                 raise ConfigError(f"{name} {value:g} is no share of what is kept back; give at least 0 and less than 1")
 
+    def suited(self, task: Task, train: Split) -> Recipe:
+        """The recipe with the settings of the task's form for these training examples.
+
+        Raises:
+            ConfigError: its settings are those of another form, or it asks for what the form does not support.
+        """
+        form = FORMS[task.form]
+        for extra in ("distill", "sift", "frozen"):
+            if getattr(self, extra) is not None:
+                form.check_supports(extra)
+        return replace(self, form=form.suited(form.settings_of(self.form), train))
+
 
 def finetune(
     model: Model,
@@ -133,7 +146,7 @@ def finetune(
     Raises:
         ConfigError, DataError, Stopped, Diverged, OutOfMemory: as the training loop.
     """
-    recipe = replace(recipe, form=replace(recipe.form, pairs=has_pairs(splits["train"])))
+    recipe = recipe.suited(task, splits["train"])
     named = recipe.distill
     recipe, teacher = _read_teacher(recipe)
     about = {"after": [], **(about or {})}
@@ -153,7 +166,7 @@ def finetune(
     start, form, said = _assemble(model, task, recipe, out, same=same_task(trained, task, recipe.form))
     objective = _objective(start, form, recipe, teacher)
     items = encodings.items(form, splits["train"], train=True)
-    cut = form.cut
+    cut, too_long = form.cut, form.cut_note("training example", f"{recipe.form.max_length}")
     recipe = resolved(recipe, task, items)
     data = _data(objective, task, splits, recipe, encodings)
     data = replace(data, hashes={**data.hashes, **hashes_of(identity)})
@@ -161,7 +174,8 @@ def finetune(
     if outcome.best is not None:
         checkpoint.load_weights(objective, outcome.best)
     predictions, scores, notes = _evaluate(objective, task, splits, encodings)
-    notes += _note_of_length(cut, task, recipe)
+    if too_long:
+        notes.append(too_long)
     if model.config.task is not None:
         notes.append(said)
     form.finish(objective.model)
@@ -211,15 +225,6 @@ def _record(task: Task, splits: Mapping[str, Split], recipe: Recipe, outcome: Ou
     }
 
 
-def _note_of_length(cut: int, task: Task, recipe: Recipe) -> list[str]:
-    """A note that ``cut`` training examples were too long, if any were; none for passages, which windows cover."""
-    if not cut or task.form == "span":
-        return []
-    are, were = ("example is", "was") if cut == 1 else ("examples are", "were")
-    done = "read in parts" if task.form == "tagging" else "cut"
-    return [f"{cut:,} training {are} longer than {recipe.form.max_length} tokens and {were} {done}"]
-
-
 def _extended(
     finished: Result,
     model: Model,
@@ -233,14 +238,14 @@ def _extended(
     out, kept = finished.folder, read_task(finished.folder)
     if recipe.frozen is None:
         network = load(finished.model)
-        form = form_of(task, network, replace(recipe.form, targets="raw"))  # the saved head answers in its numbers
+        form = form_of(task, network, FORMS[task.form].as_saved(recipe.form))
     else:
         network, form, _ = _assemble(model, task, recipe, out)
         encodings.items(form, splits["train"], train=True)  # for the scale of the numbers
         network.load_state_dict(safetensors.torch.load_file(finished.model / HEAD_FILE))
     world = join(recipe.execution.device)
     objective = TaskObjective(network.to(world.device), form)
-    if isinstance(form, SpanQA) and kept is not None:
+    if kept is not None:
         form.threshold = kept["threshold"]
     predictions, scores, notes = _evaluate(objective, task, further, encodings)
     record = dict(finished.record)
@@ -371,33 +376,17 @@ def _evaluate(
         items = encodings.items(form, split)
         outputs = predictor.outputs(items)
         found = form.decode(items, outputs, split.examples)
-        if name == "dev" and isinstance(form, SpanQA) and form.nullable:
-            form.threshold = choose_threshold(task, split, found)
-            notes.append(f"no answer is given where the null score is above {form.threshold:.4f}, chosen on dev")
+        if name == "dev" and (said := form.choose_threshold(split.examples, found)):
+            notes.append(said)
             found = form.decode(items, outputs, split.examples)
         predictions[name] = found
         missing = sum(map(is_unlabelled, split.examples))
         if not missing:
-            scores[name], said = score(task, split.examples, found.values)
-            notes += [f"{name}: {text}" for text in said]
+            scores[name], warnings = score(task, split.examples, found.values)
+            notes += [f"{name}: {text}" for text in warnings]
         elif missing < len(split):
             notes.append(f"{name}: {missing:,} of {len(split):,} examples have no label, so it is not scored")
     return predictions, scores, notes
-
-
-def choose_threshold(task: Task, split: Split, found: Predictions) -> float:
-    """The threshold on the null odds with the best F1 of ``split``.
-
-    It is that of the official search, which names the odds of a question, moved half way to the next larger odds: on
-    ``split`` the score is the same, and rounding decides nothing. Where nothing beats giving no answer at all the
-    official one is 0, which would withdraw only some of the answers; then it is below all odds.
-    """
-    assert found.null_odds is not None
-    scores, _ = score(task, split.examples, best_texts(found), null_odds=found.null_odds)
-    if scores["best_f1"] <= scores.get("no_answer_total", 0) / scores["total"]:
-        return min(found.null_odds.values()) - 1
-    threshold = scores["best_f1_threshold"]
-    return (threshold + min((odds for odds in found.null_odds.values() if odds > threshold), default=threshold)) / 2
 
 
 def _best_step(folder: Path | None) -> int | None:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from encoderlab.tasks.data import readers, suites
 from encoderlab.tasks.data.readers import Layout
 from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.forms.base import FormSettings, Predictions
+from encoderlab.tasks.forms.table import FORMS, form_named
 from encoderlab.tasks.runs.features import FrozenModel
 from encoderlab.tasks.runs.predict import record
 from encoderlab.tasks.runs.submit import write_submission
@@ -115,6 +116,7 @@ def write_task(
     task: Task, settings: FormSettings, folder: Path, predictions: Mapping[str, Predictions] | None = None
 ) -> None:
     """Keep in a model folder what its head was trained for."""
+    form = FORMS[task.form]
     thresholds = [found.threshold for found in (predictions or {}).values()]
     data = {
         "name": task.name,
@@ -123,7 +125,7 @@ def write_task(
         "metrics": task.metrics,
         "layouts": plain_layouts(task),
         "benchmark": is_benchmark(task),
-        "settings": to_dict(replace(settings, targets="raw")),  # the saved head answers in the numbers of the file
+        "settings": to_dict(form.as_saved(form.settings_of(settings))),
         "threshold": thresholds[0] if thresholds else 0.0,
     }
     write_json(folder / TASK_FILE, data)
@@ -162,20 +164,23 @@ def find_task(folder: Path) -> Path | None:
 
 
 def read_task(folder: Path) -> dict[str, Any] | None:
-    """What :func:`write_task` wrote, with ``settings`` as :class:`FormSettings`; None for a folder without it."""
+    """What :func:`write_task` wrote, with ``settings`` of the type of its form; None for a folder without it."""
     path = find_task(folder)
     if path is None:
         return None
     data = json.loads(path.read_text(encoding="utf-8"))
-    data["settings"] = from_dict(FormSettings, data["settings"], where=str(path))
+    form = form_named(data["form"])
+    settings = from_dict(form.settings_type, form.read_settings(data["settings"]), where=str(path))
+    data["settings"] = form.as_saved(settings)
     return data
 
 
 def same_task(trained: Mapping[str, Any] | None, task: Task, settings: FormSettings) -> bool:
     """Whether a head trained for ``trained`` (:func:`read_task`) can be trained further on ``task``: name, form, labels
-    and columns are equal. A regression must also train on the numbers of the file, in which saved heads answer.
+    and columns are equal, and it trains with the settings in which saved heads answer (a regression: on the numbers of
+    the file).
     """
-    if trained is None or (task.form == "regression" and settings.targets != "raw"):
+    if trained is None or FORMS[task.form].as_saved(settings) != settings:
         return False
     labels = None if trained["labels"] is None else tuple(trained["labels"])
     here = (task.name, task.form, task.labels, plain_layouts(task))

@@ -18,13 +18,11 @@ import torch
 from encoderlab.errors import ConfigError
 from encoderlab.inference import batch_tokens, evaluating, reading_apart
 from encoderlab.model import Model, weights_hash
-from encoderlab.nn.heads import ClassificationHead, SpanHead, TaggingHead
-from encoderlab.tasks.data.readers import Columns, Conll, Options, Squad, WordLists
-from encoderlab.tasks.data.task import Example, FormName, Question, Remarks, Task, Text
+from encoderlab.tasks.data.task import Example, Question, Remarks, Task, Text
 from encoderlab.tasks.forms.base import FormSettings, Predictions
 from encoderlab.tasks.forms.batching import Item, TaskBatch, sorted_batches
 from encoderlab.tasks.forms.objective import TaskObjective, form_of
-from encoderlab.tasks.forms.span import SpanQA, average_answers
+from encoderlab.tasks.forms.table import FORMS
 
 # How many examples of a file are predicted together, which bounds the memory and what an interruption loses. Where
 # sentences are shown within their document it is more, since at the border of a chunk they see less of it.
@@ -112,32 +110,21 @@ def predict_ensemble(
     labels = {member.form.head_labels() for member in members}
     if len(labels) > 1:
         raise ConfigError(f"the models of the ensemble have different labels ({' / '.join(map(str, labels))[:200]})")
-    if isinstance(members[0].form, SpanQA):
-        return average_answers(own, _threshold(members)), own
-    if len({tuple(len(item.sequences[0].marks.get("word", ())) for item in encoded) for encoded in items}) > 1:
-        raise ConfigError(
-            "the models of the ensemble cut sentences differently; give models with one tokenizer and max_length"
-        )
-    return members[0].form.decode(items[0], members[0].form.average(outputs), examples), own
+    return members[0].form.together(items, outputs, own, examples), own
 
 
 def joint_windows(members: Sequence[Predictor]) -> bool:
-    """Whether all members find answers in the same windows of passages, with heads of one kind and the same labels."""
-    forms = [member.form for member in members]
-    windows = {
-        (form.tokenizer.hash(), form.settings.max_length, form.settings.stride, form.settings.query_length)
-        for form in forms
-    }
-    heads = {getattr(member.model.config.task, "form", None) for member in members}
-    spans = all(isinstance(form, SpanQA) for form in forms)
-    return spans and len(windows) == len(heads) == len({form.head_labels() for form in forms}) == 1
+    """Whether the outputs of all members are computed together, batch by batch: they find answers in the same windows
+    of passages, with heads of one kind and the same labels.
+    """
+    readings = {member.form.reading(member.model) for member in members}
+    return len(readings) == 1 and None not in readings
 
 
 def _joint_answers(members: Sequence[Predictor], examples: Sequence[Example]) -> Predictions:
     """Answers by the mean of the members' scores of every start and end, and of their thresholds."""
     form = copy.copy(members[0].form)
-    assert isinstance(form, SpanQA)
-    form.threshold = _threshold(members)
+    form.threshold = float(np.mean([member.form.threshold for member in members]))
     items = form.items(examples)
 
     def joint(batch: TaskBatch) -> list[Any]:
@@ -146,35 +133,17 @@ def _joint_answers(members: Sequence[Predictor], examples: Sequence[Example]) ->
     return form.decode(items, _outputs(members, items, joint), examples)
 
 
-def _threshold(members: Sequence[Predictor]) -> float:
-    """The mean of the members' thresholds of "no answer"."""
-    return float(np.mean([member.form.threshold for member in members if isinstance(member.form, SpanQA)]))
-
-
 def task_of_model(model: Model) -> Task:
     """A task of the form that the model's head has, with usual columns, for models that come without a task.
 
     Raises:
         ConfigError: the model has no task head.
     """
-    labels, head = model.config.labels, model.task
-    if isinstance(head, SpanHead):
-        return Task(name="span", form="span", layouts=(Squad(),), metrics=("f1", "exact"), labels=labels or None)
-    if isinstance(head, TaggingHead):
-        layouts = (WordLists(), WordLists(words="words", tags="tags"), Conll())
-        return Task(
-            name="tagging", form="tagging", layouts=layouts, metrics=("f1", "precision", "recall"), labels=labels
-        )
-    if not isinstance(head, ClassificationHead):
+    form = next((form for form in FORMS.values() if form.fits(model)), None)
+    if form is None:
         raise ConfigError("the model has no task head; fine-tune it first (encoderlab finetune)")
-    if labels == ("choice",):
-        options = Options(context="context", question="question", options=("options",), answer="answer")
-        return Task(name="choice", form="choice", layouts=(options,), metrics=("accuracy",))
-    pairs = (("sentence1", "sentence2"), ("text_a", "text_b"), ("text", None), ("sentence", None))
-    columns = tuple(Columns(text=text, pair=pair) for text, pair in pairs)
-    form: FormName = "regression" if head.config.labels == 1 else "classification"
-    metrics = ("spearman", "pearson") if form == "regression" else ("accuracy", "macro_f1")
-    return Task(name=form, form=form, layouts=columns, metrics=metrics, labels=None if form == "regression" else labels)
+    labels = form.labels_of_head(model.config.labels)
+    return Task(name=form.name, form=form.name, layouts=form.layouts, metrics=form.metrics, labels=labels)
 
 
 def check_head(model: Model, task: Task) -> None:
@@ -188,7 +157,7 @@ def check_head(model: Model, task: Task) -> None:
         raise ConfigError(
             f"the model's head is for {own.form}, task {task.name!r} is {task.form}; give a model fine-tuned for it"
         )
-    if task.form in ("classification", "tagging") and set(task.labels or ()) - set(own.labels or ()):
+    if FORMS[task.form].labelled and set(task.labels or ()) - set(own.labels or ()):
         strange = ", ".join(sorted(set(task.labels or ()) - set(own.labels or ())))
         raise ConfigError(
             f"the model knows the labels {', '.join(own.labels or ())[:200]}, task {task.name!r} has {strange[:200]} "
@@ -198,8 +167,9 @@ def check_head(model: Model, task: Task) -> None:
 
 def default_settings(model: Model, task: Task) -> FormSettings:
     """Settings for a model that comes without any: sequences as long as it can read, up to 512 tokens (answers 384)."""
-    longest = 384 if task.form == "span" else 512
-    return FormSettings(max_length=min(longest, model.config.encoder.max_length or longest), targets="raw")
+    form = FORMS[task.form]
+    longest = min(form.longest, model.config.encoder.max_length or form.longest)
+    return form.as_saved(form.settings_type(max_length=longest))
 
 
 def predict_file(
@@ -212,7 +182,7 @@ def predict_file(
     same call continues behind the last whole chunk, and ends with the same bytes as without one.
     """
     if chunk is None:
-        chunk = DOCUMENTS if predictor.form.settings.context == "document" else CHUNK
+        chunk = DOCUMENTS if predictor.form.reads_documents else CHUNK
     part = out.with_name(f"{out.name}.part-{_key(predictor, path, task, chunk)}")
     done = _whole_chunks(part, chunk)
     examples = task.stream(path, remarks)

@@ -17,6 +17,7 @@ from encoderlab.model import Model
 from encoderlab.models import FAMILIES
 from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.tasks.data.task import Task
+from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.finetune import Recipe
 
 Report = Literal["median", "mean", "best"]
@@ -69,7 +70,8 @@ class Protocol:
             **self.tasks.get(task.name, {}),
             **self.sizes.get(_size(model), {}).get(task.name, {}),
         }
-        recipe = override(self.recipe, fields) if fields else self.recipe
+        recipe = replace(self.recipe, form=FORMS[task.form].settings_of(self.recipe.form))
+        recipe = override(recipe, fields) if fields else recipe
         limit = model.config.encoder.max_length
         if limit is not None and recipe.form.max_length > limit:
             recipe = replace(recipe, form=replace(recipe.form, max_length=limit))

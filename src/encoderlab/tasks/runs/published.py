@@ -18,6 +18,7 @@ from encoderlab.train.optim import AdamW, BertAdam, LayerDecay
 from encoderlab.train.schedule import Bert, Electra, Polynomial
 
 _LONG = {"form.max_length": 384, "epochs": 2.0}
+_RAW = {"form:regression": {"form.targets": "raw"}}
 _ADAM = AdamW(lr=5e-5, eps=1e-6, weight_decay=0.01)
 
 PLAIN = Protocol(
@@ -67,7 +68,7 @@ BERT = Protocol(
     name="bert",
     source="Devlin et al., 2019, appendix A.3 and section 4.1: best of four rates on the development set",
     recipe=Recipe(name="bert", optim=_BERT_ADAM, schedule=Bert(warmup=0.1), select="last"),
-    tasks={"form:span": _LONG, "form:regression": {"form.targets": "raw"}},
+    tasks={"form:span": _LONG, **_RAW},
     elsewhere={"squad1": "bert-answers", "squad2": "bert-answers", "swag": "bert-answers", "conll2003": "bert-conll"},
     grid={"optim.lr": (5e-5, 4e-5, 3e-5, 2e-5)},
     report="best",
@@ -124,9 +125,10 @@ ALBERT = Protocol(
         optim=_BERT_ADAM,
         schedule=Bert(warmup=0.1),
         dropout=0.0,
-        form=FormSettings(max_length=512, targets="raw"),
+        form=FormSettings(max_length=512),
     ),
     tasks={
+        **_RAW,
         "cola": _albert(1e-5, 16, 5336, 320),
         "stsb": _albert(2e-5, 16, 3598, 214),
         "sst2": _albert(1e-5, 32, 20935, 1256),
@@ -166,7 +168,7 @@ XLNET = Protocol(
         name="xlnet",
         optim=BertAdam(lr=2e-5, eps=1e-6, weight_decay=0.01),
         schedule=Polynomial(warmup=0.1),
-        form=FormSettings(max_length=128, targets="raw"),
+        form=FormSettings(max_length=128),
     ),
     tasks={
         "mnli": {"batch": 128, "steps": 10000, "schedule.warmup": 1000},
@@ -176,6 +178,7 @@ XLNET = Protocol(
         "squad2": _XLNET_SQUAD,
         "form:span": {"form.max_length": 512, "form.answer_length": 64},
         "form:choice": {"form.max_length": 512},
+        **_RAW,
     },
     seeds=5,
 )
@@ -187,7 +190,7 @@ _ELECTRA_RECIPE = Recipe(
     epochs=3.0,
     optim=BertAdam(lr=1e-4, eps=1e-6, weight_decay=0.0, layer_decay=LayerDecay(decay=0.8, offset=2)),
     schedule=Electra(warmup=0.1),
-    form=FormSettings(max_length=128, swap=True),
+    form=FormSettings(max_length=128),
     select="last",
 )
 _WIDTHS = {1: {"optim.lr": 3e-4}, 768: {"optim.lr": 1e-4}, 1024: {"optim.lr": 5e-5, "optim.layer_decay.decay": 0.9}}
@@ -196,6 +199,8 @@ _ELECTRA_TASKS: dict[str, Mapping[str, Any]] = {
     "stsb": {"epochs": 10.0},
     "form:span": {"epochs": 2.0, "form.max_length": 512},
     "form:tagging": {"form.max_length": 256},
+    "form:classification": {"form.swap": True},
+    "form:regression": {"form.swap": True},
 }
 ELECTRA = Protocol(
     name="electra",
@@ -295,9 +300,9 @@ DEBERTA = Protocol(
         name="deberta",
         optim=BertAdam(lr=2e-5, eps=1e-6, weight_decay=0.01),
         schedule=Bert(warmup=0.1),
-        form=FormSettings(max_length=256, targets="raw"),
+        form=FormSettings(max_length=256),
     ),
-    tasks={**_DEBERTA["deberta-base"], "form:span": _LONG},
+    tasks={**_DEBERTA["deberta-base"], "form:span": _LONG, **_RAW},
     sizes=_DEBERTA,
     seeds=5,
     report="mean",

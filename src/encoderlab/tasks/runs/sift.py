@@ -55,10 +55,9 @@ class SiFTObjective(TaskObjective):
     def __init__(self, model: Model, form: Form, settings: SiFT) -> None:
         super().__init__(model, form)
         self.settings = settings
+        form.check_supports("sift")
         if model.encoder.embeddings.norm is None:
             raise ConfigError(f"SiFT perturbs the input of the embeddings' LayerNorm; {model.config.family} has none")
-        if form.task.form not in ("classification", "regression", "choice", "tagging"):
-            raise ConfigError(f"SiFT compares class scores; a {form.task.form} task has none: leave sift unset")
         self._clean: Tensor | None = None
         self._shift: Tensor | None = None
         self._on = False
@@ -123,9 +122,5 @@ class SiFTObjective(TaskObjective):
         return torch.where(gradient.isfinite().all(), ascended, shift)
 
     def _divergence(self, first: Tensor, second: Tensor) -> Tensor:
-        """D of two sets of scores (n, classes), summed over n; of a regression the squared distance."""
-        first, second = first.float(), second.float()
-        if self.form.task.form == "regression":
-            return ((first - second) ** 2).sum()
-        p, q = first.log_softmax(-1), second.log_softmax(-1)
-        return -(p.detach().exp() * q + q.detach().exp() * p).sum()
+        """D of two sets of scores (n, classes), summed over n, as the form has it."""
+        return self.form.divergence(first.float(), second.float())

@@ -21,6 +21,7 @@ from encoderlab.model import Model, weights_hash
 from encoderlab.tasks.data.splits import remarks_of
 from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.forms.encodings import Encodings
+from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.finetune import Recipe, finetune
 from encoderlab.tasks.runs.folder import SCORE_FILE, Result
 from encoderlab.tasks.runs.protocol import Protocol, at_point
@@ -210,8 +211,8 @@ def _entry(found: Result | str, task: Task, dev: Split) -> dict[str, Any]:
     if isinstance(found, str):
         return {"failed": found}
     entry: dict[str, Any] = {"scores": found.record["scores"], "best_step": found.record["best_step"]}
-    several = len({example.label for example in dev.examples}) > 1 if task.form == "classification" else False
-    if several and _constant(found):
+    several = len({example.reference for example in dev.examples}) > 1
+    if FORMS[task.form].collapses and several and _constant(found):
         entry["failed"] = "predicts one label for every example"
     return entry
 
@@ -220,7 +221,7 @@ def _constant(found: Result) -> bool:
     """Whether all predictions for the development set are one label."""
     path = found.folder / "predictions-dev.jsonl"
     with open(path, encoding="utf-8") as file:
-        return len({json.loads(line)["label"] for line in file}) == 1
+        return len({json.dumps(json.loads(line)["label"]) for line in file}) == 1
 
 
 def _summaries(runs: Sequence[Result], splits: Mapping[str, Split]) -> dict[str, dict[str, dict[str, Any]]]:
@@ -279,7 +280,7 @@ def system_row(outcome: Outcome, system: str) -> Row:
 
 
 def baseline_rows(task: Task, scores: Mapping[str, Mapping[str, float]]) -> list[Row]:
-    """The lines of what :func:`encoderlab.tasks.scoring.baselines.baselines` found."""
+    """The lines of what :func:`encoderlab.tasks.scoring.scores.baselines` found."""
     return [
         Row(task=task.name, metric=task.metric, system=name, median=value, mean=value, best=value)
         for name, found in scores.items()

@@ -1,6 +1,7 @@
 """What a model has to beat: the most frequent label, TF-IDF with logistic regression, word overlap, a tag dictionary.
 
-A few thousand examples take seconds.
+Each takes training examples and those to predict, and returns predictions; None where it does not apply. The forms of
+tasks name theirs. A few thousand examples take seconds.
 """
 
 from __future__ import annotations
@@ -12,24 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from encoderlab.tasks.data.task import Choice, Question, Split, Task, Text, Words
+from encoderlab.tasks.data.examples import Choice, Question, Text, Words
 from encoderlab.tasks.scoring.linear import LogisticRegression, TfIdf
-from encoderlab.tasks.scoring.scores import score
 
 WEIGHTS = 2**23  # of the regression at most: 64 MiB, of which L-BFGS keeps some twenty copies
 _WORD = re.compile(r"[一-鿿]|\w+|[^\w\s]")
-
-
-def baselines(task: Task, train: Split, dev: Split) -> dict[str, dict[str, float]]:
-    """Scores on ``dev`` of every baseline for the task's form, by name; one that does not apply (word overlap of single
-    texts) is left out.
-    """
-    found = {name: predict(train.examples, dev.examples) for name, predict in _BASELINES[task.form].items()}
-    return {
-        name: score(task, dev.examples, predictions)[0]
-        for name, predictions in found.items()
-        if predictions is not None
-    }
 
 
 def words(text: str) -> list[str]:
@@ -40,16 +28,16 @@ def words(text: str) -> list[str]:
 # Labels and numbers
 
 
-def _majority(train: Sequence[Any], dev: Sequence[Any]) -> list[Any]:
+def majority(train: Sequence[Any], dev: Sequence[Any]) -> list[Any]:
     most = Counter(example.label for example in train if example.label is not None).most_common(1)[0][0]
     return [most] * len(dev)
 
 
-def _mean(train: Sequence[Any], dev: Sequence[Any]) -> list[float]:
+def mean_number(train: Sequence[Any], dev: Sequence[Any]) -> list[float]:
     return [float(np.mean([float(example.label) for example in train]))] * len(dev)
 
 
-def _bag_of_words(train: Sequence[Any], dev: Sequence[Any]) -> list[str]:
+def bag_of_words(train: Sequence[Any], dev: Sequence[Any]) -> list[str]:
     """Logistic regression on TF-IDF of words and word pairs; of two texts, on both and on their common words."""
     names = sorted({str(example.label) for example in train})
     features = TfIdf((_terms(example) for example in train), most=WEIGHTS // len(names))
@@ -70,7 +58,7 @@ def _terms(example: Text) -> list[str]:
     return terms
 
 
-def _threshold_on_overlap(train: Sequence[Any], dev: Sequence[Any]) -> list[str] | None:
+def threshold_on_overlap(train: Sequence[Any], dev: Sequence[Any]) -> list[str] | None:
     """The label from the share of common words: of two labels, by the threshold that is best in training; of any other
     number, the most frequent one among training examples in the same fifth.
     """
@@ -95,7 +83,7 @@ def _vote(shares: np.ndarray, labels: np.ndarray, edges: np.ndarray, share: floa
     return Counter((near if len(near) else labels).tolist()).most_common(1)[0][0]
 
 
-def _overlap_number(train: Sequence[Any], dev: Sequence[Any]) -> list[float] | None:
+def overlap_number(train: Sequence[Any], dev: Sequence[Any]) -> list[float] | None:
     if train[0].pair is None:
         return None
     return [_overlap(example.text, example.pair) for example in dev]
@@ -110,7 +98,7 @@ def _overlap(a: str, b: str) -> float:
 # Tags, options, answers
 
 
-def _tag_dictionary(train: Sequence[Words], dev: Sequence[Words]) -> list[tuple[str, ...]]:
+def tag_dictionary(train: Sequence[Words], dev: Sequence[Words]) -> list[tuple[str, ...]]:
     """The tag that a word had most often; an unknown word has the most frequent tag of all."""
     by_word: dict[str, Counter[str]] = {}
     every: Counter[str] = Counter()
@@ -123,17 +111,17 @@ def _tag_dictionary(train: Sequence[Words], dev: Sequence[Words]) -> list[tuple[
     return [tuple(table.get(word, usual) for word in sentence.words) for sentence in dev]
 
 
-def _most_frequent_tag_of_all(train: Sequence[Words], dev: Sequence[Words]) -> list[tuple[str, ...]]:
+def most_frequent_tag_of_all(train: Sequence[Words], dev: Sequence[Words]) -> list[tuple[str, ...]]:
     usual = Counter(tag for sentence in train for tag in sentence.tags or ()).most_common(1)[0][0]
     return [(usual,) * len(sentence.words) for sentence in dev]
 
 
-def _usual_place(train: Sequence[Choice], dev: Sequence[Choice]) -> list[int]:
+def usual_place(train: Sequence[Choice], dev: Sequence[Choice]) -> list[int]:
     most = Counter(answer for example in train for answer in example.answers or ()).most_common(1)[0][0]
     return [min(most, len(example.options) - 1) for example in dev]
 
 
-def _overlapping_option(train: Sequence[Choice], dev: Sequence[Choice]) -> list[int]:
+def overlapping_option(train: Sequence[Choice], dev: Sequence[Choice]) -> list[int]:
     """The option that shares most words with context and question."""
     return [
         int(np.argmax([_overlap(f"{example.context} {example.question}", option) for option in example.options]))
@@ -141,7 +129,7 @@ def _overlapping_option(train: Sequence[Choice], dev: Sequence[Choice]) -> list[
     ]
 
 
-def _overlapping_sentence(train: Sequence[Question], dev: Sequence[Question]) -> list[str]:
+def overlapping_sentence(train: Sequence[Question], dev: Sequence[Question]) -> list[str]:
     """The sentence of the passage that shares most words with the question."""
     found = []
     for question in dev:
@@ -150,18 +138,5 @@ def _overlapping_sentence(train: Sequence[Question], dev: Sequence[Question]) ->
     return found
 
 
-def _no_answer(train: Sequence[Question], dev: Sequence[Question]) -> list[str]:
+def no_answer(train: Sequence[Question], dev: Sequence[Question]) -> list[str]:
     return [""] * len(dev)
-
-
-_BASELINES: dict[str, dict[str, Any]] = {
-    "classification": {
-        "majority": _majority,
-        "TF-IDF + logistic regression": _bag_of_words,
-        "word overlap": _threshold_on_overlap,
-    },
-    "regression": {"mean": _mean, "word overlap": _overlap_number},
-    "tagging": {"majority": _most_frequent_tag_of_all, "dictionary": _tag_dictionary},
-    "choice": {"majority": _usual_place, "word overlap": _overlapping_option},
-    "span": {"majority": _no_answer, "word overlap": _overlapping_sentence},
-}

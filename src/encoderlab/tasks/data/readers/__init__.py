@@ -11,7 +11,7 @@ from pathlib import Path
 
 from encoderlab.errors import DataError, nearest
 from encoderlab.tasks.data import records as tables
-from encoderlab.tasks.data.examples import Choice, Example, Question, Remarks, Text
+from encoderlab.tasks.data.examples import Example, Remarks
 from encoderlab.tasks.data.readers.choices import C3, Cloze, Copa, EntityCloze, IdiomGaps, Options, Race, Stems
 from encoderlab.tasks.data.readers.common import Layout
 from encoderlab.tasks.data.readers.questions import Squad
@@ -55,24 +55,13 @@ def examples(layout: Layout, path: Path, remarks: Remarks) -> Iterator[Example]:
     """
     try:
         for example in layout.read(path, remarks):
-            if strange := [text for text in _texts(example) if not isinstance(text, str)]:
+            if strange := [text for text in example.texts if not isinstance(text, str)]:
                 raise DataError(f"{path}:{example.row}: {strange[0]!r:.40} stands for a text; correct the row")
             yield example
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         found = f"no field {error}" if isinstance(error, KeyError) else f"a field of another kind ({error})"
         place = f"{path}:{remarks.row}" if remarks.row else str(path)  # it has no row before the first is read
         raise DataError(f"{place}: {found}; expected {_form(layout)}") from error
-
-
-def _texts(example: Example) -> Sequence[object]:
-    """The fields that must be texts; readers take them from the file unchecked."""
-    if isinstance(example, Text):
-        return (example.text,) if example.pair is None else (example.text, example.pair)
-    if isinstance(example, Question):
-        return example.question, example.passage
-    if isinstance(example, Choice):
-        return example.context, example.question, *example.options
-    return ()
 
 
 def _form(layout: Layout) -> str:

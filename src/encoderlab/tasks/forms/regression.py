@@ -1,0 +1,209 @@
+"""Regression: a number for one or two texts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.interchange.heads import CHOICES, NUMBER
+from encoderlab.model import Model
+from encoderlab.models.base import Family
+from encoderlab.nn.encoder import States
+from encoderlab.nn.heads import ClassificationHead, TaskHead
+from encoderlab.nn.noise import Noise
+from encoderlab.objectives.base import Term
+from encoderlab.tasks.data.examples import Example, Remarks, Text
+from encoderlab.tasks.data.readers import Columns, Layout
+from encoderlab.tasks.forms.base import FormSettings, Predictions, Scores
+from encoderlab.tasks.forms.batching import Item, TaskBatch
+from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of
+from encoderlab.tasks.scoring import metrics
+from encoderlab.tasks.scoring.baselines import mean_number, overlap_number
+
+if TYPE_CHECKING:
+    from encoderlab.tasks.data.task import Task
+
+DECIMAL_COMMA = r"[-+]?\d+,\d+"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressionSettings(TextSettings):
+    """Settings of regression.
+
+    Args:
+        targets: ``unit`` trains on numbers scaled to 0..1 (ELECTRA), ``raw`` on those of the file (BERT). The saved
+            model predicts numbers of the file either way.
+    """
+
+    kind: Literal["regression"] = "regression"
+    targets: Literal["unit", "raw"] = "unit"
+
+
+class RegressionForm(TextForm):
+    """Squared error of one output, which learns ``(number - offset) / factor``."""
+
+    name = "regression"
+    description = "a number for one or two texts"
+    settings_type = RegressionSettings
+    metrics = ("spearman", "pearson")
+    baselines = {"mean": mean_number, "word overlap": overlap_number}
+    learned = ("cut", "offset", "factor")
+    settings: RegressionSettings
+
+    # Data
+
+    @classmethod
+    def recognises(cls, layout: Layout, examples: Sequence[Example]) -> bool:
+        """Whether the labels are numbers that are not all whole, or more than 20 different ones in a column named
+        score. Numbers with a decimal comma count, and reading them says how to write them.
+        """
+        if not isinstance(layout, Columns):
+            return False
+        raw = {label for example in examples for label in example.labels}
+        raw = {label.replace(",", ".") if re.fullmatch(DECIMAL_COMMA, label) else label for label in raw}
+        try:
+            numbers = {float(label) for label in raw}
+        except ValueError:
+            return False
+        whole = all(number.is_integer() for number in numbers)
+        named = (layout.label or "").lower() in ("score", "rating", "target", "y")
+        return bool(numbers) and (not whole or (named and len(numbers) > 20))
+
+    @classmethod
+    def checked(cls, task: Task, example: Example, place: str, remarks: Remarks) -> Example:
+        assert isinstance(example, Text)
+        label = None if example.label is None else _parsed(task, str(example.label).strip(), place)
+        return replace(example, label=label)
+
+    @classmethod
+    def fits(cls, model: Model) -> bool:
+        head = model.task
+        one = isinstance(head, ClassificationHead) and head.config.labels == 1 and not head.config.several
+        return one and model.config.labels != CHOICES
+
+    # Settings
+
+    @classmethod
+    def as_saved(cls, settings: FormSettings) -> FormSettings:
+        """The saved head answers in the numbers of the file."""
+        return replace(settings, targets="raw")  # type: ignore[call-arg]
+
+    # Scores
+
+    @classmethod
+    def measures(cls, task: Task, examples: Sequence[Any], predictions: Sequence[Any]) -> Scores:
+        gold = np.array([float(label_of(example)) for example in examples])
+        guess = np.array(predictions, dtype=float)
+        return {
+            "spearman": metrics.spearman(gold, guess),
+            "pearson": metrics.pearson(gold, guess),
+            "mean_squared_error": float(np.mean((gold - guess) ** 2)),
+        }
+
+    # Encoding and losses
+
+    def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
+        super().__init__(task, tokenizer, settings)
+        self.offset, self.factor = 0.0, 1.0
+        if self.settings.targets == "unit" and task.range is not None:
+            self.offset, self.factor = task.range[0], task.range[1] - task.range[0]
+
+    def head(self, family: Family, model: Model) -> TaskHead:
+        return replace(family.classification, labels=1)
+
+    def head_labels(self) -> tuple[str, ...]:
+        return NUMBER
+
+    def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
+        if train and self.settings.targets == "unit" and self.task.range is None:
+            # Numbers without a known range are learned with mean 0 and standard deviation 1.
+            numbers = [_number(e) for e in examples if isinstance(e, Text) and e.label is not None]
+            self.offset, self.factor = float(np.mean(numbers)), float(np.std(numbers)) or 1.0
+        return super().items(examples, train=train)
+
+    def _target(self, example: Text) -> float:
+        return float("nan") if example.label is None else (_number(example) - self.offset) / self.factor
+
+    def _known(self, batch: TaskBatch) -> Tensor:
+        return batch.labels["target"][batch.sequences()].isfinite()
+
+    def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
+        scores, target = self.known_scores(model, states, batch, noise)
+        return {self.name: Term(((scores[:, 0].float() - target) ** 2).sum(), len(target))}
+
+    # Comparing models
+
+    def divergence(self, first: Tensor, second: Tensor) -> Tensor:
+        return ((first - second) ** 2).sum()
+
+    def imitation(self, scores: Tensor, wanted: Tensor, temperature: float, weight: float) -> Term:
+        return Term((scores - wanted).square().sum(), len(scores), weight)
+
+    def in_units(self, scores: Tensor) -> Tensor:
+        return (scores - self.offset) / self.factor
+
+    @classmethod
+    def check_comparable(cls, model: Model, name: str) -> None:
+        if model.config.labels != NUMBER:
+            raise ConfigError(
+                f"{name}: its one output is a probability, not a number; give a regression "
+                f"(problem_type of a Hugging Face config.json)"
+            )
+
+    # Predictions
+
+    def answered(self, model: Model, scores: Tensor) -> Tensor:
+        """The number; a probability where the output was not trained as a number (rankers and detectors)."""
+        return scores if model.config.labels == NUMBER else scores.float().sigmoid()
+
+    def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Any]) -> Predictions:
+        values = [self.offset + self.factor * float(scores[0]) for scores in outputs]
+        return Predictions(values=values, details=[{"score": value} for value in values])
+
+    def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
+        return [np.mean(item, axis=0) for item in zip(*outputs, strict=True)]
+
+    def finish(self, model: Model) -> None:
+        """Fold the scale of the numbers into the output layer, so that the saved model answers in those of the file."""
+        assert isinstance(model.task, ClassificationHead)
+        with torch.no_grad():
+            model.task.out.weight.mul_(self.factor)
+            model.task.out.bias.mul_(self.factor).add_(self.offset)
+
+
+def _number(example: Text) -> float:
+    assert not isinstance(example.label, tuple) and example.label is not None
+    return float(example.label)
+
+
+def _parsed(task: Task, raw: str, place: str) -> float | None:
+    """The number that ``raw`` stands for; -1 only fills the column of a test file if it is out of range.
+
+    Raises:
+        DataError: not a finite number, or out of range.
+    """
+    if raw in ("", "None", "null"):
+        return None
+    try:
+        value = float(raw)
+    except ValueError:
+        comma = ", or write it with a decimal point" if re.fullmatch(DECIMAL_COMMA, raw) else ""
+        raise DataError(
+            f"{place}: label {raw!r} is not a number, and the task is a regression; give its --form{comma}"
+        ) from None
+    if not math.isfinite(value):
+        raise DataError(f"{place}: label {raw!r} is not a finite number; leave the row out")
+    if task.range is None or task.range[0] <= value <= task.range[1]:
+        return value
+    if value == -1:
+        return None
+    raise DataError(f"{place}: label {raw} is outside {task.range[0]:g} to {task.range[1]:g}; correct the row")
