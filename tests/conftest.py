@@ -29,3 +29,11 @@ def plain_output() -> None:
     from encoderlab.commands import terminal
 
     terminal.configure(json=False, verbose=False)
+
+
+@pytest.fixture
+def unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Model folders without checksums, as other libraries write them, for tests that change their files."""
+    from encoderlab.interchange import checksums
+
+    monkeypatch.setattr(checksums, "write", lambda folder: None)

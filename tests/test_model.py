@@ -274,7 +274,7 @@ def test_layers_that_share_one_part_have_no_inner_blocks() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, unrecorded: None) -> Path:
     build("bert-tiny", **TINY).save(tmp_path / "model")
     return tmp_path / "model"
 

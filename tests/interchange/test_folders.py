@@ -30,6 +30,7 @@ from encoderlab.nn.heads import Classification, Pooler, Span, Tagging
 from encoderlab.nn.spanconv import SpanDynamic
 from tests.interchange.tiny_models import CONFIGS, make, same_weights
 
+pytestmark = pytest.mark.usefixtures("unrecorded")
 WEIGHTS = "model.safetensors"
 
 

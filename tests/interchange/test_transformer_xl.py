@@ -71,6 +71,7 @@ def test_maps_of_transformer_xl(
     assert not mapped or again.encoder.adaptive == adaptive
 
 
+@pytest.mark.usefixtures("unrecorded")
 def test_shared_biases_stand_in_every_layer_of_transformers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = make(CONFIGS["transformer-xl"])
     huggingface.save(model, tmp_path)

@@ -78,7 +78,7 @@ def _convert(
 ) -> dict[str, Any]:
     """Read the model and write it to ``out``."""
     from encoderlab.files import write_bytes
-    from encoderlab.interchange import folder, huggingface
+    from encoderlab.interchange import checksums, folder, huggingface
     from encoderlab.interchange.load import kind_of
     from encoderlab.tasks.runs.folder import find_task
     from encoderlab.tasks.runs.trials import best_seed
@@ -105,6 +105,7 @@ def _convert(
             folder.save(network, place)
             if task is not None:
                 write_bytes(place / task.name, task.read_bytes())
+                checksums.add(place, task.name)
         written[part] = str(place)
         terminal.say(f"{network.config.family} {part} written to {place}")
         if network.tokenizer is None:

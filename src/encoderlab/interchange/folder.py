@@ -18,6 +18,7 @@ from torch import Tensor
 from encoderlab.config import from_dict, to_dict
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.interchange import checksums
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
 
@@ -69,8 +70,8 @@ def write_fields(path: Path, fields: dict[str, Any]) -> None:
 
 
 def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Make ``folder`` with the files that ``fill`` writes into a folder aside; an older one is replaced when it is
-    done. Where ``folder`` is a link, this is what it leads to. What killed processes left of it is swept up: folders
+    """Make ``folder`` with the files that ``fill`` writes into a folder aside, and their checksums; an older one is
+    replaced when it is done. Where ``folder`` is a link, this is what it leads to. What killed processes left of it is swept up: folders
     that were not done at once, older ones (``.NAME.PID.old``) when a new one stands in their place.
 
     Raises:
@@ -87,6 +88,7 @@ def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
     try:
         aside.mkdir(parents=True)
         fill(aside)
+        checksums.write(aside)
         for file in aside.rglob("*"):
             if file.is_file():
                 with file.open("rb") as opened:
@@ -117,9 +119,10 @@ def load(folder: str | os.PathLike[str]) -> Model:
     """Read a model folder in this format.
 
     Raises:
-        DataError: a file is missing, truncated or does not fit the configuration, or a weight is not a number.
+        DataError: a file is missing, does not match its checksum or the configuration, or a weight is not finite.
     """
     folder = Path(folder)
+    checksums.verify(folder)
     config = _read_config(folder)
     state = read_weights(folder / "model.safetensors")
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None

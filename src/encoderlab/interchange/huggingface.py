@@ -13,7 +13,7 @@ from torch import Tensor
 
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.interchange import configs, heads, names, tables
+from encoderlab.interchange import checksums, configs, heads, names, tables
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange.assemble import assemble
 from encoderlab.interchange.files import SAFE, read_json, read_tensors
@@ -50,6 +50,7 @@ def load(folder: str | os.PathLike[str], *, allow_missing: bool = False) -> Mode
             ``config.json`` asks for something that is not implemented.
     """
     folder = Path(folder)
+    checksums.verify(folder)
     data = read_json(folder / "config.json")
     source = str(folder / "config.json")
     form, config = configs.read(data, source)

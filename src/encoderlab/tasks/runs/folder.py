@@ -17,6 +17,7 @@ import safetensors.torch
 from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import write_json, write_text
+from encoderlab.interchange import checksums
 from encoderlab.interchange import folder as folders
 from encoderlab.model import Model
 from encoderlab.tasks.data import readers, suites
@@ -129,6 +130,7 @@ def write_task(
         "threshold": thresholds[0] if thresholds else 0.0,
     }
     write_json(folder / TASK_FILE, data)
+    checksums.add(folder, TASK_FILE)
 
 
 def plain_layouts(task: Task) -> list[dict[str, Any]]:
