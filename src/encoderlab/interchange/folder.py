@@ -70,9 +70,10 @@ def write_fields(path: Path, fields: dict[str, Any]) -> None:
 
 
 def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Make ``folder`` with the files that ``fill`` writes into a folder aside, and their checksums; an older one is
-    replaced when it is done. Where ``folder`` is a link, this is what it leads to. What killed processes left of it is swept up: folders
-    that were not done at once, older ones (``.NAME.PID.old``) when a new one stands in their place.
+    """Make ``folder`` with the files that ``fill`` writes, and their checksums; an older folder is replaced at the end.
+
+    The files are written aside. Where ``folder`` is a link, this is what it leads to. What killed processes left behind
+    is deleted: unfinished folders at once, older ones (``.NAME.PID.old``) when a new one stands in their place.
 
     Raises:
         DataError: it could not be written, as on a full disk.
