@@ -10,7 +10,7 @@ import encoderlab
 SOURCE = Path(encoderlab.__file__).parent
 ORDER = [  # first to last: each group may use those before it
     ["errors"],
-    ["seeds", "ranges", "protobuf", "files"],
+    ["seeds", "ranges", "protobuf", "files", "tensor_files"],
     ["config"],
     ["nn"],
     ["models"],
@@ -44,6 +44,7 @@ TORCH_FREE = (
     "ranges",
     "protobuf",
     "files",
+    "tensor_files",
     "config",
     "corpus",
 )

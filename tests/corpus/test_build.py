@@ -111,18 +111,18 @@ def test_tokens_and_marks_are_those_of_the_text(text, tmp_path, kind):
 
 def test_counts_splits_and_filters(text, chosen, tmp_path):
     manifest = build_corpus(chosen, tmp_path / "out")
-    read = manifest["read"]
+    read = manifest.read
     assert read["documents"] == 80 and read["duplicate_lines"] > 0
     assert read["short_documents"] + read["emptied_documents"] == 2
     train, validation = Corpus(tmp_path / "out"), Corpus(tmp_path / "out", "validation")
     assert len(train) + len(validation) == 78
-    assert len(manifest["splits"]["train"]["shards"]) > 1
+    assert len(manifest.splits["train"].shards) > 1
     counts = sum(np.bincount(train.document(number).ids, minlength=300) for number in range(len(train)))
     np.testing.assert_array_equal(train.counts(), counts)
     for corpus in (train, validation):
         assert corpus.num_tokens == sum(len(corpus.document(number)) for number in range(len(corpus)))
         assert corpus.num_bytes == sum(corpus.document(number).num_bytes for number in range(len(corpus)))
-    assert [source["name"] for source in manifest["sources"]] == [str(text / "a.txt"), str(text / "b.txt.gz")]
+    assert [source.name for source in manifest.sources] == [str(text / "a.txt"), str(text / "b.txt.gz")]
     facts = inspect_corpus(tmp_path / "out", rows=2)
     assert facts["verified"] and len(facts["rows"]) == 2 and facts["splits"]["train"]["tokens_per_word"] > 1
 
@@ -151,7 +151,7 @@ def test_parts_of_several_machines_merge_to_the_same_bytes(chosen, tmp_path, num
         merge_corpora([*parts[1:], tmp_path / "whole"], tmp_path / "other")
     whole = (parts[0] / "part.json").read_text()
     (parts[0] / "part.json").write_text("{}")
-    with pytest.raises(DataError, match="part.json: cannot be read .'settings'.; build the part again"):
+    with pytest.raises(DataError, match="part.json: damaged; run the build of this part again"):
         merge_corpora(parts, tmp_path / "other")
     (parts[0] / "part.json").write_text(whole)
     (parts[0] / "part.json").unlink()
@@ -185,13 +185,13 @@ def test_a_small_corpus_has_one_validation_document(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("\n\n".join(f"Document number {number}." for number in range(5)))
     chosen = settings(tmp_path / "a.txt", tokenizer=GivenTokenizer(path=str(tokenizer)), selection={"validation": 1e-9})
     manifest = build_corpus(chosen, tmp_path / "out")
-    assert {split: record["documents"] for split, record in manifest["splits"].items()} == {"train": 4, "validation": 1}
+    assert {split: record.documents for split, record in manifest.splits.items()} == {"train": 4, "validation": 1}
     (tmp_path / "b.txt").write_text("Document number 1.")
     all_of_it = settings(tmp_path / "b.txt", tokenizer=chosen.tokenizer, selection={"validation": 1 - 1e-9})
     with pytest.raises(DataError, match=r"no text left for training \(1 documents\); .* or hold .*: --validation 0"):
         build_corpus(all_of_it, tmp_path / "all")
     none = settings(tmp_path / "a.txt", tokenizer=GivenTokenizer(path=str(tokenizer)), selection={"validation": 0.0})
-    assert build_corpus(none, tmp_path / "none")["splits"]["validation"]["documents"] == 0
+    assert build_corpus(none, tmp_path / "none").splits["validation"].documents == 0
 
 
 def held_out(tmp_path: Path, tokenizer: Path, number: int, **changes) -> list[list[int]]:

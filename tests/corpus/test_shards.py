@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from encoderlab.corpus.manifest import COUNTS, MANIFEST, split_record, verify, write_manifest
+from encoderlab.corpus.manifest import COUNTS, MANIFEST, ShardRecord, split_record, verify, write_manifest
 from encoderlab.corpus.shards import Corpus, Document, id_type
 from encoderlab.corpus.tensors import map_tensors, tensor_header, write_tensors
 from encoderlab.errors import DataError
@@ -56,11 +56,11 @@ def test_several_shards(tmp_path):
     documents = make([5, 1, 17, 300, 8, 3, 64, 1])
     groups = [documents[:3], documents[3:4], [], documents[4:]]
     corpus = write_corpus(tmp_path, {"train": groups}, 1000)
-    splits = corpus.manifest["splits"]
+    splits = corpus.manifest.splits
     for number, document in enumerate(documents):
         same(corpus.document(number), document)
-    assert splits["train"]["sentences"] == sum(len(document.sentences) for document in documents)
-    assert splits["train"]["words"] == sum(int(document.word_starts.sum()) for document in documents)
+    assert splits["train"].sentences == sum(len(document.sentences) for document in documents)
+    assert splits["train"].words == sum(int(document.word_starts.sum()) for document in documents)
     chosen = np.array([7, 0, 3, 2, 3])
     ids, words = corpus.gather(chosen, np.array([0, 1, 250, 16, 0]), np.array([1, 5, 300, 17, 2]))
     parts = [
@@ -213,13 +213,16 @@ def test_opening_a_large_corpus_costs_nothing(tmp_path):
     with open(path, "wb") as file:
         file.write(header + starts.tobytes() + starts.tobytes())
         file.truncate(file.tell() + 2 * tokens + tokens // 4)
-    record = {
-        "file": "train/shard-00000.safetensors",
-        "size": path.stat().st_size,
-        "sha256": "",
-        "documents": documents,
-    }
-    record |= {"tokens": tokens, "bytes": tokens, "sentences": 0, "words": 0}
+    record = ShardRecord(
+        file="train/shard-00000.safetensors",
+        size=path.stat().st_size,
+        sha256="",
+        documents=documents,
+        tokens=tokens,
+        bytes=tokens,
+        sentences=0,
+        words=0,
+    )
     write_manifest(
         tmp_path, vocab_size=10, tokenizer=None, splits={"train": split_record([record])}, counts=np.zeros(10)
     )

@@ -4,36 +4,117 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from encoderlab.commands import terminal
+from encoderlab.corpus.sources import Reading
 from encoderlab.errors import ConfigError
 
+if TYPE_CHECKING:
+    from encoderlab.corpus.assemble import Selection
+    from encoderlab.corpus.build import GivenTokenizer, NewTokenizer
+    from encoderlab.corpus.manifest import Manifest
+
 log = logging.getLogger(__name__)
+READING = Reading()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """What makes tokens of the text.
+
+    Parameters
+    ----------
+    tokenizer
+        Kind of tokenizer to train (`wordpiece`, `bpe`, `unigram`), or a given one: a folder, `vocab.txt`,
+        `tokenizer.json`, ...
+    vocab_size
+        Number of tokens of a tokenizer to train.
+    family
+        Special tokens and framing of a family: `bert`, `roberta`, `albert`, `xlnet`, ... Default: the usual one of the
+        kind.
+    lowercase
+        Lower-case the text. Default: as usual for the kind.
+    tokenizer_sample
+        Megabytes of text to train the tokenizer on.
+    """
+
+    tokenizer: Literal["wordpiece", "bpe", "unigram"] | str = "wordpiece"
+    vocab_size: int = 16384
+    family: str | None = None
+    lowercase: Annotated[bool | None, Parameter(negative="--cased")] = None
+    tokenizer_sample: float = 32.0
+
+    def choice(self) -> NewTokenizer | GivenTokenizer:
+        """The tokenizer of a build."""
+        from encoderlab.corpus.build import GivenTokenizer, NewTokenizer
+
+        if not 0 < self.tokenizer_sample < math.inf:
+            raise ConfigError(
+                f"--tokenizer-sample {self.tokenizer_sample:g}, expected a number of megabytes, such as 32"
+            )
+        if self.tokenizer not in ("wordpiece", "bpe", "unigram"):
+            return GivenTokenizer(path=self.tokenizer, family=self.family, lowercase=self.lowercase)
+        return NewTokenizer(
+            kind=self.tokenizer,  # type: ignore[arg-type]
+            vocab_size=self.vocab_size,
+            family=self.family,
+            lowercase=self.lowercase,
+            sample_bytes=int(self.tokenizer_sample * 1e6),
+        )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """Which documents stay, and where they go.
+
+    Parameters
+    ----------
+    min_chars
+        Leave out documents with fewer characters.
+    max_chars
+        Leave out documents with more characters.
+    keep_duplicates
+        Keep documents that are equal to an earlier one.
+    drop_duplicate_lines
+        Leave out every line that occurred before, anywhere in the corpus.
+    validation
+        Fraction of documents that is held out.
+    """
+
+    min_chars: int = 1
+    max_chars: int | None = None
+    keep_duplicates: bool = False
+    drop_duplicate_lines: bool = False
+    validation: float = 0.01
+
+    def selection(self) -> Selection:
+        """The selection of a build."""
+        from encoderlab.corpus.assemble import Selection
+
+        return Selection(
+            min_chars=self.min_chars,
+            max_chars=self.max_chars,
+            drop_documents=not self.keep_duplicates,
+            drop_lines=self.drop_duplicate_lines,
+            validation=self.validation,
+        )
 
 
 def build(
     *sources: str,
     out: Path,
-    tokenizer: Literal["wordpiece", "bpe", "unigram"] | str = "wordpiece",
-    vocab_size: int = 16384,
-    family: str | None = None,
-    lowercase: Annotated[bool | None, Parameter(negative="--cased")] = None,
-    tokenizer_sample: float = 32.0,
-    format: Literal["text", "markdown", "jsonl", "csv", "tsv", "parquet"] | None = None,
-    field: str | None = None,
-    invalid_utf8: Literal["replace", "refuse"] = "replace",
-    invalid_records: Literal["refuse", "skip"] = "refuse",
-    min_line_chars: int = 1,
-    min_chars: int = 1,
-    max_chars: int | None = None,
-    keep_duplicates: bool = False,
-    drop_duplicate_lines: bool = False,
-    validation: float = 0.01,
+    tokens: Tokens = Tokens(),
+    reading: Annotated[Reading, Parameter(name="*")] = READING,
+    kept: Kept = Kept(),
     segmenter: str | None = None,
+    max_unknown: float | None = None,
     workers: int | None = None,
     shard_index: int = 0,
     num_shards: int = 1,
@@ -53,82 +134,27 @@ def build(
         Files, folders or globs: text (a paragraph per line, a blank line between documents), Markdown, JSONL, CSV, TSV,
         Parquet; `.gz .xz .bz2 .zst .zip`.
     out
-        The folder of the corpus, new or empty.
-    tokenizer
-        What kind to train (`wordpiece`, `bpe`, `unigram`), or a given one: a folder, `vocab.txt`, `tokenizer.json`, ...
-    vocab_size
-        Tokens of a tokenizer to train.
-    family
-        Whose special tokens and framing: `bert`, `roberta`, `albert`, `xlnet`, ... By default the kind's usual one.
-    lowercase
-        Lower-case the text. By default as usual for the kind.
-    tokenizer_sample
-        Megabytes of text to train the tokenizer on.
-    format
-        The format of every source; by default each file's name tells.
-    field
-        The JSON field or the column with the text; a number is a column of a file without a header, from 0. By default
-        it is inferred, and said.
-    invalid_utf8
-        Whether bytes that are no UTF-8 are replaced and counted, or refused.
-    invalid_records
-        Whether lines that are no valid record are refused, or skipped and counted.
-    min_line_chars
-        Leave out shorter lines.
-    min_chars
-        Leave out shorter documents.
-    max_chars
-        Leave out longer documents.
-    keep_duplicates
-        Keep documents that are equal to an earlier one.
-    drop_duplicate_lines
-        Leave out every line that occurred before, anywhere in the corpus.
-    validation
-        The fraction of documents that is held out.
+        Folder of the corpus, new or empty.
     segmenter
         Marks words in Chinese text: `rjieba`, `characters`, or a function as `module:function`.
+    max_unknown
+        Refuse a tokenizer if more than this share of the tokens is unknown. Default: 0.2.
     workers
-        Processes; by default one per core.
+        Number of processes. Default: one per core.
     shard_index
-        Which part this machine builds, from 0, where several build one corpus.
+        Part that this machine builds, from 0, where several machines build one corpus.
     num_shards
-        How many parts there are. Join them with `encoderlab corpus merge`.
+        Number of parts. Join them with `encoderlab corpus merge`.
     """
-    from encoderlab.corpus.assemble import Selection
-    from encoderlab.corpus.build import BuildSettings, GivenTokenizer, NewTokenizer, build_corpus
-    from encoderlab.corpus.sources import Reading
+    from encoderlab.corpus.build import BuildSettings, build_corpus
+    from encoderlab.corpus.merge import MAX_UNKNOWN, PartRecord
     from encoderlab.corpus.workers import cores
 
-    if not 0 < tokenizer_sample < math.inf:
-        raise ConfigError(f"--tokenizer-sample {tokenizer_sample:g}, expected a number of megabytes, such as 32")
-    chosen: NewTokenizer | GivenTokenizer
-    if tokenizer in ("wordpiece", "bpe", "unigram"):
-        chosen = NewTokenizer(
-            kind=tokenizer,  # type: ignore[arg-type]
-            vocab_size=vocab_size,
-            family=family,
-            lowercase=lowercase,
-            sample_bytes=int(tokenizer_sample * 1e6),
-        )
-    else:
-        chosen = GivenTokenizer(path=tokenizer, family=family, lowercase=lowercase)
     settings = BuildSettings(
         sources=sources,
-        tokenizer=chosen,
-        reading=Reading(
-            format=format,
-            field=field,
-            invalid_utf8=invalid_utf8,
-            invalid_records=invalid_records,
-            min_line_chars=min_line_chars,
-        ),
-        selection=Selection(
-            min_chars=min_chars,
-            max_chars=max_chars,
-            drop_documents=not keep_duplicates,
-            drop_lines=drop_duplicate_lines,
-            validation=validation,
-        ),
+        tokenizer=tokens.choice(),
+        reading=reading,
+        selection=kept.selection(),
         segmenter=segmenter,
     )
     with terminal.progress("corpus") as progress:
@@ -138,18 +164,19 @@ def build(
             workers=cores() if workers is None else workers,
             shard_index=shard_index,
             num_shards=num_shards,
+            max_unknown=MAX_UNKNOWN if max_unknown is None else max_unknown,
             progress=progress,
         )
-    for source in record["sources"]:
-        if source["field"] is not None and field is None and not source["name"].startswith("python:"):
-            terminal.note(f"{source['name']}: text from {source['format']} field {source['field']!r} (inferred)")
-    if num_shards > 1:
+    for source in record.sources:
+        if source.field is not None and reading.field is None and not source.name.startswith("python:"):
+            terminal.note(f"{source.name}: text from {source.format} field {source.field!r} (inferred)")
+    if isinstance(record, PartRecord):
         terminal.say(f"{out}: part {shard_index} of {num_shards}; join them: encoderlab corpus merge PART... --out DIR")
-        return {"out": str(out), **record}
+        return {"out": str(out), **asdict(record)}
     return _report(out, record)
 
 
-def merge(*parts: Path, out: Path, workers: int | None = None) -> dict[str, Any]:
+def merge(*parts: Path, out: Path, max_unknown: float | None = None, workers: int | None = None) -> dict[str, Any]:
     """Join the parts of a corpus that several machines built; the same bytes as one machine would have written.
 
     Example: encoderlab corpus merge part0/ part1/ --out corpora/en
@@ -159,16 +186,24 @@ def merge(*parts: Path, out: Path, workers: int | None = None) -> dict[str, Any]
     parts
         The output folders of `encoderlab corpus build --shard-index i --num-shards n`, all of them, in any order.
     out
-        The folder of the corpus, new or empty.
+        Folder of the corpus, new or empty.
+    max_unknown
+        Refuse the tokenizer if more than this share of the tokens is unknown. Default: 0.2.
     workers
-        Processes; by default one per core.
+        Number of processes. Default: one per core.
     """
-    from encoderlab.corpus.merge import merge_corpora
+    from encoderlab.corpus.merge import MAX_UNKNOWN, merge_corpora
     from encoderlab.corpus.workers import cores
 
     with terminal.progress("corpus") as progress:
-        record = merge_corpora(parts, out, workers=cores() if workers is None else workers, progress=progress)
-    return _report(out, record)
+        manifest = merge_corpora(
+            parts,
+            out,
+            workers=cores() if workers is None else workers,
+            max_unknown=MAX_UNKNOWN if max_unknown is None else max_unknown,
+            progress=progress,
+        )
+    return _report(out, manifest)
 
 
 def inspect(corpus: Path, /, *, rows: int = 3, no_verify: bool = False) -> dict[str, Any]:
@@ -203,21 +238,26 @@ def inspect(corpus: Path, /, *, rows: int = 3, no_verify: bool = False) -> dict[
     return facts
 
 
-def _report(out: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    splits = manifest["splits"]
-    rows = [[split, *(f"{splits[split][name]:,}" for name in ("documents", "tokens", "bytes"))] for split in splits]
-    terminal.table(str(out), ["split", "documents", "tokens", "bytes"], rows)
-    read, apart = manifest["read"], ("documents", "invalid_utf8")
+def _report(out: Path, manifest: Manifest) -> dict[str, Any]:
+    from encoderlab.corpus.manifest import NUMBERS
+
+    splits = {name: {number: getattr(split, number) for number in NUMBERS} for name, split in manifest.splits.items()}
+    columns = ["documents", "tokens", "bytes"]
+    rows = [[name, *(f"{split[column]:,}" for column in columns)] for name, split in splits.items()]
+    terminal.table(str(out), ["split", *columns], rows)
+    read, apart = manifest.read, ("documents", "invalid_utf8")
     counted = [f"{count:,} {_words(name)}" for name, count in read.items() if count and name not in apart]
     if counted:
         terminal.note("on the way: " + ", ".join(counted))
     if read["invalid_utf8"]:
+        worst = sorted((source for source in manifest.sources if source.invalid_utf8), key=lambda s: -s.invalid_utf8)
+        files = ", ".join(f"{source.name} ({source.invalid_utf8:,})" for source in worst[:5])
+        more = f" and {len(worst) - 5:,} more files" if len(worst) > 5 else ""
         log.warning(
-            f"{read['invalid_utf8']:,} characters were no valid UTF-8 and became U+FFFD; --invalid-utf8 refuse names "
-            "the first file and line, and iconv converts a file"
+            f"{read['invalid_utf8']:,} characters were no valid UTF-8 and became U+FFFD, in {files}{more}; "
+            "--invalid-utf8 refuse names the first line, and iconv converts a file"
         )
-    kinds = {split: {name: value for name, value in splits[split].items() if name != "shards"} for split in splits}
-    return {"out": str(out), "vocab_size": manifest["vocab_size"], "splits": kinds, "read": read}
+    return {"out": str(out), "vocab_size": manifest.vocab_size, "splits": splits, "read": read}
 
 
 def _words(name: str) -> str:

@@ -69,7 +69,7 @@ def report(road: Road) -> Report:
 
 
 def tokenizer_facts(road: Road) -> dict[str, str]:
-    corpus, words = road.corpus, road.corpus.manifest["splits"]["train"]["words"]
+    corpus, words = road.corpus, road.corpus.manifest.splits["train"].words
     return {
         "Kind": f"{road.tokenizer.kind}, {road.tokenizer.vocab_size:,} pieces, trained on this corpus",
         "Fertility": f"{corpus.num_tokens / words:.2f} tokens per word, "

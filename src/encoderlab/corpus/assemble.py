@@ -13,23 +13,25 @@ hashes are taken, as pairs of segments need two documents; of fewer than 20 docu
 
 from __future__ import annotations
 
-import json
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from encoderlab.config import to_dict
+from encoderlab.corpus import sealed
 from encoderlab.corpus.duplicates import find_repeated
-from encoderlab.corpus.manifest import SPLITS
+from encoderlab.corpus.manifest import SPLITS, ShardRecord
 from encoderlab.corpus.pieces import Piece
 from encoderlab.corpus.shards import create_shard, id_type, shard_record
 from encoderlab.corpus.tensors import map_tensors, write_tensors
-from encoderlab.files import write_text
 from encoderlab.ranges import offsets
 from encoderlab.seeds import mix
+
+log = logging.getLogger(__name__)
 
 SHARD_TOKENS = 1 << 26  # tokens after which a shard ends
 TWO_HELD_OUT = 20  # documents of the smallest corpus that can spare two
@@ -73,8 +75,9 @@ class ShardWork:
 
 def plan(
     pieces: Sequence[Path], selection: Selection, scratch: Path, out: Path, vocab_size: int
-) -> tuple[list[ShardWork], dict[str, int]]:
-    """Decide about every line and document; returns the shards to write and counts of what was read and dropped.
+) -> tuple[list[ShardWork], dict[str, int], Counter[int]]:
+    """Decide about every line and document; returns the shards to write, counts of what was read and dropped, and the
+    characters that were no UTF-8 by the number of their source.
 
     Decisions are files in ``scratch``; the same pieces give the same decisions.
     """
@@ -82,7 +85,9 @@ def plan(
     counts: Counter[str] = Counter()
     judged = _judge_each_alone(pieces, selection, scratch, counts)
     plans = _split(judged, selection, scratch, counts)
-    return _shards(pieces, plans, counts, out, vocab_size), dict(counts)
+    invalid: Counter[int] = Counter()
+    shards = _shards(pieces, plans, counts, invalid, out, vocab_size)
+    return shards, dict(counts), invalid
 
 
 def _judge_each_alone(pieces: Sequence[Path], selection: Selection, scratch: Path, counts: Counter[str]) -> list[Path]:
@@ -185,7 +190,12 @@ def _hold_out(plans: Sequence[Path], documents: Sequence[tuple[int, int, int]]) 
 
 
 def _shards(
-    pieces: Sequence[Path], plans: Sequence[Path], counts: Counter[str], out: Path, vocab_size: int
+    pieces: Sequence[Path],
+    plans: Sequence[Path],
+    counts: Counter[str],
+    invalid: Counter[int],
+    out: Path,
+    vocab_size: int,
 ) -> list[ShardWork]:
     """Divide the kept documents of both splits among shards. A shard ends with the piece that fills it."""
     work: list[ShardWork] = []
@@ -203,6 +213,7 @@ def _shards(
     for path, plan_path in zip(pieces, plans, strict=True):
         piece, decided = Piece(path), map_tensors(plan_path)
         counts.update(piece.counts)
+        invalid.update(piece.invalid)
         tokens = _sums(piece.line_tokens * decided["lines"], piece.document_edges)
         for split in open_pieces:
             chosen = decided["codes"] == split
@@ -240,27 +251,39 @@ def write_shard(work: ShardWork, out: Path, scratch: Path) -> None:
             if work.split == TRAIN:
                 counts += np.bincount(ids, minlength=work.vocab_size)
     if work.split == TRAIN:
-        write_tensors(record_path.with_suffix(".counts"), {"counts": counts.view(np.uint64)})
-    write_text(record_path, json.dumps(shard_record(out, work.path)))
+        sealed.write_tensors(record_path.with_suffix(".counts"), {"counts": counts.view(np.uint64)}, work.path.stem)
+    sealed.write_record(record_path, to_dict(shard_record(out, work.path)))
 
 
 def shard_is_written(work: ShardWork, scratch: Path) -> bool:
-    """Whether an earlier build that was interrupted completed this shard."""
+    """Whether an earlier build that was interrupted completed this shard. What is damaged of it is named, and the shard
+    is to be written again."""
     record_path = work.record_path(scratch)
-    if not record_path.exists() or not work.path.exists():
+    try:
+        record = sealed.read_record(record_path)
+        if work.split == TRAIN:
+            sealed.check_tensors(record_path.with_suffix(".counts"), work.path.stem)
+        if (record["documents"], record["tokens"]) != (work.documents, work.tokens):
+            raise sealed.Damaged(record_path, "made for something else")
+        if not work.path.exists() or sealed.file_hash(work.path) != record["sha256"]:
+            raise sealed.Damaged(work.path, "damaged" if work.path.exists() else "missing")
+    except FileNotFoundError:
         return False
-    return json.loads(record_path.read_bytes())["size"] == work.path.stat().st_size
+    except sealed.Damaged as problem:
+        log.warning("%s; written again", problem)
+        return False
+    return True
 
 
 def collect(
     work: Sequence[ShardWork], scratch: Path, vocab_size: int
-) -> tuple[dict[str, list[dict[str, Any]]], np.ndarray]:
+) -> tuple[dict[str, list[ShardRecord]], np.ndarray]:
     """The records of all shards by split, and how often each id occurs in the training split, (V,) int64."""
-    records: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
+    records: dict[str, list[ShardRecord]] = {split: [] for split in SPLITS}
     counts = np.zeros(vocab_size, np.int64)
     for item in work:
         record_path = item.record_path(scratch)
-        records[item.path.parent.name].append(json.loads(record_path.read_bytes()))
+        records[item.path.parent.name].append(ShardRecord(**sealed.read_record(record_path)))
         if item.split == TRAIN:
             counts += map_tensors(record_path.with_suffix(".counts"))["counts"].view(np.int64)
     return records, counts

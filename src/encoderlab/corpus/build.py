@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -27,20 +28,34 @@ from typing import Any
 
 from encoderlab.config import to_dict
 from encoderlab.corpus.assemble import Selection
+from encoderlab.corpus.blocks import read_blocks
 from encoderlab.corpus.documents import parse_block
 from encoderlab.corpus.find import find_sources
-from encoderlab.corpus.manifest import MANIFEST, TOKENIZER, file_hash, read_manifest
-from encoderlab.corpus.merge import PART, PIECES, Progress, join_parts, piece_path
+from encoderlab.corpus.manifest import MANIFEST, TOKENIZER, Manifest, SourceRecord, read_manifest, verify
+from encoderlab.corpus.merge import (
+    MAX_UNKNOWN,
+    PartRecord,
+    Progress,
+    check_max_unknown,
+    damaged_pieces,
+    join_parts,
+    piece_origin,
+    piece_path,
+    read_part,
+    too_many_unknown,
+)
 from encoderlab.corpus.opening import COMPRESSED
-from encoderlab.corpus.output import PLAN, WORK, begin, differences, held
+from encoderlab.corpus.output import ASSEMBLY, PART, PIECES, PLAN, WORK, begun, differences, held
 from encoderlab.corpus.pieces import Piece, Place, Segmenter, Work, read_work, write_piece
 from encoderlab.corpus.python_text import PREFIX, python_source
+from encoderlab.corpus.sealed import Damaged, check_folder, digest, file_hash, seal_folder, write_record
 from encoderlab.corpus.segment import make_segmenter
 from encoderlab.corpus.sources import Reading, Source
 from encoderlab.corpus.tokenizer import Kind, Tokenizer
 from encoderlab.corpus.workers import Workers
 from encoderlab.errors import ConfigError
-from encoderlab.files import write_json
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,21 +110,25 @@ def build_corpus(
     workers: int = 1,
     shard_index: int = 0,
     num_shards: int = 1,
+    max_unknown: float = MAX_UNKNOWN,
     progress: Progress = lambda what, done, total: None,
-) -> dict[str, Any]:
+) -> Manifest | PartRecord:
     """Build a corpus, or part ``shard_index`` of ``num_shards`` of one; returns its manifest, or the part's record.
 
-    Run again after an interruption it continues; on a complete corpus of the same settings and sources it does nothing.
+    Run again after an interruption it continues; what is damaged of the results of earlier sessions is named and made
+    again. On a complete corpus of the same settings and sources it verifies that corpus and changes nothing.
 
     Args:
         workers: processes besides this one, which reads; 1 does everything in this process.
+        max_unknown: the share of unknown tokens above which the tokenizer is refused for this text.
 
     Raises:
         ConfigError: wrong settings, an output folder that is in use, not empty, or holds something else.
-        DataError: sources that are missing, unreadable, or without text.
+        DataError: sources that are missing, unreadable, without text, or not covered by the tokenizer.
     """
     out = Path(out)
     Workers(workers)  # refuses a wrong number before anything is done
+    check_max_unknown(max_unknown)
     if num_shards < 1:
         raise ConfigError(f"num_shards {num_shards}, expected at least 1")
     if not 0 <= shard_index < num_shards:
@@ -122,8 +141,11 @@ def build_corpus(
             return _complete(settings, sources, out)
         part = Part(out / WORK if whole else out, settings, sources, shard_index, num_shards)
         part.claim(out)
-        record = part.make_pieces(part.tokenizer(progress), workers, progress)
-        return join_parts([part.folder], out, workers, progress) if whole else record
+        tokenizer = part.tokenizer(progress)
+        if isinstance(settings.tokenizer, GivenTokenizer):
+            _require_covered(tokenizer, sources, settings.reading, max_unknown)
+        record = part.make_pieces(tokenizer, workers, progress)
+        return join_parts([part.folder], out, workers, max_unknown, progress) if whole else record
 
 
 def _check(settings: BuildSettings) -> None:
@@ -148,21 +170,22 @@ def resolve_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
     return list(reversed(unique.values()))
 
 
-def _complete(settings: BuildSettings, sources: Sequence[Source], out: Path) -> dict[str, Any]:
-    """The manifest of a corpus that is there already, if it is the one asked for."""
+def _complete(settings: BuildSettings, sources: Sequence[Source], out: Path) -> Manifest:
+    """The manifest of a corpus that is there already, if it is the one asked for and whole."""
     manifest = read_manifest(out)
     asked = _plain(settings)
-    if manifest.get("settings") != asked:
-        changed = differences(manifest.get("settings"), asked)
+    if manifest.settings != asked or manifest.tokenizer is None:
+        changed = differences(manifest.settings, asked)
         raise ConfigError(f"{out}: holds a corpus built otherwise: {changed}; choose another folder, or delete it")
-    if _given_hash(settings) not in (None, manifest["tokenizer"]["hash"]):
+    if _given_hash(settings) not in (None, manifest.tokenizer.hash):
         raise ConfigError(f"{out}: the tokenizer has changed since; choose another folder, or delete this one")
-    recorded = {record["name"]: record["sha256"] for record in manifest["sources"]}
-    for record in _source_records(sources):
-        if recorded.get(record["name"]) != record["sha256"]:
-            raise ConfigError(f"{out}: {record['name']} has changed since; choose another folder, or delete this one")
+    recorded = {source.name: source.sha256 for source in manifest.sources}
+    for source in _source_records(sources):
+        if recorded.get(source.name) != source.sha256:
+            raise ConfigError(f"{out}: {source.name} has changed since; choose another folder, or delete this one")
     if len(recorded) != len(sources):
         raise ConfigError(f"{out}: built of {len(recorded)} sources, not {len(sources)}; choose another folder")
+    verify(out)
     shutil.rmtree(out / WORK, ignore_errors=True)
     return manifest
 
@@ -186,34 +209,39 @@ class Part:
         Raises:
             ConfigError: something else lies or was begun there.
         """
-        plan = self.folder / PLAN
+        earlier = begun(self.folder, out, PLAN, self.plan)
+        if earlier != self.plan and not (self.folder / TOKENIZER).exists():
+            write_record(self.folder / PLAN, self.plan)  # nothing was made yet: its tokenizer was refused, perhaps
+        elif earlier != self.plan:
+            raise ConfigError(
+                f"{out}: another build was begun here: {differences(earlier, self.plan)}; "
+                "ask for the same to continue it, or delete the folder"
+            )
+        for leftover in self.folder.rglob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
+
+    @functools.cached_property
+    def plan(self) -> dict[str, Any]:
+        """What is built, as far as it can be told without reading the sources."""
         states = {source.name: source.path.stat() for source in self.sources}
-        asked = {
+        return {
             "settings": _plain(self.settings),
             "sources": {name: [state.st_size, state.st_mtime_ns] for name, state in states.items()},
             "tokenizer": _given_hash(self.settings),
             "shard_index": self.shard_index,
             "num_shards": self.num_shards,
         }
-        if not plan.exists():
-            begin(self.folder, out, PLAN, asked)
-            return
-        begun = json.loads(plan.read_bytes())
-        if begun != asked and not (self.folder / TOKENIZER).exists():
-            write_json(plan, asked)  # nothing was made yet: the settings of its tokenizer were refused, perhaps
-        elif begun != asked:
-            raise ConfigError(
-                f"{out}: another build was begun here: {differences(begun, asked)}; "
-                "ask for the same to continue it, or delete the folder"
-            )
-        for leftover in self.folder.rglob(".*.tmp"):
-            leftover.unlink(missing_ok=True)
 
     def tokenizer(self, progress: Progress) -> Tokenizer:
         """The tokenizer: given, trained now, or there from an earlier session."""
         folder = self.folder / TOKENIZER
         if folder.exists():
-            return Tokenizer.load(folder)
+            try:
+                check_folder(folder, digest(self.plan))
+                return Tokenizer.load(folder)
+            except Damaged as problem:
+                log.warning("%s; made again", problem)
+                shutil.rmtree(folder)
         wanted = self.settings.tokenizer
         if isinstance(wanted, GivenTokenizer):
             tokenizer = _load_given(wanted)
@@ -225,43 +253,73 @@ class Part:
         temporary = self.folder / f"{TOKENIZER}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         tokenizer.save(temporary)
+        seal_folder(temporary, digest(self.plan))
         os.replace(temporary, folder)
         return Tokenizer.load(folder)
 
-    def make_pieces(self, tokenizer: Tokenizer, workers: int, progress: Progress) -> dict[str, Any]:
-        """Make the pieces, but for those that are there, and return the record of the part."""
-        if (self.folder / PART).exists():
-            return json.loads((self.folder / PART).read_bytes())
+    def make_pieces(self, tokenizer: Tokenizer, workers: int, progress: Progress) -> PartRecord:
+        """Make the pieces, but for those that are there and whole, and return the record of the part."""
+        tokenizer_hash = tokenizer.hash()
+        origin = digest([self.plan, tokenizer_hash])
         (self.folder / PIECES).mkdir(exist_ok=True)
+        if (record := self._finished(origin, progress)) is not None:
+            return record
         number, place = self._resume()
-        total, done, digest = _plain_bytes(self.sources), 0, tokenizer.hash()
+        total = _plain_bytes(self.sources)
         task = functools.partial(
             _make_piece,
             tokenizer=self.folder / TOKENIZER,
-            digest=digest,
+            tokenizer_hash=tokenizer_hash,
             reading=self.settings.reading,
             segmenter=self.settings.segmenter,
+            origin=origin,
         )
+        if place.num_bytes:
+            progress("bytes of text", place.num_bytes, total)  # those of earlier sessions
         with Workers(workers) as tasks:
             for work in read_work(self.sources, place, number):
                 number = work.number + 1
                 path = piece_path(self.folder, work.number)
                 if work.number % self.num_shards == self.shard_index and not path.exists():
                     tasks.submit(task, path, work)
-                done += work.num_bytes
-                progress("bytes of text", done, total)
+                progress("bytes of text", work.end.num_bytes, total)
             source_records = _source_records(self.sources)  # while the last pieces are made
             tasks.finish()
-        record = {
-            "settings": _plain(self.settings),
-            "sources": source_records,
-            "tokenizer": digest,
-            "shard_index": self.shard_index,
-            "num_shards": self.num_shards,
-            "pieces": number,
-        }
-        write_json(self.folder / PART, record)
+        record = PartRecord(
+            settings=_plain(self.settings),
+            sources=tuple(source_records),
+            tokenizer=tokenizer_hash,
+            tokenizer_origin=digest(self.plan),
+            pieces_origin=origin,
+            shard_index=self.shard_index,
+            num_shards=self.num_shards,
+            pieces=number,
+        )
+        write_record(self.folder / PART, to_dict(record))
         return record
+
+    def _finished(self, origin: str, progress: Progress) -> PartRecord | None:
+        """The record of the part if all its pieces are there. What is damaged is named and removed; the shards that
+        were written of such pieces are removed, too."""
+        paths = sorted((self.folder / PIECES).glob("*.safetensors"))
+        problems = damaged_pieces(paths, origin, progress)
+        for problem in problems:
+            log.warning("%s; made again", problem)
+            problem.path.unlink(missing_ok=True)
+        try:
+            record = read_part(self.folder)
+            numbers = range(self.shard_index, record.pieces, self.num_shards)
+            if not problems and all(piece_path(self.folder, number).exists() for number in numbers):
+                return record
+            if not problems:
+                log.warning("%s: pieces are missing; made again", self.folder / PIECES)
+        except FileNotFoundError:
+            pass
+        except Damaged as problem:
+            log.warning("%s; written again", problem)
+        (self.folder / PART).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / ASSEMBLY, ignore_errors=True)
+        return None
 
     def _resume(self) -> tuple[int, Place]:
         """The first piece to read for, and where it starts."""
@@ -290,7 +348,7 @@ def _sample(sources: Sequence[Source], reading: Reading, budget: int, progress: 
     share = min(1.0, budget / max(sum(source.expected_bytes() for source in sources), 1))
     number = taken = 0
     for work in read_work(sources):
-        for block in work.blocks:
+        for _, block in work.blocks:
             number += 1
             if int(number * share) == int((number - 1) * share) and number > 1:
                 continue
@@ -311,13 +369,39 @@ def _plain_bytes(sources: Sequence[Source]) -> int | None:
     return sum(source.path.stat().st_size for source in sources)
 
 
-def _make_piece(path: Path, work: Work, tokenizer: Path, digest: str, reading: Reading, segmenter: str | None) -> None:
-    write_piece(path, work, _load_tokenizer(tokenizer, digest), reading, _load_segmenter(segmenter))
+def _require_covered(tokenizer: Tokenizer, sources: Sequence[Source], reading: Reading, limit: float) -> None:
+    """Refuse, before any work, a tokenizer that does not cover how some of the sources begin; what it covers of all the
+    text is judged at the end.
+
+    Raises:
+        DataError: more than the share ``limit`` of the tokens is unknown.
+    """
+    unknown = total = 0
+    for source in sources[:: max(1, len(sources) // 16)]:
+        block = next(read_blocks(source), None)
+        documents = parse_block(block, reading)[0] if block else []
+        ids = tokenizer.encode_corpus(["\n".join(document)[:10_000] for document in documents[:10]]).ids
+        unknown, total = unknown + int((ids == tokenizer.special.unk).sum()), total + len(ids)
+    if total and unknown / total > limit:
+        raise too_many_unknown(unknown / total, limit)
+
+
+def _make_piece(
+    path: Path,
+    work: Work,
+    tokenizer: Path,
+    tokenizer_hash: str,
+    reading: Reading,
+    segmenter: str | None,
+    origin: str,
+) -> None:
+    loaded = _load_tokenizer(tokenizer, tokenizer_hash)
+    write_piece(path, work, loaded, reading, _load_segmenter(segmenter), piece_origin(origin, path))
 
 
 @functools.lru_cache(maxsize=1)
-def _load_tokenizer(folder: Path, digest: str) -> Tokenizer:
-    """Once for all pieces. A process may build in the same folder again, with another tokenizer: hence ``digest``."""
+def _load_tokenizer(folder: Path, tokenizer_hash: str) -> Tokenizer:
+    """Once for all pieces. A process may build in the same folder again, with another tokenizer: hence its hash."""
     return Tokenizer.load(folder)
 
 
@@ -326,15 +410,15 @@ def _load_segmenter(name: str | None) -> Segmenter | None:
     return None if name is None else make_segmenter(name)
 
 
-def _source_records(sources: Sequence[Source]) -> list[dict[str, Any]]:
+def _source_records(sources: Sequence[Source]) -> list[SourceRecord]:
     hashes = {path: file_hash(path) for path in {source.path: None for source in sources}}
     return [
-        {
-            "name": source.name,
-            "size": source.path.stat().st_size,
-            "sha256": hashes[source.path],
-            "format": source.format,
-            "field": source.field,
-        }
+        SourceRecord(
+            name=source.name,
+            size=source.path.stat().st_size,
+            sha256=hashes[source.path],
+            format=source.format,
+            field=source.field,
+        )
         for source in sources
     ]

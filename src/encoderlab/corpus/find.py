@@ -5,16 +5,31 @@ from __future__ import annotations
 import contextlib
 import glob
 import json
+import logging
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from encoderlab.corpus.manifest import COUNTS, MANIFEST
+from encoderlab.corpus.manifest import COUNTS, MANIFEST, TOKENIZER
 from encoderlab.corpus.opening import errors_of
-from encoderlab.corpus.output import MERGE, PLAN, WORK
+from encoderlab.corpus.output import ASSEMBLY, MERGE, PIECES, PLAN, WORK
+from encoderlab.corpus.sealed import SEAL
 from encoderlab.corpus.sources import SUFFIXES, EmptyFile, Reading, Source, format_of, inspect_source
 from encoderlab.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+_KINDS = {  # of files that are not read, by suffix; of others, the suffix is the kind
+    "PDF": ".pdf",
+    "HTML": ".html .htm .xhtml .mhtml",
+    "images": ".png .jpg .jpeg .gif .bmp .tif .tiff .webp .svg .ico .heic",
+    "code": ".py .ipynb .js .ts .java .c .h .cc .cpp .hpp .cs .go .rs .rb .php .sh .r .sql .css .m .jl .kt .swift .lua",
+    "office documents": ".doc .docx .odt .rtf .ppt .pptx .xls .xlsx .ods .odp .epub",
+    "sound and film": ".mp3 .wav .flac .ogg .mp4 .avi .mkv .mov .webm",
+    "archives": ".tar .tgz .tbz .txz .7z .rar .jar",
+}
 
 
 def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
@@ -33,17 +48,17 @@ def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
     sources: dict[tuple[Path, str | None], Source] = {}
     for pattern in map(str, patterns):
         folder = os.path.isdir(os.path.expanduser(pattern))
-        found = list(_expand(pattern, reading))
+        candidates = list(_expand(pattern, reading))
         empty = 0
-        for source in found:
-            key = (source.path.resolve(), source.member)
+        for source in candidates:
+            place = (source.path.resolve(), source.member)
             try:
-                sources[key] = sources.get(key) or inspect_source(source, reading)
+                sources[place] = sources.get(place) or inspect_source(source, reading)
             except EmptyFile:
                 if not folder and source.member is None:
                     raise
                 empty += 1
-        if empty == len(found):
+        if empty == len(candidates):
             raise DataError(f"{pattern}: its files are empty ({empty}); give files with text")
     return list(sources.values())
 
@@ -59,20 +74,21 @@ def _expand(pattern: str, reading: Reading) -> Iterator[Source]:
         if _is_corpus(path):
             raise DataError(f"{path}: is a corpus already; give the text that another is to be built of")
         files = _files_below(path)
-        found = [item for item in files if format_of(item.name) and item.stat().st_size]
-        if not found:
+        readable = [item for item in files if format_of(item.name) and item.stat().st_size]
+        if not readable:
             known = f"{len(files)} files, none of {' '.join(SUFFIXES)}"
             raise DataError(f"{path}: a folder without readable files ({known}); give the files by name: '{path}/*'")
-        for item in found:
+        _say_passed_over(str(path), [item.name for item in files], len(readable))
+        for item in readable:
             yield from _members(item, reading)
     elif path.exists():
         yield from _members(path, reading)
     elif glob.has_magic(pattern):
-        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
-        found = [item for item in found if item.is_file()]
-        if not found:
+        matches = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
+        matches = [item for item in matches if item.is_file()]
+        if not matches:
             raise DataError(f"{pattern}: no file matches; check the pattern (** stands for any folders)")
-        for item in found:
+        for item in matches:
             yield from _members(item, reading)
     else:
         raise DataError(f"{pattern}: no such file or folder; give existing files, folders or globs")
@@ -80,13 +96,31 @@ def _expand(pattern: str, reading: Reading) -> Iterator[Source]:
 
 def _is_corpus(folder: Path) -> bool:
     """Whether a corpus, or a part of one, lies in ``folder``, or is being built there."""
-    if (folder / MANIFEST).exists() and (folder / COUNTS).exists():
+    if (folder / COUNTS).exists() and ((folder / MANIFEST).exists() or (folder / TOKENIZER).exists()):
         return True
-    for plan in (folder / PLAN, folder / WORK / PLAN, folder / WORK / MERGE):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            if "num_shards" in json.loads(plan.read_bytes()):
-                return True
+    if any((folder / WORK / name).exists() for name in (PLAN, MERGE, PIECES, ASSEMBLY)):
+        return True
+    if (folder / PIECES).exists() and (folder / TOKENIZER / SEAL).exists():
+        return True
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return "num_shards" in json.loads((folder / PLAN).read_bytes())
     return False
+
+
+def _say_passed_over(place: str, names: Sequence[str], read: int) -> None:
+    """Say how many files of each kind are not read, in a folder or an archive."""
+    kinds: Counter[str] = Counter()
+    for name in names:
+        if format_of(name) is None:
+            suffix = Path(name).suffix.lower()
+            known = (kind for kind, suffixes in _KINDS.items() if suffix in suffixes.split())
+            kinds[next(known, suffix or "without suffix")] += 1
+    if empty := len(names) - kinds.total() - read:
+        kinds["empty"] = empty
+    if kinds:
+        listed = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common(8))
+        more = f", other {sum(count for _, count in kinds.most_common()[8:]):,}" if len(kinds) > 8 else ""
+        log.info("%s: %s of %s files are read; passed over: %s%s", place, f"{read:,}", f"{len(names):,}", listed, more)
 
 
 def _files_below(folder: Path) -> list[Path]:
@@ -96,7 +130,7 @@ def _files_below(folder: Path) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise DataError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from None
 
-    found: list[Path] = []
+    files: list[Path] = []
     seen = set()
     for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         if (real := os.path.realpath(place)) in seen or _is_corpus(Path(place)):
@@ -104,11 +138,11 @@ def _files_below(folder: Path) -> list[Path]:
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(place, name) for name in names if not name.startswith(".")]
-    for item in found:
+        files += [Path(place, name) for name in names if not name.startswith(".")]
+    for item in files:
         if not item.exists():
             raise DataError(f"{item}: a link to {os.readlink(item)}, which is missing; fetch that, or delete the link")
-    return sorted(item for item in found if item.is_file())
+    return sorted(item for item in files if item.is_file())
 
 
 def _members(path: Path, reading: Reading) -> Iterator[Source]:
@@ -120,10 +154,15 @@ def _members(path: Path, reading: Reading) -> Iterator[Source]:
         yield Source(path=path, format=reading.format or format_of(path.name) or "text", name=str(path))
         return
     with errors_of(str(path)), zipfile.ZipFile(path) as archive:
-        members = {item.filename: item.file_size for item in archive.infolist() if not item.is_dir() and item.file_size}
-    known = sorted(name for name in members if format_of(name) and "__MACOSX" not in name)
+        files = [item for item in archive.infolist() if not item.is_dir() and "__MACOSX" not in item.filename]
+    members = {item.filename: item.file_size for item in files if item.file_size}
+    known = sorted(name for name in members if format_of(name))
     if not known:
         raise DataError(f"{path}: none of the {len(members)} files in the archive ends in {' '.join(SUFFIXES)}")
+    twice = next((name for name, count in Counter(item.filename for item in files).items() if count > 1), None)
+    if twice is not None:
+        raise DataError(f"{path}: two files in the archive are called {twice}; unpack it, and give the folder")
+    _say_passed_over(str(path), [item.filename for item in files], len(known))
     for name in known:
         kind = reading.format or format_of(name) or "text"
         yield Source(path=path, format=kind, member=name, name=f"{path}!{name}", member_bytes=members[name])

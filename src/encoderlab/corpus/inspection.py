@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from encoderlab.corpus.manifest import NUMBERS, TOKENIZER, read_manifest, verify
+from encoderlab.config import to_dict
+from encoderlab.corpus.manifest import NUMBERS, TOKENIZER, SplitRecord, read_manifest, verify
 from encoderlab.corpus.shards import Corpus, unigram_entropy
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
@@ -36,16 +37,15 @@ def inspect_corpus(folder: str | os.PathLike[str], *, rows: int = 3, check: bool
         verify(folder)
     facts: dict[str, Any] = {
         "path": str(folder),
-        "vocab_size": manifest["vocab_size"],
-        "tokenizer": {key: value for key, value in (manifest.get("tokenizer") or {}).items() if key != "files"},
-        "sources": [source["name"] for source in manifest.get("sources", [])],
-        "read": manifest.get("read", {}),
+        "vocab_size": manifest.vocab_size,
+        "tokenizer": {name: value for name, value in (to_dict(manifest.tokenizer) or {}).items() if name != "files"},
+        "sources": [source.name for source in manifest.sources],
+        "read": manifest.read,
         "verified": check,
         "splits": {},
     }
-    for split in manifest["splits"]:
-        corpus = Corpus(folder, split)
-        facts["splits"][split] = _facts(corpus, manifest["splits"][split])
+    for split, record in manifest.splits.items():
+        facts["splits"][split] = _facts(Corpus(folder, split), record)
     counts = Corpus(folder).counts()
     total = max(int(counts.sum()), 1)
     facts["unused_ids"] = int((counts == 0).sum())
@@ -57,14 +57,14 @@ def inspect_corpus(folder: str | os.PathLike[str], *, rows: int = 3, check: bool
     return facts
 
 
-def _facts(corpus: Corpus, record: dict[str, Any]) -> dict[str, Any]:
+def _facts(corpus: Corpus, record: SplitRecord) -> dict[str, Any]:
     lengths = [len(document) for document in _some(corpus, SAMPLE)]
     low, middle, high = np.percentile(lengths, [10, 50, 90]).astype(int).tolist() if lengths else (0, 0, 0)
     return {
-        **{name: record[name] for name in NUMBERS},
-        "shards": len(record["shards"]),
-        "tokens_per_word": round(record["tokens"] / max(record["words"], 1), 4),
-        "bytes_per_token": round(record["bytes"] / max(record["tokens"], 1), 3),
+        **{name: getattr(record, name) for name in NUMBERS},
+        "shards": len(record.shards),
+        "tokens_per_word": round(record.tokens / max(record.words, 1), 4),
+        "bytes_per_token": round(record.bytes / max(record.tokens, 1), 3),
         "document_tokens": {"p10": low, "p50": middle, "p90": high},
     }
 

@@ -6,24 +6,69 @@ parts, the part of index i holds every n-th piece from piece i on.
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from encoderlab import __version__
+from encoderlab.config import from_dict
 from encoderlab.corpus.assemble import TRAIN, Selection, ShardWork, collect, plan, shard_is_written, write_shard
-from encoderlab.corpus.manifest import MANIFEST, TOKENIZER, file_hash, read_manifest, split_record, write_manifest
-from encoderlab.corpus.output import MERGE, PLAN, WORK, begin, differences, held
+from encoderlab.corpus.manifest import (
+    MANIFEST,
+    TOKENIZER,
+    FileRecord,
+    Manifest,
+    SourceRecord,
+    TokenizerRecord,
+    read_manifest,
+    split_record,
+    verify,
+    write_manifest,
+)
+from encoderlab.corpus.output import ASSEMBLY, MERGE, PART, PIECES, PLAN, WORK, begun, differences, held
+from encoderlab.corpus.sealed import Damaged, check_folder, check_tensors, file_hash, read_record
 from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.corpus.workers import Workers
+from encoderlab.corpus.workers import Workers, cores
 from encoderlab.errors import ConfigError, DataError
 
-PART, PIECES, ASSEMBLY = "part.json", "pieces", "assembly"
-COMMON = ("settings", "sources", "tokenizer", "num_shards")  # what all parts of a corpus have in common
+log = logging.getLogger(__name__)
+
+MAX_UNKNOWN = 0.2  # share of unknown tokens above which a corpus is refused
+MANY_UNKNOWN = 0.01  # and above which there is a warning
 Progress = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much where that is known
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartRecord:
+    """What ``part.json`` says.
+
+    Args:
+        settings: the :class:`~encoderlab.corpus.build.BuildSettings` as plain data.
+        tokenizer: hash of the tokenizer.
+        tokenizer_origin, pieces_origin: what determines the tokenizer and the pieces (:mod:`.sealed`).
+        pieces: how many there are in all parts together.
+    """
+
+    settings: dict[str, Any]
+    sources: tuple[SourceRecord, ...]
+    tokenizer: str
+    tokenizer_origin: str
+    pieces_origin: str
+    shard_index: int
+    num_shards: int
+    pieces: int
+
+    def common(self) -> dict[str, Any]:
+        """What all parts of a corpus have in common."""
+        record = asdict(self)
+        return {name: record[name] for name in ("settings", "sources", "tokenizer", "num_shards", "pieces")}
 
 
 def merge_corpora(
@@ -31,59 +76,88 @@ def merge_corpora(
     out: str | os.PathLike[str],
     *,
     workers: int = 1,
+    max_unknown: float = MAX_UNKNOWN,
     progress: Progress = lambda what, done, total: None,
-) -> dict[str, Any]:
+) -> Manifest:
     """Join the parts that ``num_shards`` machines built; the same bytes as one machine would have written.
 
     Raises:
         ConfigError: a part is missing, given twice, or was built with other settings; ``out`` is not empty.
-        DataError: a part is no complete part of a corpus, or saw other sources or another tokenizer.
+        DataError: a part is no complete part of a corpus, is damaged, or saw other sources or another tokenizer.
     """
     Workers(workers)  # refuses a wrong number before anything is done
+    check_max_unknown(max_unknown)
     out = Path(out)
-    folders, common = _parts_in_order([Path(part) for part in parts])
+    folders, records = _in_order([Path(part) for part in parts])
+    first = records[0]
     with held(out):
         if (out / MANIFEST).exists():
             manifest = read_manifest(out)
-            if [manifest.get("settings"), manifest.get("sources")] != [common["settings"], common["sources"]]:
+            there = [(source.name, source.sha256) for source in manifest.sources]
+            if (manifest.settings, there) != (first.settings, [(item.name, item.sha256) for item in first.sources]):
                 raise ConfigError(f"{out}: holds another corpus; choose another output folder, or delete it")
+            verify(out)
             shutil.rmtree(out / WORK, ignore_errors=True)
             return manifest
-        if not (out / WORK / MERGE).exists():
-            begin(out / WORK, out, MERGE, common)
-        elif json.loads((out / WORK / MERGE).read_bytes()) != common:
+        asked = {**first.common(), "sources": [asdict(source) for source in first.sources]}
+        if begun(out / WORK, out, MERGE, asked) != asked:
             raise ConfigError(f"{out}: a merge of other parts was begun here; choose another folder, or delete it")
-        return join_parts(folders, out, workers, progress)
+        try:
+            check_folder(folders[0] / TOKENIZER, first.tokenizer_origin)
+            for folder, record in zip(folders, records, strict=True):
+                numbers = range(record.shard_index, record.pieces, record.num_shards)
+                paths = [piece_path(folder, number) for number in numbers]
+                for problem in damaged_pieces(paths, record.pieces_origin, progress):
+                    raise problem
+        except Damaged as problem:
+            raise DataError(f"{problem}; run the build of this part again, which mends it") from None
+        return join_parts(folders, out, workers, max_unknown, progress)
 
 
-def _parts_in_order(folders: Sequence[Path]) -> tuple[list[Path], dict[str, Any]]:
-    """The folders by their index, all parts of one corpus, and what they have in common."""
+def check_max_unknown(share: float) -> None:
+    if not 0 <= share <= 1:
+        raise ConfigError(f"max_unknown {share}, expected a share from 0 to 1, such as {MAX_UNKNOWN}")
+
+
+def _in_order(folders: Sequence[Path]) -> tuple[list[Path], list[PartRecord]]:
+    """The folders and records of all parts of one corpus, by their index."""
     if not folders:
         raise ConfigError("no part; give the output folders of: encoderlab corpus build --shard-index i --num-shards n")
-    records = [_part_record(folder) for folder in folders]
-    first = records[0]
-    for folder, record in zip(folders, records, strict=True):
-        for name in (*COMMON, "pieces"):
-            if record[name] != first[name]:
-                changed = differences(first[name], record[name], name)
-                raise ConfigError(f"{folder} differs from {folders[0]}: {changed}; build all parts alike")
-    number, given = first["num_shards"], [record["shard_index"] for record in records]
-    if sorted(given) != list(range(number)):
-        raise ConfigError(f"parts {sorted(given)} given, expected each of 0 to {number - 1} once")
-    ordered = [folder for _, folder in sorted(zip(given, folders, strict=True))]
-    return ordered, {name: first[name] for name in COMMON}
+    parts = [(folder, _record_of(folder)) for folder in folders]
+    first = parts[0][1].common()
+    for folder, record in parts:
+        if (common := record.common()) != first:
+            changed = differences(first, common)
+            raise ConfigError(f"{folder} differs from {folders[0]}: {changed}; build all parts alike")
+    parts.sort(key=lambda part: part[1].shard_index)
+    given, number = [record.shard_index for _, record in parts], parts[0][1].num_shards
+    if given != list(range(number)):
+        raise ConfigError(f"parts {given} given, expected each of 0 to {number - 1} once")
+    return [folder for folder, _ in parts], [record for _, record in parts]
 
 
-def _part_record(folder: Path) -> dict[str, Any]:
+def _record_of(folder: Path) -> PartRecord:
     try:
-        record = json.loads((folder / PART).read_bytes())
-        return {name: record[name] for name in (*COMMON, "shard_index", "pieces")}
+        return read_part(folder)
     except FileNotFoundError:
         unfinished = (folder / PLAN).exists()
         what = "an unfinished part; run its build again to complete it" if unfinished else "no part of a corpus"
         raise DataError(f"{folder}: {what} (encoderlab corpus build --shard-index i --num-shards n)") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder / PART}: cannot be read ({error}); build the part again") from None
+    except Damaged as problem:
+        raise DataError(f"{problem}; run the build of this part again, which mends it") from None
+
+
+def read_part(folder: Path) -> PartRecord:
+    """``part.json`` of a part.
+
+    Raises:
+        FileNotFoundError: the part is not complete.
+        Damaged: the file is.
+    """
+    try:
+        return from_dict(PartRecord, read_record(folder / PART))
+    except ConfigError as error:
+        raise Damaged(folder / PART, f"damaged ({error})") from None
 
 
 def piece_path(part: Path, number: int) -> Path:
@@ -91,24 +165,47 @@ def piece_path(part: Path, number: int) -> Path:
     return part / PIECES / f"{number:06d}.safetensors"
 
 
-def join_parts(parts: Sequence[Path], out: Path, workers: int, progress: Progress) -> dict[str, Any]:
+def piece_origin(origin: str, path: Path) -> str:
+    """The origin of one piece; it names the piece, lest the file of another is taken for it."""
+    return f"{origin}/{path.stem}"
+
+
+def damaged_pieces(paths: Sequence[Path], origin: str, progress: Progress) -> list[Damaged]:
+    """What is wrong with these pieces, in their order; each is read once, as many at a time as there are cores."""
+
+    def check(path: Path) -> Damaged | None:
+        try:
+            check_tensors(path, piece_origin(origin, path))
+        except Damaged as problem:
+            return problem
+        return None
+
+    problems = []
+    with ThreadPoolExecutor(cores()) as pool:
+        for number, problem in enumerate(pool.map(check, paths), 1):
+            progress("pieces checked", number, len(paths))
+            problems += [problem] if problem else []
+    return problems
+
+
+def join_parts(parts: Sequence[Path], out: Path, workers: int, max_unknown: float, progress: Progress) -> Manifest:
     """Make the corpus ``out`` of the pieces of all parts, given by their index, and delete ``out/.work``.
 
     Returns:
         the manifest.
 
     Raises:
-        DataError: no text is left.
+        DataError: no text is left, or more than the share ``max_unknown`` of its tokens is unknown.
     """
     for leftover in out.rglob(".*.tmp"):
         leftover.unlink()
-    record = json.loads((parts[0] / PART).read_bytes())
-    pieces = [piece_path(parts[number % len(parts)], number) for number in range(record["pieces"])]
+    record = read_part(parts[0])
     tokenizer = Tokenizer.load(parts[0] / TOKENIZER)
-    selection = Selection(**record["settings"]["selection"])
+    selection = Selection(**record.settings["selection"])
     scratch = out / WORK / ASSEMBLY
     progress("duplicates", 0, None)
-    shards, read = plan(pieces, selection, scratch, out, tokenizer.vocab_size)
+    pieces = [piece_path(parts[number % len(parts)], number) for number in range(record.pieces)]
+    shards, read, invalid = plan(pieces, selection, scratch, out, tokenizer.vocab_size)
     _require_text(record, read, shards)
     with Workers(workers) as tasks:
         for number, shard in enumerate(shards):
@@ -118,38 +215,55 @@ def join_parts(parts: Sequence[Path], out: Path, workers: int, progress: Progres
         tasks.finish()
     progress("shards", len(shards), len(shards))
     records, counts = collect(shards, scratch, tokenizer.vocab_size)
+    _judge_unknown(tokenizer, counts, max_unknown)
     shutil.rmtree(out / TOKENIZER, ignore_errors=True)
     tokenizer.save(out / TOKENIZER)
-    write_manifest(
+    sources = enumerate(record.sources)
+    manifest = write_manifest(
         out,
         vocab_size=tokenizer.vocab_size,
-        tokenizer=_tokenizer_record(tokenizer, record["tokenizer"], out),
+        tokenizer=_tokenizer_record(tokenizer, record.tokenizer, out),
         splits={split: split_record(records[split]) for split in records},
         read=read,
-        settings=record["settings"],
-        sources=record["sources"],
+        settings=record.settings,
+        sources=tuple(replace(source, invalid_utf8=invalid[number]) for number, source in sources),
         made_by=f"encoderlab {__version__}",
         counts=counts,
     )
     shutil.rmtree(out / WORK)
-    return read_manifest(out)
+    return manifest
 
 
-def _require_text(record: dict[str, Any], read: dict[str, int], shards: Sequence[ShardWork]) -> None:
+def _require_text(record: PartRecord, read: dict[str, int], shards: Sequence[ShardWork]) -> None:
     if any(shard.split == TRAIN for shard in shards):
         return
-    names = ", ".join(source["name"] for source in record["sources"][:3])
+    names = ", ".join(source.name for source in record.sources[:3])
     dropped = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in read.items() if count)
     remedy = "hold nothing out: --validation 0" if shards else "filter less"
     raise DataError(f"{names}: no text left for training ({dropped or 'nothing read'}); give more text, or {remedy}")
 
 
-def _tokenizer_record(tokenizer: Tokenizer, digest: str, out: Path) -> dict[str, Any]:
+def _judge_unknown(tokenizer: Tokenizer, counts: np.ndarray, limit: float) -> None:
+    share = float(counts[tokenizer.special.unk] / counts.sum())
+    if share > limit:
+        raise too_many_unknown(share, limit)
+    if share > MANY_UNKNOWN:
+        log.warning("%.1f%% of the tokens are unknown: the tokenizer does not cover this text well", 100 * share)
+
+
+def too_many_unknown(share: float, limit: float) -> DataError:
+    return DataError(
+        f"{share:.1%} of the tokens are unknown, more than {limit:.0%}: the tokenizer does not cover this text; give "
+        f"another, have one trained (--tokenizer wordpiece), or allow it: --max-unknown {min(1.0, share + 0.01):.2f}"
+    )
+
+
+def _tokenizer_record(tokenizer: Tokenizer, digest: str, out: Path) -> TokenizerRecord:
     """What the manifest says of the tokenizer, which lies in ``out`` already."""
     files = sorted((out / TOKENIZER).iterdir())
-    return {
-        "hash": digest,
-        "kind": tokenizer.kind,
-        "framing": tokenizer.framing,
-        "files": [{"file": f"{TOKENIZER}/{path.name}", "sha256": file_hash(path)} for path in files],
-    }
+    return TokenizerRecord(
+        hash=digest,
+        kind=tokenizer.kind,
+        framing=tokenizer.framing,
+        files=tuple(FileRecord(file=f"{TOKENIZER}/{path.name}", sha256=file_hash(path)) for path in files),
+    )

@@ -5,15 +5,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from encoderlab.corpus.manifest import TOKENIZER
+from encoderlab.corpus.sealed import SEAL, Damaged, read_record, write_record
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import locked, write_json
+from encoderlab.files import locked
+
+log = logging.getLogger(__name__)
 
 WORK = ".work"  # what a corpus is built in, below its folder
 PLAN, MERGE = "plan.json", "merge.json"  # what is being built or merged there; a part of a corpus has a plan, too
+PART, PIECES, ASSEMBLY = "part.json", "pieces", "assembly"
+RESULTS = {TOKENIZER, f"{TOKENIZER}.tmp", PIECES, PART, ASSEMBLY}  # of a plan and of a merge
 
 
 @contextlib.contextmanager
@@ -44,20 +51,30 @@ def held(out: Path) -> Iterator[None]:
             raise
 
 
-def begin(folder: Path, out: Path, name: str, value: Any) -> None:
-    """Write the first file of ``folder``, which is ``out`` or below it.
+def begun(folder: Path, out: Path, name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier session wrote as ``name``, the first file of ``folder``, which is ``out`` or below it.
+
+    Where there is nothing, or it is damaged, ``asked`` is written: what else the folder holds names its own origin.
 
     Raises:
         ConfigError: something else is there.
     """
     for leftover in folder.glob(f".{name}.*.tmp"):  # killed before the file was complete
         leftover.unlink()
-    if folder != out and folder.exists() and not any(folder.iterdir()):
-        folder.rmdir()
-    if any(out.iterdir()):
-        raise ConfigError(f"{out}: not empty, and holds no corpus; choose another folder, or delete it")
+    try:
+        return read_record(folder / name)
+    except Damaged as problem:
+        log.warning("%s; written again", problem)
+    except FileNotFoundError:
+        inside = {item.name for item in folder.iterdir()} if folder.exists() else set()
+        ours = (folder / PIECES).exists() or (folder / ASSEMBLY).exists() or (folder / TOKENIZER / SEAL).exists()
+        if ours and inside <= RESULTS:
+            log.warning("%s: missing; written again", folder / name)
+        elif inside or any(item != folder for item in out.iterdir()):
+            raise ConfigError(f"{out}: not empty, and holds no corpus; choose another folder, or delete it") from None
     folder.mkdir(exist_ok=True)
-    write_json(folder / name, value)
+    write_record(folder / name, asked)
+    return asked
 
 
 def differences(old: Any, new: Any, name: str = "") -> str:

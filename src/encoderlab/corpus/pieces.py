@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from encoderlab.corpus import sealed
 from encoderlab.corpus.blocks import START, Block, Position, read_blocks
 from encoderlab.corpus.documents import parse_block
 from encoderlab.corpus.sentences import sentence_starts
 from encoderlab.corpus.shards import id_type
 from encoderlab.corpus.sources import Reading, Source
-from encoderlab.corpus.tensors import map_tensors, read_bits, write_tensors
+from encoderlab.corpus.tensors import map_tensors, read_bits
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.corpus.words import are_cjk
 from encoderlab.ranges import offsets
@@ -37,10 +38,11 @@ Segmenter = Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the sources a piece ends, so that reading can go on there."""
+    """Where in the sources a piece ends, so that reading can go on there; ``num_bytes`` of text lie before it."""
 
     source: int = 0
     position: Position = START
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,24 +50,20 @@ class Work:
     """The input of one piece."""
 
     number: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[tuple[int, Block], ...]  # each with the number of its source
     end: Place
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(len(block.data) for block in self.blocks)
 
 
 def read_work(sources: Sequence[Source], start: Place = Place(), number: int = 0) -> Iterator[Work]:
     """The input cut into pieces, from the end of piece ``number - 1`` on."""
-    blocks: list[Block] = []
+    blocks: list[tuple[int, Block]] = []
     size = 0
     end = start
     for index in range(start.source, len(sources)):
         for block in read_blocks(sources[index], start.position if index == start.source else START):
-            blocks.append(block)
+            blocks.append((index, block))
             size += len(block.data)
-            end = Place(index, block.end)
+            end = Place(index, block.end, end.num_bytes + len(block.data))
             if size >= PIECE:
                 yield Work(number, tuple(blocks), end)
                 number, blocks, size = number + 1, [], 0
@@ -73,14 +71,18 @@ def read_work(sources: Sequence[Source], start: Place = Place(), number: int = 0
         yield Work(number, tuple(blocks), end)
 
 
-def write_piece(path: Path, work: Work, tokenizer: Tokenizer, reading: Reading, segmenter: Segmenter | None) -> None:
-    """Parse, tokenize and mark the input of a piece, and write it to ``path``."""
+def write_piece(
+    path: Path, work: Work, tokenizer: Tokenizer, reading: Reading, segmenter: Segmenter | None, origin: str
+) -> None:
+    """Parse, tokenize and mark the input of a piece, and write it to ``path`` with its checksum and ``origin``."""
     counts: Counter[str] = Counter()
+    invalid: Counter[int] = Counter()
     documents: list[list[str]] = []
-    for block in work.blocks:
-        found, more = parse_block(block, reading)
-        documents += found
+    for source, block in work.blocks:
+        parsed, more = parse_block(block, reading)
+        documents += parsed
         counts += more
+        invalid[source] += more["invalid_utf8"]
     lines = [line for document in documents for line in document]
     encoded = [line.encode() for line in lines]
     digests = b"".join([hashlib.blake2b(data, digest_size=8).digest() for data in encoded])
@@ -88,7 +90,7 @@ def write_piece(path: Path, work: Work, tokenizer: Tokenizer, reading: Reading, 
     parts = [encode_lines(batch, tokenizer, segmenter) for batch in _batches(lines)]
     empty = Encoded(np.zeros(0, kind), np.zeros(0, bool), np.zeros(0, bool), np.zeros(0, np.int64))
     ids, words, sentences, sizes = (np.concatenate(arrays) for arrays in zip(empty, *parts, strict=True))
-    write_tensors(
+    sealed.write_tensors(
         path,
         {
             "ids": ids.astype(kind),
@@ -100,8 +102,10 @@ def write_piece(path: Path, work: Work, tokenizer: Tokenizer, reading: Reading, 
             "line_digests": np.frombuffer(digests, np.uint64),
             "document_lines": np.array([len(document) for document in documents], np.uint32),
             "counts": np.array([counts[name] for name in COUNTS], np.uint64),
-            "end": np.array([work.end.source, *astuple(work.end.position)], np.uint64),
+            "invalid": np.array([entry for entry in invalid.items() if entry[1]], np.uint64).reshape(-1),
+            "end": np.array([work.end.source, *astuple(work.end.position), work.end.num_bytes], np.uint64),
         },
+        origin,
     )
 
 
@@ -124,9 +128,9 @@ def encode_lines(lines: Sequence[str], tokenizer: Tokenizer, segmenter: Segmente
     starts = [sentence_starts(line) for line in lines]
     owners = np.repeat(np.arange(len(lines)), [len(item) for item in starts])
     sentence_keys = (owners << 32) + np.fromiter((start for item in starts for start in item), np.int64, len(owners))
-    found = np.searchsorted(token_keys, sentence_keys)
+    places = np.searchsorted(token_keys, sentence_keys)
     sentences = np.zeros(len(tokens.ids), bool)
-    sentences[found[found < tokens.bounds[owners + 1]]] = True
+    sentences[places[places < tokens.bounds[owners + 1]]] = True
     words = tokens.word_starts
     if segmenter is not None:
         words = _segmented(lines, tokens.starts, sizes, words, segmenter)
@@ -182,8 +186,9 @@ class Piece:
         self.document_lines = tensors["document_lines"].astype(np.int64)
         self.document_edges = offsets(self.document_lines)  # the lines of document i: edges[i] to edges[i + 1]
         self.counts = Counter(dict(zip(COUNTS, tensors["counts"].tolist(), strict=True)))
-        source, *position = tensors["end"].tolist()
-        self.end = Place(source, Position(*position))
+        self.invalid = Counter(dict(tensors["invalid"].reshape(-1, 2).tolist()))  # by the number of the source
+        source, *position, num_bytes = tensors["end"].tolist()
+        self.end = Place(source, Position(*position), num_bytes)
 
     @property
     def words(self) -> np.ndarray:

@@ -22,11 +22,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
-from encoderlab.corpus.manifest import COUNTS, MANIFEST, TOKENIZER, file_hash, read_manifest
+from encoderlab.corpus.manifest import COUNTS, TOKENIZER, ShardRecord, read_manifest
+from encoderlab.corpus.sealed import file_hash
 from encoderlab.corpus.tensors import BitWriter, count_bits, map_tensors, read_bits, tensor_header
 from encoderlab.errors import DataError
 from encoderlab.files import replace_file
@@ -56,24 +57,19 @@ class Corpus:
     def __init__(self, path: str | os.PathLike, split: str = "train") -> None:
         self.path, self.split = Path(path), split
         self.manifest = read_manifest(self.path)
-        splits = self.manifest["splits"]
+        splits = self.manifest.splits
         if split not in splits:
             raise DataError(f"{self.path}: no split {split!r} in this corpus; it has {', '.join(splits)}")
         record = splits[split]
-        self.vocab_size: int = self.manifest["vocab_size"]
-        self.num_documents: int = record["documents"]
-        self.num_tokens: int = record["tokens"]
-        self.num_bytes: int = record["bytes"]
+        self.vocab_size = self.manifest.vocab_size
+        self.num_documents = record.documents
+        self.num_tokens = record.tokens
+        self.num_bytes = record.bytes
         self.tokenizer_path = self.path / TOKENIZER
-        self._files = record["shards"]
+        self._files = record.shards
         # Documents and tokens in the shards before each, and in all.
-        self._starts: list[int] = list(accumulate((file["documents"] for file in self._files), initial=0))
-        self._tokens: list[int] = list(accumulate((file["tokens"] for file in self._files), initial=0))
-        if (self._starts[-1], self._tokens[-1]) != (self.num_documents, self.num_tokens):
-            raise DataError(
-                f"{self.path / MANIFEST}: {split} has {self.num_documents:,} documents and {self.num_tokens:,} tokens, "
-                f"its shards {self._starts[-1]:,} and {self._tokens[-1]:,}; build the corpus again"
-            )
+        self._starts: list[int] = list(accumulate((file.documents for file in self._files), initial=0))
+        self._tokens: list[int] = list(accumulate((file.tokens for file in self._files), initial=0))
         self._shards: list[Shard | None] = [None] * len(self._files)
 
     def __len__(self) -> int:
@@ -108,8 +104,8 @@ class Corpus:
             source, target = aranges(begin, lengths[own]), aranges(edges[own], lengths[own])
             if len(source) and not 0 <= source.min() <= source.max() < len(shard.ids):
                 raise shard.damaged()
-            ids[target] = found = shard.ids[source]
-            if len(found) and found.max() >= self.vocab_size:
+            ids[target] = chosen = shard.ids[source]
+            if len(chosen) and chosen.max() >= self.vocab_size:
                 raise shard.damaged()
             words[target] = (shard.words[source >> 3] >> (source & 7).astype(np.uint8)) & 1
         return ids, words
@@ -143,10 +139,11 @@ class Corpus:
         shard = self._shards[number]
         if shard is None:
             file = self._files[number]
-            shard = Shard(self.path / file["file"], file["size"])
-            if len(shard.documents) - 1 != file["documents"]:
+            shard = Shard(self.path / file.file, file.size)
+            if (len(shard.documents) - 1, int(shard.bytes[-1])) != (file.documents, file.bytes):
                 raise shard.damaged()
             self._shards[number] = shard
+        shard.check_size()
         return shard, i - self._starts[number]
 
 
@@ -160,6 +157,7 @@ class Shard:
     def __init__(self, path: Path, size: int | None = None) -> None:
         self.path = path
         tensors = map_tensors(path, size)
+        self.check_size = tensors.check_size
         try:
             self.documents, self.bytes, self.ids = tensors["documents"], tensors["bytes"], tensors["ids"]
             self.sentences, self.words = tensors["sentences"], tensors["words"]
@@ -252,19 +250,19 @@ def id_type(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
-def shard_record(folder: Path, path: Path) -> dict[str, Any]:
+def shard_record(folder: Path, path: Path) -> ShardRecord:
     """What the manifest says of one shard; reads the file once for its hash."""
     shard = Shard(path)
-    return {
-        "file": path.relative_to(folder).as_posix(),
-        "size": path.stat().st_size,
-        "sha256": file_hash(path),
-        "documents": len(shard.documents) - 1,
-        "tokens": len(shard.ids),
-        "bytes": int(shard.bytes[-1]),
-        "sentences": count_bits(shard.sentences),
-        "words": count_bits(shard.words),
-    }
+    return ShardRecord(
+        file=path.relative_to(folder).as_posix(),
+        size=path.stat().st_size,
+        sha256=file_hash(path),
+        documents=len(shard.documents) - 1,
+        tokens=len(shard.ids),
+        bytes=int(shard.bytes[-1]),
+        sentences=count_bits(shard.sentences),
+        words=count_bits(shard.words),
+    )
 
 
 def unigram_entropy(counts: np.ndarray) -> float:

@@ -69,13 +69,13 @@ class Reading:
     """How sources are read.
 
     Args:
-        format: the format of every source; None goes by the name of each file.
-        field: the JSON field or the CSV or Parquet column that holds the text; a number counts the columns of a CSV or
-            TSV without a header from 0. None infers it.
-        invalid_utf8: ``replace`` puts U+FFFD for bytes that are no UTF-8, and counts them; ``refuse`` stops.
-        invalid_records: what to do with a line that is no JSON or has no such field, and a row with too few or too
-            many columns: ``refuse`` stops, ``skip`` counts.
-        min_line_chars: shorter lines are left out.
+        format: Format of every source. Default: by the name of each file.
+        field: JSON field or column that holds the text; a number is a column of a table without a header, from 0.
+            Default: it is inferred, and said.
+        invalid_utf8: Whether bytes that are not UTF-8 become U+FFFD and are counted, or are refused.
+        invalid_records: Whether a line that is not JSON or lacks the field, and a row with too few or too many columns,
+            is refused, or skipped and counted.
+        min_line_chars: Leave out lines with fewer characters.
     """
 
     format: Format | None = None

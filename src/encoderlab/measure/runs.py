@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from encoderlab.corpus.shards import unigram_entropy
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.measure.report import Metric, Report, Run
+from encoderlab.tensor_files import read_header
 from encoderlab.train.evidence import is_number, read_lines
 from encoderlab.train.folder import flatten
 from encoderlab.train.units import duration, quantity
@@ -138,10 +138,11 @@ def count_parameters(model: Path) -> int | None:
     path = next((place for place in places if place.exists()), None)
     if path is None:
         return None
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    try:
+        with path.open("rb") as file:
+            return sum(math.prod(tensor.shape) for tensor in read_header(file).tensors.values())
+    except ValueError as error:
+        raise DataError(f"{path}: damaged ({error}); write the model again") from None
 
 
 def provenance(record: RunRecord) -> dict[str, str]:

@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import shutil
-import struct
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from encoderlab.errors import DataError
+from encoderlab.tensor_files import encode_header
 from encoderlab.train.distributed import assign, named_tensors
 
 WEIGHTS, CARRIED = "weights.safetensors", "carried.safetensors"
@@ -266,20 +266,11 @@ def _by_age(folder: Path) -> list[Path]:
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write a safetensors file tensor by tensor; the library's own writer would first make a second copy of everything.
-
-    Layout: length of the header (8 bytes), header (JSON, padded to 8 bytes), data.
-    """
+    """Write a safetensors file tensor by tensor; the library's own writer would first make a second copy of all."""
     tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))  # wide types first, so all are aligned
-    header: dict[str, Any] = {}
-    end = 0
-    for key, tensor in tensors.items():
-        start, end = end, end + tensor.nbytes
-        header[key] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    header = encode_header({name: (DTYPES[one.dtype], one.shape, one.nbytes) for name, one in tensors.items()})
     chunks = (tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data for tensor in tensors.values())
-    return _write_file(path, struct.pack("<Q", len(text)) + text, *chunks)
+    return _write_file(path, header, *chunks)
 
 
 def _write_json(path: Path, data: Any) -> dict[str, Any]:
