@@ -105,12 +105,13 @@ def pretrain(
     from encoderlab.measure import runs
     from encoderlab.measure.estimate import peak
     from encoderlab.measure.html_page import write
+    from encoderlab.measure.pairs.validation import validation_scores
     from encoderlab.train.distributed import join
     from encoderlab.train.pretraining import pretrain as run
     from encoderlab.train.recipe import Budget
 
     session = None if session_hours is None else Budget(amount=session_hours, unit="hours")
-    outcome = run(recipe, corpus, out, session=session, peak=peak)
+    outcome = run(recipe, corpus, out, session=session, peak=peak, score=validation_scores)
     if join(recipe.execution.device).main:
         page = runs.report([out], counts=Corpus(corpus).counts())
         write(page, out / "report.html")

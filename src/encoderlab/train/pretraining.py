@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from encoderlab.config import from_dict, read_file
 from encoderlab.corpus.manifest import TOKENIZER, verify
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.errors import DataError
+from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import folder as folders
 from encoderlab.model import Model
 from encoderlab.objectives.base import Objective
@@ -29,17 +30,23 @@ def pretrain(
     *,
     session: Budget | None = None,
     peak: Callable[[Recipe], float] | None = None,
+    score: Callable[[Recipe, Objective], Callable[[], Mapping[str, float]] | None] | None = None,
 ) -> Outcome:
     """Train as ``recipe`` says on the corpus folder ``corpus``, in the run folder ``out``; run it again to resume.
 
     The result lies in ``out/model`` (``out/model/generator`` and ``out/model/discriminator`` for two networks).
-    ``peak`` measures the operations per second of one device, of which the run then shows its share.
+    ``peak`` measures the operations per second of one device, of which the run then shows its share. ``score`` opens
+    what the recipe has validated besides the losses (:func:`encoderlab.measure.pairs.validation.validation_scores`).
 
     Raises:
         ConfigError: the recipe makes no sense, or does not fit corpus or folder; found before any work.
         DataError: the corpus is too small, or a file of it has changed; all are hashed, about a second per GB.
     """
     check(recipe)
+    if recipe.evaluation.pairs is not None and score is None:
+        raise ConfigError(
+            "evaluation.pairs needs a scorer of minimal pairs; give score=validation_scores, or set it to null"
+        )
     text = Corpus(corpus)
     tokenizer = Tokenizer.load(text.tokenizer_path)
     resumed = any((out / "checkpoints").glob("step-*"))  # it holds all weights, so init_from may be gone by now
@@ -47,6 +54,8 @@ def pretrain(
     join(recipe.execution.device).agree(lambda: _verified(corpus))
     objective = build_objective(recipe, tokenizer, text, resumed=resumed)
     data = corpus_data(recipe, objective, corpus, tokenizer)
+    if score is not None:
+        data = replace(data, score=score(recipe, objective))
     outcome = train(objective, recipe, data, out, session=session, peak=peak(recipe) if peak else None)
     if join(recipe.execution.device).main:
         if recipe.execution.parallel == "fsdp":  # this process has only shards; the checkpoint has it all

@@ -100,6 +100,25 @@ class Average:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PairSample:
+    """Minimal pairs that a validation scores.
+
+    Args:
+        data: files or folders of pairs.
+        size: how many of them, as many of each paradigm; the same ones in every run.
+    """
+
+    data: tuple[str, ...]
+    size: int = 670
+
+    def __post_init__(self) -> None:
+        if not self.data or self.size < 1:
+            raise ConfigError(
+                f"evaluation.pairs takes {self.size} pairs of {len(self.data)} files; give at least 1 of each, or null"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Validation while a run goes on, and at its end.
 
@@ -108,11 +127,13 @@ class Evaluation:
         rows: how many are validated on.
         best: ``loss``, or an accuracy or score of the validation such as ``f1``. The weights where the loss was lowest,
             or that number highest, are kept in ``checkpoints/best``; None keeps none.
+        pairs: minimal pairs to score besides, as ``scores.minimal_pairs``: the accuracy of the model's first measure.
     """
 
     every: int = 1000
     rows: int = 1024
     best: str | None = None
+    pairs: PairSample | None = None
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.rows < 1:

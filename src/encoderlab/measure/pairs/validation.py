@@ -1,0 +1,40 @@
+"""Minimal pairs as a measure of validation, so that the curves of a run show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from encoderlab.errors import ConfigError
+from encoderlab.inference import tokenizer_of
+from encoderlab.measure.pairs.evaluate import evaluate_pairs, survey
+from encoderlab.measure.pairs.reading import find, read, sample
+from encoderlab.measure.pairs.scorers import scorers_of
+from encoderlab.objectives.base import Objective
+from encoderlab.train.recipe import Recipe
+
+
+def validation_scores(recipe: Recipe, objective: Objective) -> Callable[[], Mapping[str, float]] | None:
+    """A function that scores the sample of pairs in ``recipe.evaluation.pairs``; None where there is none.
+
+    Raises:
+        ConfigError: the objective trains no model that scores sentences.
+        DataError: a pair is damaged or longer than the model reads; found before the first step.
+    """
+    settings = recipe.evaluation.pairs
+    if settings is None:
+        return None
+    models = objective.models()
+    model = models.get("model") or models.get("discriminator")
+    if model is None:
+        raise ConfigError("evaluation.pairs: this objective trains no model that scores sentences; set it to null")
+    scorers = scorers_of(model, models.get("generator"), official=True)
+    files, tokenizer = find([Path(place) for place in settings.data]), tokenizer_of(model)
+    survey(files, tokenizer, longest=scorers[0].longest)
+    pairs = sample([pair for path in files for pair in read(path)], settings.size)
+
+    def scores() -> Mapping[str, float]:
+        (table,) = evaluate_pairs(scorers, tokenizer, pairs).values()
+        return {"minimal_pairs": table.total.accuracy}
+
+    return scores

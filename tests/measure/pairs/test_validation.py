@@ -1,0 +1,56 @@
+"""Minimal pairs as a measure of validation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from pydoc_data import topics
+
+import pytest
+
+from encoderlab.cli import main
+from encoderlab.interchange.load import load_pair
+from encoderlab.measure.pairs.evaluate import evaluate_pairs
+from encoderlab.measure.pairs.reading import read, sample
+from encoderlab.measure.pairs.scorers import scorers_of
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("validation")
+    (folder / "text").mkdir()
+    for name in sorted(topics.topics)[:12]:
+        (folder / "text" / f"{name}.txt").write_text(topics.topics[name], encoding="utf-8")
+    sizes = ["--vocab-size", "500", "--workers", "1"]
+    assert main(["corpus", "build", str(folder / "text"), "--out", str(folder / "corpus"), *sizes]) == 0
+    words = topics.topics["assert"].split()
+    lines = [" ".join(part) for n in range(20) for part in (words[n : n + 4], words[n : n + 4][::-1])]
+    (folder / "pairs.txt").write_text("\n".join(lines))
+    return folder
+
+
+def train(place: Path, name: str, *words: str) -> int:
+    small = ["--steps", "2", "--set", "phases=[{length: 64, rows: 4}]", "--set", "evaluation.rows=4"]
+    data = ["--corpus", str(place / "corpus"), "--out", str(place / name)]
+    return main(["pretrain", name, *small, *data, *words])
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "electra-tiny", "transformer-xl-tiny"])
+def test_the_curves_show_the_accuracy_of_a_sample(place: Path, name: str) -> None:
+    sampled = ["--set", f"evaluation.pairs={{data: [{place / 'pairs.txt'}], size: 9}}", "--set", "evaluation.every=1"]
+    assert train(place, name, *sampled) == 0
+    lines = [json.loads(line) for line in (place / name / "metrics.jsonl").open()]
+    scores = [line["scores"]["minimal_pairs"] for line in lines if line["split"] == "valid"]
+    model, generator = load_pair(place / name)
+    pairs = sample(list(read(place / "pairs.txt")), 9)
+    assert model.tokenizer is not None
+    (table,) = evaluate_pairs(scorers_of(model, generator, official=True), model.tokenizer, pairs).values()
+    assert len(scores) == 2 and scores[-1] == table.total.accuracy
+
+
+def test_bad_pairs_are_refused_before_the_first_step(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "odd.txt").write_text("one\n")
+    assert train(place, "roberta-tiny", "--set", f"evaluation.pairs={{data: [{place / 'odd.txt'}]}}") == 3
+    assert "odd.txt:1: the second sentence" in capsys.readouterr().err and not (place / "roberta-tiny").exists()
+    assert train(place, "roberta-tiny", "--set", "evaluation.pairs={data: []}") == 2
+    assert "give at least 1 of each, or null" in capsys.readouterr().err
