@@ -255,14 +255,14 @@ def check_least(config: object, least: int, *names: str) -> None:
 
 
 def check_shares(config: object, *names: str) -> None:
-    """Refuse fields that are no share of what can be dropped: below 0, or 1 and above.
+    """Refuse fields that are no share of what can be dropped: below 0, or 1 and above; one that is None is not set.
 
     Raises:
         ConfigError: with the name of the field.
     """
     for name in names:
         value = getattr(config, name)
-        if not 0 <= value < 1:
+        if value is not None and not 0 <= value < 1:
             raise ConfigError(f"{name} {value} is no share; give a number from 0 up to, but not including, 1")
 
 

@@ -78,18 +78,18 @@ class Model(nn.Module):
                     f"an LM head without transform needs width {width} and embed_width {encoder.word_width} equal; "
                     "make them equal or set lm.transform"
                 )
-            self.lm = LMHead(config.lm, encoder.vocab, width, encoder.word_width, config.lm.activation or act, eps)
+            self.lm = LMHead(config.lm, encoder.vocab, width, encoder.word_width, act, encoder.make_norm)
         self.pair = nn.Linear(width, 2) if config.pair else None
         self.rtd = RTDHead(config.rtd, width, act, eps) if config.rtd else None
         self.mask_positions = nn.Parameter(torch.empty(config.mask_decoder, width)) if config.mask_decoder else None
         self.mask_vector = nn.Parameter(torch.empty(1, width)) if config.mask_vector else None
         self.task: ClassificationHead | TaggingHead | SpanHead | None = None
         if isinstance(config.task, Classification):
-            self.task = ClassificationHead(config.task, width)
+            self.task = ClassificationHead(config.task, width, encoder.make_norm)
         elif isinstance(config.task, Tagging):
-            self.task = TaggingHead(config.task, width)
+            self.task = TaggingHead(config.task, width, encoder.make_norm)
         elif config.task is not None:
-            self.task = SpanHead(config.task, width, eps)
+            self.task = SpanHead(config.task, width, eps, encoder.make_norm)
 
     def forward(self, ids: Tensor, **settings: Any) -> States:
         """The encoder's states of token ids (B, L), for the heads to read: see :meth:`Encoder.forward`.
@@ -171,7 +171,8 @@ class Model(nn.Module):
         return model.train(self.training)
 
     def with_task(self, task: TaskHead, labels: Sequence[str], seed: int) -> Model:
-        """A copy of this model with a new task head, initialised from ``seed``, and without its pretraining heads.
+        """A copy of this model with a new task head, initialised from ``seed``, and without its pretraining heads. A
+        prediction head starts as the transform of this model's LM head, where these have the same weights.
 
         Raises:
             ConfigError: the head reads the pooler, and this model has none.
@@ -187,6 +188,11 @@ class Model(nn.Module):
         kept = [name for name in model.state_dict() if not name.startswith("task.")]
         own = self.state_dict()
         model.load_state_dict({name: own[name] for name in kept}, strict=False)
+        if model.task is not None and model.task.prediction is not None:
+            target = model.task.prediction.state_dict()
+            shapes = {name: own[f"lm.{name}"].shape for name in target if f"lm.{name}" in own}
+            if shapes == {name: tensor.shape for name, tensor in target.items()}:
+                model.task.prediction.load_state_dict({name: own[f"lm.{name}"] for name in target})
         return model
 
     def fill_mask(self, text: str, *, top: int = 5) -> list[list[Guess]]:

@@ -8,11 +8,12 @@ from typing import Any
 
 from encoderlab.errors import DataError
 from encoderlab.interchange.configs.fields import THEIR_ACTIVATION, Fields
+from encoderlab.interchange.configs.rotary import read_prediction
 from encoderlab.interchange.names import Rule
 from encoderlab.interchange.tables import linear
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.feedforward import Activation
-from encoderlab.nn.heads import Classification, Span, Tagging, TaskHead
+from encoderlab.nn.heads import Classification, Prediction, Span, Tagging, TaskHead
 
 NUMBER = ("number",)  # labels of a regression, whose one output is the answer itself
 CHOICES = ("choice",)  # of multiple choice: one score per choice
@@ -41,6 +42,7 @@ class Classifier:
         before: whether there is dropout before the dense map too.
         usual: the dropout where the field is missing; None for that of the layers.
         summary: the ``summary_type`` that the file must have.
+        prediction: whether a prediction head stands before the output map of this and all other tasks.
     """
 
     dense: str | None = None
@@ -51,6 +53,7 @@ class Classifier:
     usual: float | None = None
     before: bool = False
     summary: str | None = None
+    prediction: bool = False
 
 
 _SUMMARY = Classifier(
@@ -72,9 +75,10 @@ SEQUENCE: dict[str, Classifier] = {
     "deberta": _POOLED,
     "deberta-v2": _POOLED,
     "xlnet": replace(_SUMMARY, out="logits_proj"),
+    "modernbert": Classifier(prediction=True, usual=0.0),
 }
 CHOICE: dict[str, Classifier] = {
-    **{name: SEQUENCE[name] for name in ("bert", "albert", "distilbert", "deberta-v2", "xlnet")},
+    **{name: SEQUENCE[name] for name in ("bert", "albert", "distilbert", "deberta-v2", "xlnet", "modernbert")},
     "roberta": Classifier(),
     "electra": replace(_SUMMARY, activation="gelu", summary="first"),
 }
@@ -129,13 +133,18 @@ def read_task(data: dict[str, Any], source: str, model_type: str, config: ModelC
     elif kind == "TokenClassification" and model_type in SEQUENCE:
         labels = _labels(fields)
         field, usual = _tagging_dropout(model_type)
-        head = Tagging(labels=len(labels), dropout=_dropout(fields, field, usual))
+        head = Tagging(
+            labels=len(labels), dropout=_dropout(fields, field, usual), prediction=_prediction(fields, model_type)
+        )
     elif kind == "QuestionAnswering" and model_type == "xlnet":
         head = Span(form="beam", dropout=fields.number("dropout", 0.1))
     elif kind in ("QuestionAnswering", "QuestionAnsweringSimple") and model_type in SEQUENCE:
-        head = Span(dropout=fields.number("qa_dropout", 0.1 if model_type == "distilbert" else 0.0))
+        field, usual = _answer_dropout(model_type)
+        head = Span(dropout=fields.number(field, usual), prediction=_prediction(fields, model_type))
     else:
         raise _unknown(architecture)
+    if SEQUENCE[model_type].prediction:  # whose weights have the names of those in the LM head
+        config = replace(config, lm=None)
     return replace(config, task=head, labels=labels)
 
 
@@ -167,11 +176,33 @@ def _tagging_dropout(model_type: str) -> tuple[str, float | None]:
     return (form.dropout, form.usual) if form.dropout.startswith("classifier") else ("classifier_dropout", None)
 
 
+def _answer_dropout(model_type: str) -> tuple[str, float]:
+    """The field of the dropout before the scores of answers, and its usual value."""
+    if SEQUENCE[model_type].prediction:
+        return "classifier_dropout", 0.0
+    return "qa_dropout", 0.1 if model_type == "distilbert" else 0.0
+
+
+def _prediction(fields: Fields, model_type: str) -> Prediction | None:
+    return read_prediction(fields) if SEQUENCE[model_type].prediction else None
+
+
 def _classification(fields: Fields, form: Classifier, labels: int) -> Classification:
     if form.summary is not None:
         fields.only("summary_type", form.summary)
         fields.only("summary_use_proj", True)
     dropout = _dropout(fields, form.dropout, form.usual)
+    if form.prediction:
+        pooling = fields.take("classifier_pooling", "cls")
+        if pooling not in ("cls", "mean"):
+            raise DataError(f"{fields.source}: classifier_pooling {pooling!r} is not implemented; expected cls or mean")
+        return Classification(
+            labels=labels,
+            pooling="mean" if pooling == "mean" else "token",
+            summary="raw",
+            prediction=read_prediction(fields),
+            dropout=dropout,
+        )
     return Classification(
         labels=labels,
         summary="pooler" if form.dense is None else "dense",
@@ -193,12 +224,15 @@ def write_task(config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any
     if isinstance(head, Tagging):
         if head.dense:
             raise DataError(f"tagging with a dense map has no counterpart for {model_type} in transformers")
-        return "ForTokenClassification", _their_labels(labels) | {_tagging_dropout(model_type)[0]: head.dropout}
+        fields = _their_prediction(head, model_type) | {_tagging_dropout(model_type)[0]: head.dropout}
+        return "ForTokenClassification", _their_labels(labels) | fields
     assert isinstance(head, Span)
     if head.form == "conditional" or (head.form == "beam" and model_type != "xlnet"):
         raise DataError(f"a {head.form} answer head has no counterpart for {model_type} in transformers")
     simple = model_type == "xlnet" and head.form == "independent"
-    fields = {"qa_dropout": head.dropout} if model_type == "distilbert" else {}
+    fields = _their_prediction(head, model_type)
+    if fields or model_type == "distilbert":
+        fields[_answer_dropout(model_type)[0]] = head.dropout
     return "ForQuestionAnsweringSimple" if simple else "ForQuestionAnswering", fields
 
 
@@ -209,7 +243,7 @@ def _write_classification(head: Classification, config: ModelConfig, model_type:
     if form is None:
         raise DataError(f"transformers has no class {ending} for {model_type}")
     summary = "pooler" if form.dense is None else "dense"
-    fields = _their_labels(config.labels) | {form.dropout: head.dropout}
+    fields = _their_labels(config.labels) | {form.dropout: head.dropout} | _their_prediction(head, model_type)
     activation = head.activation
     if form.field is None:
         activation = form.activation
@@ -217,6 +251,11 @@ def _write_classification(head: Classification, config: ModelConfig, model_type:
         activation = config.encoder.activation
     else:
         fields[form.field] = THEIR_ACTIVATION[activation]
+    if form.prediction:
+        summary = "raw"
+        fields["classifier_pooling"] = "mean" if head.pooling == "mean" else "cls"
+    elif head.pooling == "mean":
+        raise DataError(f"a classifier of the mean over all tokens has no counterpart for {model_type} in transformers")
     if form is _POOLED:
         fields["pooler_dropout"] = head.input_dropout
     if head.summary != summary or (form.dense is not None and head.activation != activation):
@@ -229,6 +268,18 @@ def _write_classification(head: Classification, config: ModelConfig, model_type:
     return ending, fields
 
 
+def _their_prediction(head: TaskHead, model_type: str) -> dict[str, Any]:
+    """The fields of the prediction head; only ModernBERT has one, and only with it has a task."""
+    wanted = model_type in SEQUENCE and SEQUENCE[model_type].prediction
+    if wanted != (head.prediction is not None):
+        has = "needs" if wanted else "has no place for"
+        raise DataError(f"{model_type} in transformers {has} a prediction head before the last map of a task")
+    if head.prediction is None:
+        return {}
+    activation = THEIR_ACTIVATION[head.prediction.activation]
+    return {"classifier_activation": activation, "classifier_bias": head.prediction.bias}
+
+
 def _their_labels(labels: Sequence[str]) -> dict[str, Any]:
     return {
         "id2label": {str(index): label for index, label in enumerate(labels)},
@@ -239,6 +290,12 @@ def _their_labels(labels: Sequence[str]) -> dict[str, Any]:
 def task_rules(config: ModelConfig, model_type: str) -> tuple[Rule, ...]:
     """Where the tensors of the fine-tuning head lie."""
     head = config.task
+    if head is not None and SEQUENCE.get(model_type, _OF_TOKEN).prediction:
+        return (
+            *linear("task.prediction.dense", "head.dense"),
+            *linear("task.prediction.norm", "head.norm"),
+            *linear("task.out", "classifier"),
+        )
     if isinstance(head, Classification):
         form = (CHOICE if config.labels == CHOICES else SEQUENCE)[model_type]
         return (*(linear("task.dense", form.dense) if form.dense else ()), *linear("task.out", form.out))

@@ -33,6 +33,7 @@ LAYOUTS = {
     "deberta": tables.DEBERTA_V1,
     "deberta-v2": tables.DEBERTA_V2,
     "xlnet": tables.XLNET,
+    "modernbert": tables.MODERNBERT,
 }
 # Ids that config.json repeats where the model has no tokenizer of its own: pad, bos, eos.
 TOKEN_IDS = {"roberta": (1, 0, 2), "albert": (0, 2, 3), "xlnet": (5, 1, 2)}
@@ -202,11 +203,12 @@ def _special_ids(model: Model, model_type: str) -> dict[str, int | None]:
     if model.tokenizer is not None:
         special = model.tokenizer.special
         pad = special.pad
-        if model_type in ("roberta", "albert"):
+        if model_type in ("roberta", "albert", "modernbert"):
             bos, eos = special.cls, special.sep
     elif isinstance(position, Absolute) and model_type == "roberta":
         pad = position.offset - 1
-    return {"pad_token_id": pad, "bos_token_id": bos, "eos_token_id": eos}
+    more = {"cls_token_id": bos, "sep_token_id": eos} if model_type == "modernbert" else {}
+    return {"pad_token_id": pad, "bos_token_id": bos, "eos_token_id": eos, **more}
 
 
 def _pretraining_class(config: ModelConfig, model_type: str) -> str:

@@ -264,6 +264,28 @@ ALBERT_TF = Layout(
     renames=((r"^module/", ""),),
 )
 
+# ModernBERT
+
+_MODERNBERT_LAYER = "model.layers.{layer}."
+MODERNBERT = Layout(
+    prefix="model.",
+    rules=(
+        *table(EMBEDDINGS + "words", "model.embeddings.tok_embeddings", ties=["decoder.weight"]),
+        *linear(EMBEDDINGS + "norm", "model.embeddings.norm"),
+        Rule(BLOCK + "attention.qkv", (_MODERNBERT_LAYER + "attn.Wqkv.weight",)),
+        Rule(BLOCK + "attention.bias", (_MODERNBERT_LAYER + "attn.Wqkv.bias",)),
+        *linear(BLOCK + "attention.out", _MODERNBERT_LAYER + "attn.Wo"),
+        *linear(BLOCK + "attention_norm", _MODERNBERT_LAYER + "attn_norm"),
+        *linear(BLOCK + "feed_forward.up", _MODERNBERT_LAYER + "mlp.Wi"),
+        *linear(BLOCK + "feed_forward.down", _MODERNBERT_LAYER + "mlp.Wo"),
+        *linear(BLOCK + "feed_forward_norm", _MODERNBERT_LAYER + "mlp_norm"),
+        *linear("encoder.norm", "model.final_norm"),
+        *linear("lm.dense", "head.dense"),
+        *linear("lm.norm", "head.norm"),
+        Rule("lm.bias", ("decoder.bias",)),
+    ),
+)
+
 # DistilBERT
 
 _DISTILBERT_LAYER = "distilbert.transformer.layer.{layer}."

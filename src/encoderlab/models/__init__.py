@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from encoderlab.errors import ConfigError, nearest
-from encoderlab.models import albert, bert, convbert, deberta, distilbert, electra, roberta, transformer_xl, xlnet
+from encoderlab.models import (
+    albert,
+    bert,
+    convbert,
+    deberta,
+    distilbert,
+    electra,
+    modernbert,
+    roberta,
+    transformer_xl,
+    xlnet,
+)
 from encoderlab.models.base import Family, ModelConfig
 
 FAMILIES: dict[str, Family] = {
     module.FAMILY.name: module.FAMILY
-    for module in (bert, roberta, albert, distilbert, electra, convbert, deberta, xlnet, transformer_xl)
+    for module in (bert, roberta, albert, distilbert, electra, convbert, deberta, xlnet, transformer_xl, modernbert)
 }
 SIZES: dict[str, ModelConfig] = {name: config for family in FAMILIES.values() for name, config in family.sizes.items()}
 GENERATORS: dict[str, ModelConfig] = {

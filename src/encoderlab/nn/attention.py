@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoderlab.nn import kernels, noise
-from encoderlab.nn.kernels.plain import relative_bias
+from encoderlab.nn.kernels.plain import relative_bias, rotate
 from encoderlab.nn.positions import (
     Disentangled,
     DisentangledTerm,
@@ -82,20 +82,27 @@ class Attention(nn.Module):
         """The heads' outputs (B, L, A), or (B, L, 2 A) with convolution heads, and the keys and values that they read,
         if the scope keeps them. The output map is left to the block, which fuses it with what follows."""
         how: dict[str, Any] = {
-            "visible": scope.visible,
             "scale": self.scale,
             "p": self.dropout,
             "keys": scope.keys,
             "site": noise.ATTENTION_WEIGHTS,
         }
-        if source is x and self.term is None and not scope.keep_keyed and (self.conv is None or self.conv.mixes):
-            packed = F.linear(x, self.qkv, self._bias())
-            if self.conv is None:
-                return kernels.attend_packed(packed, self.heads, **how), None
-            return self.conv.mixed(x, packed, scope.doc, **how), None
+        if source is x and self.term is None and not scope.keep_keyed:
+            how["visible"] = scope.visible
+            counted = scope.rotation is None or scope.rotation.dim() == 2
+            if self.conv is None and counted:
+                packed = F.linear(x, self.qkv, self._bias())
+                return kernels.attend_packed(
+                    packed, self.heads, reach=scope.reach, rotation=scope.rotation, **how
+                ), None
+            if self.conv is not None and self.conv.mixes and scope.reach is None and scope.rotation is None:
+                packed = F.linear(x, self.qkv, self._bias())
+                return self.conv.mixed(x, packed, scope.doc, **how), None
         query, key, value = self._project(x, source)
         q, k, v = (self._split(part) for part in (query, key, value))
+        q, k = self._rotated(q, k, scope)
         content, terms = self._terms(q, k, scope)
+        how["visible"], how["reach"] = scope.seen(k.shape[2])
         attended = kernels.attend(content, k, v, **terms, **how)
         attended = attended.transpose(1, 2).flatten(2)
         if self.conv is not None:
@@ -105,7 +112,7 @@ class Attention(nn.Module):
     def scores(self, x: Tensor, scope: Scope) -> Tensor:
         """Scaled scores (B, H, L, L) before mask and softmax, for looking at attention and for matching it."""
         query, key, _ = self._project(x, x)
-        q, k = self._split(query), self._split(key)
+        q, k = self._rotated(self._split(query), self._split(key), scope)
         content, terms = self._terms(q, k, scope)
         scores = content @ k.transpose(-1, -2) * self.scale
         if "relative" in terms:
@@ -131,6 +138,13 @@ class Attention(nn.Module):
 
     def _split(self, states: Tensor) -> Tensor:
         return states.unflatten(-1, (self.heads, self.head_width)).transpose(1, 2)
+
+    @staticmethod
+    def _rotated(q: Tensor, k: Tensor, scope: Scope) -> tuple[Tensor, Tensor]:
+        """Queries and keys with rotary positions, if the scope has them."""
+        if scope.rotation is None:
+            return q, k
+        return rotate(q, scope.query_rotation(q.shape[2])), rotate(k, scope.rotation)
 
     def _terms(self, q: Tensor, k: Tensor, scope: Scope) -> tuple[Tensor, dict[str, Any]]:
         """The content query, and what the position term adds to the scores, as an argument of kernels.attend."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from encoderlab.config import check_least
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
+from encoderlab.nn.norms import Normalization, make_norm
 from encoderlab.nn.positions import Absolute, Disentangled, Position, sinusoid
 
 EmbeddingNorm = Literal["embedding", "width", "none"]
@@ -96,7 +97,7 @@ class AdaptiveTable(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Token + position + segment tables of width E, LayerNorm and dropout, and a map from E to D where they differ.
+    """Token + position + segment tables of width E, a norm and dropout, and a map from E to D where they differ.
 
     ``norm``: at width E before the map (BERT, ALBERT, ELECTRA), at width D after it (DeBERTa, whose map has no bias),
     or none (XLNet, Transformer-XL). ``types`` 0 leaves the segment table out; with 1, as RoBERTa has it,
@@ -112,6 +113,7 @@ class Embeddings(nn.Module):
         position: Position,
         types: int,
         norm: EmbeddingNorm,
+        normalization: Normalization,
         eps: float,
         dropout: float,
         adaptive: Adaptive | None,
@@ -136,7 +138,9 @@ class Embeddings(nn.Module):
         summed = embed_width if adaptive is None else width  # adaptive words come mapped
         self.positions = nn.Parameter(torch.empty(rows, summed)) if rows else None
         self.types = nn.Parameter(torch.empty(types, summed)) if types else None
-        self.norm = None if norm == "none" else nn.LayerNorm(summed if norm == "embedding" else width, eps=eps)
+        self.norm = None
+        if norm != "none":
+            self.norm = make_norm(normalization, summed if norm == "embedding" else width, eps)
         self.map = None
         if embed_width != width and adaptive is None:
             self.map = nn.Linear(embed_width, width, bias=norm == "embedding")

@@ -22,6 +22,7 @@ from encoderlab.nn.attention import Attention, Biases, Keyed
 from encoderlab.nn.embeddings import Adaptive, EmbeddingNorm, Embeddings
 from encoderlab.nn.feedforward import Activation, FeedForward
 from encoderlab.nn.noise import ATTENTION_OUTPUT, FF_HIDDEN, FF_OUTPUT, Noise
+from encoderlab.nn.norms import LayerNormalization, Norm, Normalization, make_norm, norm_bias
 from encoderlab.nn.positions import (
     Absolute,
     Disentangled,
@@ -29,10 +30,15 @@ from encoderlab.nn.positions import (
     DistanceTable,
     Position,
     RelativeShift,
+    Rotary,
+    Shaw,
     counted,
     places,
+    rotations,
 )
 from encoderlab.nn.scope import (
+    Local,
+    Nearby,
     Scope,
     continued,
     different_segments,
@@ -85,26 +91,36 @@ class EncoderConfig:
         head_width: K; None means ``width / heads``.
         ff_width: of the feed-forward block inside.
         position: how layers know where a token stands.
+        local: layers whose tokens see their neighbours only; None where all layers see the whole document.
         causal: tokens see no later ones.
         conv: convolution in the place of some heads (ConvBERT).
         ff_groups: both maps of the feed-forward block are block-diagonal with so many blocks (ConvBERT).
+        ff_gated: a second map, as wide as the first, is multiplied with the activations (GLU; with GELU, GeGLU).
+        ff_biases: whether the maps of the feed-forward block have biases.
         embed_width: E, of the embedding tables, with a map to D where they differ; None means ``width``.
-        embed_norm: LayerNorm of the embeddings at width E (``embedding``), at width D (``width``), or none.
+        embed_norm: the norm of the embeddings at width E (``embedding``), at width D (``width``), or none.
         adaptive: word tables of several widths by frequency (Transformer-XL).
         types: rows of the segment table; 0 for no table.
         sharing: layers with common weights (ALBERT).
         stem_conv: a convolution over the embeddings (DeBERTa v2).
-        norm: LayerNorm after the residual sums (``post``), or before attention and feed-forward (``pre``).
-        eps: added to the variance in every LayerNorm.
+        norm: the norms stand after the residual sums (``post``), or before attention and feed-forward and after the
+            last layer (``pre``); ``pre_but_first`` is without the very first, behind embeddings that have one
+            (ModernBERT).
+        normalization: of embeddings, layers and the heads' transforms.
+        eps: added to the variance in every norm.
         activation: of the feed-forward block.
         attention_biases: which maps of attention have a bias.
         dropout: of embeddings and of the outputs of attention and feed-forward.
+        embed_dropout: of embeddings; None for ``dropout``.
+        ff_output_dropout: of the output of feed-forward; None for ``dropout``.
         attention_dropout: of attention's weights.
         ff_dropout: after the feed-forward activation.
         output_dropout: after the last layer (XLNet, Transformer-XL).
         init_std: standard deviation of initial weights.
         truncated_init: initial weights stay within two standard deviations (TensorFlow originals).
         glorot_map: the map from E to D starts Glorot-uniform (ELECTRA, ConvBERT).
+        scaled_init: maps whose output is added to the residual stream, and the LM head's, start with ``init_std`` /
+            sqrt(2 N) (Radford et al., 2019).
     """
 
     vocab: int
@@ -114,31 +130,39 @@ class EncoderConfig:
     head_width: int | None = None
     ff_width: int = 3072
     position: Position = Absolute()
+    local: Local | None = None
     causal: bool = False
     conv: Convolution | None = None
     ff_groups: int = 1
+    ff_gated: bool = False
+    ff_biases: bool = True
     embed_width: int | None = None
     embed_norm: EmbeddingNorm = "embedding"
     adaptive: Adaptive | None = None
     types: int = 2
     sharing: Sharing | None = None
     stem_conv: StemConvolution | None = None
-    norm: Literal["post", "pre"] = "post"
+    norm: Literal["post", "pre", "pre_but_first"] = "post"
+    normalization: Normalization = LayerNormalization()
     eps: float = 1e-12
     activation: Activation = "gelu"
     attention_biases: Biases = "all"
     dropout: float = 0.1
+    embed_dropout: float | None = None
+    ff_output_dropout: float | None = None
     attention_dropout: float = 0.1
     ff_dropout: float = 0.0
     output_dropout: float = 0.0
     init_std: float = 0.02
     truncated_init: bool = False
     glorot_map: bool = False
+    scaled_init: bool = False
 
     def __post_init__(self) -> None:
         check_least(self, 1, "vocab", "layers", "width", "heads", "head_width", "ff_width", "ff_groups", "embed_width")
         check_least(self, 0, "types", "eps", "init_std")
-        check_shares(self, "dropout", "attention_dropout", "ff_dropout", "output_dropout")
+        check_shares(self, "dropout", "embed_dropout", "attention_dropout", "ff_dropout", "ff_output_dropout")
+        check_shares(self, "output_dropout")
         if self.head_width is None and self.width % self.heads:
             choices = [n for n in range(1, self.width + 1) if self.width % n == 0]
             raise ConfigError(
@@ -146,6 +170,17 @@ class EncoderConfig:
             )
         if isinstance(self.position, RelativeShift) and self.width % 2:
             raise ConfigError(f"width {self.width} is odd; relative shift needs an even width for its sinusoid")
+        if isinstance(self.position, Rotary) and self.key_width % 2:
+            raise ConfigError(f"heads of {self.key_width} numbers; rotary positions turn pairs, choose an even width")
+        if self.local is not None and self.local.theta is not None and not isinstance(self.position, Rotary):
+            raise ConfigError(
+                f"local.theta {self.local.theta:g} without rotary positions; set it to null, or position.kind to rotary"
+            )
+        if self.norm == "pre_but_first" and (self.sharing is not None or self.embed_norm == "none"):
+            raise ConfigError(
+                "norm pre_but_first needs a first layer of its own and a norm on the embeddings; set norm to pre, or "
+                "sharing to null and embed_norm to embedding"
+            )
         if isinstance(self.position, Disentangled) and self.causal:
             raise ConfigError(
                 "disentangled positions have no left-to-right form; set causal to false or use relative_shift"
@@ -200,7 +235,20 @@ class EncoderConfig:
             return self.position.length
         if isinstance(self.position, Disentangled) and self.position.input_positions:
             return self.position.input_positions
-        return None
+        return self.position.length if isinstance(self.position, Rotary) else None
+
+    @property
+    def pre(self) -> bool:
+        """Whether the norms stand before attention and feed-forward."""
+        return self.norm != "post"
+
+    def sees_all(self, layer: int) -> bool:
+        """Whether tokens of the layer that is applied as number ``layer`` (from 0) see the whole document."""
+        return self.local is None or self.local.sees_all(layer)
+
+    def make_norm(self, width: int) -> Norm:
+        """A norm over ``width`` numbers."""
+        return make_norm(self.normalization, width, self.eps)
 
 
 @dataclass(frozen=True)
@@ -243,20 +291,25 @@ class Chosen(NamedTuple):
 
 
 class Block(nn.Module):
-    """One layer: attention, then feed-forward, each with dropout, residual and LayerNorm.
+    """One layer: attention, then feed-forward, each with dropout, residual and norm.
 
-    LayerNorm stands after the sum ("post") or before attention and feed-forward ("pre"). The ``parts``, "attention" or
-    "feed_forward", are taken from the block ``shared`` with their weights; the others are made anew.
+    The norm stands after the sum ("post") or before attention and feed-forward ("pre"). The ``parts``, "attention" or
+    "feed_forward", are taken from the block ``shared`` with their weights; the others are made anew. ``first``: this is
+    the first layer.
     """
 
     attention: Attention
-    attention_norm: nn.LayerNorm
+    attention_norm: Norm | None
     feed_forward: FeedForward
-    feed_forward_norm: nn.LayerNorm
+    feed_forward_norm: Norm
 
-    def __init__(self, config: EncoderConfig, shared: Block | None = None, parts: Sequence[str] = ()) -> None:
+    def __init__(
+        self, config: EncoderConfig, shared: Block | None = None, parts: Sequence[str] = (), *, first: bool = False
+    ) -> None:
         super().__init__()
-        self.pre, self.dropout = config.norm == "pre", config.dropout
+        self.pre, self.center = config.pre, isinstance(config.normalization, LayerNormalization)
+        self.eps, self.dropout = config.eps, config.dropout
+        self.output_dropout = config.dropout if config.ff_output_dropout is None else config.ff_output_dropout
         if shared is not None and "attention" in parts:
             self.attention, self.attention_norm = shared.attention, shared.attention_norm
         else:
@@ -270,14 +323,21 @@ class Block(nn.Module):
                 dropout=config.attention_dropout,
                 position_dropout=config.dropout,
             )
-            self.attention_norm = nn.LayerNorm(config.width, eps=config.eps)
+            bare = first and config.norm == "pre_but_first"
+            self.attention_norm = None if bare else config.make_norm(config.width)
         if shared is not None and "feed_forward" in parts:
             self.feed_forward, self.feed_forward_norm = shared.feed_forward, shared.feed_forward_norm
         else:
             self.feed_forward = FeedForward(
-                config.width, config.ff_width, groups=config.ff_groups, act=config.activation, dropout=config.ff_dropout
+                config.width,
+                config.ff_width,
+                groups=config.ff_groups,
+                gated=config.ff_gated,
+                biases=config.ff_biases,
+                act=config.activation,
+                dropout=config.ff_dropout,
             )
-            self.feed_forward_norm = nn.LayerNorm(config.width, eps=config.eps)
+            self.feed_forward_norm = config.make_norm(config.width)
 
     def forward(self, x: Tensor, source: Tensor | Keyed, scope: Scope) -> tuple[Tensor, Keyed | None]:
         """The layer's output (B, L, D), and its keys and values if the scope keeps them.
@@ -288,25 +348,37 @@ class Block(nn.Module):
         """
         keys, out = scope.keys, self.attention.out
         if self.pre:
-            normed = self.attention_norm(x)
+            normed = self.normed(x)
             if isinstance(source, Tensor):
-                source = normed if source is x else self.attention_norm(source)
+                source = normed if source is x else self.normed(source)
             attended, keyed = self.attention(normed, source, scope)
             x = x + kernels.dropout(out(attended), self.dropout, keys, ATTENTION_OUTPUT)
             change = self.feed_forward(self.feed_forward_norm(x), keys, FF_HIDDEN)
-            return x + kernels.dropout(change, self.dropout, keys, FF_OUTPUT), keyed
+            return x + kernels.dropout(change, self.output_dropout, keys, FF_OUTPUT), keyed
         attended, keyed = self.attention(x, source, scope)
-        x = self._join(F.linear(attended, out.weight), out.bias, x, self.attention_norm, keys, ATTENTION_OUTPUT)
+        change = F.linear(attended, out.weight)
+        x = self._join(change, out.bias, x, self.attention_norm, self.dropout, keys, ATTENTION_OUTPUT)
         change, bias = self.feed_forward.without_bias(x, keys, FF_HIDDEN)
-        return self._join(change, bias, x, self.feed_forward_norm, keys, FF_OUTPUT), keyed
+        return self._join(change, bias, x, self.feed_forward_norm, self.output_dropout, keys, FF_OUTPUT), keyed
+
+    def normed(self, x: Tensor) -> Tensor:
+        """What attention reads of the states x (B, L, D) that enter the layer."""
+        return x if self.attention_norm is None or not self.pre else self.attention_norm(x)
 
     def _join(
-        self, change: Tensor, bias: Tensor | None, x: Tensor, norm: nn.LayerNorm, keys: Tensor | None, site: int
+        self,
+        change: Tensor,
+        bias: Tensor | None,
+        x: Tensor,
+        norm: Norm | None,
+        p: float,
+        keys: Tensor | None,
+        site: int,
     ) -> Tensor:
-        """LN(x + dropout(change + bias)), one pass over memory."""
-        return kernels.dropout_add_norm(
-            change, x, norm.weight, norm.bias, norm.eps, self.dropout, keys, site, x_bias=bias
-        )
+        """norm(x + dropout(change + bias)), one pass over memory."""
+        assert norm is not None
+        how = norm.weight, norm_bias(norm), self.eps, p, keys, site
+        return kernels.dropout_add_norm(change, x, *how, x_bias=bias, center=self.center)
 
 
 class Encoder(nn.Module):
@@ -322,23 +394,24 @@ class Encoder(nn.Module):
             position=config.position,
             types=config.types,
             norm=config.embed_norm,
+            normalization=config.normalization,
             eps=config.eps,
-            dropout=config.dropout,
+            dropout=config.dropout if config.embed_dropout is None else config.embed_dropout,
             adaptive=config.adaptive,
         )
         self.blocks = nn.ModuleList(self._make_blocks())
         self.distances = None
-        if not isinstance(config.position, Absolute):
+        if isinstance(config.position, (RelativeShift, Shaw, Disentangled)):
             self.distances = DistanceTable(
                 config.position, config.width, config.attention_heads, config.key_width, config.eps
             )
         self.stem = Stem(config.stem_conv, config.width, config.eps, config.dropout) if config.stem_conv else None
-        self.norm = nn.LayerNorm(config.width, eps=config.eps) if config.norm == "pre" else None
+        self.norm = config.make_norm(config.width) if config.pre else None
 
     def _make_blocks(self) -> list[Block]:
         config, sharing = self.config, self.config.sharing
         if sharing is None:
-            return [Block(config) for _ in range(config.layers)]
+            return [Block(config, first=i == 0) for i in range(config.layers)]
         if sharing.whole:
             return [Block(config) for _ in range(sharing.groups * sharing.inner)]
         blocks: list[Block] = []
@@ -405,7 +478,7 @@ class Encoder(nn.Module):
         _check_shapes(ids, doc, attention_mask, positions, segments, visible, reverse)
         remembered = _remembered(memory)
         self._check_memory(memory)
-        masked = attention_mask is not None
+        masked, given = attention_mask is not None, positions
         if attention_mask is not None:
             doc = torch.where(attention_mask.bool(), 0, -1)
         asking = self._asking(doc, masked)
@@ -414,6 +487,7 @@ class Encoder(nn.Module):
         by_document = visible_by_document(doc, asking, visible, remembered)
         if masked and by_document is not None and isinstance(self.config.position, RelativeShift):
             by_document = with_itself(by_document, remembered)
+        rotation, nearby = self._rotations(remembered, ids.shape[1], given, x.device)
         scope = Scope(
             doc=doc,
             positions=positions,
@@ -422,10 +496,13 @@ class Encoder(nn.Module):
             different=self._different(segments, remembered),
             reverse=reverse,
             keep_keyed=keep_keyed,
+            remembered=remembered,
+            rotation=rotation,
+            nearby=nearby,
         )
         layers, kept = [x], []
         depth = self.depth if depth is None else depth
-        for i, scope_of_layer in enumerate(self._with_keys(scope, noise, range(depth))):
+        for i, scope_of_layer in enumerate(self._of_layers(scope, noise, range(depth), 0)):
             output, keyed = self.block(i)(x, self._source(x, memory, i), scope_of_layer)
             if i == 0 and self.stem is not None:
                 output = self.stem(layers[0], output, doc, scope_of_layer.keys)
@@ -462,7 +539,7 @@ class Encoder(nn.Module):
         scope = states.scope.of_queries(at, visible, _remembered(memory))
         x = queries
         keyed: dict[int, Keyed | None] = dict(enumerate(states.keyed))
-        scopes = self._with_keys(scope, noise, range(self.depth + 1, self.depth + 1 + len(layers)))
+        scopes = self._of_layers(scope, noise, layers, self.depth + 1)
         for i, scope_of_layer in zip(layers, scopes, strict=True):
             source = keyed.get(i) or self._source(states.layers[i], memory, i)
             x, keyed[i] = self.block(i)(x, source, scope_of_layer)
@@ -488,7 +565,7 @@ class Encoder(nn.Module):
         at, rows, slots = chosen
         scope = replace(states.scope.of_queries(at), keep_keyed=False)
         x = states.last.gather(1, at[..., None].expand(-1, -1, states.last.shape[-1]))
-        (scope,) = self._with_keys(scope, noise, range(self.depth - 1, self.depth))
+        (scope,) = self._of_layers(scope, noise, [self.depth - 1], self.depth - 1)
         x, _ = self.block(self.depth - 1)(x, states.last, scope)
         return self._finish(x, noise)[rows, slots]
 
@@ -506,11 +583,9 @@ class Encoder(nn.Module):
 
         Memory is left out.
         """
-        source = states.layers[layer]
         block = self.block(layer)
-        if block.pre:
-            source = block.attention_norm(source)
-        return block.attention.scores(source, states.scope)
+        (scope,) = self._of_layers(states.scope, None, [layer], 0)
+        return block.attention.scores(block.normed(states.layers[layer]), scope)
 
     def _finish(self, x: Tensor, noise: Noise | None, stream: int = 0) -> Tensor:
         """What follows the last layer; ``stream`` is 1 for queries, whose dropout differs from that of the content."""
@@ -549,7 +624,7 @@ class Encoder(nn.Module):
             positions = given
         elif masked:
             positions = counted(ids, embeddings.offset)
-        elif embeddings.positions is not None or embeddings.sinusoidal:
+        elif embeddings.positions is not None or embeddings.sinusoidal or (limit is not None and length > limit):
             positions = places(asking, length, ids.device)
         else:
             return None
@@ -581,20 +656,40 @@ class Encoder(nn.Module):
         reads_segments = isinstance(position, RelativeShift) and position.segments
         return different_segments(segments, remembered) if reads_segments and segments is not None else None
 
-    def _with_keys(self, scope: Scope, noise: Noise | None, layers: range) -> list[Scope]:
-        """The scope of each layer, with its keys of dropout, made for all at once: on a GPU every small operation costs
-        a launch. The sinusoid of a relative shift is dropped once for all layers and both streams, as in the originals;
-        DeBERTa's table by each layer.
+    def _rotations(
+        self, remembered: int, length: int, positions: Tensor | None, device: torch.device
+    ) -> tuple[Tensor | None, Nearby | None]:
+        """The rotary positions of ``remembered`` states and of a row behind them, which are counted unless they are
+        given, and what local layers have instead."""
+        position, local, width = self.config.position, self.config.local, self.config.key_width
+        rotation = near = None
+        if isinstance(position, Rotary):
+            places = torch.arange(remembered + length, device=device)
+            if positions is not None:
+                before = places[None, :remembered].expand(len(positions), -1)
+                places = torch.cat([before, positions + remembered], dim=1)[:, None]
+            rotation = near = rotations(places, width, position.theta)
+            if local is not None and local.theta is not None:
+                near = rotations(places, width, local.theta)
+        return rotation, None if local is None else Nearby(local.reach, near)
+
+    def _of_layers(self, scope: Scope, noise: Noise | None, layers: Sequence[int], first: int) -> list[Scope]:
+        """The scope of each of the ``layers`` (0-based). Its keys of dropout, numbered from ``first`` on, are made for
+        all at once: on a GPU every small operation costs a launch. The sinusoid of a relative shift is dropped once for
+        all layers and both streams, as in the originals; DeBERTa's table by each layer.
         """
+        scopes = [scope if self.config.sees_all(layer) else scope.of_local() for layer in layers]
         if noise is None:
-            return [scope] * len(layers)
+            return scopes
+        numbers = range(first, first + len(layers))
         shared: Iterable[Tensor | None] = [None] * len(layers)
         if isinstance(self.config.position, RelativeShift):
             shared = [noise.layers_shared(range(1))[0]] * len(layers)
         elif scope.distances is not None:
-            shared = noise.layers_shared(layers)
+            shared = noise.layers_shared(numbers)
         return [
-            replace(scope, keys=keys, shared_keys=one) for keys, one in zip(noise.layers(layers), shared, strict=True)
+            replace(one, keys=keys, shared_keys=other)
+            for one, keys, other in zip(scopes, noise.layers(numbers), shared, strict=True)
         ]
 
 

@@ -1,4 +1,4 @@
-"""The position-wise network of a layer, dense or grouped."""
+"""The position-wise network of a layer: dense or grouped, gated or not."""
 
 from __future__ import annotations
 
@@ -38,30 +38,43 @@ class GroupedLinear(nn.Module):
     here.
     """
 
-    def __init__(self, inputs: int, outputs: int, groups: int) -> None:
+    bias: nn.Parameter | None
+
+    def __init__(self, inputs: int, outputs: int, groups: int, *, bias: bool = True) -> None:
         super().__init__()
         if inputs % groups or outputs % groups:
             choices = [g for g in range(1, math.gcd(inputs, outputs) + 1) if inputs % g == 0 and outputs % g == 0]
             raise ConfigError(f"{groups} groups do not divide widths {inputs} and {outputs}; choose from {choices}")
         self.groups = groups
         self.weight = nn.Parameter(torch.empty(groups, inputs // groups, outputs // groups))
-        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         blocks = x.reshape(-1, self.groups, x.shape[-1] // self.groups).transpose(0, 1)
         mixed = torch.bmm(blocks, self.weight.to(x.dtype)).transpose(0, 1)
-        return mixed.reshape(*x.shape[:-1], len(self.bias)) + self.bias.to(mixed.dtype)
+        mixed = mixed.reshape(*x.shape[:-1], -1)
+        return mixed if self.bias is None else mixed + self.bias.to(mixed.dtype)
 
 
 class FeedForward(nn.Module):
-    """``W_2 dropout(act(W_1 x + b_1)) + b_2``: (B, L, D) -> (B, L, D) through width F."""
+    """``W_2 dropout(act(W_1 x + b_1)) + b_2``: (B, L, D) -> (B, L, D) through width F.
 
-    def __init__(self, width: int, inner: int, *, groups: int, act: Activation, dropout: float) -> None:
+    ``gated`` (GLU; Shazeer, 2020): W_1 has 2 F rows, and what the first half of them gives is activated and multiplied
+    with what the second half gives, ``W_2 dropout(act(W x + b) * (V x + c)) + b_2``.
+    """
+
+    def __init__(
+        self, width: int, inner: int, *, groups: int, gated: bool, biases: bool, act: Activation, dropout: float
+    ) -> None:
         super().__init__()
-        dense = groups == 1
-        self.up: nn.Module = nn.Linear(width, inner) if dense else GroupedLinear(width, inner, groups)
-        self.down: nn.Module = nn.Linear(inner, width) if dense else GroupedLinear(inner, width, groups)
-        self.act, self.dropout = act, dropout
+
+        def linear(inputs: int, outputs: int) -> nn.Module:
+            if groups == 1:
+                return nn.Linear(inputs, outputs, bias=biases)
+            return GroupedLinear(inputs, outputs, groups, bias=biases)
+
+        self.up, self.down = linear(width, 2 * inner if gated else inner), linear(inner, width)
+        self.act, self.gated, self.dropout = act, gated, dropout
 
     def forward(self, x: Tensor, keys: Tensor | None, site: int) -> Tensor:
         change, bias = self.without_bias(x, keys, site)
@@ -71,7 +84,13 @@ class FeedForward(nn.Module):
         """The result without its last bias, and that bias, for whoever adds it together with something else."""
         up, down = self.up, self.down
         if isinstance(up, nn.Linear) and isinstance(down, nn.Linear) and self.act in ("gelu", "gelu_tanh"):
-            tanh, p = self.act == "gelu_tanh", self.dropout
+            tanh, gated, p = self.act == "gelu_tanh", self.gated, self.dropout
             weights = up.weight, up.bias, down.weight
-            return kernels.feed_forward(x, *weights, tanh=tanh, p=p, keys=keys, site=site), down.bias
-        return down(kernels.dropout(activation(self.act)(up(x)), self.dropout, keys, site)), None
+            return kernels.feed_forward(x, *weights, tanh=tanh, gated=gated, p=p, keys=keys, site=site), down.bias
+        inner = up(x)
+        if self.gated:
+            inner, gate = inner.chunk(2, dim=-1)
+            inner = activation(self.act)(inner) * gate
+        else:
+            inner = activation(self.act)(inner)
+        return down(kernels.dropout(inner, self.dropout, keys, site)), None

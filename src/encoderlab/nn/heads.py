@@ -6,7 +6,7 @@ Dropout keys here are one per chosen vector (:meth:`Noise.at`), so masks do not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,20 +15,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoderlab.config import check_least, check_shares
+from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
 from encoderlab.nn.embeddings import Adaptive, Embeddings
 from encoderlab.nn.feedforward import Activation, activation
+from encoderlab.nn.norms import Norm
 
 
 @dataclass(frozen=True, kw_only=True)
 class LM:
     """Prediction of tokens through the tied word table: ``x W^T + b``.
 
-    ``transform`` puts dense D -> E, activation (None: that of the layers) and LayerNorm before it.
+    ``transform`` puts dense D -> E, activation (None: that of the layers) and a norm before it. ``dense_bias`` and
+    ``output_bias``: whether dense has a bias, and whether there is b.
     """
 
     transform: bool = True
     activation: Activation | None = None
+    dense_bias: bool = True
+    output_bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """ModernBERT's prediction head, which stands before the last map of every task: dense D -> D, activation, norm.
+
+    A model that was pretrained with an LM head starts from the transform of that head, which has the same form.
+    """
+
+    activation: Activation = "gelu"
+    bias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +76,9 @@ class Classification:
 
     Args:
         labels: how many.
+        pooling: the vector is that of the summary ``token``, or the ``mean`` over all tokens, special ones included.
         summary: ``pooler``, the pretrained one; ``dense``, a new map D -> D; ``raw``, the vector as it is.
+        prediction: stands before the dropout, behind the summary ``raw`` alone; None for none.
         activation: of the summary ``dense``.
         input_dropout: of the vector before the summary ``dense``.
         dropout: of the summary.
@@ -70,7 +88,9 @@ class Classification:
 
     kind: Literal["classification"] = "classification"
     labels: int = 2
+    pooling: Literal["token", "mean"] = "token"
     summary: Literal["pooler", "dense", "raw"] = "pooler"
+    prediction: Prediction | None = None
     activation: Activation = "tanh"
     input_dropout: float = 0.0
     dropout: float = 0.1
@@ -80,21 +100,29 @@ class Classification:
     def __post_init__(self) -> None:
         check_least(self, 1, "labels")
         check_shares(self, "input_dropout", "dropout")
+        if self.prediction is not None and self.summary != "raw":
+            raise ConfigError(f"a prediction head beside summary {self.summary!r}; set summary to raw")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tagging:
-    """One score per tag for each chosen token: dropout, affine (``dense``: after DeBERTa's dense and GELU)."""
+    """One score per tag for each chosen token: dropout, affine (``dense``: after DeBERTa's dense and GELU).
+
+    ``prediction`` stands before the dropout; None for none.
+    """
 
     kind: Literal["tagging"] = "tagging"
     labels: int = 2
     dropout: float = 0.1
     dense: bool = False
+    prediction: Prediction | None = None
     glorot: bool = False
 
     def __post_init__(self) -> None:
         check_least(self, 1, "labels")
         check_shares(self, "dropout")
+        if self.dense and self.prediction is not None:
+            raise ConfigError("a prediction head beside a dense map; set dense to false, or prediction to null")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,14 +133,18 @@ class Span:
         form: ``independent`` (BERT) is an affine map D -> 2. ``conditional`` (ELECTRA, ConvBERT) and ``beam`` (XLNet,
             ALBERT v2) score the end given a start, and whether there is an answer.
         dropout: before the map of the form ``independent`` (DistilBERT), or in the answerability of the form ``beam``.
+        prediction: stands before the dropout of the form ``independent``; None for none.
     """
 
     kind: Literal["span"] = "span"
     form: Literal["independent", "conditional", "beam"] = "independent"
     dropout: float = 0.0
+    prediction: Prediction | None = None
 
     def __post_init__(self) -> None:
         check_shares(self, "dropout")
+        if self.form != "independent" and self.prediction is not None:
+            raise ConfigError(f"a prediction head for answers of form {self.form!r}; set form to independent")
 
 
 TaskHead = Classification | Tagging | Span
@@ -121,12 +153,14 @@ TaskHead = Classification | Tagging | Span
 class LMHead(nn.Module):
     """(S, D) -> logits (S, V); the encoder's word table (V, E) is given at the call, so that it is stored once."""
 
-    def __init__(self, config: LM, vocab: int, width: int, embed_width: int, act: Activation, eps: float) -> None:
+    def __init__(
+        self, config: LM, vocab: int, width: int, embed_width: int, act: Activation, norm: Callable[[int], Norm]
+    ) -> None:
         super().__init__()
-        self.act = act
-        self.dense = nn.Linear(width, embed_width) if config.transform else None
-        self.norm = nn.LayerNorm(embed_width, eps=eps) if config.transform else None
-        self.bias = nn.Parameter(torch.zeros(vocab))
+        self.act = config.activation or act
+        self.dense = nn.Linear(width, embed_width, bias=config.dense_bias) if config.transform else None
+        self.norm = norm(embed_width) if config.transform else None
+        self.bias = nn.Parameter(torch.zeros(vocab)) if config.output_bias else None
 
     def forward(self, x: Tensor, words: Tensor) -> Tensor:
         return F.linear(self.transform(x), words, self.bias)
@@ -222,6 +256,23 @@ def _log_softmax(logits: Tensor) -> Tensor:
     return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
+class PredictionHead(nn.Module):
+    """``norm(act(W x + b))``: (..., D) -> (..., D)."""
+
+    def __init__(self, config: Prediction, width: int, norm: Callable[[int], Norm]) -> None:
+        super().__init__()
+        self.act = config.activation
+        self.dense = nn.Linear(width, width, bias=config.bias)
+        self.norm = norm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(activation(self.act)(self.dense(x)))
+
+
+def _prediction(config: TaskHead, width: int, norm: Callable[[int], Norm]) -> PredictionHead | None:
+    return PredictionHead(config.prediction, width, norm) if config.prediction else None
+
+
 class PoolerHead(nn.Module):
     """``act(W dropout(x) + b)``: (S, D) -> (S, D)."""
 
@@ -257,29 +308,33 @@ class RTDHead(nn.Module):
 class ClassificationHead(nn.Module):
     """(S, D) -> (S, labels); where the summary is the pooler, x is its output."""
 
-    def __init__(self, config: Classification, width: int) -> None:
+    def __init__(self, config: Classification, width: int, norm: Callable[[int], Norm] = nn.LayerNorm) -> None:
         super().__init__()
         self.config = config
+        self.prediction = _prediction(config, width, norm)
         self.dense = nn.Linear(width, width) if config.summary == "dense" else None
         self.out = nn.Linear(width, config.labels)
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         if self.dense is not None:
             x = activation(self.config.activation)(self.dense(kernels.dropout(x, self.config.input_dropout, keys, 1)))
+        x = x if self.prediction is None else self.prediction(x)
         return self.out(kernels.dropout(x, self.config.dropout, keys, 2))
 
 
 class TaggingHead(nn.Module):
     """(S, D) -> (S, labels)."""
 
-    def __init__(self, config: Tagging, width: int) -> None:
+    def __init__(self, config: Tagging, width: int, norm: Callable[[int], Norm] = nn.LayerNorm) -> None:
         super().__init__()
         self.config = config
+        self.prediction = _prediction(config, width, norm)
         self.dense = nn.Linear(width, width) if config.dense else None
         self.out = nn.Linear(width, config.labels)
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         x = x if self.dense is None else F.gelu(self.dense(x))
+        x = x if self.prediction is None else self.prediction(x)
         return self.out(kernels.dropout(x, self.config.dropout, keys, 1))
 
 
@@ -289,9 +344,10 @@ class SpanHead(nn.Module):
     HIDDEN = 512  # inner width of ELECTRA's conditional head
     FORBIDDEN = {"conditional": -1000.0, "beam": -1e30}  # logits of illegal places, as in the originals
 
-    def __init__(self, config: Span, width: int, eps: float) -> None:
+    def __init__(self, config: Span, width: int, eps: float, norm: Callable[[int], Norm] = nn.LayerNorm) -> None:
         super().__init__()
         self.config = config
+        self.prediction = _prediction(config, width, norm)
         if config.form == "independent":
             self.out = nn.Linear(width, 2)
             return
@@ -305,8 +361,12 @@ class SpanHead(nn.Module):
             self.answer_dense, self.answer_out = nn.Linear(2 * width, width), nn.Linear(width, 1, bias=False)
 
     def dropped(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """x (B, L, D) after the dropout that the independent form begins with, ``keys`` (B,)."""
-        return kernels.dropout(x, self.config.dropout, keys, 0) if self.config.form == "independent" else x
+        """x (B, L, D) after what the independent form begins with: a prediction head, if it has one, and dropout,
+        ``keys`` (B,)."""
+        if self.config.form != "independent":
+            return x
+        x = x if self.prediction is None else self.prediction(x)
+        return kernels.dropout(x, self.config.dropout, keys, 0)
 
     def start_logits(self, x: Tensor, allowed: Tensor) -> Tensor:
         """(B, L)."""

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
-from encoderlab.nn.encoder import Encoder
-from encoderlab.nn.heads import AdaptiveLMHead, ClassificationHead, RTDHead, SpanHead, TaggingHead
+from encoderlab.nn.encoder import Block, Encoder, EncoderConfig
+from encoderlab.nn.heads import (
+    AdaptiveLMHead,
+    ClassificationHead,
+    LMHead,
+    PredictionHead,
+    RTDHead,
+    SpanHead,
+    TaggingHead,
+)
 from encoderlab.seeds import derive
+
+NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
 def initialize(model: nn.Module, encoder: Encoder, seed: int, *, within: str = "") -> None:
@@ -16,11 +28,12 @@ def initialize(model: nn.Module, encoder: Encoder, seed: int, *, within: str = "
     Matrices and tables: normal with the configured standard deviation, cut at two of them where the original is
     TensorFlow's. Biases 0, LayerNorm 1 and 0. Exceptions, each as in its original: 1 / kernel for a depthwise kernel
     (ConvBERT); Glorot-uniform for layers that the TensorFlow code made without an initializer; 0.01 for adaptive
-    projections (Transformer-XL).
+    projections (Transformer-XL); with ``scaled_init`` (ModernBERT) the configured deviation / sqrt(2 N) for maps into
+    the residual stream and of the LM head's and the task heads' transform, 1 / sqrt(D) for what is behind the latter.
     """
     config = encoder.config
     exceptions = _exceptions(model, encoder)
-    norms = {id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters(recurse=False)}
+    norms = {id(p) for m in model.modules() if isinstance(m, NORMS) for p in m.parameters(recurse=False)}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if not name.startswith(within):
@@ -64,6 +77,8 @@ def _exceptions(model: nn.Module, encoder: Encoder) -> dict[int, float | str]:
     found: dict[int, float | str] = {}
     if encoder.config.glorot_map and encoder.embeddings.map is not None:
         found[id(encoder.embeddings.map.weight)] = "glorot"
+    if encoder.config.scaled_init:
+        found |= _scaled(model, encoder.config)
     for module in model.modules():
         if hasattr(module, "depthwise") and isinstance(module.depthwise, nn.Parameter):
             found[id(module.depthwise)] = 1.0 / module.depthwise.shape[1]
@@ -78,3 +93,19 @@ def _exceptions(model: nn.Module, encoder: Encoder) -> dict[int, float | str]:
     if encoder.embeddings.clusters is not None and encoder.embeddings.clusters.maps is not None:
         found |= {id(p): 0.01 for p in encoder.embeddings.clusters.maps}
     return found
+
+
+def _scaled(model: nn.Module, config: EncoderConfig) -> dict[int, float | str]:
+    """The deviations of ``scaled_init``, by parameter identity."""
+    deviation = config.init_std / math.sqrt(2 * config.depth)
+    maps: list[nn.Module | None] = []
+    found: dict[int, float | str] = {}
+    for module in model.modules():
+        if isinstance(module, Block):
+            maps += [module.attention.out, module.feed_forward.down]
+        if isinstance(module, (LMHead, PredictionHead)):
+            maps.append(module.dense)
+        prediction = getattr(module, "prediction", None)
+        if isinstance(prediction, PredictionHead) and isinstance(module, (ClassificationHead, TaggingHead, SpanHead)):
+            found[id(module.out.weight)] = config.width**-0.5
+    return found | {id(one.weight): deviation for one in maps if one is not None}

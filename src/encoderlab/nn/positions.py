@@ -119,7 +119,27 @@ class Disentangled:
         return self.buckets or self.span
 
 
-Position = Absolute | RelativeShift | Shaw | Disentangled
+@dataclass(frozen=True, kw_only=True)
+class Rotary:
+    """Queries and keys turned by angles that grow with their place (Su et al., 2021, section 3.2.2), so that their
+    product depends on how far they are apart.
+
+    Angle j of place m is ``m theta^(-2 j / K)``; it turns the pair (x_j, x_{j + K / 2}) of a head K wide.
+
+    Args:
+        theta: the base; a larger one tells larger distances apart.
+        length: the longest row that the model is meant for.
+    """
+
+    kind: Literal["rotary"] = "rotary"
+    theta: float = 10000.0
+    length: int = 8192
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "theta", "length")
+
+
+Position = Absolute | RelativeShift | Shaw | Disentangled | Rotary
 
 
 def places(doc: Tensor | None, length: int, device: torch.device) -> Tensor:
@@ -169,6 +189,14 @@ def sinusoid(positions: Tensor, width: int) -> Tensor:
     frequency = 10000.0 ** (-torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
     angle = positions.to(torch.float32)[:, None] * frequency[None]
     return torch.cat([angle.sin(), angle.cos()], dim=1)[:, :width]
+
+
+def rotations(places: Tensor, width: int, theta: float) -> Tensor:
+    """The angles of :class:`Rotary` at ``places`` (..., M) for heads of ``width`` K: (..., M, K), the K / 2 cosines and
+    then the sines, float32."""
+    frequency = 1.0 / theta ** (torch.arange(0, width, 2, device=places.device, dtype=torch.float32) / width)
+    angle = places.to(torch.float32)[..., None] * frequency
+    return torch.cat([angle.cos(), angle.sin()], dim=-1)
 
 
 def log_bucket(distance: Tensor, buckets: int, span: int) -> Tensor:

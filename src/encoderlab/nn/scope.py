@@ -8,8 +8,44 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from encoderlab.config import check_least
 from encoderlab.errors import ConfigError
 from encoderlab.nn.positions import Distances, running_max
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """Layers whose tokens see their neighbours only (Beltagy et al., 2020), between others that see the whole document
+    (ModernBERT; Warner et al., 2024, section 2.1.2).
+
+    Args:
+        reach: how many tokens on each side a token of a local layer sees.
+        period, full: layer i (from 0) sees all where ``i % period`` is one of ``full``; the other layers are local.
+        theta: the base of rotary positions in local layers; None for that of the other layers.
+    """
+
+    reach: int = 64
+    period: int = 3
+    full: tuple[int, ...] = (0,)
+    theta: float | None = None
+
+    def __post_init__(self) -> None:
+        check_least(self, 0, "reach")
+        check_least(self, 1, "period", "theta")
+        if any(not 0 <= layer < self.period for layer in self.full):
+            raise ConfigError(f"layers {list(self.full)} of a period of {self.period}; give numbers from 0 below it")
+
+    def sees_all(self, layer: int) -> bool:
+        """Whether tokens of ``layer`` (from 0) see the whole document."""
+        return layer % self.period in self.full
+
+
+@dataclass(frozen=True)
+class Nearby:
+    """What local layers have in the place of the others' (:class:`Local`)."""
+
+    reach: int
+    rotation: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -27,6 +63,11 @@ class Scope:
         keys: (B,), keys of the layer's dropout, one per row; None outside training.
         shared_keys: (1,), the key for what has no row axis; None outside training.
         keep_keyed: layers hand out their keys and values.
+        remembered: states of the memory before the row.
+        rotation: (M, K) or, where positions were given, (B|1, 1, M, K), cosines and sines of rotary positions, see
+            :func:`encoderlab.nn.positions.rotations`.
+        reach: keys further away than this are not seen; None for no limit.
+        nearby: the last two of local layers; None where there are none.
     """
 
     doc: Tensor | None
@@ -39,6 +80,35 @@ class Scope:
     keys: Tensor | None = None
     shared_keys: Tensor | None = None
     keep_keyed: bool = False
+    remembered: int = 0
+    rotation: Tensor | None = None
+    reach: int | None = None
+    nearby: Nearby | None = None
+
+    def of_local(self) -> Scope:
+        """The scope of a local layer."""
+        assert self.nearby is not None
+        return replace(self, reach=self.nearby.reach, rotation=self.nearby.rotation)
+
+    def seen(self, keys: int) -> tuple[Tensor | None, int | None]:
+        """``visible`` and ``reach`` for attention to ``keys`` keys: where queries stand at chosen places, the mask says
+        which keys are within reach."""
+        if self.at is None or self.reach is None:
+            return self.visible, self.reach
+        ages = self.at[:, None, :, None] + self.remembered - torch.arange(keys, device=self.at.device)
+        near = ages.abs() <= self.reach
+        return near if self.visible is None else near & self.visible, None
+
+    def query_rotation(self, queries: int) -> Tensor:
+        """``rotation`` at the places of the queries, (L, K) or (B, 1, T, K)."""
+        assert self.rotation is not None
+        if self.at is None:
+            return self.rotation[..., self.rotation.shape[-2] - queries :, :]
+        places = self.at + self.remembered
+        if self.rotation.dim() == 2:
+            return self.rotation[places][:, None]
+        rotation = self.rotation.expand(len(places), -1, -1, -1)
+        return rotation.gather(2, places[:, None, :, None].expand(-1, -1, -1, rotation.shape[-1]))
 
     def of_queries(self, at: Tensor, visible: Tensor | None = None, remembered: int = 0) -> Scope:
         """The scope of queries at places ``at`` (B, T), who read keys and values that are kept: the masks are reduced

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.interchange.configs import absolute, relative
+from encoderlab.interchange.configs import absolute, relative, rotary
 from encoderlab.interchange.configs.fields import Fields
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.encoder import EncoderConfig, Sharing
@@ -42,6 +42,7 @@ FORMATS = {
         Format("deberta", "Deberta", relative.read_deberta_v1, relative.write_deberta),
         Format("deberta-v2", "DebertaV2", relative.read_deberta_v2, relative.write_deberta_v2),
         Format("xlnet", "XLNet", relative.read_xlnet, relative.write_xlnet),
+        Format("modernbert", "ModernBert", rotary.read_modernbert, rotary.write_modernbert),
         Format("transfo-xl", "TransfoXL", relative.read_transformer_xl, relative.write_transformer_xl),
     )
 }
@@ -86,7 +87,7 @@ def format_of(config: ModelConfig) -> Format:
     return FORMATS[config.family]
 
 
-NOT_COMPUTED = {"truncated_init", "glorot_map", "init_std"}  # fields that matter for new weights only
+NOT_COMPUTED = {"truncated_init", "glorot_map", "init_std", "scaled_init"}  # fields that matter for new weights only
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
@@ -113,8 +114,11 @@ def write(config: ModelConfig) -> dict[str, Any]:
 def _heads(config: ModelConfig) -> tuple[str | None, str | None]:
     """What LM head and pooler compute; None where there is none."""
     lm, pooler = config.lm, config.pooler
-    transform = f"dense, {lm.activation or config.encoder.activation}" if lm and lm.transform else "without transform"
-    return transform if lm else None, pooler.activation if pooler else None
+    bias = "bias" if lm and lm.output_bias else "no bias"
+    if lm and lm.transform:
+        dense = "dense" if lm.dense_bias else "dense without bias"
+        bias = f"{dense}, {lm.activation or config.encoder.activation}, {bias}"
+    return bias if lm else None, pooler.activation if pooler else None
 
 
 def comparable(encoder: EncoderConfig, name: str) -> Any:
@@ -123,7 +127,13 @@ def comparable(encoder: EncoderConfig, name: str) -> Any:
         return encoder.word_width
     if name == "head_width":
         return encoder.key_width
+    if name in ("embed_dropout", "ff_output_dropout") and getattr(encoder, name) is None:
+        return encoder.dropout
     value = getattr(encoder, name)
+    if name == "local" and value is not None:
+        theta = getattr(encoder.position, "theta", None) if value.theta is None else value.theta
+        full = tuple(encoder.sees_all(layer) for layer in range(encoder.layers))
+        return None if all(full) else (value.reach, theta, full)
     if name == "sharing" and value == Sharing(groups=encoder.layers):
         return None  # every layer has weights of its own
     if name == "types" and value == 1 and isinstance(encoder.position, Absolute):

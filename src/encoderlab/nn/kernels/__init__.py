@@ -77,23 +77,25 @@ def dropout_add_norm(
     x: Tensor,
     residual: Tensor | None,
     weight: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     eps: float,
     p: float,
     keys: Tensor | None,
     site: int,
     *,
     x_bias: Tensor | None = None,
+    center: bool = True,
 ) -> Tensor:
-    """LayerNorm(residual + dropout(x + x_bias)) over the last axis; x, residual (B, ..., D), the others (D,).
+    """norm(residual + dropout(x + x_bias)) over the last axis; x, residual (B, ..., D), the others (D,).
 
+    The norm is LayerNorm, or RMSNorm where it does not ``center``.
     By a kernel: the result has the precision of x, also where the residual's is wider (under autocast the embeddings').
     """
     keys = keys if p > 0.0 else None
     _check_keys(keys, x.shape[0])
     fast = _kernels(x)
-    if fast is None:
-        return plain.dropout_add_norm(x, residual, weight, bias, eps, p, keys, site, x_bias=x_bias)
+    if fast is None or bias is None or not center:
+        return plain.dropout_add_norm(x, residual, weight, bias, eps, p, keys, site, x_bias=x_bias, center=center)
     residual = None if residual is None else residual.to(x.dtype).contiguous()
     return apply(fast.rows.AddNorm, x.contiguous(), x_bias, residual, weight, bias, keys, site, p, eps)
 
@@ -110,10 +112,12 @@ def attend(
     keys: Tensor | None = None,
     site: int = 0,
     relative: Relative | None = None,
+    reach: int | None = None,
 ) -> Tensor:
     """softmax(scale q k^T + bias, over what is visible) v; dropout on the probabilities (Vaswani et al. 2017, 3.2.1).
 
-    q (B, H, L, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, L, V); bias and bool visible broadcast to (B, H, L, M). The
+    q (B, H, L, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, L, V); bias and bool visible broadcast to (B, H, L, M).
+    Keys further than ``reach`` from a query are hidden, if it is given; the queries are the last of the keys. The
     result lies in memory as (B, L, H, V), so ``transpose(1, 2).flatten(2)`` copies nothing. By a kernel: scores stay
     on the chip and are computed again in the backward pass; on a CPU keys that no query of a block sees cost nothing.
     """
@@ -122,8 +126,9 @@ def attend(
     fast = _kernels(q, k, v)
     if fast is None or (relative is not None and bias is not None):
         return plain.attend(
-            q, k, v, bias=bias, visible=visible, scale=scale, p=p, keys=keys, site=site, relative=relative
+            q, k, v, bias=bias, visible=visible, scale=scale, p=p, keys=keys, site=site, relative=relative, reach=reach
         )
+    visible = plain.within_reach(visible, q.shape[2], k.shape[2], reach, q.device)
     return fast.attention.attend(q, k, v, bias, visible, keys, scale, p, site, relative)
 
 
@@ -136,26 +141,31 @@ def attend_packed(
     p: float = 0.0,
     keys: Tensor | None = None,
     site: int = 0,
+    reach: int | None = None,
+    rotation: Tensor | None = None,
 ) -> Tensor:
     """Self-attention from the one product that made queries, keys and values: qkv (B, L, 3 A) -> (B, L, A).
 
+    ``reach`` as in :func:`attend`; queries and keys are turned by ``rotation`` (L, K), see :func:`plain.rotate`.
     By a kernel: as :func:`attend`, and the gradient of qkv is written in place instead of concatenated.
     """
     keys = keys if p > 0.0 else None
     _check_keys(keys, qkv.shape[0])
     fast = _kernels(qkv)
-    if fast is None:
-        return plain.attend_packed(qkv, heads, visible=visible, scale=scale, p=p, keys=keys, site=site)
+    if fast is None or rotation is not None or reach is not None:
+        how: dict[str, Any] = {"scale": scale, "p": p, "keys": keys, "site": site, "reach": reach}
+        return plain.attend_packed(qkv, heads, visible=visible, rotation=rotation, **how)
     return fast.attention.attend_packed(qkv, heads, visible, keys, scale, p, site)
 
 
 def feed_forward(
     x: Tensor,
     up: Tensor,
-    up_bias: Tensor,
+    up_bias: Tensor | None,
     down: Tensor,
     *,
     tanh: bool = False,
+    gated: bool = False,
     p: float = 0.0,
     keys: Tensor | None = None,
     site: int = 0,
@@ -163,6 +173,7 @@ def feed_forward(
     """dropout(gelu(x up^T + up_bias)) down^T: (B, ..., D), (F, D), (F,), (D, F) -> (B, ..., D).
 
     GELU exact (erf) or with the tanh approximation (Hendrycks and Gimpel 2016).
+    ``gated``: up (2 F, D), up_bias (2 F,); the second half of the product is multiplied with the activated first half.
     The second bias is left to :func:`dropout_add_norm`. By a kernel: keeps one tensor of width F for the backward pass
     instead of two or three; activations and masks are computed again in the pass that makes their gradient.
     """
@@ -170,8 +181,8 @@ def feed_forward(
     _check_keys(keys, x.shape[0])
     x, up, down = _as_products(x, up, down)
     fast = _kernels(x, up, down)
-    if fast is None:
-        return plain.feed_forward(x, up, up_bias, down, tanh=tanh, p=p, keys=keys, site=site)
+    if fast is None or gated or up_bias is None:
+        return plain.feed_forward(x, up, up_bias, down, tanh=tanh, gated=gated, p=p, keys=keys, site=site)
     return apply(fast.rows.FeedForward, x.contiguous(), up, up_bias, down, tanh, keys, site, p)
 
 

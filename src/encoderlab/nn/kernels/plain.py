@@ -27,20 +27,30 @@ def dropout_add_norm(
     x: Tensor,
     residual: Tensor | None,
     weight: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     eps: float,
     p: float,
     keys: Tensor | None,
     site: int,
     *,
     x_bias: Tensor | None = None,
+    center: bool = True,
 ) -> Tensor:
-    """LayerNorm(residual + dropout(x + x_bias)) over the last axis; x, residual (B, ..., D), the others (D,)."""
+    """norm(residual + dropout(x + x_bias)) over the last axis; x, residual (B, ..., D), the others (D,).
+
+    The norm is LayerNorm, or RMSNorm where it does not ``center``.
+    """
     if x_bias is not None:
         x = x + x_bias
     dropped = dropout(x, p, keys, site)
-    summed = dropped if residual is None else residual + dropped
-    return F.layer_norm(summed, weight.shape, weight, bias, eps)
+    return norm(dropped if residual is None else residual + dropped, weight, bias, eps, center)
+
+
+def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, center: bool) -> Tensor:
+    """LayerNorm, or RMSNorm where it does not ``center``, over the last axis of x (..., D)."""
+    if center:
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+    return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def softmax_dropout(scores: Tensor, visible: Tensor | None, p: float, keys: Tensor | None, site: int) -> Tensor:
@@ -166,11 +176,14 @@ def attend(
     keys: Tensor | None = None,
     site: int = 0,
     relative: Relative | None = None,
+    reach: int | None = None,
 ) -> Tensor:
     """softmax(scale q k^T + bias, over what is visible) v; dropout on the probabilities (Vaswani et al. 2017, 3.2.1).
 
     q (B, H, L, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, L, V); bias and bool visible broadcast to (B, H, L, M).
+    Keys further than ``reach`` from a query are hidden, if it is given; the queries are the last of the keys.
     """
+    visible = within_reach(visible, q.shape[2], k.shape[2], reach, q.device)
     if relative is not None:
         positions = relative_bias(q, k, relative, scale)
         bias = positions if bias is None else bias + positions
@@ -200,26 +213,63 @@ def attend_packed(
     p: float = 0.0,
     keys: Tensor | None = None,
     site: int = 0,
+    reach: int | None = None,
+    rotation: Tensor | None = None,
 ) -> Tensor:
-    """Self-attention from the one product that made queries, keys and values: qkv (B, L, 3 A) -> (B, L, A)."""
+    """Self-attention from the one product that made queries, keys and values: qkv (B, L, 3 A) -> (B, L, A).
+
+    ``reach`` as in :func:`attend`; queries and keys are turned by ``rotation`` (L, K), see :func:`rotate`.
+    """
     q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
-    return attend(q, k, v, visible=visible, scale=scale, p=p, keys=keys, site=site).transpose(1, 2).flatten(2)
+    if rotation is not None:
+        q, k = rotate(q, rotation), rotate(k, rotation)
+    attended = attend(q, k, v, visible=visible, scale=scale, p=p, keys=keys, site=site, reach=reach)
+    return attended.transpose(1, 2).flatten(2)
+
+
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Rotary positions (Su et al., 2021, in the form of half and half): each pair (x_j, x_{j + K / 2}) is turned by the
+    angle w_j of its place.
+
+    x (B, H, L, K); ``rotation`` (L, K), or (B, 1, L, K), float32, holds the cosines of the K / 2 angles and then their
+    sines. Computed in single precision at least.
+    """
+    cosine, sine = rotation.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
+    first, second = x.to(cosine.dtype).chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
+
+
+def within_reach(
+    visible: Tensor | None, queries: int, keys: int, reach: int | None, device: torch.device
+) -> Tensor | None:
+    """``visible`` without the keys further than ``reach`` from each of the last ``queries`` of the ``keys``."""
+    if reach is None:
+        return visible
+    ages = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
+    near = ages.abs() <= reach
+    return near[None, None] if visible is None else visible & near
 
 
 def feed_forward(
     x: Tensor,
     up: Tensor,
-    up_bias: Tensor,
+    up_bias: Tensor | None,
     down: Tensor,
     *,
     tanh: bool = False,
+    gated: bool = False,
     p: float = 0.0,
     keys: Tensor | None = None,
     site: int = 0,
 ) -> Tensor:
-    """dropout(gelu(x up^T + up_bias)) down^T: (B, ..., D), (F, D), (F,), (D, F) -> (B, ..., D), no second bias."""
-    inner = F.gelu(F.linear(x, up) + up_bias, approximate="tanh" if tanh else "none")
-    return F.linear(dropout(inner, p, keys, site), down)
+    """dropout(gelu(x up^T + up_bias)) down^T: (B, ..., D), (F, D), (F,), (D, F) -> (B, ..., D), no second bias.
+
+    ``gated``: up (2 F, D), up_bias (2 F,); the second half of the product is multiplied with the activated first half.
+    """
+    inner = F.linear(x, up) if up_bias is None else F.linear(x, up) + up_bias
+    inner, gate = inner.chunk(2, dim=-1) if gated else (inner, None)
+    inner = F.gelu(inner, approximate="tanh" if tanh else "none")
+    return F.linear(dropout(inner if gate is None else inner * gate, p, keys, site), down)
 
 
 def linear_cross_entropy(

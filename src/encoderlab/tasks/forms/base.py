@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from encoderlab.config import check_least
@@ -427,6 +428,11 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
     return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
 
 
+def takes_means(task: TaskHead | None) -> bool:
+    """Whether the head reads the mean over a sequence, for which the last layer is needed at every place."""
+    return isinstance(task, Classification) and task.pooling == "mean"
+
+
 def summary_places(batch: TaskBatch, model: Model, tokenizer: Tokenizer) -> Chosen:
     """The places (n,) of the summary tokens of all sequences: the first token, for XLNet and left-to-right models the
     last.
@@ -438,13 +444,21 @@ def summary_places(batch: TaskBatch, model: Model, tokenizer: Tokenizer) -> Chos
     return Chosen(at, rows, slots)
 
 
-def summaries(model: Model, states: States, chosen: Chosen, noise: Noise | None) -> tuple[Tensor, Tensor | None]:
-    """The vectors (n, D) at the summary tokens, through the pooler if the head wants it, and the keys of their
-    dropout.
+def summaries(
+    model: Model, states: States, batch: TaskBatch, chosen: Chosen, noise: Noise | None
+) -> tuple[Tensor, Tensor | None]:
+    """The vectors (n, D) at the summary tokens, or the means over the sequences, through the pooler if the head wants
+    it, and the keys of their dropout.
     """
     keys = None if noise is None else noise.at(chosen.rows, chosen.places)
-    x = model.encoder.last_at(states, chosen, noise)
     task = model.config.task
+    if takes_means(task):
+        place = torch.arange(batch.ids.shape[1], device=batch.ids.device)
+        begin, length = (batch.labels[name][..., None] for name in ("begin", "length"))
+        inside = (place >= begin) & (place < begin + length)  # (B, slots, L)
+        x = (torch.bmm(inside.to(states.last.dtype), states.last) / length.clamp(min=1))[chosen.rows, chosen.slots]
+    else:
+        x = model.encoder.last_at(states, chosen, noise)
     if isinstance(task, Classification) and task.summary == "pooler":
         assert model.pooler is not None
         x = model.pooler(x, keys)

@@ -224,7 +224,7 @@ class ChoiceForm(Form):
         """The score of every sequence, in the order of rows, its row and its slot; (n,) each."""
         assert isinstance(model.task, ClassificationHead)
         chosen = summary_places(batch, model, self.tokenizer)
-        x, keys = summaries(model, states, chosen, noise)
+        x, keys = summaries(model, states, batch, chosen, noise)
         return model.task(x, keys)[:, 0].float(), chosen.rows, chosen.slots
 
     # Predictions

@@ -15,7 +15,7 @@ from encoderlab.nn.heads import Classification, Tagging, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
 from encoderlab.tasks.data.task import Task
-from encoderlab.tasks.forms.base import Form, FormSettings
+from encoderlab.tasks.forms.base import Form, FormSettings, takes_means
 from encoderlab.tasks.forms.batching import TaskBatch
 from encoderlab.tasks.forms.table import FORMS
 
@@ -42,7 +42,8 @@ class TaskObjective(Objective):
         be computed at those places alone, which :func:`encoderlab.tasks.forms.base.summaries` does.
         """
         encoder = self.model.encoder
-        less = {"depth": encoder.depth - 1} if self.form.summary and encoder.splits_last_layer else {}
+        at_places = self.form.summary and encoder.splits_last_layer and not takes_means(self.model.config.task)
+        less = {"depth": encoder.depth - 1} if at_places else {}
         return encoder(batch.ids, doc=batch.documents, segments=batch.segments, noise=noise, **less)
 
     def models(self) -> dict[str, Any]:

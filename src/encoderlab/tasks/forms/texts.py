@@ -115,7 +115,7 @@ class TextForm(Form):
         """Scores (n, labels) and targets of all sequences in the order of rows."""
         assert isinstance(model.task, ClassificationHead)
         chosen = summary_places(batch, model, self.tokenizer)
-        x, keys = summaries(model, states, chosen, noise)
+        x, keys = summaries(model, states, batch, chosen, noise)
         return model.task(x, keys), batch.labels["target"][chosen.rows, chosen.slots]
 
     def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> torch.Tensor:
