@@ -24,7 +24,32 @@ DEBERTA = BASE | {
 V2 = DEBERTA | {
     "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True, "attention_head_size": 64,
 }  # fmt: skip
+MODERN = {
+    "architectures": ["ModernBertForMaskedLM"], "model_type": "modernbert", "attention_bias": False,
+    "attention_dropout": 0.0, "bos_token_id": 50281, "classifier_activation": "gelu", "classifier_bias": False,
+    "classifier_dropout": 0.0, "classifier_pooling": "mean", "cls_token_id": 50281, "decoder_bias": True,
+    "deterministic_flash_attn": False, "embedding_dropout": 0.0, "eos_token_id": 50282,
+    "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "gradient_checkpointing": False,
+    "hidden_activation": "gelu", "hidden_size": 768, "initializer_cutoff_factor": 2.0, "initializer_range": 0.02,
+    "intermediate_size": 1152, "layer_norm_eps": 1e-05, "local_attention": 128, "local_rope_theta": 10000.0,
+    "max_position_embeddings": 8192, "mlp_bias": False, "mlp_dropout": 0.0, "norm_bias": False, "norm_eps": 1e-05,
+    "num_attention_heads": 12, "num_hidden_layers": 22, "pad_token_id": 50283, "position_embedding_type": "absolute",
+    "reference_compile": None, "repad_logits_with_grad": False, "sep_token_id": 50282,
+    "sparse_pred_ignore_index": -100, "sparse_prediction": False, "tie_word_embeddings": True,
+    "torch_dtype": "float32", "transformers_version": "4.47.0.dev0", "vocab_size": 50368,
+}  # fmt: skip
 PUBLISHED: dict[str, dict[str, Any]] = {
+    "modernbert-base": MODERN,
+    "modernbert-large": MODERN | {
+        "hidden_size": 1024, "intermediate_size": 2624, "num_hidden_layers": 28, "num_attention_heads": 16,
+    },
+    "mmbert-small": {name: value for name, value in MODERN.items() if not name.endswith("rope_theta")} | {
+        "hidden_size": 384, "num_attention_heads": 6, "vocab_size": 256000, "position_embedding_type": "sans_pos",
+        "mask_token_id": 4, "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 160000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 160000.0},
+        },
+    },
     "bert-base": BASE | {
         "architectures": ["BertForMaskedLM"], "model_type": "bert", "vocab_size": 30522, "type_vocab_size": 2,
         "layer_norm_eps": 1e-12, "gradient_checkpointing": False, "pad_token_id": 0, "use_cache": True,
@@ -137,3 +162,16 @@ def test_ties_of_transformer_xl_without_their_list(share: bool, tied: str) -> No
     fields = {name: value for name, value in PUBLISHED["transformer-xl-wt103-large"].items() if name != "tie_projs"}
     found = configs.read(fields | {"proj_share_all_but_first": share}, "transformer-xl")[1].encoder.adaptive
     assert found is not None and found.tied_projections == tied
+
+
+@pytest.mark.parametrize(("width", "reach"), [(128, 64), (127, 63), (1, 0), (2, 1)])
+def test_windows_of_modernbert_are_cut_in_half(width: int, reach: int) -> None:
+    local = configs.read(MODERN | {"local_attention": width}, "config.json")[1].encoder.local
+    assert local is not None and local.reach == reach
+
+
+@pytest.mark.parametrize(("every", "full"), [(1, None), (2, (0,)), (22, (0,)), (30, (0,))])
+def test_global_layers_of_modernbert(every: int, full: tuple[int, ...] | None) -> None:
+    encoder = configs.read(MODERN | {"global_attn_every_n_layers": every}, "config.json")[1].encoder
+    assert (encoder.local and encoder.local.full) == full
+    assert [layer for layer in range(22) if encoder.sees_all(layer)] == list(range(0, 22, every))

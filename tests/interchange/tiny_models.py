@@ -12,7 +12,18 @@ import torch
 from encoderlab.errors import DataError
 from encoderlab.interchange.load import read
 from encoderlab.model import Model
-from encoderlab.models import albert, bert, convbert, deberta, distilbert, electra, roberta, transformer_xl, xlnet
+from encoderlab.models import (
+    albert,
+    bert,
+    convbert,
+    deberta,
+    distilbert,
+    electra,
+    modernbert,
+    roberta,
+    transformer_xl,
+    xlnet,
+)
 from encoderlab.models.base import ModelConfig, resized
 
 SMALL: dict[str, Any] = {"layers": 2, "width": 128, "vocab": 50}
@@ -23,7 +34,7 @@ TXL: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "head_width": 8, "f
 def _short(config: ModelConfig) -> ModelConfig:
     """Sixteen positions are enough here."""
     position = config.encoder.position
-    name = {"absolute": "length", "disentangled": "span"}[position.kind]
+    name = {"absolute": "length", "disentangled": "span", "rotary": "length"}[position.kind]
     config = resized(config, position=replace(position, **{name: 16}))
     return replace(config, mask_decoder=16) if config.mask_decoder else config
 
@@ -46,6 +57,7 @@ CONFIGS: dict[str, ModelConfig] = {
     "deberta-v2": _v2(stem=True),
     "deberta-v3": _v2(rtd=True),
     "erlangshen": _v2(stem=True, mask_decoder=False),
+    "modernbert": _short(modernbert.modernbert(layers=4, width=32, heads=4, ff_width=48, vocab=50)),
     "xlnet": xlnet.xlnet(**SMALL),
     "transformer-xl": transformer_xl.transformer_xl(**TXL),
     "transformer-xl-cut": transformer_xl.transformer_xl(**TXL, cutoffs=(10, 30)),

@@ -34,7 +34,7 @@ def test_the_electra_convention_gives_the_published_costs(name, length, rows, st
     assert math.isclose(per_token * rows * length * steps, expected, rel_tol=4e-3)  # the tables give three digits
 
 
-@pytest.mark.parametrize("family", ["bert", "albert", "electra", "deberta", "xlnet", "convbert"])
+@pytest.mark.parametrize("family", ["bert", "albert", "electra", "deberta", "xlnet", "convbert", "modernbert"])
 def test_our_convention_is_what_torch_counts(family: str) -> None:
     """Against torch's own counter over the body: matrix products, not the shifted sums of convolutions."""
     name = f"{family}-mini"

@@ -34,6 +34,7 @@ ENCODERS = {
     "deberta-v2-xlarge": 884_593_152, "deberta-v2-xxlarge": 1_564_549_632,
     "deberta-v3-xsmall": 70_682_112, "deberta-v3-small": 141_304_320, "deberta-v3-base": 183_831_552,
     "deberta-v3-large": 434_012_160, "mdeberta-v3-base": 278_218_752,
+    "modernbert-base": 149_014_272, "modernbert-large": 394_781_696,
     "erlangshen-deberta-v2-97m": 97_052_928, "erlangshen-deberta-v2-320m": 319_093_760,
     "erlangshen-deberta-v2-710m": 707_492_352,
 }  # fmt: skip
@@ -42,6 +43,7 @@ TOTALS = {  # with the pretraining heads
     "bert-tiny": 4_433_468, "bert-mini": 11_267_900, "bert-small": 29_058_876, "bert-medium": 41_668_412,
     "bert-base": 110_106_428, "bert-large": 336_226_108, "bert-base-cased": 108_932_934,
     "bert-large-cased": 334_661_958,
+    "modernbert-base": 149_655_232, "modernbert-large": 395_881_664,
     "roberta-base": 124_696_665, "roberta-large": 355_411_033,
     "albert-base": 11_813_810, "albert-large": 17_847_474, "albert-xlarge": 59_021_490, "albert-xxlarge": 223_158_450,
     "distilbert-base": 66_985_530, "distilbert-base-cased": 65_812_036, "distilbert-base-multilingual": 135_445_755,

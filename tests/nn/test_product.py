@@ -17,7 +17,9 @@ from encoderlab.nn.encoder import Chosen, Encoder, EncoderConfig, Sharing
 from encoderlab.nn.init import initialize
 from encoderlab.nn.kernels import plain
 from encoderlab.nn.noise import Noise
-from encoderlab.nn.positions import Absolute, Disentangled, Position, RelativeShift, Shaw
+from encoderlab.nn.norms import LayerNormalization, Normalization, RootMeanSquare
+from encoderlab.nn.positions import Absolute, Disentangled, Position, RelativeShift, Rotary, Shaw
+from encoderlab.nn.scope import Local
 from encoderlab.nn.spanconv import Bottleneck, Convolution, DepthwiseSeparable, Dynamic, Light, SpanDynamic
 from encoderlab.nn.stem import StemConvolution
 
@@ -29,6 +31,7 @@ POSITIONS = [
     RelativeShift(segments=True),
     Disentangled(span=16),
     Disentangled(span=16, buckets=8, share_projections=True, norm=True, terms=("c2p",)),
+    Rotary(theta=50.0, length=32),
 ]
 CONVS = [
     None,
@@ -56,6 +59,28 @@ PRODUCT = [
         POSITIONS, CONVS, (1, 2), ("post", "pre"), (None, 16), (None, StemConvolution())
     )
 ]  # fmt: skip
+NORMALIZATIONS = [LayerNormalization(), LayerNormalization(bias=False), RootMeanSquare()]
+PRODUCT += [
+    replace(BASE, position=position, local=local, causal=causal)
+    for position, local, causal in itertools.product(
+        (*POSITIONS[:3], Rotary(theta=50.0), Shaw(span=4)),
+        (Local(reach=2, period=3, full=(1,)), Local(reach=0, period=1, full=())),
+        (False, True),
+    )
+    if not (causal and isinstance(position, Disentangled))
+]
+PRODUCT += [
+    replace(BASE, position=Rotary(theta=50.0), local=Local(reach=3, theta=9.0), conv=conv, norm="pre_but_first")
+    for conv in CONVS
+]
+PRODUCT += [
+    replace(BASE, ff_gated=gated, ff_biases=biases, ff_groups=groups, activation=act, norm="post" if biases else "pre")
+    for gated, biases, groups, act in itertools.product((False, True), (False, True), (1, 2), ("gelu_tanh", "silu"))
+]
+PRODUCT += [
+    replace(BASE, normalization=normalization, norm=norm, embed_norm="width", embed_width=16)
+    for normalization, norm in itertools.product(NORMALIZATIONS, ("post", "pre", "pre_but_first"))
+]
 PRODUCT += [replace(BASE, sharing=sharing, norm=norm) for sharing in SHARINGS for norm in ("post", "pre")]
 PRODUCT += [replace(BASE, position=p, causal=True) for p in (Absolute(length=32), RelativeShift(), Shaw(span=4))]
 PRODUCT += [
@@ -74,6 +99,7 @@ def test_every_part_is_in_the_product() -> None:
     for union, used in (
         (Position, {type(config.position) for config in PRODUCT}),
         (Convolution, {type(config.conv) for config in PRODUCT}),
+        (Normalization, {type(config.normalization) for config in PRODUCT}),
     ):
         assert set(get_args(union)) <= used
 
@@ -162,6 +188,7 @@ def test_autocast_trains_every_part(native: bool, monkeypatch: pytest.MonkeyPatc
     configs = [replace(base, position=p, causal=p == Shaw(span=4)) for p in (*POSITIONS, Shaw(span=4))]
     configs += [replace(base, conv=conv, stem_conv=StemConvolution()) for conv in CONVS]
     configs += [replace(base, norm="pre"), replace(base, ff_groups=2, embed_width=32)]
+    configs += [replace(base, position=Rotary(), local=Local(reach=5, period=2))]
     for config in configs:
         encoder, gradients = make(config).train(), []
         for autocast in (False, True):
@@ -262,3 +289,72 @@ def test_tensors_that_do_not_fit_the_rows_are_refused(given: dict[str, torch.Ten
     encoder = make(replace(BASE, position=RelativeShift(segments=True))).eval()
     with pytest.raises(ConfigError, match=message):
         encoder(torch.randint(0, 50, (2, 9)), **given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"position": Rotary(), "width": 20}, "rotary positions turn pairs, choose an even width"),
+        ({"local": Local(theta=9.0)}, "local.theta 9 without rotary positions"),
+        ({"norm": "pre_but_first", "embed_norm": "none"}, "norm pre_but_first needs a first layer of its own"),
+        ({"norm": "pre_but_first", "sharing": Sharing()}, "norm pre_but_first needs a first layer of its own"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(BASE, **changes)
+    with pytest.raises(ConfigError, match="give numbers from 0 below it"):
+        Local(period=2, full=(2,))
+
+
+def test_the_dropout_of_embeddings_and_feed_forward_can_differ() -> None:
+    """Of embeddings alone, of attention's output alone, of feed-forward's output alone: each acts where it says."""
+    torch.manual_seed(0)
+    ids = torch.randint(0, 50, (2, 9))
+    still = {"dropout": 0.0, "embed_dropout": 0.0, "ff_output_dropout": 0.0, "attention_dropout": 0.0}
+    for changes, embedded in (
+        ({"embed_dropout": 0.5}, False),
+        ({"dropout": 0.5}, True),
+        ({"ff_output_dropout": 0.5}, True),
+    ):
+        for norm in ("post", "pre"):
+            encoder = make(replace(BASE, norm=norm, **still | changes)).train()
+            noisy, quiet = encoder(ids).layers, encoder.eval()(ids).layers
+            assert torch.equal(noisy[0], quiet[0]) is embedded
+            assert not torch.allclose(noisy[1], quiet[1], atol=1e-3)
+    encoder = make(replace(BASE, **still))
+    assert torch.equal(encoder.train()(ids).last, encoder.eval()(ids).last)
+
+
+def test_local_layers_see_what_is_within_reach() -> None:
+    """A change at one place moves the states of one local layer within its reach, and no others."""
+    torch.manual_seed(0)
+    ids = torch.randint(0, 50, (1, 30))
+    other = ids.clone()
+    other[0, 14] = (ids[0, 14] + 1) % 50
+    for layers, reach in ((1, 4), (2, 8)):
+        local = Local(reach=4, period=1, full=())
+        encoder = make(replace(BASE, position=Rotary(), local=local, layers=layers)).eval()
+        moved = (encoder(ids).last - encoder(other).last).abs().amax(-1)[0] > 1e-6
+        assert moved.nonzero()[:, 0].tolist() == list(range(14 - reach, 15 + reach))
+
+
+def test_given_rotary_positions_count_as_differences() -> None:
+    """Moved by a constant they change nothing, and otherwise something; so with local layers and at chosen places."""
+    torch.manual_seed(0)
+    ids, places = torch.randint(0, 50, (2, 12)), torch.arange(12)[None]
+    encoder = make(replace(BASE, position=Rotary(theta=50.0, length=64), local=Local(reach=4, theta=9.0))).eval()
+    plain_states = encoder(ids).last
+    torch.testing.assert_close(encoder(ids, positions=places + 40).last, plain_states, atol=1e-4, rtol=1e-4)
+    spread = torch.stack([places[0] * 3, places[0] * 2])
+    whole = encoder(ids, positions=spread).last
+    assert not torch.allclose(whole, plain_states, atol=1e-2)
+    chosen = Chosen.among_all(torch.tensor([0, 0, 1]), torch.tensor([1, 9, 5]), 2, 12)
+    for given in (None, spread):
+        states = encoder(ids, positions=given, depth=2)
+        expected = (plain_states if given is None else whole)[chosen.rows, chosen.places]
+        torch.testing.assert_close(encoder.last_layer_at(states, chosen), expected, atol=1e-4, rtol=1e-4)
+    with pytest.raises(ConfigError, match="exceed the model's 64 positions"):
+        encoder(torch.randint(0, 50, (1, 65)))
+    doc = torch.arange(2).repeat_interleave(40)[None]
+    assert encoder(torch.randint(0, 50, (1, 80)), doc=doc).last.isfinite().all()

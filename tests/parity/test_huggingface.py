@@ -16,11 +16,14 @@ from torch import Tensor
 
 from encoderlab import load
 from encoderlab.corpus.tokenizer_training import train as train_tokenizer
-from encoderlab.interchange import huggingface, names
+from encoderlab.errors import DataError
+from encoderlab.interchange import configs, huggingface, names
 from encoderlab.model import Model
+from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
 from encoderlab.nn.heads import Classification, Span, Tagging
-from encoderlab.nn.positions import Absolute
+from encoderlab.nn.positions import Absolute, Rotary
+from encoderlab.tasks.forms.base import takes_means
 from tests.interchange.tiny_models import CONFIGS, make, same_weights
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -40,6 +43,21 @@ DISTIL = {
     "vocab_size": VOCAB, "dim": WIDTH, "n_layers": 3, "n_heads": HEADS, "hidden_dim": 56,
     "max_position_embeddings": POSITIONS, "initializer_range": 0.3,
 }  # fmt: skip
+
+MODERN = {
+    "vocab_size": VOCAB, "hidden_size": WIDTH, "num_hidden_layers": 5, "num_attention_heads": HEADS,
+    "intermediate_size": 56, "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
+    "cls_token_id": None, "sep_token_id": None,
+}  # fmt: skip
+WITH_BIASES = {
+    "norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True, "decoder_bias": False,
+    "classifier_activation": "silu", "hidden_activation": "gelu_new", "norm_eps": 1e-3,
+}  # fmt: skip
+ROPE = {
+    "full_attention": {"rope_type": "default", "rope_theta": 300.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 40.0},
+}
+LAYER_TYPES = ["sliding_attention", "full_attention", "full_attention", "sliding_attention", "full_attention"]
 
 # name: class of the model with its pretraining heads, class of the configuration, its fields, whether it has segments
 CASES: dict[str, tuple[str, str, dict[str, Any], bool]] = {
@@ -85,6 +103,25 @@ CASES: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         False,
     ),
     "deberta-v2-unshared": ("DebertaV2ForMaskedLM", "DebertaV2Config", V2 | {"share_att_key": False}, False),
+    "modernbert": ("ModernBertForMaskedLM", "ModernBertConfig", MODERN, False),
+    "modernbert-biases": (
+        "ModernBertForMaskedLM",
+        "ModernBertConfig",
+        MODERN | WITH_BIASES | {"local_attention": 6, "global_attn_every_n_layers": 2, "local_rope_theta": 90.0},
+        False,
+    ),
+    "modernbert-listed": (
+        "ModernBertForMaskedLM",
+        "ModernBertConfig",
+        MODERN | {"layer_types": LAYER_TYPES, "rope_parameters": ROPE, "local_attention": 10},
+        False,
+    ),
+    "modernbert-global": (
+        "ModernBertForMaskedLM",
+        "ModernBertConfig",
+        MODERN | {"global_attn_every_n_layers": 1, "global_rope_theta": 50.0, "hidden_activation": "silu"},
+        False,
+    ),
     "deberta-v2-linear": (
         "DebertaV2ForMaskedLM",
         "DebertaV2Config",
@@ -232,7 +269,9 @@ def test_folders_come_back_unchanged(pair: tuple[str, Any, Model], tmp_path: Pat
         if name.startswith("max_") and not getattr(theirs.config, "position_biased_input", True):
             continue  # a table that this model does not have
         if name in fields or name in ("model_type", "pad_token_id", "type_vocab_size", "layer_norm_eps", "dropout"):
-            assert config[name] == pytest.approx(value) or str(config[name]) == str(value), name
+            assert config[name] == value or config[name] == pytest.approx(value) or str(config[name]) == str(value), (
+                name
+            )
 
 
 def test_our_folders_load_in_transformers(pair: tuple[str, Any, Model], tmp_path: Path) -> None:
@@ -281,7 +320,13 @@ def test_a_model_and_its_tokenizer_read_text_alike(case: str, tmp_path: Path) ->
     size = {"wordpiece": 50, "bpe": 270, "unigram": 36}[kind]
     tokenizer = train_tokenizer(kind, sample, size, family=name if name in ("albert", "xlnet") else None)
     position = CONFIGS[name].encoder.position
-    room = {"length": 64} if isinstance(position, Absolute) else {"span": 64} if hasattr(position, "span") else {}
+    room = (
+        {"length": 64}
+        if isinstance(position, (Absolute, Rotary))
+        else {"span": 64}
+        if hasattr(position, "span")
+        else {}
+    )
     ours = make(resized(CONFIGS[name], vocab=size, position=replace(position, **room)))
     ours.tokenizer = tokenizer
     huggingface.save(ours, tmp_path / "out")
@@ -320,7 +365,8 @@ def test_the_tokenizer_gives_what_the_model_takes(case: str, types: int, tmp_pat
 TASKS: list[tuple[str, str, dict[str, Any]]] = [
     (case, kind, {})
     for case in (
-        "bert", "roberta", "albert", "distilbert", "electra", "convbert", "xlnet", "deberta", "deberta-v2-conv"
+        "bert", "roberta", "albert", "distilbert", "electra", "convbert", "xlnet", "deberta", "deberta-v2-conv",
+        "modernbert", "modernbert-biases",
     )
     for kind in ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
     if kind != "MultipleChoice" or case not in ("convbert", "deberta")
@@ -329,6 +375,8 @@ TASKS: list[tuple[str, str, dict[str, Any]]] = [
     ("xlnet", "SequenceClassification", {"summary_activation": "relu"}),
     ("electra", "MultipleChoice", {"summary_activation": "tanh"}),
     ("deberta", "SequenceClassification", {"pooler_hidden_act": "gelu_new"}),
+    ("modernbert", "SequenceClassification", {"classifier_pooling": "mean", "classifier_dropout": 0.2}),
+    ("modernbert", "MultipleChoice", {"classifier_pooling": "mean"}),
 ]  # fmt: skip
 
 
@@ -367,12 +415,14 @@ def test_task_heads(case: str, kind: str, more: dict[str, Any], tmp_path: Path) 
                 batch["ids"], doc=torch.where(batch["real"], 0, -1), segments=batch.get("segments")
             ).last
             if kind.startswith("Question"):
-                mine = ours.task.out(states)[batch["real"]]
+                mine = ours.task.out(ours.task.dropped(states, None))[batch["real"]]
                 other = torch.stack([result.start_logits, result.end_logits], -1)[batch["real"]]
             elif kind == "TokenClassification":
                 mine, other = ours.task(states)[batch["real"]], result.logits[batch["real"]]
             else:
                 chosen = states[:, -1 if case == "xlnet" else 0]
+                if takes_means(ours.config.task):
+                    chosen = torch.stack([row[kept].mean(0) for row, kept in zip(states, batch["real"], strict=True)])
                 mine = ours.task(chosen if ours.pooler is None else ours.pooler(chosen))
                 other = result.logits.reshape(len(mine), -1)
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
@@ -442,3 +492,85 @@ def test_the_class_holds_every_head(case: str, lm: bool, name: str, tmp_path: Pa
     found = json.loads((tmp_path / "config.json").read_text())["architectures"][0]
     _, report = getattr(transformers, found).from_pretrained(tmp_path, output_loading_info=True)
     assert found == name and not report["missing_keys"] and not report["unexpected_keys"]
+
+
+def test_modernbert_beyond_what_its_windows_see(tmp_path: Path) -> None:
+    """Long rows, one of them padded: every state, and those of the texts packed in one row."""
+    theirs = theirs_of("modernbert")
+    theirs.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    ids = torch.randint(6, VOCAB, (2, 1100))
+    real = torch.ones(2, 1100, dtype=torch.bool)
+    real[1, 700:] = False
+    with torch.no_grad():
+        other = theirs(ids, attention_mask=real.long(), output_hidden_states=True)
+        states = ours.encoder(ids, attention_mask=real.long())
+        for mine, expected in zip(states.layers, other.hidden_states, strict=True):
+            torch.testing.assert_close(mine[real], expected[real], atol=3e-5, rtol=3e-5)
+        packed = torch.cat([ids[0], ids[1, :700]])[None]
+        doc = torch.tensor([0] * 1100 + [1] * 700)[None]
+        both = ours.encoder(packed, doc=doc).last[0]
+        torch.testing.assert_close(both, other.hidden_states[-1][real], atol=3e-5, rtol=3e-5)
+
+
+def test_modernbert_at_its_full_length(tmp_path: Path) -> None:
+    fields = CASES["modernbert"][2] | {"num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    theirs = transformers.ModernBertModel(transformers.ModernBertConfig(**fields)).eval()
+    theirs.save_pretrained(tmp_path)
+    ids = torch.randint(6, VOCAB, (1, 8192))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            load(tmp_path).encoder(ids).last, theirs(ids).last_hidden_state, atol=3e-5, rtol=3e-5
+        )
+
+
+def test_modernbert_starts_as_in_transformers() -> None:
+    """Standard deviations of new weights, by kind of map."""
+    fields = CASES["modernbert"][2] | {"hidden_size": 256, "intermediate_size": 256, "initializer_range": 0.02}
+    settings = transformers.ModernBertConfig(**fields | {"vocab_size": 512})
+    torch.manual_seed(0)
+    theirs = transformers.ModernBertForSequenceClassification(settings)
+    _, config = configs.read(settings.to_dict(), "config.json")
+    config = replace(config, lm=None, labels=("no", "yes"), task=FAMILIES["modernbert"].classification)
+    ours = Model(config).initialize(0)
+    layout = huggingface.layout_of(config, "modernbert")
+    drawn = names.write(layout, dict(ours.named_parameters()), config.encoder)
+    for name, tensor in theirs.state_dict().items():
+        mine = drawn[name].float().std().item()
+        spread = 0.1 if tensor.numel() > 4000 else 0.2
+        assert mine == pytest.approx(tensor.float().std().item(), rel=spread, abs=1e-6), name
+
+
+def test_a_new_task_starts_from_the_pretrained_prediction_head(tmp_path: Path) -> None:
+    theirs = theirs_of("modernbert")
+    theirs.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    tuned = ours.with_task(FAMILIES["modernbert"].tagging, ("O", "B"), 0)
+    assert torch.equal(tuned.task.prediction.dense.weight, ours.lm.dense.weight)
+    assert torch.equal(tuned.task.prediction.norm.weight, ours.lm.norm.weight)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"layer_types": ["full_attention"] * 4 + ["chunked_attention"]}, "layer_types"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}}, "rope_type 'yarn'"),
+        ({"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}}, "partial_rotary_factor"),
+        ({"rope_parameters": {"rope_theta": 5.0}}, "rope_parameters"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling"),
+        ({"head_dim": 16}, "head_dim"),
+        ({"classifier_activation": "mish"}, "classifier_activation"),
+        ({"num_experts": 4}, "num_experts"),
+        ({"local_attention": -1}, "local_attention"),
+        ({"global_rope_theta": 0}, "global_rope_theta"),
+    ],
+)
+def test_what_modernbert_here_is_not_is_refused(changes: dict[str, Any], message: str) -> None:
+    data = transformers.ModernBertConfig(**MODERN).to_dict()
+    if "global_rope_theta" in changes:
+        del data["rope_parameters"]
+    with pytest.raises(DataError, match=message):
+        configs.read(data | changes, "config.json")

@@ -2,8 +2,8 @@
 
 Our convention: a multiply-add is 2 operations, the backward pass costs twice the forward pass, and only matrix products
 and convolutions count (look-ups, normalisation, activations and dropout do not: they are bandwidth, not arithmetic).
-Positions attend to whole rows, so a causal mask saves nothing. What a vocabulary head costs is counted on the share of
-tokens that it sees.
+Positions attend to whole rows, so a causal mask saves nothing; in local layers they attend to what is within reach.
+What a vocabulary head costs is counted on the share of tokens that it sees.
 
 :func:`electra_forward` and :func:`electra_training` follow the ELECTRA paper's convention instead, in which the papers
 of ELECTRA and ConvBERT give their costs.
@@ -11,11 +11,12 @@ of ELECTRA and ConvBERT give their costs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.encoder import EncoderConfig
-from encoderlab.nn.positions import Absolute, Disentangled, RelativeShift, Shaw
+from encoderlab.nn.positions import Absolute, Disentangled, RelativeShift, Rotary, Shaw
 from encoderlab.nn.spanconv import DepthwiseSeparable, Light, SpanDynamic
 
 BACKWARD = 2  # times the forward pass
@@ -27,30 +28,29 @@ def forward(config: ModelConfig, length: int, *, predicted: float = 0.15, memory
     ``predicted`` is the share of tokens that the LM head sees, ``memory`` the number of states before the row.
     """
     encoder = config.encoder
-    layer = layer_forward(encoder, length, memory)
-    parts = {name: encoder.depth * count for name, count in layer.items()}
+    layers = [layer_forward(encoder, length, memory, number) for number in range(encoder.depth)]
+    parts = {name: sum(layer[name] for layer in layers) for name in layers[0]}
     width, words = encoder.width, encoder.word_width
     parts["embedding"] = 2.0 * words * width if words != width else 0.0
     if encoder.stem_conv is not None:
         parts["stem convolution"] = 2.0 * width * width * encoder.stem_conv.kernel / encoder.stem_conv.groups
     if config.mask_decoder or config.mask_vector:
         # The ordinary last layer is not computed.
-        parts = {name: count - layer.get(name, 0.0) for name, count in parts.items()}
-        parts["query stream"] = _query_stream(config, layer, predicted) + _keys_and_values(encoder, length, memory)
+        parts = {name: count - layers[-1].get(name, 0.0) for name, count in parts.items()}
+        parts["query stream"] = _query_stream(config, layers, predicted) + _keys_and_values(encoder, length, memory)
     parts["head"] = _head(config, predicted)
     return {name: count for name, count in parts.items() if count}
 
 
-def layer_forward(encoder: EncoderConfig, length: int, memory: int = 0) -> dict[str, float]:
-    """Operations per token of one layer, by part."""
+def layer_forward(encoder: EncoderConfig, length: int, memory: int = 0, layer: int = 0) -> dict[str, float]:
+    """Operations per token of layer number ``layer`` (from 0), by part."""
     conv, width = encoder.conv_branch, encoder.width
     heads, inner = encoder.attention_heads, encoder.attention_width
-    keys = length + memory
     branches = 1 if conv is None else 2
     parts = {
         "projections": 2.0 * width * (1 + branches) * inner + _keys_and_values(encoder, length, memory),
-        "attention": 4.0 * inner * keys,
-        "feed-forward": 4.0 * width * encoder.ff_width / encoder.ff_groups,
+        "attention": 4.0 * inner * _keys_seen(encoder, length, memory, layer),
+        "feed-forward": (6.0 if encoder.ff_gated else 4.0) * width * encoder.ff_width / encoder.ff_groups,
     }
     if _terms(encoder):
         parts["positions"] = 2.0 * inner * _distances(encoder, length, memory) * _terms(encoder)
@@ -66,11 +66,24 @@ def layer_forward(encoder: EncoderConfig, length: int, memory: int = 0) -> dict[
     return parts
 
 
+def _keys_seen(encoder: EncoderConfig, length: int, memory: int, layer: int) -> float:
+    """How many keys a query of the layer is multiplied with, on average over a row."""
+    if encoder.local is None or encoder.sees_all(layer):
+        return float(length + memory)
+    return 1 + (_within(encoder.local.reach, memory, length) + _within(encoder.local.reach, 0, length)) / length
+
+
+def _within(reach: int, start: int, length: int) -> int:
+    """The sum of min(``reach``, place) over the places from ``start`` on, ``length`` of them."""
+    near = range(start, max(start, min(reach, start + length)))
+    return sum(near) + reach * (length - len(near))
+
+
 def _terms(encoder: EncoderConfig) -> int:
     """How many products with rows for distances the attention scores have."""
     if isinstance(encoder.position, Disentangled):
         return len(encoder.position.terms)
-    return 0 if isinstance(encoder.position, Absolute) else 1
+    return 0 if isinstance(encoder.position, (Absolute, Rotary)) else 1
 
 
 def _distances(encoder: EncoderConfig, length: int, memory: int) -> int:
@@ -100,16 +113,17 @@ def spared(config: ModelConfig, length: int, *, predicted: float) -> float:
     encoder = config.encoder
     if encoder.conv is not None or config.mask_decoder or config.mask_vector or config.lm is None:
         return 0.0
-    return (1 - predicted) * (sum(layer_forward(encoder, length).values()) - _keys_and_values(encoder, length))
+    last = layer_forward(encoder, length, layer=encoder.depth - 1)
+    return (1 - predicted) * (sum(last.values()) - _keys_and_values(encoder, length))
 
 
-def _query_stream(config: ModelConfig, layer: dict[str, float], predicted: float) -> float:
+def _query_stream(config: ModelConfig, layers: Sequence[dict[str, float]], predicted: float) -> float:
     """Operations per token of the query stream: the layers' query side, at the predicted tokens only."""
     encoder = config.encoder
     maps = 4.0 * encoder.width * encoder.attention_width  # of the queries, and of the output
-    others = sum(count for name, count in layer.items() if name != "projections")
-    turns = 2 if config.mask_decoder else encoder.depth
-    return turns * predicted * (maps + others)
+    applied = [layers[-1]] * 2 if config.mask_decoder else layers
+    others = sum(count for layer in applied for name, count in layer.items() if name != "projections")
+    return predicted * (len(applied) * maps + others)
 
 
 def _head(config: ModelConfig, predicted: float) -> float:
@@ -144,12 +158,12 @@ def electra_forward(config: ModelConfig, length: int) -> float:
     """
     encoder = config.encoder
     width, inner_ff, words, vocab = encoder.width, encoder.ff_width, encoder.word_width, encoder.vocab
-    products = sum(layer_forward(encoder, length).values())
+    products = sum(sum(layer_forward(encoder, length, layer=n).values()) for n in range(encoder.depth))
     heads, inner = encoder.attention_heads, encoder.attention_width
     scores = heads * length * (SOFTMAX + DROPOUT + 1)
     attention = 3 * inner + scores + width * (2 + DROPOUT) + NORM * width
     feed_forward = inner_ff * (GELU + 1) + width * (2 + DROPOUT + NORM)
-    layers = encoder.depth * (products + attention + feed_forward)
+    layers = products + encoder.depth * (attention + feed_forward)
     embedding = 2 * words * vocab + 2 * words * (length + 2) + words * (2 + NORM + DROPOUT)
     if words != width:
         embedding += 2 * words * width + width

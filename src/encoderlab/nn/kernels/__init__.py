@@ -152,9 +152,14 @@ def attend_packed(
     keys = keys if p > 0.0 else None
     _check_keys(keys, qkv.shape[0])
     fast = _kernels(qkv)
-    if fast is None or rotation is not None or reach is not None:
-        how: dict[str, Any] = {"scale": scale, "p": p, "keys": keys, "site": site, "reach": reach}
-        return plain.attend_packed(qkv, heads, visible=visible, rotation=rotation, **how)
+    how: dict[str, Any] = {"visible": visible, "scale": scale, "p": p, "keys": keys, "site": site, "reach": reach}
+    if fast is None:
+        return plain.attend_packed(qkv, heads, rotation=rotation, **how)
+    if rotation is not None or reach is not None:
+        q, k, v = packed_heads(qkv, heads).unbind()
+        if rotation is not None:
+            q, k = plain.rotate(q, rotation), plain.rotate(k, rotation)
+        return attend(q, k, v, **how).transpose(1, 2).flatten(2)
     return fast.attention.attend_packed(qkv, heads, visible, keys, scale, p, site)
 
 
