@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import math
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from encoderlab.errors import ConfigError
+from encoderlab.errors import ConfigError, DataError
 
 try:
     import fcntl
@@ -40,6 +41,29 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON, as :func:`write_text` does."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path, remedy: str = "restore it, or make it again") -> dict[str, Any]:
+    """A JSON object that this package wrote.
+
+    Raises:
+        DataError: it is missing or damaged; the message ends with ``remedy``.
+    """
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(f"{path}: is missing; {remedy}") from None
+    except (ValueError, RecursionError):
+        raise DataError(f"{path}: is damaged (not valid JSON); {remedy}") from None
+    if not isinstance(data, dict):
+        raise DataError(f"{path}: is damaged ({type(data).__name__} instead of a JSON object); {remedy}")
+    return data
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def finite(value: Any) -> Any:

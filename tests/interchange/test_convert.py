@@ -140,7 +140,7 @@ def test_what_a_model_was_trained_for_comes_along(
     make(CONFIGS["bert"]).save(tmp_path / "run/model")
     task = suites.task("rte") if answerable else replace(suites.task("squad2"), labels=("answer", "no_answer"))
     found = Predictions(values=[], details=[], threshold=-1.5)
-    write_task(task, FormSettings(max_length=64), tmp_path / "run/model", {"dev": found})
+    write_task(task, FormSettings(max_length=64), tmp_path / "run/model", found.threshold)
     assert main(["convert", str(tmp_path / "run"), str(tmp_path / "ours")]) == 0
     assert read_task(tmp_path / "ours") == read_task(tmp_path / "run")
     assert "no place" not in capsys.readouterr().err

@@ -126,6 +126,7 @@ def _write_vectors(out: Path, parts: Iterator[np.ndarray], width: int) -> int:
 
     from encoderlab.files import replace_file
 
+    out.parent.mkdir(parents=True, exist_ok=True)
     with progress("encode") as show, replace_file(out) as file:
         header = {"descr": "<f4", "fortran_order": False}
         np.lib.format.write_array_header_1_0(file, header | {"shape": (0, width)})

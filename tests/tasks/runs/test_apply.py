@@ -97,6 +97,7 @@ def test_folders_of_older_versions_are_told_by_form_and_metrics(tmp_path):
     for key in ("benchmark", "layouts"):
         del kept[key]
     (folder / "task.json").write_text(json.dumps(kept))
+    (folder / "SHA256SUMS").unlink()
     assert predictor_of(folder).form.task.layouts == ()
     (saved(suites.task("wic"), tmp_path / "wic") / "task.json").touch()
     assert predictor_of(tmp_path / "wic").form.task.layouts == suites.task("wic").layouts
@@ -259,6 +260,7 @@ def test_only_a_folder_that_tells_no_task_is_let_give_no_answer(tmp_path, capsys
     found, said = answer(capsys, "evaluate", folder, path)
     assert "best_f1" not in found["scores"][str(folder)] and "no answer is given" not in said
     (folder / "task.json").unlink()
+    (folder / "SHA256SUMS").unlink()
     predictor = predictor_of(folder)
     predictor.form.nullable = True
     values = predictor.predict(suites.task("squad2").read([path], "dev").examples).values
@@ -274,6 +276,7 @@ def test_the_best_threshold_does_not_hang_on_the_one_that_is_used(tmp_path, caps
     folder = saved(ready("question", impossible=True)[0], tmp_path / "model")
     path = questions(tmp_path / "qa.jsonl", ["the red cat sat in oslo ."] * 2 + [""])
     kept, best = json.loads((folder / "task.json").read_text()), []
+    (folder / "SHA256SUMS").unlink()
     for threshold in (-1e4, 1e4):
         (folder / "task.json").write_text(json.dumps(kept | {"threshold": threshold}))
         scores = answer(capsys, "evaluate", folder, path)[0]["scores"][str(folder)]

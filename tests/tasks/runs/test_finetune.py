@@ -388,7 +388,8 @@ def test_a_file_is_predicted_in_chunks_and_gone_on_from(tmp_path):
     running.close()
     assert out.read_text() == whole  # until the end
     out.unlink()
-    (part,) = tmp_path.glob("out.jsonl.part-*")
+    part, sums = sorted(tmp_path.glob("out.jsonl.part-*"))
+    assert sums.name == f"{part.name}.sums"
     part.write_text("".join(line + "\n" for line in whole.splitlines()[:50]) + whole.splitlines()[50][:10])
     assert run(out) == [60, 90, 100] and out.read_text() == whole
     assert not part.exists()
@@ -406,7 +407,38 @@ def test_predictions_of_another_model_are_not_gone_on_from(tmp_path):
         running = predict_file(predictor, path, out, task=task, remarks=Remarks(path), chunk=5)
         next(running)
         running.close()
-    assert len(list(tmp_path.glob("out.jsonl.part-*"))) == 2
+    assert len(list(tmp_path.glob("out.jsonl.part-*[!s]"))) == 2
+
+
+def test_altered_lines_of_an_interrupted_prediction_are_named_and_made_again(tmp_path, caplog):
+    objective, _, _ = objective_of("single")
+    task = task_of_model(objective.model)
+    predictor = Predictor.of(objective.model, task, FormSettings(max_length=16))
+    path, out = tmp_path / "texts.csv", tmp_path / "out.jsonl"
+    path.write_text("text\n" + "".join(f"red cat {i}\n" for i in range(20)))
+
+    def run():
+        return predict_file(predictor, path, out, task=task, remarks=Remarks(path), chunk=6)
+
+    list(run())
+    whole = out.read_bytes()
+    assert [name.name for name in tmp_path.glob("out*")] == ["out.jsonl"]
+    running = run()
+    assert [next(running), next(running)] == [6, 12]
+    running.close()
+    half = {name: name.read_bytes() for name in tmp_path.glob("out.jsonl.part-*")}
+    for name, content in half.items():
+        for place in range(0, len(content) - 1, len(content) // 8):
+            flipped = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+            for other in (flipped, content[:place], None):
+                for one, there in half.items():
+                    one.write_bytes(there)
+                name.unlink() if other is None else name.write_bytes(other)
+                caplog.clear()
+                list(run())
+                assert out.read_bytes() == whole
+                assert other is not flipped or "made again" in caplog.text
+    assert [name.name for name in tmp_path.glob("out*")] == ["out.jsonl"]
 
 
 def test_prediction_does_not_depend_on_neighbours():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +33,8 @@ from encoderlab.tasks.runs.features import Frozen, FrozenForm, FrozenModel, Stor
 from encoderlab.tasks.runs.folder import (
     HEAD_FILE,
     Result,
+    discard,
+    hashes_in,
     hashes_of,
     identity_of,
     read_result,
@@ -52,6 +56,8 @@ from encoderlab.train.loop import Outcome, train
 from encoderlab.train.optim import AdamW, Optim
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Phase, Training
 from encoderlab.train.schedule import Polynomial, Schedule
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,10 +166,13 @@ def finetune(
         about["teacher"] = named.teacher
     encodings = encodings or Encodings()
     finished = read_result(out, recipe, splits, identity)
+    same = same_task(trained, task, recipe.form)
+    if finished is not None and finished.damaged:
+        finished = _mended(finished, model, task, splits, recipe, encodings, same=same)
     if finished is not None:
         further = {name: split for name, split in splits.items() if name not in finished.record["examples"]}
         return _extended(finished, model, task, splits, further, recipe, encodings) if further else finished
-    start, form, said = _assemble(model, task, recipe, out, same=same_task(trained, task, recipe.form))
+    start, form, said = _assemble(model, task, recipe, out, same=same)
     objective = _objective(start, form, recipe, teacher)
     items = encodings.items(form, splits["train"], train=True)
     cut, too_long = form.cut, form.cut_note("training example", f"{recipe.form.max_length}")
@@ -191,6 +200,7 @@ def finetune(
         "head": said,
         "epochs": round(recipe.budget.amount * recipe.batch / len(items), 2),
         "cut": cut,
+        "threshold": form.threshold,
         **about,
     }
     if world.main:
@@ -223,6 +233,59 @@ def _record(task: Task, splits: Mapping[str, Split], recipe: Recipe, outcome: Ou
         "recipe": to_dict(recipe),
         "remarks": remarks_of(splits),
     }
+
+
+def _mended(
+    finished: Result,
+    model: Model,
+    task: Task,
+    splits: Mapping[str, Split],
+    recipe: Recipe,
+    encodings: Encodings,
+    *,
+    same: bool,
+) -> Result | None:
+    """A finished run whose damaged files are made again from its weights; None if these are damaged, so that it has to
+    be trained again. Warnings name what is damaged, and what of it cannot be made again.
+    """
+    out, record, world = finished.folder, finished.record, join(recipe.execution.device)
+    before = hashes_in(out)
+    log.warning("%s: missing or altered since the run ended: %s", out, ", ".join(finished.damaged))
+    world.wait()  # every process has seen the damage
+    if any(name.endswith(".safetensors") for name in finished.damaged):
+        log.warning("%s: the weights are damaged, so the run is trained again", out)
+        if world.main:
+            discard(out, record)
+        world.wait()
+        return None
+    network, form, _ = _assemble(model, task, recipe, out, same=same)
+    weights = HEAD_FILE if recipe.frozen is not None else "model.safetensors"
+    network.load_state_dict(safetensors.torch.load_file(finished.model / weights), strict=False)
+    if recipe.frozen is None:
+        form = form_of(task, network, FORMS[task.form].as_saved(recipe.form))
+    else:
+        encodings.items(form, splits["train"], train=True)  # for the scale of the numbers
+    form.threshold = record["threshold"]
+    again = {
+        name: split
+        for name, split in splits.items()
+        if name in record["examples"]
+        and any(f"-{name}." in file or file.startswith("submission") for file in finished.damaged)
+    }
+    predictions, scores, _ = _evaluate(TaskObjective(network.to(world.device), form), task, again, encodings)
+    record = {**record, "scores": {**record["scores"], **scores}}
+    if world.main:
+        write_submissions(task, again, predictions, out)
+        shutil.rmtree(finished.model)  # a damaged configuration is not known as that of a model
+        write_run(network, task, form.settings, again, predictions, record, out)
+        after = hashes_in(out)
+        if lost := [
+            name for name in finished.damaged if name in record["files"] and before.get(name) == after.get(name)
+        ]:
+            log.warning("%s: cannot be made again: %s", out, ", ".join(lost))
+            write_score(record, out, {name: finished.record["files"][name] for name in lost})
+    world.wait()
+    return replace(finished, record=record, damaged=())
 
 
 def _extended(

@@ -1,11 +1,15 @@
 """The folder of a fine-tuning run: ``model/`` with ``task.json``, predictions as JSON lines, submissions, and
 ``score.json``, which marks the run as finished and says which run it was.
+
+``score.json`` holds the hashes of all files of the run and one of itself, and has a copy in ``model/``: a finished run
+is verified when it is read, and what is damaged is made again (:func:`encoderlab.tasks.runs.finetune.finetune`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -16,7 +20,7 @@ import safetensors.torch
 
 from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import write_json, write_text
+from encoderlab.files import read_json, sha256, write_json, write_text
 from encoderlab.interchange import checksums
 from encoderlab.interchange import folder as folders
 from encoderlab.model import Model
@@ -28,7 +32,10 @@ from encoderlab.tasks.forms.table import FORMS, form_named
 from encoderlab.tasks.runs.features import FrozenModel
 from encoderlab.tasks.runs.predict import record
 from encoderlab.tasks.runs.submit import write_submission
+from encoderlab.train.folder import LOCK, METRICS, RECIPE
 from encoderlab.train.recipe import Training
+
+log = logging.getLogger(__name__)
 
 TASK_FILE, SCORE_FILE, HEAD_FILE = "task.json", "score.json", "head.safetensors"
 
@@ -36,13 +43,14 @@ TASK_FILE, SCORE_FILE, HEAD_FILE = "task.json", "score.json", "head.safetensors"
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """A finished run. ``record`` is the content of ``score.json``; ``predictions`` by split are None for a run that was
-    read from its folder.
+    read from its folder. ``damaged`` are the files that are not what was written.
     """
 
     folder: Path
     record: Mapping[str, Any]
     model: Path
     predictions: Mapping[str, Predictions] | None = None
+    damaged: tuple[str, ...] = ()
 
     @property
     def scores(self) -> Mapping[str, Mapping[str, float]]:
@@ -67,11 +75,13 @@ def write_run(
         folders.write_whole(out / "model", lambda aside: safetensors.torch.save_file(weights, aside / HEAD_FILE))
     else:
         folders.save(model, out / "model")
-    write_task(task, settings, out / "model", predictions)
+    write_task(task, settings, out / "model", score["threshold"])
+    write_json(out / RECIPE, score["recipe"])
     write_predictions(splits, predictions, out)
-    write_score(score, out)
-    # The optimiser state behind the result is three times as large as the model and of no further use.
+    # The optimiser state behind the result is three times as large as the model and of no further use. Weights that are
+    # damaged later are trained again.
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    write_score(score, out)
 
 
 def write_submissions(
@@ -109,16 +119,90 @@ def write_predictions(splits: Mapping[str, Split], predictions: Mapping[str, Pre
         write_text(out / f"predictions-{name}.jsonl", "\n".join(lines) + "\n")
 
 
-def write_score(score: Mapping[str, Any], out: Path) -> None:
-    write_json(out / SCORE_FILE, score)
+def write_score(score: Mapping[str, Any], out: Path, lost: Mapping[str, str] | None = None) -> None:
+    """Write ``score.json`` of a run with the hashes of its files, and a copy into ``model/``. Files that are ``lost``
+    keep the hash that they had.
+    """
+    files = dict(sorted((hashes_in(out) | dict(lost or {})).items()))
+    record = signed({**score, "files": files})
+    write_json(out / "model" / SCORE_FILE, record)
+    write_json(out / SCORE_FILE, record)
 
 
-def write_task(
-    task: Task, settings: FormSettings, folder: Path, predictions: Mapping[str, Predictions] | None = None
-) -> None:
+def signed(score: Mapping[str, Any]) -> dict[str, Any]:
+    """A record with a hash of itself, by which :func:`read_signed` sees whether it was altered."""
+    return {**score, "sha256": _digest(score)}
+
+
+def _digest(score: Mapping[str, Any]) -> str:
+    """A hash of a record but for its own."""
+    content = json.loads(json.dumps({key: value for key, value in score.items() if key != "sha256"}))
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def hashes_in(out: Path) -> dict[str, str]:
+    """The hash of every file of a finished run by its place in the folder, but for ``score.json`` and the lock."""
+    files = sorted(path for path in out.rglob("*") if path.is_file() and path.name not in (SCORE_FILE, LOCK))
+    return {path.relative_to(out).as_posix(): sha256(path) for path in files}
+
+
+def read_signed(path: Path, remedy: str) -> dict[str, Any]:
+    """A file whose content :func:`signed` made. One of an older version has no hash of itself and is not verified.
+
+    Raises:
+        DataError: it is missing, damaged or altered.
+    """
+    record = read_json(path, remedy)
+    if record.get("sha256", wanted := _digest(record)) != wanted:
+        raise DataError(f"{path}: is damaged (its hash differs from the one in it); {remedy}")
+    return record
+
+
+def _score_of(out: Path) -> dict[str, Any] | None:
+    """The record of the run in ``out``, from ``score.json`` or else from its copy; None without either.
+
+    Raises:
+        DataError: both are damaged.
+    """
+    score, copy = out / SCORE_FILE, out / "model" / SCORE_FILE
+    if not score.exists() and not copy.exists():
+        return None
+    try:
+        return read_signed(score, "")
+    except DataError:
+        if not copy.exists():
+            raise DataError(f"{score}: is damaged and has no copy in model/; delete {out} to train it again") from None
+        return read_signed(copy, f"delete {out} to train it again")
+
+
+def damaged(out: Path, record: Mapping[str, Any]) -> list[str]:
+    """The files of a finished run that are missing or are not what was written, by their places in ``out``."""
+    if "files" not in record:  # of an older version
+        return []
+
+    def intact(name: str) -> bool:
+        if not (out / name).is_file():
+            return False
+        if name in record["files"]:
+            return sha256(out / name) == record["files"][name]
+        try:
+            return read_signed(out / name, "") == record
+        except DataError:
+            return False
+
+    return [name for name in (*record["files"], SCORE_FILE, f"model/{SCORE_FILE}") if not intact(name)]
+
+
+def discard(out: Path, record: Mapping[str, Any]) -> None:
+    """Delete the result of a run whose weights are lost, so that the run of ``record`` is trained again."""
+    for path in (out / "model", out / METRICS, out / SCORE_FILE, *out.glob("predictions-*.jsonl")):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    write_json(out / RECIPE, record["recipe"])
+
+
+def write_task(task: Task, settings: FormSettings, folder: Path, threshold: float = 0.0) -> None:
     """Keep in a model folder what its head was trained for."""
     form = FORMS[task.form]
-    thresholds = [found.threshold for found in (predictions or {}).values()]
     data = {
         "name": task.name,
         "form": task.form,
@@ -127,10 +211,24 @@ def write_task(
         "layouts": plain_layouts(task),
         "benchmark": is_benchmark(task),
         "settings": to_dict(form.as_saved(form.settings_of(settings))),
-        "threshold": thresholds[0] if thresholds else 0.0,
+        "threshold": threshold,
     }
     write_json(folder / TASK_FILE, data)
     checksums.add(folder, TASK_FILE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """The content of ``task.json``; older versions wrote neither layouts nor whether it is a benchmark."""
+
+    name: str
+    form: str
+    labels: tuple[str, ...] | None
+    metrics: tuple[str, ...]
+    layouts: tuple[dict[str, Any], ...] = ()
+    benchmark: bool = False
+    settings: dict[str, Any]
+    threshold: float = 0.0
 
 
 def plain_layouts(task: Task) -> list[dict[str, Any]]:
@@ -170,11 +268,16 @@ def read_task(folder: Path) -> dict[str, Any] | None:
     path = find_task(folder)
     if path is None:
         return None
-    data = json.loads(path.read_text(encoding="utf-8"))
-    form = form_named(data["form"])
-    settings = from_dict(form.settings_type, form.read_settings(data["settings"]), where=str(path))
-    data["settings"] = form.as_saved(settings)
-    return data
+    remedy = "restore it, or run finetune again"
+    data = read_json(path, remedy)
+    try:
+        kept = from_dict(_Kept, data)
+        layouts_of(kept.layouts)
+        form = form_named(kept.form)
+        settings = from_dict(form.settings_type, form.read_settings(kept.settings))
+    except (AttributeError, ConfigError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: is damaged ({error}); {remedy}") from None
+    return {**data, "settings": form.as_saved(settings)}
 
 
 def same_task(trained: Mapping[str, Any] | None, task: Task, settings: FormSettings) -> bool:
@@ -230,15 +333,15 @@ def _check_identity(out: Path, found: Mapping[str, Any], wanted: Mapping[str, An
 
 
 def read_result(out: Path, recipe: Training, splits: Mapping[str, Split], identity: Mapping[str, Any]) -> Result | None:
-    """The finished run in ``out``; None if there is none.
+    """The finished run in ``out``, with what of it is damaged; None if there is none.
 
     Raises:
         ConfigError: it was run with another recipe, other data, another model or task.
+        DataError: its score and the copy are damaged.
     """
-    path = out / SCORE_FILE
-    if not path.exists():
+    found = _score_of(out)
+    if found is None:
         return None
-    found = json.loads(path.read_text(encoding="utf-8"))
     _check_identity(out, found, identity)
     wanted = to_dict(recipe)
     # These follow from the others, or do not change the result.
@@ -251,4 +354,4 @@ def read_result(out: Path, recipe: Training, splits: Mapping[str, Split], identi
     for name, split in splits.items():
         if found["data"].get(name, split.sha256) != split.sha256:
             raise ConfigError(f"{out}: holds a finished run on other {name} data; choose another folder")
-    return Result(folder=out, record=found, model=out / "model")
+    return Result(folder=out, record=found, model=out / "model", damaged=tuple(damaged(out, found)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,8 @@ from encoderlab.tasks.forms.base import FormSettings, Predictions
 from encoderlab.tasks.forms.batching import Item, TaskBatch, sorted_batches
 from encoderlab.tasks.forms.objective import TaskObjective, form_of
 from encoderlab.tasks.forms.table import FORMS
+
+log = logging.getLogger(__name__)
 
 # How many examples of a file are predicted together, which bounds the memory and what an interruption loses. Where
 # sentences are shown within their document it is more, since at the border of a chunk they see less of it.
@@ -178,25 +181,34 @@ def predict_file(
     """Predict every example of ``path`` into ``out``, one JSON object per line; yields how many are done after each
     chunk of ``chunk`` examples, which bounds the memory.
 
-    Until the end the lines are in ``out.part-...``, a name that depends on model and file: after an interruption the
-    same call continues behind the last whole chunk, and ends with the same bytes as without one.
+    Until the end the lines are in ``out.part-...``, a name that depends on model and file, and a hash of every chunk is
+    in ``out.part-....sums``: after an interruption the same call continues behind the last whole chunk, and ends with
+    the same bytes as without one. Lines that were altered since are named in a warning and made again.
     """
     if chunk is None:
         chunk = DOCUMENTS if predictor.form.reads_documents else CHUNK
     part = out.with_name(f"{out.name}.part-{_key(predictor, path, task, chunk)}")
-    done = _whole_chunks(part, chunk)
+    sums = part.with_name(f"{part.name}.sums")
+    done = _resumed(part, sums)
     examples = task.stream(path, remarks)
     deque(islice(examples, done), maxlen=0)
-    with open(part, "a", encoding="utf-8", errors="backslashreplace", newline="\n") as file:  # as write_text does
+    with open(part, "ab") as file, open(sums, "a", encoding="ascii") as journal:
         while some := list(islice(examples, chunk)):
             found = predictor.predict(some)
-            for example, value, detail in zip(some, found.values, found.details, strict=True):
-                file.write(json.dumps(record(example, value, detail), ensure_ascii=False) + "\n")
+            lines = [
+                json.dumps(record(example, value, detail), ensure_ascii=False) + "\n"
+                for example, value, detail in zip(some, found.values, found.details, strict=True)
+            ]
+            data = "".join(lines).encode(errors="backslashreplace")  # as write_text does
+            file.write(data)
             file.flush()
+            journal.write(f"{len(data)} {hashlib.sha256(data).hexdigest()}\n")
+            journal.flush()
             done += len(some)
             yield done
         os.fsync(file.fileno())
     os.replace(part, out)
+    sums.unlink()
 
 
 def record(example: Example, value: Any, detail: dict[str, Any]) -> dict[str, Any]:
@@ -219,15 +231,25 @@ def _key(predictor: Predictor, path: Path, task: Task, chunk: int) -> str:
     return hashlib.sha256(repr([*parts, str(path.resolve()), size, changed, chunk]).encode()).hexdigest()[:12]
 
 
-def _whole_chunks(path: Path, chunk: int) -> int:
-    """Truncate a file behind its last whole chunk of lines, and return how many lines are left."""
-    if not path.exists():
-        return 0
-    count = kept = size = place = 0
-    with open(path, "rb+") as file:
-        for line in file:
-            count, place = count + line.endswith(b"\n"), place + len(line)
-            if line.endswith(b"\n") and count % chunk == 0:
-                kept, size = count, place
-        file.truncate(size)
-    return kept
+def _resumed(part: Path, sums: Path) -> int:
+    """Truncate both files behind the last chunk that is as it was written, and return how many lines are left."""
+    lines = size = kept = 0
+    if part.exists() and sums.exists():
+        with open(part, "rb") as file, open(sums, "rb") as journal:
+            for entry in journal:
+                length, _, digest = entry.partition(b" ")
+                data = file.read(int(length)) if length.isdigit() else b""
+                if not entry.endswith(b"\n"):
+                    break  # killed while this was written
+                if hashlib.sha256(data).hexdigest().encode() != digest.strip():
+                    log.warning(
+                        "%s: lines %d and on are not as they were written; they are made again", part, lines + 1
+                    )
+                    break
+                lines, size, kept = lines + data.count(b"\n"), size + len(data), kept + len(entry)
+    elif part.exists():
+        log.warning("%s: its hashes (%s) are missing; its lines are made again", part, sums.name)
+    for path, end in ((part, size), (sums, kept)):
+        with open(path, "ab") as opened:
+            opened.truncate(end)
+    return lines

@@ -23,7 +23,7 @@ from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.forms.encodings import Encodings
 from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.finetune import Recipe, finetune
-from encoderlab.tasks.runs.folder import SCORE_FILE, Result
+from encoderlab.tasks.runs.folder import SCORE_FILE, Result, read_signed, signed
 from encoderlab.tasks.runs.protocol import Protocol, at_point
 from encoderlab.tasks.scoring.metrics import mean_interval
 from encoderlab.train.folder import hardware
@@ -158,7 +158,7 @@ def run(
         "seconds": sum(float(result.record["seconds"]) for result in finished),
         "elapsed": time.perf_counter() - start,
     }
-    write_json(out / SCORE_FILE, record)
+    write_json(out / SCORE_FILE, signed(record))
     return Outcome(task=task, record=record, runs=finished)
 
 
@@ -182,7 +182,7 @@ def _finished(found: Mapping[int, Result | str]) -> list[Result]:
 def best_seed(folder: Path, say: Say) -> Path:
     """The run with the best development score if ``folder`` holds those of a protocol, else ``folder`` itself."""
     path = folder / SCORE_FILE
-    if not path.exists() or "seeds" not in (found := json.loads(path.read_text(encoding="utf-8"))):
+    if not path.exists() or "seeds" not in (found := read_signed(path, "run finetune again to write it anew")):
         return folder
     scores = {
         seed: entry["scores"]["dev"][found["metric"]] for seed, entry in found["seeds"].items() if "scores" in entry

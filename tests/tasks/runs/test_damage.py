@@ -1,0 +1,115 @@
+"""A finished run is verified when it is read: what is damaged in it is named, and made again where it can be."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from encoderlab.errors import DataError
+from encoderlab.tasks.forms.base import FormSettings
+from encoderlab.tasks.runs.apply import predictor_of
+from encoderlab.tasks.runs.finetune import Recipe, finetune
+from encoderlab.tasks.runs.folder import LOCK, SCORE_FILE
+from encoderlab.train.optim import AdamW
+from tests.tasks.runs.test_apply import ready, saved
+from tests.tasks.synthetic import data
+from tests.tasks.tiny import model
+
+RECIPE = Recipe(epochs=2, batch=8, optim=AdamW(lr=2e-3, weight_decay=0.0), form=FormSettings(max_length=32))
+LOGS = {"metrics.jsonl", "run.log", "provenance.json"}  # what only the training itself could write
+RETRAINED = {"model/model.safetensors"}
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+HARMS: tuple[Callable[[Path], None], ...] = (flip, cut, Path.unlink)
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    files = (path for path in run.rglob("*") if path.is_file() and path.name != LOCK)
+    return {path.relative_to(run).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("kind", ["single", "number", "question"])
+def test_every_file_of_a_run_is_made_again_or_named(kind, tmp_path, caplog) -> None:
+    task, splits = data(kind, train=24, dev=8)
+    whole, start = tmp_path / "whole", model()
+    finetune(start, task, splits, RECIPE, whole)
+    right = contents(whole)
+    assert len(right) >= 12
+    for name in sorted(right):
+        for harm in HARMS if kind == "single" else HARMS[:1]:
+            run = tmp_path / f"{name.replace('/', '-')}-{harm.__name__}"
+            shutil.copytree(whole, run)
+            harm(run / name)
+            caplog.clear()
+            with caplog.at_level(logging.WARNING):
+                result = finetune(start, task, splits, RECIPE, run)
+            assert name in caplog.text.replace(f"{run}/", ""), (name, harm)
+            found = contents(run)
+            scores = json.loads(right[SCORE_FILE])["scores"]["dev"]
+            assert result.scores["dev"] == pytest.approx(scores, rel=1e-3)
+            changed = {other for other in right if found.get(other) != right[other]}
+            if name in LOGS:
+                assert changed == {name} and "cannot be made again" in caplog.text
+            elif name in RETRAINED:
+                assert changed <= {*LOGS, SCORE_FILE, f"model/{SCORE_FILE}"}
+            elif kind == "number" and name.startswith("predictions"):  # the saved head answers in numbers
+                assert changed <= {name, SCORE_FILE, f"model/{SCORE_FILE}"}
+            else:
+                assert not changed, (name, harm, changed)
+            caplog.clear()
+            with caplog.at_level(logging.WARNING):
+                finetune(start, task, splits, RECIPE, run)
+            assert (name in caplog.text) == (name in LOGS)  # what is lost is named every time
+
+
+def test_a_score_without_a_whole_copy_is_an_error(tmp_path) -> None:
+    task, splits = data("single", train=24, dev=8)
+    finetune(model(), task, splits, RECIPE, tmp_path / "run")
+    flip(tmp_path / "run" / SCORE_FILE)
+    flip(tmp_path / "run/model" / SCORE_FILE)
+    with pytest.raises(DataError, match=r"damaged .* delete .*run to train it again"):
+        finetune(model(), task, splits, RECIPE, tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["task.json", SCORE_FILE])
+def test_altered_json_is_a_data_error_wherever_the_byte_is(name, tmp_path) -> None:
+    folder = saved(ready("single")[0], tmp_path / "model")
+    if name == SCORE_FILE:
+        finetune(model(), *data("single", train=24, dev=8), RECIPE, tmp_path / "run")
+        shutil.copy(tmp_path / "run" / SCORE_FILE, folder / name)
+    path = folder / name
+    whole = path.read_bytes()
+    for place in range(0, len(whole), max(1, len(whole) // 25)):
+        for harmed in (*(whole[:place] + bytes([byte]) + whole[place + 1 :] for byte in (0, 0xFF)), whole[:place]):
+            path.write_bytes(harmed)
+            with pytest.raises(DataError, match="damaged|does not match its checksum"):
+                predictor_of(folder)
+
+
+def test_a_task_that_no_checksum_protects_is_checked_by_its_fields(tmp_path) -> None:
+    folder = saved(ready("single")[0], tmp_path / "model")
+    (folder / "SHA256SUMS").unlink()
+    kept = json.loads((folder / "task.json").read_text())
+    for name, value in (
+        ("form", "sorting"), ("labels", 3), ("metrics", None), ("layouts", [{"layout": "Rows"}]),
+        ("layouts", [{"layout": "Columns", "rows": 1}]), ("settings", []), ("settings", {"max_length": "x"}),
+        ("threshold", "high"), ("name", None), ("colour", 1),
+    ):  # fmt: skip
+        (folder / "task.json").write_text(json.dumps(kept | {name: value}))
+        with pytest.raises(DataError, match=r"task.json: is damaged"):
+            predictor_of(folder)
