@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SMOKE := $(abspath tests/roads/smoke.sh)
 
-.PHONY: help quickstart test checks wheel-test benchmarks clean
+.PHONY: help quickstart test checks wheel-test benchmarks gpu clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make checks       ruff and mypy"
 	@echo "make wheel-test   build the wheel and use it in a clean environment, away from the sources"
 	@echo "make benchmarks   reproduce the tables of docs/performance.md, on CORPUS=DIR where given (hours)"
+	@echo "make gpu          prove and time everything on a GPU, into runs/gpu (see benchmarks/gpu.sh)"
 	@echo "make clean        remove the environment, builds and caches"
 
 $(VENV)/bin/python:
@@ -54,6 +55,9 @@ wheel-test: $(VENV)/installed-dev
 
 benchmarks: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks $(if $(CORPUS),--corpus $(CORPUS))
+
+gpu: $(VENV)/installed-dev
+	PYTHON=$(abspath $(BIN)/python) bash benchmarks/gpu.sh
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
