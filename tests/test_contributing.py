@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+import encoderlab
 from encoderlab import models
 from encoderlab.batches.rows import Row
 from encoderlab.config import from_dict, to_dict
@@ -23,6 +26,7 @@ from encoderlab.models.base import Family, ModelConfig, resized
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.mlm import MLM, MLMSettings
 from encoderlab.objectives.vocabulary import Vocabulary
+from tests.tasks.tiny import model as tiny
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Worked examples\n")[1].split("\n## ")[0]
@@ -97,9 +101,57 @@ def test_the_family_trains(gale: Family) -> None:
     assert losses[-1] < losses[0] - 0.5
 
 
+def test_a_form_is_one_file_and_one_word(tmp_path: Path) -> None:
+    """In a copy of the sources: inferred, trained, scored and predicted from the command line."""
+    copy = tmp_path / "encoderlab"
+    shutil.copytree(Path(encoderlab.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "tasks/forms/ordinal.py").write_text(code_of("A new form of task"))
+    table = copy / "tasks/forms/table.py"
+    text = table.read_text()
+    assert "RegressionForm, " in text
+    word = "from encoderlab.tasks.forms.ordinal import OrdinalForm\nfrom encoderlab.tasks.forms.regression"
+    text = text.replace("from encoderlab.tasks.forms.regression", word)
+    table.write_text(text.replace("RegressionForm, ", "RegressionForm, OrdinalForm, "))
+    train, dev = tmp_path / "train.csv", tmp_path / "dev.csv"
+    words = ("awful", "bad", "good", "fine")
+    for path, repeats in ((train, 24), (dev, 4)):
+        pairs = [(i, word, step) for i in range(repeats) for step, word in enumerate(words)]
+        rows = [f"the film {'very ' * (i % 3)}is {word},{step}" for i, word, step in pairs]
+        path.write_text("text,label\n" + "\n".join(rows) + "\n")
+    tiny().save(tmp_path / "tiny")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+    def run(*words: object) -> dict:
+        command = [sys.executable, "-m", "encoderlab", "--json", *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    settings = ("--set", "optim.lr=3e-3", "--set", "form.max_length=24", "--set", "batch=8", "--epochs", "8")
+    out = run(
+        "finetune",
+        train,
+        "--dev",
+        dev,
+        "--form",
+        "ordinal",
+        "--model",
+        "tiny",
+        "--out",
+        "run",
+        "--seeds",
+        "1",
+        *settings,
+    )
+    (found,) = out["tasks"].values()
+    assert found["metric"] == "closeness" and found["scores"]["dev"]["closeness"]["mean"] > 0.9
+    assert found["recipe"]["form"]["kind"] == "ordinal"
+    assert run("evaluate", "run", dev)["scores"] and run("predict", "run", "the film is good")["predictions"]
+
+
 def test_paths_and_names_exist() -> None:
     prose = re.sub(r"```.*?```", "", TEXT, flags=re.S)
-    words = [word for word in re.findall(r"`([^`\s]+)`", prose) if "NAME" not in word and "gale" not in word]
+    words = [word for word in re.findall(r"`([^`\s]+)`", prose) if not re.search("NAME|gale|ordinal", word)]
     paths = [word for word in words if word.endswith(".py") or "/" in word]
     for path in paths:
         base = ROOT if path.startswith(("src/", "tests/")) else ROOT / "src/encoderlab"

@@ -42,6 +42,12 @@ def number(rng: random.Random, i: int) -> Text:
     return Text(id=str(i), text=sentence(rng, NUMBERS[value]), label=float(10 * value))
 
 
+def several(rng: random.Random, i: int) -> Text:
+    """The colours that the text names."""
+    colours = tuple(colour for colour in COLOURS if rng.random() < 0.4)
+    return Text(id=str(i), text=sentence(rng, *colours), label=colours)
+
+
 def tagged(rng: random.Random, i: int) -> Words:
     words, tags = [], []
     for _ in range(rng.randint(2, 5)):
@@ -82,6 +88,10 @@ TASKS = {
     ),
     "pair": (Task(name="pair", form="classification", metrics=("accuracy",), layouts=(Columns(text="text"),)), pair),
     "number": (Task(name="number", form="regression", metrics=("pearson",), layouts=(Columns(text="text"),)), number),
+    "several": (
+        Task(name="several", form="multilabel", metrics=("micro_f1", "exact"), layouts=(Columns(text="text"),)),
+        several,
+    ),
     "tagged": (Task(name="tagged", form="tagging", metrics=("f1",), layouts=(Conll(),)), tagged),
     "question": (Task(name="question", form="span", metrics=("f1", "exact"), layouts=(Squad(),)), question),
     "choice": (

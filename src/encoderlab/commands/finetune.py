@@ -89,7 +89,7 @@ def finetune(
     teacher_weight
         The teacher's share of the loss, from 0 to 1; the labels have the rest. By default 0.5.
     form
-        Of a file of your own: classification, regression, tagging, span or choice, where it cannot tell.
+        Of a file of your own: classification, regression, multilabel, tagging, span or choice, where it cannot tell.
     text
         Its column of the text, passage or context.
     pair

@@ -16,6 +16,7 @@ from encoderlab.nn.feedforward import Activation
 from encoderlab.nn.heads import Classification, Prediction, Span, Tagging, TaskHead
 
 NUMBER = ("number",)  # labels of a regression, whose one output is the answer itself
+SEVERAL = "multi_label_classification"  # the problem_type of a classifier that gives any number of labels
 CHOICES = ("choice",)  # of multiple choice: one score per choice
 
 # Pretraining heads: the field of ModelConfig, where our tensors of it start, and the field's value without the head.
@@ -129,7 +130,8 @@ def read_task(data: dict[str, Any], source: str, model_type: str, config: ModelC
         if form is None:
             raise _unknown(architecture)
         labels = CHOICES if choice else _answers(fields, _labels(fields))
-        head = _classification(fields, form, len(labels))
+        several = not choice and fields.take("problem_type", None) == SEVERAL
+        head = replace(_classification(fields, form, len(labels)), several=several)
     elif kind == "TokenClassification" and model_type in SEQUENCE:
         labels = _labels(fields)
         field, usual = _tagging_dropout(model_type)
@@ -263,7 +265,9 @@ def _write_classification(head: Classification, config: ModelConfig, model_type:
             f"a classifier with summary {head.summary!r} and {head.activation!r} has no counterpart for "
             f"{model_type} in transformers; fine-tune with summary {summary!r} and activation {activation!r}"
         )
-    if config.labels == NUMBER:
+    if head.several:
+        fields["problem_type"] = SEVERAL
+    elif config.labels == NUMBER:
         fields["problem_type"] = "regression"
     return ending, fields
 
@@ -311,11 +315,6 @@ def _answers(fields: Fields, labels: tuple[str, ...]) -> tuple[str, ...]:
     is a probability before its sigmoid, as the pipeline of ``transformers`` has it.
     """
     problem = fields.take("problem_type", None)
-    if problem == "multi_label_classification":
-        raise DataError(
-            "problem_type 'multi_label_classification' (several labels per text) is not implemented; "
-            "load it as a bare encoder: remove 'architectures'"
-        )
     if problem == "regression" and len(labels) > 1:
         raise DataError(
             f"problem_type 'regression' with {len(labels)} outputs is not implemented, expected 1; "

@@ -176,9 +176,11 @@ def test_a_header_with_spaces_names_its_columns(tmp_path):
     assert [e.label for e in task_of(path)[0].read([path], "train").examples] == ["x", "y"]
 
 
-def test_lists_of_labels_are_refused(tmp_path):
+def test_lists_of_labels_are_several_labels_and_lists_of_texts_refused(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text('{"text": "a", "labels": ["x", "y"]}\n')
+    assert task_of(path)[0].form == "multilabel"
+    path.write_text('{"text": "a", "labels": {"x": 1}}\n')
     with pytest.raises(DataError, match=r"t.jsonl:1: .*give one label for each row"):
         task_of(path)
     path.write_text('{"text": ["a", "b"], "labels": "x"}\n')

@@ -53,6 +53,7 @@ FORMS = [
     ("single", 12, 1.0),
     ("pair", 25, 0.95),
     ("number", 30, 0.95),
+    ("several", 25, 0.95),
     ("tagged", 12, 1.0),
     ("question", 15, 1.0),
     ("choice", 12, 1.0),
@@ -77,7 +78,7 @@ def test_a_tiny_model_learns_the_rule(tmp_path, name, epochs, wanted):
         assert again.predict(splits["dev"].examples).values == result.predictions["dev"].values
 
 
-@pytest.mark.parametrize("name", ["single", "number", "tagged", "question", "choice"])
+@pytest.mark.parametrize("name", ["single", "number", "several", "tagged", "question", "choice"])
 def test_32_examples_are_learned_by_heart(tmp_path, name):
     task, splits = data(name, train=32, dev=4, seed=5)
     splits["train_again"] = splits["train"]

@@ -103,11 +103,32 @@ def test_one_output(problem: str | None, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "theirs/config.json").read_text()).get("problem_type") in (None, problem)
 
 
-@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
-def test_several_answers_per_text_are_refused(problem: str, tmp_path: Path) -> None:
-    fine_tuned(tmp_path, "bert", "SequenceClassification", problem_type=problem, **LABELS)
-    with pytest.raises(DataError, match=f"problem_type '{problem}'.* not implemented.*remove 'architectures'"):
+def test_several_numbers_per_text_are_refused(tmp_path: Path) -> None:
+    fine_tuned(tmp_path, "bert", "SequenceClassification", problem_type="regression", **LABELS)
+    with pytest.raises(DataError, match="problem_type 'regression'.* not implemented.*remove 'architectures'"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_several_labels_per_text(kind: str, tmp_path: Path) -> None:
+    """``problem_type: multi_label_classification``, read and written."""
+    problem = "multi_label_classification"
+    model, words = fine_tuned(tmp_path, kind, "SequenceClassification", problem_type=problem, **LABELS)
+    examples = [Text(id=str(i), text=text) for i, text in enumerate(TEXTS)]
+    predictor = predictor_of(tmp_path)
+    predictor.objective.model.save(tmp_path / "ours")
+    save(predictor.objective.model, tmp_path / "theirs")
+    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "theirs")
+    assert again.config.problem_type == problem and again.config.id2label == model.config.id2label
+    for folder in (tmp_path, tmp_path / "ours", tmp_path / "theirs"):
+        found = predictor_of(folder).predict(examples)
+        for example, value, detail in zip(examples, found.values, found.details, strict=True):
+            with torch.no_grad():
+                expected = model(**words(example.text, return_tensors="pt")).logits[0].sigmoid()
+                theirs = again.eval()(**words(example.text, return_tensors="pt")).logits[0].sigmoid()
+            np.testing.assert_allclose(detail["probabilities"], expected, atol=1e-5)
+            np.testing.assert_allclose(theirs, expected, atol=1e-5)
+            assert value == tuple(LABELS["id2label"][i] for i in range(3) if expected[i] > 0.5)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

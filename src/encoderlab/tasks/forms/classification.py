@@ -22,7 +22,7 @@ from encoderlab.objectives.base import Term
 from encoderlab.tasks.data.examples import Example, Remarks, Split, Text, labels_of
 from encoderlab.tasks.forms.base import FormSettings, Predictions, Scores, check_number_of_labels, label_at, log_softmax
 from encoderlab.tasks.forms.batching import Item, TaskBatch
-from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of
+from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of, one_label
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.baselines import bag_of_words, majority, threshold_on_overlap
 
@@ -61,7 +61,7 @@ class ClassificationForm(TextForm):
         assert isinstance(example, Text)
         if example.label is None:
             return example
-        label = str(example.label)
+        label = one_label(example, place)
         if label in task.dropped:
             remarks.add(f"label {label!r} means no label here; left out", example.row)
             return None

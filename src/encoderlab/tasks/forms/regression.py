@@ -25,7 +25,7 @@ from encoderlab.tasks.data.examples import Example, Remarks, Text
 from encoderlab.tasks.data.readers import Columns, Layout
 from encoderlab.tasks.forms.base import FormSettings, Predictions, Scores
 from encoderlab.tasks.forms.batching import Item, TaskBatch
-from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of
+from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of, one_label
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.baselines import mean_number, overlap_number
 
@@ -81,7 +81,7 @@ class RegressionForm(TextForm):
     @classmethod
     def checked(cls, task: Task, example: Example, place: str, remarks: Remarks) -> Example:
         assert isinstance(example, Text)
-        label = None if example.label is None else _parsed(task, str(example.label).strip(), place)
+        label = None if example.label is None else _parsed(task, one_label(example, place).strip(), place)
         return replace(example, label=label)
 
     @classmethod

@@ -11,13 +11,14 @@ from encoderlab.errors import ConfigError, nearest
 from encoderlab.tasks.forms.base import Form, FormSettings
 from encoderlab.tasks.forms.choice import ChoiceForm
 from encoderlab.tasks.forms.classification import ClassificationForm
+from encoderlab.tasks.forms.multilabel import MultiLabelForm
 from encoderlab.tasks.forms.regression import RegressionForm
 from encoderlab.tasks.forms.span import SpanForm
 from encoderlab.tasks.forms.tagging import TaggingForm
 
 # Of forms whose files have the same columns, the first is what a file holds unless another one recognises it.
 FORMS: dict[str, type[Form]] = {
-    form.name: form for form in (ClassificationForm, RegressionForm, TaggingForm, SpanForm, ChoiceForm)
+    form.name: form for form in (ClassificationForm, RegressionForm, MultiLabelForm, TaggingForm, SpanForm, ChoiceForm)
 }
 
 if TYPE_CHECKING:

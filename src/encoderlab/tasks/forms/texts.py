@@ -132,6 +132,19 @@ class TextForm(Form):
         return scores
 
 
+def one_label(example: Text, place: str) -> str:
+    """The label as it is written in the file.
+
+    Raises:
+        DataError: there are several.
+    """
+    if isinstance(example.label, tuple):
+        raise DataError(
+            f"{place}: the label {list(example.label)} is a list; give one label for each row, or --form multilabel"
+        )
+    return str(example.label)
+
+
 def label_of(example: Any) -> Any:
     """The label of a text that is scored.
 

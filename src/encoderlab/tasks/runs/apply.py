@@ -47,7 +47,7 @@ def predictor_of(folder: Path, say: Say = silent) -> Predictor:
     if known is not None and trained.get("benchmark", (known.form, known.metrics) == (trained["form"], metrics)):
         task = known  # and not a file of the user's that has the benchmark's name and columns of its own
     else:
-        task = replace(task, layouts=layouts_of(trained.get("layouts", ())))
+        task = replace(task, form=trained["form"], layouts=layouts_of(trained.get("layouts", ())))
     task = replace(task, name=trained["name"], labels=labels, metrics=metrics)
     predictor = Predictor.of(model, task, trained["settings"])
     predictor.form.threshold = trained["threshold"]

@@ -137,7 +137,7 @@ def check_teacher(teacher: Model, student: Model, task: Task, name: str) -> None
     if teacher.task is None:
         raise ConfigError(f"teacher {name}: has no task head; give a model fine-tuned on {task.name}")
     own = task_of_model(teacher)
-    if own.form != task.form:
+    if not FORMS[task.form].fits(teacher):
         raise ConfigError(
             f"teacher {name}: its head is for {own.form}, {task.name} is {task.form}; give one fine-tuned on it"
         )

@@ -155,12 +155,12 @@ def check_head(model: Model, task: Task) -> None:
     Raises:
         ConfigError: it has none, one of another form, or one with other labels.
     """
-    own = task_of_model(model)
-    if own.form != task.form:
+    own, form = task_of_model(model), FORMS[task.form]
+    if not form.fits(model):
         raise ConfigError(
             f"the model's head is for {own.form}, task {task.name!r} is {task.form}; give a model fine-tuned for it"
         )
-    if FORMS[task.form].labelled and set(task.labels or ()) - set(own.labels or ()):
+    if form.labelled and set(task.labels or ()) - set(own.labels or ()):
         strange = ", ".join(sorted(set(task.labels or ()) - set(own.labels or ())))
         raise ConfigError(
             f"the model knows the labels {', '.join(own.labels or ())[:200]}, task {task.name!r} has {strange[:200]} "

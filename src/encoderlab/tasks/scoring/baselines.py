@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from encoderlab.tasks.data.examples import Choice, Question, Text, Words
+from encoderlab.tasks.data.examples import Choice, Question, Text, Words, labels_of
 from encoderlab.tasks.scoring.linear import LogisticRegression, TfIdf
 
 WEIGHTS = 2**23  # of the regression at most: 64 MiB, of which L-BFGS keeps some twenty copies
@@ -45,6 +45,22 @@ def bag_of_words(train: Sequence[Any], dev: Sequence[Any]) -> list[str]:
     model = LogisticRegression(len(names)).fit(features(_terms(example) for example in train), target)
     scores = model.scores(features(_terms(example) for example in dev))
     return [names[i] for i in scores.argmax(1)]
+
+
+def most_frequent_labels(train: Sequence[Any], dev: Sequence[Any]) -> list[tuple[str, ...]]:
+    """The set of labels that is the most frequent one."""
+    most = Counter(tuple(sorted(example.label)) for example in train).most_common(1)[0][0]
+    return [most] * len(dev)
+
+
+def bags_of_words(train: Sequence[Any], dev: Sequence[Any]) -> list[tuple[str, ...]]:
+    """As :func:`bag_of_words`, a regression for every label; those with a probability above one half."""
+    names = labels_of(train)
+    features = TfIdf((_terms(example) for example in train), most=WEIGHTS // len(names))
+    target = np.array([[name in example.label for name in names] for example in train], dtype=float)
+    model = LogisticRegression(len(names), several=True).fit(features(_terms(example) for example in train), target)
+    scores = model.scores(features(_terms(example) for example in dev))
+    return [tuple(names[i] for i in np.flatnonzero(row > 0)) for row in scores]
 
 
 def _terms(example: Text) -> list[str]:

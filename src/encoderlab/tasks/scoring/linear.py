@@ -45,27 +45,35 @@ class LogisticRegression:
     """Multinomial logistic regression with an L2 penalty, on sparse rows, by L-BFGS (Liu and Nocedal, 1989).
 
     Minimises ``sum of cross-entropies + |W|^2 / 2``; the biases are free, as in scikit-learn, whose ``C`` is 1 here.
+    With ``several``, each class is a regression of its own: yes or no.
     """
 
-    def __init__(self, classes: int, *, steps: int = 100) -> None:
-        self.classes, self.steps = classes, steps
+    def __init__(self, classes: int, *, several: bool = False, steps: int = 100) -> None:
+        self.classes, self.several, self.steps = classes, several, steps
         self.weights = np.zeros((1, classes))
         self.bias = np.zeros(classes)
 
     def fit(self, rows: Sequence[SparseRow], target: np.ndarray) -> LogisticRegression:
-        """Learn from sparse rows and the class of each, (n,)."""
+        """Learn from sparse rows and the class of each, (n,); with ``several``, whether it is of each class, (n,
+        classes).
+        """
         row, column, value = _coordinates(rows)
         width = int(column.max(initial=0)) + 1
-        onehot = np.eye(self.classes)[target]
+        wanted = target if self.several else np.eye(self.classes)[target]
 
         def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
             weights, bias = theta[:-1], theta[-1]
             scores = _times(row, column, value, weights, len(rows)) + bias
-            scores -= scores.max(1, keepdims=True)
-            log_p = scores - np.log(np.exp(scores).sum(1, keepdims=True))
-            error = np.exp(log_p) - onehot
+            if self.several:
+                error = 0.5 + 0.5 * np.tanh(scores / 2) - wanted
+                loss = (np.logaddexp(0, scores) - scores * wanted).sum()
+            else:
+                scores -= scores.max(1, keepdims=True)
+                log_p = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+                error = np.exp(log_p) - wanted
+                loss = -(log_p * wanted).sum()
             gradient = np.vstack([_times(column, row, value, error, width) + weights, error.sum(0)])
-            return float((weights**2).sum() / 2 - (log_p * onehot).sum()), gradient
+            return float((weights**2).sum() / 2 + loss), gradient
 
         theta = _lbfgs(loss, np.zeros((width + 1, self.classes)), self.steps)
         self.weights, self.bias = theta[:-1], theta[-1]

@@ -48,6 +48,27 @@ def f1(
     seen = np.union1d(gold, predicted)
     classes = [positive] if average == "binary" else list(seen if labels is None else labels)
     counts = np.array([_counts(gold, predicted, label) for label in classes], dtype=float).reshape(-1, 3)
+    return _f1(counts, classes, average)
+
+
+def f1_of_sets(
+    gold: Sequence[Sequence[str]],
+    predicted: Sequence[Sequence[str]],
+    labels: Sequence[str],
+    *,
+    average: Literal["macro", "micro"],
+) -> float:
+    """As :func:`f1`, where an entry has any number of ``labels``."""
+    if len(gold) != len(predicted):
+        raise DataError(f"{len(predicted)} predictions for {len(gold)} examples; give those of the same file")
+    sides = ([[label in one for label in labels] for one in side] for side in (gold, predicted))
+    right, guess = (np.array(side, dtype=bool).reshape(-1, len(labels)) for side in sides)
+    counts = np.stack([(right & guess).sum(0), (~right & guess).sum(0), (right & ~guess).sum(0)], axis=1)
+    return _f1(counts.astype(float), labels, average)
+
+
+def _f1(counts: np.ndarray, classes: Sequence, average: Literal["binary", "macro", "micro"]) -> float:
+    """F1 of the ``counts`` (classes, 3) of :func:`_counts`."""
     if average == "micro":
         counts = counts.sum(0, keepdims=True)
     hits, wrong, missed = counts.T

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from encoderlab.tasks.data.examples import Remarks, Text
 from encoderlab.tasks.data.readers.common import (
@@ -32,6 +33,7 @@ class Columns(Layout):
         id: None takes the number of the row in the file, from 0.
         quoted: of a tab-separated file, see :func:`encoderlab.tasks.data.records.table`.
         only: a column and its value in the rows that are read.
+        several: what stands between the labels in a cell that holds several; ``"[]"`` for a list of JSON.
     """
 
     text: str
@@ -40,6 +42,7 @@ class Columns(Layout):
     id: str | None = None
     quoted: bool | None = None
     only: tuple[str, str] | None = None
+    several: str | None = None
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -76,9 +79,28 @@ class Columns(Layout):
                 id=id_of(record, self.id, remarks),
                 text=text,
                 pair=pair,
-                label=label_of(record.fields.get(self.label)) if self.label is not None else None,
+                label=None if self.label is None else _labels_of(record.fields.get(self.label), self.several),
                 row=record.row,
             )
+
+
+def _labels_of(value: Any, several: str | None) -> str | tuple[str, ...] | None:
+    """The label in a cell, or those of a list or with ``several`` (:class:`Columns`) between them."""
+    if isinstance(value, list):
+        return tuple(str(label_of(label)) for label in value if label is not None)
+    return parts_of(value, several) if several is not None and isinstance(value, str) else label_of(value)
+
+
+def parts_of(cell: str, several: str) -> tuple[str, ...]:
+    """The labels in a cell with ``several`` (:class:`Columns`) between them."""
+    if several == "[]":
+        try:
+            parts = [str(part) for part in json.loads(cell or "[]")]
+        except (TypeError, ValueError):  # a list as Python writes it
+            parts = [part.strip("\"' ") for part in cell.strip("[] ").split(",")]
+    else:
+        parts = cell.split(several)
+    return tuple(part.strip() for part in parts if part.strip())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,241 @@
+"""Multi-label classification: any number of labels, or none, for one or two texts."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.model import Model
+from encoderlab.models.base import Family
+from encoderlab.nn.encoder import States
+from encoderlab.nn.heads import ClassificationHead, TaskHead
+from encoderlab.nn.noise import Noise
+from encoderlab.objectives.base import Term
+from encoderlab.tasks.data.examples import Example, Remarks, Split, Text, labels_of
+from encoderlab.tasks.data.readers import Columns, Layout
+from encoderlab.tasks.data.readers.texts import parts_of
+from encoderlab.tasks.forms.base import FormSettings, Predictions, Scores, label_at
+from encoderlab.tasks.forms.batching import Item, TaskBatch
+from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of
+from encoderlab.tasks.scoring import metrics
+from encoderlab.tasks.scoring.baselines import bags_of_words, most_frequent_labels
+
+if TYPE_CHECKING:
+    from encoderlab.tasks.data.task import Task
+
+SEPARATORS = ("|", ";", ",")  # of labels in one cell, the plainest first
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiLabelSettings(TextSettings):
+    """Settings of multi-label classification."""
+
+    kind: Literal["multilabel"] = "multilabel"
+
+
+class MultiLabelForm(TextForm):
+    """Binary cross-entropy of every label, the mean over texts and labels.
+
+        loss = -sum over labels of y log sigmoid(s) + (1 - y) log(1 - sigmoid(s))        (nats; ln 2 per label at first)
+
+    A label is predicted where its probability, sigmoid(s), exceeds one threshold for all labels, 0.5 until it is chosen
+    on the development set.
+    """
+
+    name = "multilabel"
+    description = "any number of labels for one or two texts"
+    settings_type = MultiLabelSettings
+    metrics = ("micro_f1", "macro_f1", "exact")
+    baselines = {"majority": most_frequent_labels, "TF-IDF + logistic regression": bags_of_words}
+    labelled = True
+    collapses = True
+    threshold = 0.5
+
+    # Data
+
+    @classmethod
+    def recognises(cls, layout: Layout, examples: Sequence[Example]) -> bool:
+        """Whether labels are lists, or cells with a separator, most of whose parts also occur in other cells."""
+        if any(isinstance(example.reference, tuple) for example in examples):
+            return True
+        cells = {label.strip() for example in examples for label in example.labels}
+        separator = _separator(cells)
+        if separator is None or separator == ",":  # commas occur in the names of classes
+            return False
+        cells_of = Counter(part for cell in cells for part in set(parts_of(cell, separator)))
+        return separator == "[]" or 2 * sum(count > 1 for count in cells_of.values()) > len(cells_of)
+
+    @classmethod
+    def inferred(cls, layout: Layout, examples: Sequence[Any]) -> tuple[Layout, tuple[str, ...], str]:
+        cells = {label.strip() for example in examples for label in example.labels}
+        lists = any(isinstance(example.reference, tuple) for example in examples)
+        separator = None if lists else _separator(cells)
+        if not isinstance(layout, Columns) or separator is None:
+            return layout, cls.metrics, ""
+        said = "labels are lists" if separator == "[]" else f"labels with {separator!r} between them"
+        return replace(layout, several=separator), cls.metrics, said
+
+    @classmethod
+    def checked(cls, task: Task, example: Example, place: str, remarks: Remarks) -> Example:
+        assert isinstance(example, Text)
+        if example.label is None:
+            return example
+        given = example.label if isinstance(example.label, tuple) else (str(example.label),)
+        labels = (_parsed(task, label.strip(), place) for label in given if label.strip())
+        return replace(example, label=tuple(dict.fromkeys(labels)))
+
+    @classmethod
+    def unlabelled(cls, task: Task, examples: Sequence[Any]) -> tuple[list[Example], str] | None:
+        if any(example.label for example in examples):
+            return None
+        return [replace(example, label=None) for example in examples], "no text has a label"
+
+    @classmethod
+    def completed(cls, task: Task, train: Split) -> Task:
+        if task.labels is not None:
+            return task
+        labels = labels_of(train.examples)
+        if not labels:
+            raise DataError(f"{', '.join(train.files)}: no text has a label; training needs at least one")
+        return replace(task, labels=labels, indices=False)
+
+    @classmethod
+    def fits(cls, model: Model) -> bool:
+        return isinstance(model.task, ClassificationHead) and model.task.config.several
+
+    # Scores
+
+    @classmethod
+    def measures(cls, task: Task, examples: Sequence[Any], predictions: Sequence[Any]) -> Scores:
+        gold = [label_of(example) for example in examples]
+        labels = task.labels or tuple(sorted({label for one in (*gold, *predictions) for label in one}))
+        exact = np.mean([set(one) == set(guess) for one, guess in zip(gold, predictions, strict=True)])
+        scores = {
+            f"{average}_f1": metrics.f1_of_sets(gold, predictions, labels, average=average)
+            for average in ("micro", "macro")
+        }
+        return scores | {"exact": float(exact)}
+
+    # Encoding and losses
+
+    def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
+        super().__init__(task, tokenizer, settings)
+        self.index = {label: i for i, label in enumerate(task.labels or ())}
+
+    def head(self, family: Family, model: Model) -> TaskHead:
+        if not self.index:
+            raise ConfigError(f"task {self.task.name!r} has no labels yet; take them from training data (completed)")
+        return replace(family.classification, labels=len(self.index), several=True)
+
+    def _target(self, example: Text) -> list[float]:
+        if example.label is None:
+            return [float("nan")] * len(self.index)
+        return [float(label in example.labels) for label in self.index]
+
+    def _known(self, batch: TaskBatch) -> Tensor:
+        return batch.labels["target"][batch.sequences()].isfinite().all(-1)
+
+    def counts(self, batch: TaskBatch) -> dict[str, int]:
+        return {self.name: int(self._known(batch).sum()) * len(self.index)}
+
+    def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
+        scores, target = self.known_scores(model, states, batch, noise)
+        loss = F.binary_cross_entropy_with_logits(scores.float(), target, reduction="sum")
+        return {self.name: Term(loss, target.numel(), hits=((scores > 0) == (target > 0)).sum())}
+
+    # Comparing models: every label by itself
+
+    def divergence(self, first: Tensor, second: Tensor) -> Tensor:
+        return _crossed(second, first.detach()) + _crossed(first, second.detach())
+
+    def imitation(self, scores: Tensor, wanted: Tensor, temperature: float, weight: float) -> Term:
+        """``T^2 KL(sigmoid(wanted / T) || sigmoid(scores / T))``."""
+        ours, theirs = scores / temperature, wanted / temperature
+        loss = (_crossed(ours, theirs) - _crossed(theirs, theirs)) * temperature**2
+        return Term(loss, scores.numel(), weight, ((scores > 0) == (wanted > 0)).sum())
+
+    # Predictions
+
+    def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Any]) -> Predictions:
+        names, values, details = tuple(self.index), [], []
+        for scores in outputs:
+            probability = 1 / (1 + np.exp(-np.asarray(scores, dtype=np.float64)))
+            values.append(tuple(names[i] for i in np.flatnonzero(probability > self.threshold)))
+            details.append({"probabilities": probability})
+        return Predictions(values=values, details=details, threshold=self.threshold)
+
+    def choose_threshold(self, examples: Sequence[Example], found: Predictions) -> str:
+        gold = [example.labels for example in examples]
+        wanted = np.array([[label in labels for label in self.index] for labels in gold])
+        self.threshold = best_threshold(np.array([detail["probabilities"] for detail in found.details]), wanted)
+        return f"a label is given where its probability is above {self.threshold:.4f}, chosen on dev"
+
+    # Ensembles
+
+    def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
+        means = (
+            np.mean([1 / (1 + np.exp(-np.asarray(one, dtype=np.float64))) for one in item], axis=0)
+            for item in zip(*outputs, strict=True)
+        )
+        return [np.log(mean) - np.log1p(-mean) for mean in (np.clip(mean, 1e-300, 1 - 1e-16) for mean in means)]
+
+    def together(
+        self,
+        items: Sequence[Sequence[Item]],
+        outputs: Sequence[Sequence[Any]],
+        own: Sequence[Predictions],
+        examples: Sequence[Example],
+    ) -> Predictions:
+        form = copy.copy(self)
+        form.threshold = float(np.mean([one.threshold for one in own]))
+        return form.decode(items[0], self.average(outputs), examples)
+
+
+def best_threshold(probabilities: np.ndarray, wanted: np.ndarray) -> float:
+    """The threshold for probabilities (n, labels) with the best micro F1 of the labels that are ``wanted`` (n, labels)
+    bool: half way between two of them; of equals the one nearest to 0.5, which it is where no label is wanted.
+    """
+    order = np.argsort(-probabilities, axis=None, kind="stable")
+    ranked, right = probabilities.ravel()[order], wanted.ravel()[order]
+    f1 = 2 * np.cumsum(right) / (np.arange(1, len(order) + 1) + max(right.sum(), 1))
+    places = (ranked + np.append(ranked[1:], 0.0)) / 2  # just below each probability
+    distinct = ranked > np.append(ranked[1:], -1.0)  # equal ones are given together
+    best = np.flatnonzero(distinct & (f1 == f1[distinct].max()))
+    if not right.any():
+        return 0.5
+    return float(min(places[best], key=lambda place: abs(place - 0.5)))
+
+
+def _crossed(scores: Tensor, wanted: Tensor) -> Tensor:
+    """The cross-entropy of the labels' probabilities under the scores ``wanted``, summed."""
+    return F.binary_cross_entropy_with_logits(scores, wanted.sigmoid(), reduction="sum")
+
+
+def _separator(cells: set[str]) -> str | None:
+    """What stands between the labels of a cell: ``"[]"`` for lists of JSON; None if every cell holds one label."""
+    full = [cell for cell in cells if cell]
+    if full and all(cell.startswith("[") and cell.endswith("]") for cell in full):
+        return "[]"
+    return next((mark for mark in SEPARATORS if any(mark in cell for cell in full)), None)
+
+
+def _parsed(task: Task, raw: str, place: str) -> str:
+    """The label that is written in the file by its name or its index.
+
+    Raises:
+        DataError: none of the task's labels.
+    """
+    if task.labels is None or raw in task.labels:
+        return raw
+    if (named := label_at(task, raw)) is not None:
+        return named
+    raise DataError(f"{place}: label {raw!r} is none of {', '.join(task.labels[:20])}; correct the row or the task")
