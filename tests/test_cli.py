@@ -120,6 +120,9 @@ def test_what_is_missing_is_named(words, expected, capsys):
         (OutOfMemory("batch 64 does not fit; 32 does"), 5),
         (MemoryError(), 5),
         (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried ..."), 5),
+        (RuntimeError("can't start new thread"), 5),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), 5),
+        (RuntimeError("std::bad_alloc"), 5),
         (Diverged("loss nan at step 3"), 6),
         (Stopped("stopped at step 5; run again to resume"), 75),
         (KeyboardInterrupt(), 130),
@@ -206,6 +209,24 @@ def test_a_closed_pipe_ends_quietly():
         assert done.stderr == "" and done.returncode == 141
 
 
+@pytest.mark.parametrize(
+    ("streams", "code"),
+    [(">/dev/full", 3), (">&-", 0), (">/dev/null 2>&-", 0), ("--json >/dev/full", 3), ("--json 2>/dev/full", 3)],
+)
+def test_output_that_is_full_or_closed_is_no_bug(streams, code):
+    command = f"{sys.executable} -m encoderlab describe bert-tiny {streams}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == code and "Traceback" not in done.stderr and "bug" not in done.stderr
+    last = done.stderr.splitlines()[-1:]
+    assert ("error: No space left on device" in "".join(last)) == (code == 3 and "2>" not in streams)
+
+
+def test_a_shell_without_memory_is_one_line():
+    command = f"ulimit -v 900000; {sys.executable} -m encoderlab describe bert-tiny"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 5 and done.stderr.startswith("error: out of memory: this shell allows 879 MB (ulimit -v)")
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_names_that_the_output_cannot_hold_are_escaped(encoding):
     name = b"\xfc" + "ü😀".encode()
@@ -248,7 +269,7 @@ def test_precedence_is_defaults_recipe_file_environment_command_line(tmp_path, m
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("optim.lrr=1", "'optim.lrr'; did you mean 'lr'?"),
+        ("optim.lrr=1", "'optim.lrr'; did you mean 'optim.lr'?"),
         ("sed=1", "did you mean 'seed'?"),
         ("seed", "expected path=value"),
     ],
@@ -261,7 +282,7 @@ def test_a_wrong_assignment_is_explained(assignment, message):
 def test_a_wrong_key_in_a_file_names_the_file(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("optim: {wramup: 1}")
-    with pytest.raises(ConfigError, match=r"mine.yaml: unknown key 'optim.wramup'; did you mean 'warmup'\?"):
+    with pytest.raises(ConfigError, match=r"mine.yaml: unknown key 'optim.wramup'; did you mean 'optim.warmup'\?"):
         settings.resolve(Example(), files=[path])
 
 
@@ -272,6 +293,12 @@ def test_variables_of_the_package_are_no_fields(monkeypatch):
     package = Path(files.__file__).parent
     read = {name for path in package.rglob("*.py") for name in re.findall(r"ENCODERLAB_[A-Z]\w+", path.read_text())}
     assert read <= {*VARIABLES, "ENCODERLAB_A__B", "ENCODERLAB_OPTIM__LR"}, "a variable that would be taken for a field"
+
+
+def test_a_wrong_variable_of_the_package_is_refused(monkeypatch, capsys):
+    monkeypatch.setenv("ENCODERLAB_KERNELS", "banana")
+    assert cli.main(["describe", "bert-tiny"]) == 2
+    assert "ENCODERLAB_KERNELS is 'banana'; set it to off" in capsys.readouterr().err
 
 
 def test_a_wrong_key_in_the_environment_is_named(monkeypatch):

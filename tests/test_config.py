@@ -61,8 +61,9 @@ class Drawing:
 
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
+whole = st.integers(-(2**63) + 1, 2**63 - 1)
 shapes = st.builds(Circle, radius=numbers) | st.builds(
-    Square, side=st.integers(-9, 9), corners=st.lists(st.integers(), max_size=3).map(tuple)
+    Square, side=st.integers(-9, 9), corners=st.lists(whole, max_size=3).map(tuple)
 )
 drawings = st.builds(
     Drawing,
@@ -75,7 +76,7 @@ drawings = st.builds(
     hole=st.none() | shapes,
     pen=st.none() | st.builds(Pen, kind=st.sampled_from(["ink", "lead"]), width=st.none() | numbers),
     layers=st.lists(shapes, max_size=3).map(tuple),
-    options=st.lists(st.tuples(st.integers(), numbers), max_size=2).map(tuple),
+    options=st.lists(st.tuples(whole, numbers), max_size=2).map(tuple),
 )
 
 
@@ -154,14 +155,17 @@ def test_a_choice_is_made_by_its_kind() -> None:
     ("assignments", "message"),
     [
         ({"titel": "x"}, "--set: unknown key 'titel'; did you mean 'title'?"),
-        ({"shape.radios": 1}, "--set: unknown key 'shape.radios'; did you mean 'radius'?"),
+        ({"shape.radios": 1}, "--set: unknown key 'shape.radios'; did you mean 'shape.radius'?"),
         ({"radius": 1}, "--set: unknown key 'radius'; did you mean 'shape.radius'?"),
         ({"shape.side": 1}, "--set: unknown key 'shape.side'; choose from: kind, radius"),
         ({"shape.kind": "cirle"}, "--set: shape has unknown kind 'cirle'; did you mean 'circle'?"),
         ({"shape.kind": "[circle]"}, "--set: shape has unknown kind ['circle']; did you mean 'circle'?"),
         ({"shape": {"kind": {"a": 1}}, "shape.radius": 1}, "--set: shape has unknown kind {'a': 1}; choose from: "),
         ({"hole.radius": 1}, "--set: hole names no kind; choose from: circle, square"),
-        ({"layers": [{"kind": "circle", "radios": 1}]}, "unknown key 'layers.0.radios'; did you mean 'radius'?"),
+        (
+            {"layers": [{"kind": "circle", "radios": 1}]},
+            "unknown key 'layers.0.radios'; did you mean 'layers.0.radius'?",
+        ),
         ({"layers.0.radius": 1}, "--set: unknown key 'layers.0'; nothing lies below it"),
         ({"layers": [], "layers.²": 1}, "--set: unknown key 'layers.²'; nothing lies below it"),
         ({"pages.first": 1}, "--set: unknown key 'pages.first'; nothing lies below it"),
@@ -210,7 +214,15 @@ def test_the_place_is_named() -> None:
         ("a.yaml", "a: 1\nb: c: d", "not valid YAML, line 2: mapping values are not allowed here; correct it$"),
         ("a.yaml", "a: 2001-99-99", r"not valid YAML: month must be in 1..12; correct it$"),
         ("a.json", '{"a": 1,\n"b" 2}', "not valid JSON, line 2: Expecting ':' delimiter; correct it$"),
-        ("a.json", "\udcff", "byte 0 is no UTF-8; save the file as UTF-8"),
+        ("a.yaml", "a: 1\nb: 2\na: 3", "not valid YAML, line 1: key 'a' is there 2 times; correct it$"),
+        ("a.yaml", "a: {b: 1, 'b': 2}", "key 'b' is there 2 times"),
+        ("a.json", '{"a": {"b": 1, "b": 1}}', "not valid JSON: key 'b' is there 2 times; correct it$"),
+        ("a.yaml", "a: &a [*a]", "not valid YAML: values lie more than 100 deep, or within themselves"),
+        ("a.yaml", "a: " + "[" * 3000, "is nested too deeply"),
+        ("a.json", '{"a": ' + "[" * 100_000, "is nested too deeply|not valid JSON"),
+        ("a.json", '{"a": ' + "[" * 101 + "]" * 101 + "}", "values lie more than 100 deep"),
+        ("a.json", '{"a": "' + "x" * (1 << 20) + '"}', "is longer than 1 MB"),
+        ("a.json", "\udcff", "byte 0 is not UTF-8; save the file as UTF-8"),
     ],
 )
 def test_files(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -224,6 +236,34 @@ def test_files(tmp_path: Path, name: str, text: str, message: str) -> None:
     assert read_file(path) in ({}, {"a": {"b": 1.5}})
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert read_file(path) in ({}, {"a": {"b": 1.5}})
+
+
+def _bomb(inner: str, outer: str) -> str:
+    """Ten levels, each of which names the one before ten times: 10^10 parts."""
+    levels = "".join(f"l{n}: &l{n} " + outer % ", ".join([f"*l{n - 1}"] * 10) + "\n" for n in range(1, 11))
+    return f"l0: &l0 {inner}\n{levels}"
+
+
+@pytest.mark.parametrize("text", [_bomb("x", "[%s]"), _bomb("[x]", "{a: [%s]}")])
+def test_aliases_that_multiply_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bomb.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="more than 100,000 values, repeated ones included"):
+        read_file(path)
+
+
+def test_merged_keys_give_way_and_do_not_multiply(tmp_path: Path) -> None:
+    path = tmp_path / "merged.yaml"
+    path.write_text("base: &base {lr: 1, steps: 2}\noptim: {<<: *base, lr: 3}\n")
+    assert read_file(path)["optim"] == {"lr": 3, "steps": 2}
+    path.write_text(_bomb("{x: 1}", "{<<: [%s]}"))
+    assert read_file(path)["l10"] == {"x": 1}
+
+
+def test_numbers_beyond_64_bits_are_refused() -> None:
+    for text in (str(2**63), str(-(2**70)), "1" * 4000):
+        with pytest.raises(ConfigError, match=r"--set: pages \d+.*does not fit 64 bits|pages -\d+ does not fit"):
+            override(Drawing(title="a"), {"pages": text})
 
 
 def test_another_kind_says_which_namesakes_it_resets(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,9 @@ Exit codes: 0 done; 1 bug; 2 usage or configuration; 3 data; 4 a missing optiona
 
 from __future__ import annotations
 
+import contextlib
 import json as jsonlib
+import math
 import os
 import sys
 import traceback
@@ -22,7 +24,10 @@ from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter,
 from encoderlab import __version__
 from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError, DataError, EncoderlabError, OutOfMemory, nearest
-from encoderlab.files import finite
+from encoderlab.files import finite, kernels_wanted
+
+NO_MEMORY = ("out of memory", "allocate memory", "std::bad_alloc", "failed to map segment", "can't start new thread")
+LEAST_MEMORY = 5 << 28  # bytes of address space; with less, torch or Python end the process on their own
 
 DATA, TRAIN, USE, STUDY = "Data", "Train", "Use", "Study"
 VERBS: dict[str, tuple[str, str, str]] = {  # verb: group, import string, one line
@@ -144,9 +149,16 @@ def _flow(description: Any) -> None:
 
 def main(tokens: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    _open_streams()
+    if (limit := _address_space()) < LEAST_MEMORY:
+        return _fail(
+            f"out of memory: this shell allows {limit / 2**20:.0f} MB (ulimit -v); raise it to 1280 MB or more",
+            OutOfMemory.code,
+        )
     tokens = list(sys.argv[1:] if tokens is None else tokens)
     terminal.configure(json="--json" in tokens, verbose=not {"-v", "--verbose"}.isdisjoint(tokens))
     try:
+        kernels_wanted()  # a wrong value is refused before any work
         result = make_app(tokens)(tokens)
         if terminal.json_mode() and isinstance(result, dict):
             _print_json(finite(result))
@@ -159,7 +171,7 @@ def main(tokens: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:  # the reader of our output went away, as in ``encoderlab ... | head``
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _mute()
         return 141
     except UnknownCommandError as error:
         return _fail(_unknown_verb(tokens, (error.unused_tokens or [""])[0]), ConfigError.code)
@@ -171,6 +183,34 @@ def main(tokens: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.code)
     except Exception as error:
         return _unexpected(error)
+
+
+def _address_space() -> float:
+    """Bytes of memory that this process may map; infinite where there is no limit."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return math.inf
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return math.inf if limit == resource.RLIM_INFINITY else limit
+
+
+def _open_streams() -> None:
+    """Give a process that was started without standard output or error (``>&-``) the null device for it; else the next
+    file that is opened would get its number, and its lines.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the process ends)
+
+
+def _mute() -> None:
+    """Send what is still waiting for standard output nowhere, which else would fail again when the process ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _unknown_verb(tokens: Sequence[str], word: str) -> str:
@@ -194,18 +234,26 @@ def _unexpected(error: Exception) -> int:
     if isinstance(error, OSError) and error.strerror and type(error).__module__ == "builtins":
         place = f"{error.filename}: " if error.filename else ""
         return _fail(f"{place}{error.strerror}; check the path, its permissions and the free space", DataError.code)
-    if isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text.lower():
+    if isinstance(error, MemoryError) or any(sign in text.lower() for sign in NO_MEMORY):
         return _fail(f"out of memory ({text[:200] or 'no detail'}); use a smaller batch or model", OutOfMemory.code)
     hint = "" if terminal.verbose() else "; run again with -v for the traceback"
     return _fail(f"this is a bug in encoderlab: {type(error).__name__}: {text}{hint}", 1)
 
 
 def _fail(message: str, code: int) -> int:
-    if terminal.verbose():
-        traceback.print_exc()
-    terminal.complain(message)
-    if terminal.json_mode():
-        _print_json({"error": message, "exit_code": code})
+    try:
+        if terminal.verbose():
+            traceback.print_exc()
+        terminal.complain(message)
+    except Exception:  # no memory for colours, or standard error is full
+        with contextlib.suppress(OSError):
+            os.write(2, f"error: {message}\n".encode(errors="backslashreplace"))
+    try:
+        if terminal.json_mode():
+            _print_json({"error": message, "exit_code": code})
+        sys.stdout.flush()
+    except OSError:  # so is standard output
+        _mute()
     return code
 
 

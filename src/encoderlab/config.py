@@ -15,6 +15,7 @@ import math
 import reprlib
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +26,8 @@ from pydantic import TypeAdapter, ValidationError
 from encoderlab.errors import ConfigError, nearest
 
 T = TypeVar("T")
+LARGEST_FILE = 1 << 20  # bytes of a file of settings
+MOST_VALUES, DEEPEST = 100_000, 100  # in one of them, when repeated parts are counted each time
 log = logging.getLogger(__name__)
 
 
@@ -55,6 +58,8 @@ def _read(hint: Any, data: Any, where: str, path: str = "") -> Any:
     """
     if isinstance(data, (list, tuple)):
         return [_read(_entry_hint(hint, i), item, where, f"{path}.{i}") for i, item in enumerate(data)]
+    if isinstance(data, int) and data.bit_length() > 63:
+        raise ConfigError(f"{where}: {path[1:]} {reprlib.repr(data)} does not fit 64 bits; give a smaller number")
     options = _options(hint)
     if not isinstance(data, dict) or not options:
         return data
@@ -63,7 +68,7 @@ def _read(hint: Any, data: Any, where: str, path: str = "") -> Any:
     for key, value in data.items():
         inside = f"{path}.{key}"
         if key not in hints:
-            known = _elsewhere(str(key), data, path) or nearest(str(key), hints)
+            known = _elsewhere(str(key), data, path) or nearest(str(key), hints, inside=f"{path}."[1:])
             raise ConfigError(f"{where}: unknown key {inside[1:]!r}{known}")
         values[key] = _read(hints[key], value, where, inside)
     return _validated(option, values, where, path)
@@ -205,8 +210,8 @@ def parse_value(text: str) -> Any:
         if "e" in text.lower() and not text.lower().startswith("0x"):
             return float(text)
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):  # what YAML cannot read is text
+        return _bounded(yaml.load(text, _Unique))
+    except (yaml.YAMLError, ValueError, RecursionError):  # what YAML cannot read is text
         return text
 
 
@@ -214,21 +219,72 @@ def read_file(path: Path) -> dict[str, Any]:
     """The dictionary in a JSON or YAML file.
 
     Raises:
-        ConfigError: the file cannot be read, or holds something else.
+        ConfigError: the file cannot be read, names a key twice, is too large, or holds something else.
     """
     kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
-        text = path.read_text(encoding="utf-8-sig")  # editors of Windows put a mark before the text
-        data = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
+        with path.open("rb") as file:
+            raw = file.read(LARGEST_FILE + 1)
+        if len(raw) > LARGEST_FILE:
+            raise ConfigError(f"{path}: is longer than {LARGEST_FILE >> 20} MB; give a file of settings")
+        text = raw.decode("utf-8-sig")  # editors of Windows put a mark before the text
+        data = json.loads(text, object_pairs_hook=_unique) if kind == "JSON" else yaml.load(text, _Unique)
+        data = _bounded(data)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give an existing .yaml or .json file") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is no UTF-8; save the file as UTF-8") from None
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deeply for a file of settings; correct it") from None
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: not valid {kind}{_problem(error)}; correct it") from None
     if not isinstance(data, dict):
         held = "nothing" if data is None else type(data).__name__
         raise ConfigError(f"{path}: holds {held}, expected a mapping of keys to values")
+    return data
+
+
+class _Unique(yaml.SafeLoader):
+    """YAML in which no mapping names a key twice; the usual reader would take the last one without a word."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put what ``<<`` refers to in its place; a key that comes from there gives way to the mapping's own."""
+        named = Counter((key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and (times := named[key.tag, key.value]) > 1:
+                problem = f"key {key.value!r} is there {times} times"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+        super().flatten_mapping(node)
+        last = {
+            (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key): (key, v) for key, v in node.value
+        }
+        node.value = list(last.values())  # else merges of merges grow without bound
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A mapping of JSON, in which no key is named twice."""
+    for key, times in Counter(key for key, _ in pairs).items():
+        if times > 1:
+            raise ValueError(f"key {key!r} is there {times} times")
+    return dict(pairs)
+
+
+def _bounded(data: Any) -> Any:
+    """``data``, whose size is bounded also where YAML's aliases name one part many times or inside itself.
+
+    Raises:
+        ValueError: it holds more than :data:`MOST_VALUES` values, or lies deeper than :data:`DEEPEST`.
+    """
+    waiting, count = [(data, 1)], 0
+    while waiting:
+        value, depth = waiting.pop()
+        count += 1
+        if depth > DEEPEST:
+            raise ValueError(f"values lie more than {DEEPEST} deep, or within themselves")
+        if count > MOST_VALUES:
+            raise ValueError(f"more than {MOST_VALUES:,} values, repeated ones included")
+        if isinstance(value, (dict, list, tuple)):
+            waiting += [(item, depth + 1) for item in (value.values() if isinstance(value, dict) else value)]
     return data
 
 
@@ -252,6 +308,18 @@ def check_least(config: object, least: int, *names: str) -> None:
         if value is not None and not least <= value < math.inf:
             wrong = f"below {least}" if value < least else "not finite"
             raise ConfigError(f"{name} {value} is {wrong}; give at least {least}")
+
+
+def check_most(config: object, most: int, *names: str) -> None:
+    """Refuse fields above ``most``; one that is None is not set.
+
+    Raises:
+        ConfigError: with the name of the field.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value > most:
+            raise ConfigError(f"{name} {value} is above {most:,}; give at most that")
 
 
 def check_shares(config: object, *names: str) -> None:

@@ -71,11 +71,14 @@ class Stopped(EncoderlabError):
             self.code = 128 + signal
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A clause that names the closest known name: ``"; did you mean 'width'?"``, or the choices where none is close."""
+def nearest(name: str, known: Iterable[str], *, inside: str = "") -> str:
+    """A clause that names the closest known name: ``"; did you mean 'width'?"``, or the choices where none is close.
+
+    ``inside`` is the path at which the names lie (``"encoder."``), so that the answer can be copied.
+    """
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1)
     if close:
-        return f"; did you mean {close[0]!r}?"
+        return f"; did you mean {inside + close[0]!r}?"
     shown = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
     return f"; choose from: {shown}"

@@ -25,9 +25,21 @@ _NO_LOCKS = "%s: cannot be locked (%s); let no other process write there"
 
 HOME, KERNELS = "ENCODERLAB_HOME", "ENCODERLAB_KERNELS"
 VARIABLES = (HOME, KERNELS)
-"""The environment variables of this package that are no fields of a recipe: where caches go, and ``off`` for the plain
+"""The environment variables of this package that are not fields of a recipe: where caches go, and ``off`` for the plain
 kernels (:mod:`encoderlab.nn.kernels.build`).
 """
+
+
+def kernels_wanted() -> bool:
+    """Whether ``ENCODERLAB_KERNELS`` leaves the compiled kernels on.
+
+    Raises:
+        ConfigError: it is neither ``on`` nor ``off``.
+    """
+    value = os.environ.get(KERNELS) or "on"
+    if value not in ("on", "off"):
+        raise ConfigError(f"{KERNELS} is {value!r}; set it to off for the plain kernels, or unset it")
+    return value == "on"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -43,3 +43,30 @@ def test_a_dry_run_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str]) -
     assert "FLOPs per token, without the teacher" in capsys.readouterr().out
     resolved(name="bert-tiny")
     assert "without the teacher" not in capsys.readouterr().out
+
+
+def test_a_family_cannot_be_renamed() -> None:
+    with pytest.raises(ConfigError, match="model.family 'xlnet' would rename the architecture of bert-base"):
+        resolved("model.family=xlnet")
+    with pytest.raises(ConfigError, match="generator.family 'bert' would rename"):
+        resolved("generator.family=bert", name="electra-tiny")
+    assert resolved("model.family=bert")["model"]["family"] == "bert"
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "model.encoder.layers=100000",
+        "model.encoder.width=10000000000",
+        "model.encoder.heads=10000000000",
+        "model.encoder.ff_width=10000000000",
+        "model.encoder.vocab=10000000000",
+        "model.encoder.types=10000000000",
+        "model.encoder.embed_width=10000000000",
+        "model.encoder.position.length=10000000000",
+        "model.mask_decoder=10000000000",
+    ],
+)
+def test_impossible_sizes_are_refused_at_once(assignment: str) -> None:
+    with pytest.raises(ConfigError, match="is above .*; give at most that"):
+        resolved(assignment)

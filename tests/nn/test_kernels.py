@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels, noise
 from encoderlab.nn.kernels import build, cpu, plain
 from tests.nn.twins import KEYS, TERMS, agree, masks, normal, relative
@@ -540,6 +541,9 @@ def test_double_precision_runs_the_plain_twins():
 def test_kernels_can_be_switched_off(monkeypatch):
     monkeypatch.setenv("ENCODERLAB_KERNELS", "off")
     assert build.load.__wrapped__() is None
+    monkeypatch.setenv("ENCODERLAB_KERNELS", "banana")
+    with pytest.raises(ConfigError, match="ENCODERLAB_KERNELS is 'banana'; set it to off"):
+        build.load.__wrapped__()
 
 
 def test_library_is_compiled_once_for_many_processes(tmp_path, monkeypatch):
@@ -556,8 +560,17 @@ def test_library_is_compiled_once_for_many_processes(tmp_path, monkeypatch):
 
 
 @compiled
-@pytest.mark.parametrize("left", [b"", b"\x7fELF cut short"])
-def test_a_damaged_library_is_compiled_again(left, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: b"\x7fELF cut short",
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:5000] + bytes([data[5000] ^ 1]) + data[5001:],
+    ],
+    ids=["emptied", "replaced", "cut", "flipped"],
+)
+def test_a_damaged_library_is_compiled_again(damage, tmp_path, monkeypatch):
     """As a machine leaves it that stops while it writes; ``g++`` here copies what is there already."""
     good = build.load()._name
     compiler = tmp_path / "g++"
@@ -565,7 +578,8 @@ def test_a_damaged_library_is_compiled_again(left, tmp_path, monkeypatch):
     compiler.chmod(0o755)
     monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", str(compiler))
-    build.compile_library(str(compiler)).write_bytes(left)
+    library = build.compile_library(str(compiler))
+    library.write_bytes(damage(library.read_bytes()))  # to load a part of it would end the process with SIGBUS
     library = build.load.__wrapped__()
     assert library is not None and library.encoderlab_dropout
 

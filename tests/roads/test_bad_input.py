@@ -83,7 +83,7 @@ CASES = [
     ("pretrain bert-tiny --corpus nowhere --out o", 3, "nowhere"),
     (f"pretrain bert-tiny --corpus corpus --out occupied --steps 2 {SMALL}", 2, "occupied"),
     (f"pretrain bert-tiny --corpus corpus --out run --steps 3 {SMALL} --set optim.lr=1e-5", 2, "optim.lr"),
-    ("pretrain bert-tiny --corpus corpus --out o --set optim.lrr=1", 2, "did you mean 'lr'"),
+    ("pretrain bert-tiny --corpus corpus --out o --set optim.lrr=1", 2, "did you mean 'optim.lr'"),
     ("pretrain bert-tiny --corpus corpus --out o --set optim.lr=fast", 2, "optim.lr"),
     ("pretrain bert-tiny --corpus corpus --out o --config strange.yaml", 2, "strange.yaml"),
     ("pretrain bert-tiny --corpus corpus --out o --set model.encoder.heads=3", 2, "128"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from encoderlab.errors import ConfigError, EncoderlabError, Stopped
 from encoderlab.train import loop
@@ -125,3 +126,23 @@ def test_shares_are_contiguous_and_whole(size: int, rows: int) -> None:
     spans = [World(rank, size, torch.device("cpu")).share(rows) for rank in range(size)]
     assert [row for start, stop in spans for row in range(start, stop)] == list(range(rows))
     assert max(stop - start for start, stop in spans) - min(stop - start for start, stop in spans) <= 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]: Connection reset by peer.",
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:6048",
+    ],
+)
+def test_a_process_that_is_lost_is_one_line(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*args: object) -> None:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(dist, "all_reduce", lost)
+    with pytest.raises(Stopped, match="another process of this run has ended.*run the same command again") as caught:
+        World(0, 2, torch.device("cpu")).sum([1.0])
+    assert caught.value.code == 75
+    monkeypatch.setattr(dist, "all_reduce", lambda *args: torch.zeros(2) @ torch.zeros(3))
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+        World(0, 2, torch.device("cpu")).sum([1.0])

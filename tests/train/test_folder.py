@@ -90,7 +90,7 @@ def test_a_file_of_the_run_that_cannot_be_written(file: str, tmp_path: Path) -> 
     (tmp_path / "recipe.json").write_text("{}")
     (tmp_path / file).mkdir()
     with pytest.raises(ConfigError, match="cannot be written .*choose another output folder"):
-        RunFolder(tmp_path, {}, {}).open_metrics(0)
+        RunFolder(tmp_path, {}, {}).open_metrics(0, 0, None)
     (tmp_path / file).rmdir()
     RunFolder(tmp_path, {}, {}).close()  # nobody holds it
 
@@ -137,13 +137,13 @@ def test_provenance(tmp_path: Path) -> None:
 
 def test_metrics_end_where_the_checkpoint_ends(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, {}, {})
-    folder.open_metrics(0)
+    folder.open_metrics(0, 0, None)
     folder.write_metrics({"step": 1, "loss": float("nan"), "losses": {"a": float("inf"), "b": 0.1}})
-    size = folder.metrics_size()
+    state = folder.metrics_state()
     folder.write_metrics({"step": 2})
     folder.close()
     folder = RunFolder(tmp_path, {}, {})
-    folder.open_metrics(size)
+    folder.open_metrics(1, *state.values())
     folder.write_metrics({"step": 3})
     folder.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -152,7 +152,7 @@ def test_metrics_end_where_the_checkpoint_ends(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_named_and_the_folder_let_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = RunFolder(tmp_path, {}, {})
-    folder.open_metrics(0)
+    folder.open_metrics(0, 0, None)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # as a full disk, the system refuses to write on
     try:

@@ -191,3 +191,13 @@ def test_heads_that_only_one_has_are_named(tmp_path: Path, caplog: pytest.LogCap
     made = recipe("bert-tiny")
     continued(replace(made, model=replace(made.model, pair=False, pooler=None)), tmp_path / "model")
     assert "has pair.bias, pair.weight, pooler." in caplog.text and "no use for" in caplog.text
+
+
+def test_a_vocabulary_that_is_set_is_said_to_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    made = recipe("bert-tiny")
+    size = tokenizer(made).vocab_size
+    assert fit(made, tokenizer(made)).model.encoder.vocab == size and not caplog.text
+    fit(replace(made, model=resized(made.model, vocab=size)), tokenizer(made))
+    assert not caplog.text
+    fit(replace(made, model=resized(made.model, vocab=1)), tokenizer(made))
+    assert f"model.encoder.vocab 1 has no effect, because the corpus's tokenizer has {size} ids" in caplog.text

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from encoderlab.errors import DataError, Stopped
 from encoderlab.train.recipe import Budget, Checkpoints
-from tests.train.toy import RECIPE, Rows, assert_same_run, metrics, run, start, toy_data
+from tests.train.toy import RECIPE, Rows, assert_same_run, metrics, run, start, tensors, toy_data
 
 
 @pytest.fixture(scope="session")
@@ -115,3 +118,50 @@ def test_without_a_whole_checkpoint_nothing_is_begun_anew_silently(tmp_path: Pat
     with pytest.raises(DataError, match=r"step-000003/state.json: missing.*delete .*checkpoints to begin again"):
         run(tmp_path)
     assert (tmp_path / "checkpoints" / "step-000003").is_dir()
+
+
+def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_again(
+    tmp_path: Path, whole_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Stopped):
+        run(tmp_path, session=Budget(amount=8))
+    for folder in (tmp_path / "checkpoints").glob("step-*"):
+        shutil.rmtree(folder)
+    with pytest.raises(DataError, match=r"latest: the checkpoint that it points to is gone"):
+        run(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    capsys.readouterr()
+    run(tmp_path)
+    assert "has no checkpoint to resume from; it begins again at step 0" in capsys.readouterr().err
+    assert_same_run(tmp_path, whole_run, 24)
+
+
+@pytest.mark.parametrize(
+    ("damage", "kept"),
+    [
+        (lambda lines: b"".join(lines)[:-7], slice(None, -1)),
+        (lambda lines: b"".join([lines[0], lines[1][:20], *lines[2:]]), [0, *range(3, 6)]),
+        (lambda lines: b"".join([*lines[:2], b"\n", *lines[2:]]), slice(None)),
+        (lambda lines: b"", []),
+    ],
+    ids=["cut at the end", "cut inside", "a line too many", "emptied"],
+)
+def test_damaged_metrics_are_repaired_and_named(
+    damage: Callable[[list[bytes]], bytes],
+    kept: slice | list[int],
+    tmp_path: Path,
+    whole_run: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(Stopped):
+        run(tmp_path, session=Budget(amount=16))
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    whole = metrics(tmp_path)
+    path.write_bytes(damage(lines))
+    run(tmp_path)
+    assert f"{path} is not as the checkpoint left it" in caplog.text
+    expected = whole[kept] if isinstance(kept, slice) else [whole[i] for i in kept]
+    assert metrics(tmp_path) == expected + metrics(whole_run)[len(whole) :]
+    left, right = (tensors(out / "checkpoints" / "step-000024") for out in (tmp_path, whole_run))
+    assert all(torch.equal(tensor, right[name]) for name, tensor in left.items())

@@ -86,6 +86,7 @@ def pretrain(
     budget = _budget({"steps": steps, "tokens": tokens, "flops": flops, "hours": hours})
     scaled = published if budget is None else _with_budget(published, budget)
     recipe = settings.resolve(scaled, files=config or (), assignments=set_ or ())
+    _check_family(published, recipe)
     if budget is not None:
         recipe = replace(recipe, budget=budget)
     if recipe.schedule.warmup == scaled.schedule.warmup != published.schedule.warmup:
@@ -125,6 +126,17 @@ def pretrain(
         "seconds": outcome.seconds,
         "validation": dict(outcome.metrics),
     }
+
+
+def _check_family(published: Recipe, recipe: Recipe) -> None:
+    """Refuse another name for the family: it says how weights are written for other libraries, and changes no part."""
+    for network in ("model", "generator"):
+        before, now = getattr(published, network), getattr(recipe, network)
+        if before is not None and now is not None and before.family != now.family:
+            raise ConfigError(
+                f"{network}.family {now.family!r} would rename the architecture of {published.name} and change "
+                f"nothing in it; take a recipe of {now.family} (pretrain --list), or leave the field out"
+            )
 
 
 def _budget(given: Mapping[str, float | None]) -> Budget | None:

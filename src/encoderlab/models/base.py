@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from encoderlab.config import check_least
+from encoderlab.config import check_least, check_most
 from encoderlab.errors import ConfigError
 from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.nn.heads import LM, RTD, Classification, Pooler, Span, Tagging, TaskHead
+from encoderlab.nn.positions import LONGEST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_least(self, 0, "mask_decoder")
+        check_most(self, LONGEST, "mask_decoder")
         if self.pair and self.pooler is None:
             raise ConfigError(
                 "the pair head reads the pooled vector, and there is no pooler; set pooler to {}, or pair to false"

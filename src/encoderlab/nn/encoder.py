@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from encoderlab.config import check_least, check_shares
+from encoderlab.config import check_least, check_most, check_shares
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
 from encoderlab.nn.attention import Attention, Biases, Keyed
@@ -77,6 +77,9 @@ class Sharing:
     def whole(self) -> bool:
         """Whether layers of a group have all weights in common."""
         return len(self.parts) == 2
+
+
+MOST_LAYERS, WIDEST, MOST_TOKENS = 1000, 1 << 17, 1 << 27  # ten times and more beyond what was ever published
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +166,9 @@ class EncoderConfig:
         check_least(self, 0, "types", "eps", "init_std")
         check_shares(self, "dropout", "embed_dropout", "attention_dropout", "ff_dropout", "ff_output_dropout")
         check_shares(self, "output_dropout")
+        check_most(self, MOST_LAYERS, "layers")
+        check_most(self, WIDEST, "width", "heads", "head_width", "ff_width", "ff_groups", "embed_width", "types")
+        check_most(self, MOST_TOKENS, "vocab")
         if self.head_width is None and self.width % self.heads:
             choices = [n for n in range(1, self.width + 1) if self.width % n == 0]
             raise ConfigError(

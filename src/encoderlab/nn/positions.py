@@ -19,11 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from encoderlab.config import check_least
+from encoderlab.config import check_least, check_most
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels, noise
 from encoderlab.nn.kernels import Relative
 from encoderlab.nn.kernels.plain import chosen_per_head, per_head, segment_scores, skew
+
+LONGEST = 1 << 24  # tokens of a row, and distances within it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class Absolute:
     def __post_init__(self) -> None:
         check_least(self, 1, "length")
         check_least(self, 0, "offset")
+        check_most(self, LONGEST, "length", "offset")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,7 @@ class RelativeShift:
 
     def __post_init__(self) -> None:
         check_least(self, 0, "clamp")
+        check_most(self, LONGEST, "clamp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +81,7 @@ class Shaw:
 
     def __post_init__(self) -> None:
         check_least(self, 1, "span")
+        check_most(self, LONGEST, "span")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +112,7 @@ class Disentangled:
     def __post_init__(self) -> None:
         check_least(self, 1, "span")
         check_least(self, 0, "input_positions")
+        check_most(self, LONGEST, "span", "input_positions")
         if not self.terms or len(set(self.terms)) != len(self.terms):
             raise ConfigError(f"disentangled terms {list(self.terms)} must name c2p, p2c or both, each once")
         if self.buckets is not None and not 1 <= self.buckets // 2 < self.span:

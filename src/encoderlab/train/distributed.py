@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from encoderlab.errors import ConfigError, EncoderlabError
+from encoderlab.errors import ConfigError, EncoderlabError, Stopped
 from encoderlab.nn.encoder import Encoder
 
 
@@ -44,7 +44,8 @@ class World:
         if self.size == 1:
             return list(values)
         message = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(message)
+        with company():
+            dist.all_reduce(message)
         return message.tolist()
 
     def agree(self, decide: Callable[[], float]) -> float:
@@ -82,6 +83,37 @@ class World:
     def share(self, rows: int) -> tuple[int, int]:
         """First row and end of this process's contiguous part of a batch."""
         return rows * self.rank // self.size, rows * (self.rank + 1) // self.size
+
+
+LOST = (
+    "connection reset",
+    "connection closed",
+    "connection refused",
+    "broken pipe",
+    "read error",
+    "write error",
+    "timed out",
+)
+
+
+@contextlib.contextmanager
+def company() -> Iterator[None]:
+    """What is inside needs the other processes; where one of them has gone, the error says that rather than how gloo or
+    NCCL noticed.
+
+    Raises:
+        Stopped: the run goes on from its last checkpoint.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).lower()
+        if not (isinstance(error, dist.DistError) or "gloo" in text and any(sign in text for sign in LOST)):
+            raise
+        raise Stopped(
+            "another process of this run has ended or cannot be reached; its own message says why; run the same "
+            "command again to resume from the last checkpoint"
+        ) from None
 
 
 def join(device: Literal["auto", "cpu", "cuda"] = "auto") -> World:

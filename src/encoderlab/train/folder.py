@@ -4,6 +4,7 @@ came from.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import logging
@@ -22,7 +23,7 @@ from encoderlab.corpus.manifest import TOKENIZER
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.corpus.workers import cores
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import finite, locked, write_json
+from encoderlab.files import finite, locked, write_bytes, write_json
 
 log = logging.getLogger(__name__)
 _PACKAGE = logging.getLogger("encoderlab")  # where the lines of every module pass, and so what a run.log holds
@@ -106,21 +107,37 @@ class RunFolder:
         except OSError as error:
             raise _unwritable(self.path / TOKENIZER, error) from None
 
-    def open_metrics(self, size: int) -> None:
-        """Continue ``metrics.jsonl`` after its first ``size`` bytes: what an interrupted session wrote beyond its
-        checkpoint goes.
+    def open_metrics(self, step: int, size: int, digest: str | None) -> None:
+        """Continue ``metrics.jsonl`` after its first ``size`` bytes, which a checkpoint of ``step`` was written after:
+        what an interrupted session wrote beyond it goes. Where their SHA-256 is not ``digest``, the whole lines up to
+        that step stay, and a warning says so.
 
         Raises:
             ConfigError: the file cannot be written.
         """
+        path = self.path / METRICS
         try:
-            self._metrics = (self.path / METRICS).open("ab")
+            with path.open("a+b") as file:
+                file.seek(0)
+                kept = file.read(size)
+            self._hash = hashlib.sha256(kept)
+            if len(kept) < size or kept[-1:] not in (b"", b"\n") or digest not in (None, self._hash.hexdigest()):
+                lines = path.read_bytes().splitlines(keepends=True)
+                whole = [line for line in lines if _is_metrics(line, step)]
+                log.warning(
+                    "%s is not as the checkpoint left it: %d whole lines are kept, %d cut or broken ones are dropped",
+                    path,
+                    len(whole),
+                    len(lines) - len(whole),
+                )
+                kept = b"".join(whole)
+                write_bytes(path, kept)
+                self._hash = hashlib.sha256(kept)
+            self._metrics = path.open("ab")
+            self._metrics.truncate(len(kept))
+            self._metrics.seek(0, os.SEEK_END)
         except OSError as error:
-            raise _unwritable(self.path / METRICS, error) from None
-        if self._metrics.tell() < size:
-            log.warning("%s is shorter than the checkpoint says; some lines of it are lost", METRICS)
-        self._metrics.truncate(min(size, self._metrics.tell()))
-        self._metrics.seek(0, os.SEEK_END)
+            raise _unwritable(path, error) from None
 
     def write_metrics(self, line: Mapping[str, Any]) -> None:
         """Append one JSON object; numbers that are not finite are written as null.
@@ -129,19 +146,21 @@ class RunFolder:
             DataError: the disk is full.
         """
         assert self._metrics is not None
+        text = json.dumps(finite(line), allow_nan=False).encode() + b"\n"
         try:
-            self._metrics.write(json.dumps(finite(line), allow_nan=False).encode() + b"\n")
+            self._metrics.write(text)
             self._metrics.flush()
         except OSError as error:
             raise DataError(
                 f"{self.path / METRICS}: could not be written ({error.strerror}); make room and run again to resume"
             ) from None
+        self._hash.update(text)
 
-    def metrics_size(self) -> int:
-        """Bytes of metrics so far, all of them on disk."""
+    def metrics_state(self) -> dict[str, Any]:
+        """Bytes of metrics so far, all of them on disk, and their SHA-256, as :meth:`open_metrics` asks for them."""
         assert self._metrics is not None
         os.fsync(self._metrics.fileno())
-        return self._metrics.tell()
+        return {"metrics_bytes": self._metrics.tell(), "metrics_sha256": self._hash.hexdigest()}
 
     def close(self) -> None:
         if self._metrics is not None:
@@ -151,6 +170,15 @@ class RunFolder:
         with suppress(OSError):
             self._handler.close()
         self._lock.close()
+
+
+def _is_metrics(line: bytes, step: int) -> bool:
+    """Whether ``line`` is one whole line of metrics, of a step up to ``step``."""
+    try:
+        data = json.loads(line)
+        return line.endswith(b"\n") and "split" in data and data["step"] <= step
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:
@@ -178,7 +206,7 @@ def read(path: Path) -> dict[str, Any]:
     """A JSON object of a run folder."""
     try:
         return dict(json.loads(path.read_bytes()))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise ConfigError(f"{path}: not a JSON object; restore the file, or choose another output folder") from None
 
 

@@ -29,10 +29,10 @@ class Journal:
         self.watch = Watch(config.to_dict(recipe))
         self.board: Board | None = None
 
-    def resume(self, step: int, size: int) -> None:
-        """Begin to write, after ``step`` and the first ``size`` bytes of metrics."""
+    def resume(self, step: int, size: int = 0, digest: str | None = None) -> None:
+        """Begin to write after ``step``, as :meth:`RunFolder.open_metrics` says."""
         if self.folder is not None:
-            self.folder.open_metrics(size)
+            self.folder.open_metrics(step, size, digest)
             self.board = Board(self.folder.path, step) if self.wants_board else None
 
     def write(self, line: Mapping[str, Any]) -> None:

@@ -26,9 +26,9 @@ from encoderlab.objectives.base import Objective
 from encoderlab.train import checkpoint
 from encoderlab.train.checkpoint import Snapshot
 from encoderlab.train.data import Data, Feed
-from encoderlab.train.distributed import join
+from encoderlab.train.distributed import company, join
 from encoderlab.train.engine import Engine
-from encoderlab.train.folder import RunFolder
+from encoderlab.train.folder import METRICS, RunFolder
 from encoderlab.train.journal import SHOWN, Journal
 from encoderlab.train.precision import caution
 from encoderlab.train.progress import facts
@@ -71,7 +71,7 @@ def train(
         Stopped: by SIGINT, SIGTERM or the end of ``session``, after a checkpoint; its code is 130, 143 or 75.
         Diverged, OutOfMemory, ConfigError, DataError: see the messages; earlier checkpoints are intact.
     """
-    with contextlib.ExitStack() as stack:
+    with company(), contextlib.ExitStack() as stack:
         return _Run(objective, recipe, data, out, session, peak, stack).finish()
 
 
@@ -421,7 +421,7 @@ class _Run:
                 "engine": engine.counters(),
                 "window": totals,
                 "validation": self.validation,
-                "metrics_bytes": self.folder.metrics_size(),
+                **self.folder.metrics_state(),
                 "processes": self.world.size,
             }
             recipe = config.to_dict(self.recipe)
@@ -439,7 +439,7 @@ class _Run:
     def _resume(self) -> None:
         """Go on from the newest whole checkpoint, if there is one."""
         step = int(self.world.agree(self._find))
-        size = 0
+        written: tuple[int, str | None] = (0, None)
         if step >= 0:
             found = self.checkpoints / checkpoint.name(step)
             state = checkpoint.read_json(found / checkpoint.STATE)
@@ -448,13 +448,16 @@ class _Run:
             self.engine.tally.restore(state["window"], self.world)
             self.place = Place(**state["place"])
             self.feed = Feed(self.data.source, state["source"])
-            self.validation, size = state["validation"], state["metrics_bytes"]
+            self.validation = state["validation"]
+            written = state["metrics_bytes"], state.get("metrics_sha256")
             self.journal.note(f"resuming from {found}")
-        self.journal.resume(self.place.step, size)
+        self.journal.resume(self.place.step, *written)
 
     def _find(self) -> int:
-        """The step of the newest whole checkpoint, -1 if none was ever written. Damaged ones are put aside."""
+        """The step of the newest whole checkpoint, -1 if there is none. Damaged ones are put aside."""
         found, damaged = checkpoint.newest(self.checkpoints)
+        if found is None and not damaged:
+            self._check_unsaved()
         if damaged and found is None:
             raise DataError(f"{damaged[0][1]}; no older checkpoint is whole: delete {self.checkpoints} to begin again")
         for folder, why in damaged:
@@ -462,3 +465,18 @@ class _Run:
             self.journal.warn(f"{why}; going on from {found.name}")
             checkpoint.put_aside(folder)
         return -1 if found is None else int(found.name.removeprefix("step-"))
+
+    def _check_unsaved(self) -> None:
+        """Say that a run without checkpoints begins again; refuse it where the link to the newest one is left.
+
+        Raises:
+            DataError: names the link.
+        """
+        latest, metrics = self.checkpoints / "latest", self.out / METRICS
+        if latest.is_symlink():
+            raise DataError(
+                f"{latest}: the checkpoint that it points to is gone, and there is no other; restore it to resume, or "
+                f"delete {self.checkpoints} to begin again"
+            )
+        if metrics.exists() and metrics.stat().st_size:
+            self.journal.warn(f"{self.out}: was begun and has no checkpoint to resume from; it begins again at step 0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
+from encoderlab.models import GENERATORS, SIZES
 from encoderlab.models.base import ModelConfig, resized
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import DistillSettings
@@ -23,6 +25,8 @@ from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.train.continuing import continuing, same_ids, source_of, take
 from encoderlab.train.folder import RECIPE
 from encoderlab.train.recipe import Recipe
+
+log = logging.getLogger(__name__)
 
 
 def fit(recipe: Recipe, tokenizer: Tokenizer, *, resumed: Path | None = None) -> Recipe:
@@ -37,6 +41,11 @@ def fit(recipe: Recipe, tokenizer: Tokenizer, *, resumed: Path | None = None) ->
     """
     check_segments(recipe, tokenizer, model=recipe.model, generator=recipe.generator)
     vocab = tokenizer.vocab_size
+    published = {config.encoder.vocab for config in (*SIZES.values(), *GENERATORS.values())}
+    for network, config in (("model", recipe.model), ("generator", recipe.generator)):
+        if config is not None and config.encoder.vocab not in (*published, vocab):
+            set_to, has = f"{network}.encoder.vocab {config.encoder.vocab}", f"the corpus's tokenizer has {vocab} ids"
+            log.warning("%s has no effect, because %s; leave it out, or build another corpus", set_to, has)
     generator = None if recipe.generator is None else resized(recipe.generator, vocab=vocab)
     recipe = replace(recipe, model=resized(recipe.model, vocab=vocab), generator=generator)
     if recipe.init_from is None:

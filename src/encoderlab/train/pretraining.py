@@ -18,6 +18,7 @@ from encoderlab.train import checkpoint
 from encoderlab.train.checks import check
 from encoderlab.train.corpus_data import corpus_data
 from encoderlab.train.distributed import join
+from encoderlab.train.folder import RECIPE
 from encoderlab.train.loop import Outcome, train
 from encoderlab.train.networks import bare_objective, build_objective, fit
 from encoderlab.train.recipe import Budget, Recipe
@@ -40,7 +41,8 @@ def pretrain(
 
     Raises:
         ConfigError: the recipe makes no sense, or does not fit corpus or folder; found before any work.
-        DataError: the corpus is too small, or a file of it has changed; all are hashed, about a second per GB.
+        DataError: the corpus is too small, or a file of it has changed (all are hashed, about a second per GB), or the
+            checkpoints of a finished run are gone.
     """
     check(recipe)
     if recipe.evaluation.pairs is not None and score is None:
@@ -50,6 +52,11 @@ def pretrain(
     text = Corpus(corpus)
     tokenizer = Tokenizer.load(text.tokenizer_path)
     resumed = any((out / "checkpoints").glob("step-*"))  # it holds all weights, so init_from may be gone by now
+    if not resumed and (out / RECIPE).exists() and (out / "model").exists():
+        raise DataError(
+            f"{out / 'checkpoints'}: holds no checkpoint, though the run has come to its model; restore one, delete "
+            f"{out} to train again, or choose another output folder"
+        )
     recipe = fit(recipe, tokenizer, resumed=out if resumed else None)
     join(recipe.execution.device).agree(lambda: _verified(corpus))
     objective = build_objective(recipe, tokenizer, text, resumed=resumed)

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from encoderlab.files import KERNELS, cache_folder
+from encoderlab.files import cache_folder, kernels_wanted
 
 FOLDER = Path(__file__).parent / "cpp"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden")
@@ -58,27 +58,47 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 
 
 def compile_library(compiler: str) -> Path:
-    """The path of the library, which is compiled now unless it lies in the cache folder."""
+    """The path of the library, which is compiled now unless it lies in the cache folder.
+
+    The name ends with the hash of the file. A file that is damaged does not have it, and is compiled again: to load it
+    could end the process (SIGBUS, SIGSEGV).
+    """
     sources = [path.read_text() for path in sorted(FOLDER.iterdir())]
     key = "\n".join((*sources, compiler, *FLAGS, *MATH, platform.machine(), processor()))
     folder = cache_folder() / "kernels"
     folder.mkdir(parents=True, exist_ok=True)
-    library = folder / f"ops-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
-    if library.exists():
+    stem = f"ops-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    if (library := _whole(folder, stem)) is not None:
         return library
     with one_at_a_time(folder / "lock"):
-        if not library.exists():
-            log.info("compiling the kernels with %s, once on this machine", compiler)
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                made = Path(scratch) / library.name
-                command = [*shlex.split(compiler), *FLAGS, *MATH, str(FOLDER / "ops.cpp"), "-o", str(made)]
-                subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-                os.replace(made, library)
+        if (library := _whole(folder, stem)) is not None:
+            return library
+        log.info("compiling the kernels with %s, once on this machine", compiler)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            made = Path(scratch) / f"{stem}.so"
+            command = [*shlex.split(compiler), *FLAGS, *MATH, str(FOLDER / "ops.cpp"), "-o", str(made)]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+            library = folder / _name(stem, made)
+            os.replace(made, library)
     return library
 
 
+def _name(stem: str, file: Path) -> str:
+    return f"{stem}-{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}.so"
+
+
+def _whole(folder: Path, stem: str) -> Path | None:
+    """The library whose name has the hash of its bytes; damaged ones are removed."""
+    for library in sorted(folder.glob(f"{stem}-*.so")):
+        if library.name == _name(stem, library):
+            return library
+        log.info("%s is damaged; compiling it again", library)
+        library.unlink(missing_ok=True)
+    return None
+
+
 def open_library(compiler: str) -> ctypes.CDLL:
-    """The library, compiled again where the file in the cache folder is damaged."""
+    """The library, compiled again where the file in the cache folder cannot be loaded."""
     library = compile_library(compiler)
     try:
         return ctypes.CDLL(str(library))
@@ -91,7 +111,7 @@ def open_library(compiler: str) -> ctypes.CDLL:
 @functools.cache
 def load() -> ctypes.CDLL | None:
     """The compiled kernels, or None where they are switched off or cannot be had."""
-    if os.environ.get(KERNELS) == "off":
+    if not kernels_wanted():
         return None
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
     if compiler is None:
@@ -115,7 +135,7 @@ def available() -> bool:
 def find_triton() -> bool:
     """Whether the current GPU can have the kernels: of compute capability 8.0 or later, with Triton, which torch's
     builds for CUDA bring along, and what Triton asks of the system (a C compiler)."""
-    if os.environ.get(KERNELS) == "off":
+    if not kernels_wanted():
         return False
     try:
         if torch.cuda.get_device_capability() < (8, 0):
