@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoderlab.nn import kernels, noise
-from encoderlab.nn.kernels.plain import relative_bias, rotate
+from encoderlab.nn.kernels.plain import attend, relative_bias, rotate
 from encoderlab.nn.positions import (
     Disentangled,
     DisentangledTerm,
@@ -118,6 +118,24 @@ class Attention(nn.Module):
         if "relative" in terms:
             return scores + relative_bias(content, k, terms["relative"], self.scale)
         return scores + terms["bias"] if terms else scores
+
+    def weights(self, x: Tensor, source: Tensor, scope: Scope) -> Tensor:
+        """What every head takes of the value at every key, (B, H, L, M), without dropout: attention's probabilities,
+        then, from the convolution heads, their kernels laid out over the keys. Rows of attention add up to 1.
+
+        The heads' outputs are linear in the values, so their outputs for the identity in place of the values are the
+        weights; masks, positions and windows are those of :meth:`forward`. Costs memory for every query and key.
+        """
+        query, key, value = self._project(x, source)
+        q, k = self._rotated(self._split(query), self._split(key), scope)
+        content, terms = self._terms(q, k, scope)
+        visible, reach = scope.seen(k.shape[2])
+        identity = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
+        weights = attend(content, k, identity, visible=visible, reach=reach, scale=self.scale, **terms)
+        if self.conv is None:
+            return weights
+        beside = self.conv.weights(x, query, value, scope.doc)
+        return torch.cat([weights, F.pad(beside, (k.shape[2] - x.shape[1], 0))], dim=1)
 
     def _project(self, x: Tensor, source: Tensor | Keyed) -> tuple[Tensor, Tensor, Tensor]:
         bias = self._bias()

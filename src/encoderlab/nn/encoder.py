@@ -593,6 +593,16 @@ class Encoder(nn.Module):
         (scope,) = self._of_layers(states.scope, None, [layer], 0)
         return block.attention.scores(block.normed(states.layers[layer]), scope)
 
+    def attention_weights(self, states: States, layer: int, memory: Sequence[Tensor] | None = None) -> Tensor:
+        """What the heads of ``layer`` (0-based) take of every key, (B, H, L, M), computed again from the stored input:
+        see :meth:`encoderlab.nn.attention.Attention.weights`. ``memory`` is that of the pass.
+        """
+        block = self.block(layer)
+        (scope,) = self._of_layers(states.scope, None, [layer], 0)
+        x = block.normed(states.layers[layer])
+        source = x if memory is None else block.normed(self._source(states.layers[layer], memory, layer))
+        return block.attention.weights(x, source, scope)
+
     def _finish(self, x: Tensor, noise: Noise | None, stream: int = 0) -> Tensor:
         """What follows the last layer; ``stream`` is 1 for queries, whose dropout differs from that of the content."""
         if self.norm is not None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from encoderlab.config import check_least
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
+from encoderlab.nn.kernels.plain import dynamic_convolution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,15 +136,36 @@ class ConvolutionHeads(nn.Module):
         seen = doc if config.mask_padding else None
         if isinstance(config, DepthwiseSeparable):
             return self.pointwise(kernels.depthwise(x, self.depthwise, seen))
+        values, logits = self._values_and_kernels(x, query, value, seen)
+        return kernels.dynamic_convolution(values, logits, self.heads, seen)
+
+    def weights(self, x: Tensor, query: Tensor, value: Tensor, doc: Tensor | None) -> Tensor:
+        """What every head takes of the value at every token of the row: (B, H, L, L). Without heads (H = 0) where the
+        kernels belong to channels (:class:`DepthwiseSeparable`).
+        """
+        batch, length, _ = x.shape
+        if isinstance(self.config, DepthwiseSeparable):
+            return x.new_zeros(batch, 0, length, length)
+        seen = doc if self.config.mask_padding else None
+        _, logits = self._values_and_kernels(x, query, value, seen)
+        identity = torch.eye(length, dtype=x.dtype, device=x.device)
+        identity = identity[:, None].expand(batch, length, self.heads, length).flatten(2)
+        read = dynamic_convolution(identity, logits, self.heads, seen)
+        return read.unflatten(-1, (self.heads, length)).transpose(1, 2)
+
+    def _values_and_kernels(
+        self, x: Tensor, query: Tensor, value: Tensor, seen: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """What is convolved, (B, L, A), and the scores of the kernels' taps, (B, L, H J)."""
+        config = self.config
         if isinstance(config, SpanDynamic):
-            logits = self.kernel(self._span(x, seen) * query)
-            value = value[:, -x.shape[1] :] if self.value is None else self.value(x)
-        else:
-            assert self.value is not None
-            value = self.value(x)
-            constant = isinstance(config, Light)
-            logits = self.weight.to(value.dtype).flatten().expand(*x.shape[:2], -1) if constant else self.kernel(value)
-        return kernels.dynamic_convolution(value, logits, self.heads, seen)
+            values = value[:, -x.shape[1] :] if self.value is None else self.value(x)
+            return values, self.kernel(self._span(x, seen) * query)
+        assert self.value is not None
+        values = self.value(x)
+        if isinstance(config, Light):
+            return values, self.weight.to(values.dtype).flatten().expand(*x.shape[:2], -1)
+        return values, self.kernel(values)
 
     @property
     def mixes(self) -> bool:
