@@ -23,6 +23,7 @@ ORDER = [  # first to last: each group may use those before it
     ["recipes"],
     ["tasks"],
     ["measure"],
+    ["inspection"],
     ["commands"],
     ["cli"],
     ["__main__"],

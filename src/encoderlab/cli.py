@@ -50,6 +50,7 @@ VERBS: dict[str, tuple[str, str, str]] = {  # verb: group, import string, one li
         "minimal_pairs:minimal_pairs",
         "Score a model on minimal pairs, such as BLiMP.",
     ),
+    "inspect": (STUDY, "inspect:inspect", "Show what every head of a model reads, on one page."),
     "report": (STUDY, "report:report", "Write one self-contained HTML page about one or several runs."),
     "bench train": (STUDY, "bench:train", "Measure training speed, also against other libraries."),
     "bench predict": (STUDY, "bench:predict", "Measure prediction speed."),

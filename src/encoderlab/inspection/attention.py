@@ -1,0 +1,107 @@
+"""What every head of a model reads in a text: attention's probabilities, and the kernels of convolution heads."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from encoderlab.corpus.tokenizer import Encoding
+from encoderlab.errors import ConfigError
+from encoderlab.inference import evaluating, limit, reading_apart, tokenizer_of
+from encoderlab.model import Model
+from encoderlab.nn.positions import RelativeShift
+
+log = logging.getLogger(__name__)
+
+NO_WORD = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attended:
+    """One text as a model read it; M tokens, special ones included, of which the last L asked.
+
+    Attributes:
+        tokens: the M tokens.
+        words: (M,), the number of the word that each token belongs to, -1 for special tokens.
+        memory: M - L, tokens that were read before the row and only answered (Transformer-XL).
+        layers: of each layer (H, L, M) float32: what head h gives to token j when token i asks. Attention heads come
+            first; their rows add up to 1. Convolution heads follow: their kernels, laid out over the tokens.
+    """
+
+    tokens: tuple[str, ...]
+    words: np.ndarray
+    memory: int
+    layers: tuple[np.ndarray, ...]
+
+
+@torch.inference_mode()
+def attention(model: Model, texts: Sequence[str], *, memory: int = 0) -> list[Attended]:
+    """What every head reads in each of ``texts``, in double the time and H times the memory of reading them.
+
+    Args:
+        memory: the first tokens of a text are read first, as memory; for left-to-right models with relative positions.
+
+    Raises:
+        ConfigError: an empty text, a model without tokenizer, or memory for a model that has none.
+    """
+    tokenizer = tokenizer_of(model)
+    config = model.config.encoder
+    if memory < 0 or memory and not (config.causal and isinstance(config.position, RelativeShift)):
+        raise ConfigError(
+            f"memory {memory}: only left-to-right models with relative positions have one; leave it out, or 0"
+        )
+    longest, model = limit(model), reading_apart(model)
+    device = next(model.parameters()).device
+    read, cut = [], 0
+    for number, text in enumerate(texts):
+        encoding = tokenizer.encode(text)
+        if not len(encoding):
+            raise ConfigError(f"text {number + 1} holds no token; give a text with words")
+        spans = tokenizer.spans(len(encoding), max_length=longest + memory)
+        cut += len(encoding) > spans.a
+        ids, segments = tokenizer.frame(encoding.ids[: spans.a], max_length=longest + memory)
+        words = np.full(len(ids), NO_WORD)
+        words[spans.a_start : spans.a_start + spans.a] = _words(text, encoding)[: spans.a]
+        if memory >= len(ids):
+            raise ConfigError(
+                f"memory of {memory} tokens takes all of text {number + 1} ({len(ids)}); give a longer text"
+            )
+        row = torch.as_tensor(np.asarray(ids, np.int64), device=device)[None]
+        kinds = torch.as_tensor(np.asarray(segments, np.int64), device=device)[None]
+        with evaluating(model):
+            layers = _weights(model, row, kinds, memory)
+        read.append(
+            Attended(tokens=tuple(tokenizer.token(int(i)) for i in ids), words=words, memory=memory, layers=layers)
+        )
+    if cut:
+        log.warning("%d of %d texts are longer than %d tokens: only their beginning is read", cut, len(texts), longest)
+    return read
+
+
+def _words(text: str, encoding: Encoding) -> np.ndarray:
+    """The number of the word, between white space, that each token starts in; for text without spaces, the word that
+    the tokenizer says (Chinese characters are words).
+    """
+    if " " not in text.strip():
+        return np.cumsum(encoding.word_starts) - 1
+    starts = [match.start() for match in re.finditer(r"\S+", text)]
+    firsts = encoding.offsets[:, 0] + [len(text[a:b]) - len(text[a:b].lstrip()) for a, b in encoding.offsets]
+    return np.maximum(np.searchsorted(starts, firsts, side="right") - 1, 0)
+
+
+def _weights(model: Model, ids: Tensor, segments: Tensor, memory: int) -> tuple[np.ndarray, ...]:
+    """The weights of every layer for one row (1, M)."""
+    encoder = model.encoder
+    kept = None
+    if memory:
+        kept = encoder(ids[:, :memory], segments=segments[:, :memory]).layers[:-1]
+    states = encoder(ids[:, memory:], segments=segments[:, memory:], memory=kept)
+    return tuple(
+        encoder.attention_weights(states, layer, kept)[0].float().cpu().numpy() for layer in range(encoder.depth)
+    )

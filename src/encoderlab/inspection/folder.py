@@ -1,0 +1,133 @@
+"""What an inspection shows, as files: ``inspect.json``, ``attention.npz`` and the page ``index.html``."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from encoderlab.files import write_bytes, write_json, write_text
+from encoderlab.inspection.attention import Attended
+from encoderlab.inspection.patterns import RELATIONS, Patterns
+
+SHOWN = 4  # texts whose maps are kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """One model looked at.
+
+    Attributes:
+        name, family: of the model.
+        texts: what its heads read, of the first texts.
+        patterns: of all texts.
+        neighbours: the nearest words of the tokens, with their cosines.
+        attending: how many of the heads attend; the others convolve.
+    """
+
+    name: str
+    family: str
+    texts: Sequence[Attended]
+    patterns: Patterns
+    neighbours: Mapping[str, Sequence[tuple[str, float]]]
+    attending: int
+
+
+def write(looks: Sequence[Look], out: Path) -> None:
+    """Write the folder ``out``; several models lie beside each other on one page."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "inspect.json", {"models": [record(look) for look in looks]})
+    for number, look in enumerate(looks):
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays(look))  # type: ignore[arg-type]
+        write_bytes(out / ("attention.npz" if not number else f"attention-{number + 1}.npz"), buffer.getvalue())
+    write_text(out / "index.html", page(looks))
+
+
+def record(look: Look) -> dict[str, Any]:
+    """The numbers of a model as plain data."""
+    summary = look.patterns.summary()
+    attending, heads = look.attending, look.patterns.heads
+    diagonal = {"attention heads": look.patterns.diagonal(0, attending)}
+    if heads > attending:
+        diagonal["convolution heads"] = look.patterns.diagonal(attending, heads)
+    return {
+        "model": look.name,
+        "family": look.family,
+        "layers": look.patterns.layers,
+        "heads": {"attention": attending, "convolution": heads - attending},
+        "queries": look.patterns.queries,
+        "texts": [{"tokens": text.tokens, "memory": text.memory} for text in look.texts],
+        "diagonal_concentration": diagonal,
+        "strongest": strongest(look),
+        "by_head": summary,
+        "neighbours": look.neighbours,
+    }
+
+
+def strongest(look: Look) -> dict[str, dict[str, Any]]:
+    """For each relation the head that puts most weight on it."""
+    out = {}
+    for name, shares in look.patterns.shares().items():
+        if shares.size:
+            layer, head = np.unravel_index(int(shares.argmax()), shares.shape)
+            out[name] = {"layer": int(layer), "head": int(head), "weight": float(shares[layer, head])}
+    return out
+
+
+def arrays(look: Look) -> dict[str, np.ndarray]:
+    """Float32 arrays by name: ``layer_0`` (H, L, M) and so on for the first text, ``text_1_layer_0`` for the next ones,
+    and ``mean_layer_0`` (H, 64, 64) over all texts.
+    """
+    out: dict[str, np.ndarray] = {}
+    for number, text in enumerate(look.texts):
+        prefix = f"text_{number}_" if number else ""
+        out |= {f"{prefix}layer_{layer}": weights for layer, weights in enumerate(text.layers)}
+    return out | {f"mean_layer_{layer}": mean for layer, mean in enumerate(look.patterns.average())}
+
+
+def page(looks: Sequence[Look]) -> str:
+    """The page: one file that loads nothing."""
+    place = files("encoderlab.inspection") / "page"
+    data = json.dumps(
+        {"relations": RELATIONS, "models": [_shown(look) for look in looks]}, ensure_ascii=False, allow_nan=False
+    )
+    parts = {
+        "title": html.escape(" and ".join(look.name for look in looks)),
+        "style": (place / "inspect.css").read_text(encoding="utf-8"),
+        "script": (place / "inspect.js").read_text(encoding="utf-8"),
+        "data": data.replace("<", "\\u003c"),  # so that no text in it ends the script element
+    }
+    text = (place / "inspect.html").read_text(encoding="utf-8")
+    for name, value in parts.items():
+        text = text.replace("{{" + name + "}}", value)
+    return text
+
+
+def _shown(look: Look) -> dict[str, Any]:
+    """What the page draws: maps as one byte per weight."""
+
+    def bytes_of(weights: np.ndarray) -> list[str]:
+        levels = np.rint(np.clip(weights, 0, 1) * 255).astype(np.uint8)
+        return [base64.b64encode(head.tobytes()).decode() for head in levels]
+
+    texts = [
+        {
+            "tokens": text.tokens,
+            "memory": text.memory,
+            "special": [bool(word < 0) for word in text.words],
+            "layers": [bytes_of(weights) for weights in text.layers],
+        }
+        for text in look.texts
+    ]
+    size = int((look.patterns.seen.diagonal() > 0).sum())
+    mean = [bytes_of(layer[:, :size, :size]) for layer in look.patterns.average()]
+    return record(look) | {"texts": texts, "mean": {"size": size, "layers": mean}}

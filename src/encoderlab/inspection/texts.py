@@ -1,0 +1,72 @@
+"""The texts that a model is looked at with: given as they are, a file with one per line, or a treebank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+
+from encoderlab.errors import DataError
+from encoderlab.tasks.data.records import lines, suffix
+
+FIELDS = 10  # columns of CoNLL-U
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A text; ``heads`` has, of a treebank, for each of its words the number of the word it depends on, -1 for the
+    root. Words stand between spaces.
+    """
+
+    text: str
+    heads: tuple[int, ...] | None = None
+
+
+def sentences(source: str, count: int) -> list[Sentence]:
+    """The first ``count`` texts of ``source``: a file with one text per line, a ``.conllu`` file, or a text itself.
+
+    Raises:
+        DataError: the file holds no text, is not UTF-8, or a tree of it has no such word.
+    """
+    path = Path(source)
+    try:
+        is_file = path.is_file()
+    except OSError:  # longer than a name of a file may be
+        is_file = False
+    if not is_file:
+        if not source.strip():
+            raise DataError("the text is empty; give a text, or a file with one text per line")
+        return [Sentence(source)]
+    if suffix(path) == ".conllu":
+        read = list(islice(_treebank(path), count))
+    else:
+        read = [Sentence(line) for _, line in islice(((n, line) for n, line in lines(path) if line.strip()), count)]
+    if not read:
+        raise DataError(f"{path}: holds no text; give a file with one text per line")
+    return read
+
+
+def _treebank(path: Path) -> Iterator[Sentence]:
+    """The sentences of a CoNLL-U file with their trees."""
+    words: list[str] = []
+    heads: list[int] = []
+    for number, line in chain(lines(path), [(0, "")]):
+        if line.startswith("#"):
+            continue
+        if not line.strip():
+            if words:
+                if max(heads) >= len(words):
+                    raise DataError(f"{path}, line {number}: a word depends on word {max(heads) + 1} of {len(words)}")
+                yield Sentence(" ".join(words), tuple(heads))
+            words, heads = [], []
+            continue
+        cells = line.split("\t")
+        if len(cells) != FIELDS:
+            raise DataError(f"{path}, line {number}: has {len(cells)} columns, expected the {FIELDS} of CoNLL-U")
+        if not cells[0].isdecimal():  # words of several tokens, and words that are left out
+            continue
+        if not cells[6].isdecimal():
+            raise DataError(f"{path}, line {number}: the head is {cells[6]!r}, expected a number")
+        words.append(cells[1].replace(" ", ""))
+        heads.append(int(cells[6]) - 1)

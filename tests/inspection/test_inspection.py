@@ -1,0 +1,164 @@
+"""What heads read, against attention computed by hand; the numbers made of it; the verb and its files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.inspection import folder
+from encoderlab.inspection.attention import Attended, attention
+from encoderlab.inspection.neighbours import nearest
+from encoderlab.inspection.patterns import Patterns
+from encoderlab.inspection.texts import sentences
+from tests.tasks.tiny import model
+from tests.terminal import answer
+
+FAMILIES = (
+    "bert-tiny roberta-tiny albert-tiny distilbert-tiny electra-tiny convbert-tiny deberta-tiny deberta-v2-tiny "
+    "deberta-v3-tiny xlnet-tiny transformer-xl-tiny modernbert-tiny"
+).split()
+TEXT = "the cat sat on the mat and the dog runs under it ."
+
+
+def by_hand(network, layer: int, states) -> np.ndarray:
+    """softmax(scores) of one row without padding: what the encoder gives before the mask, and the mask."""
+    scores = network.encoder.attention_scores(states, layer)[0].double()
+    length = scores.shape[-1]
+    away = torch.arange(length)[:, None] - torch.arange(length)
+    config = network.config.encoder
+    hidden = torch.zeros(length, length, dtype=torch.bool)
+    if config.causal:
+        hidden |= away < 0
+    if not config.sees_all(layer):
+        hidden |= away.abs() > config.local.reach
+    return scores.masked_fill(hidden, -torch.inf).softmax(-1).numpy()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_is_that_computed_by_hand(family: str) -> None:
+    network = model(family).eval()
+    (read,) = attention(network, [TEXT])
+    ids = torch.tensor([[network.tokenizer.id(token) for token in read.tokens]])
+    spans = network.tokenizer.spans(len(network.tokenizer.encode(TEXT)), max_length=64)
+    _, segments = network.tokenizer.frame(network.tokenizer.encode(TEXT).ids, max_length=64)
+    assert (read.words >= 0).sum() == spans.a
+    with torch.no_grad():
+        states = network.encoder(ids, segments=torch.as_tensor(np.asarray(segments, np.int64))[None])
+        heads = network.config.encoder.attention_heads
+        for layer, weights in enumerate(read.layers):
+            assert np.abs(weights[:heads] - by_hand(network, layer, states)).max() < 1e-5
+            assert weights.shape[1:] == (len(read.tokens),) * 2
+            assert (len(weights) > heads) == (family == "convbert-tiny")
+
+
+def test_memory_answers_and_does_not_ask() -> None:
+    network = model("transformer-xl-tiny").eval()
+    (whole,), (parted,) = attention(network, [TEXT]), attention(network, [TEXT], memory=5)
+    assert parted.tokens == whole.tokens and parted.memory == 5
+    for one, other in zip(whole.layers, parted.layers, strict=True):
+        np.testing.assert_allclose(one[:, 5:], other, atol=1e-5)
+    with pytest.raises(ConfigError, match="takes all of text 1"):
+        attention(network, ["the cat"], memory=9)
+    with pytest.raises(ConfigError, match="only left-to-right models"):
+        attention(model(), [TEXT], memory=3)
+    with pytest.raises(ConfigError, match="text 2 holds no token"):
+        attention(model(), [TEXT, " "])
+
+
+def seen(weights: np.ndarray, words: list[int], tokens: str) -> Attended:
+    return Attended(tokens=tuple(tokens.split()), words=np.array(words), memory=0, layers=(weights[None],))
+
+
+def test_numbers_of_heads_that_are_known() -> None:
+    tokens, words = "[CLS] the un ##happy the [SEP]", [-1, 0, 1, 1, 2, -1]
+    after = np.eye(6, k=1)
+    after[5, 5] = 1
+    counted = Patterns(1, 1, 1)
+    counted.add(seen(after, words, tokens), heads=[1, -1, 1])
+    shares = {name: float(x[0, 0]) for name, x in counted.shares().items()}
+    # The queries are the four tokens of words: the, un, ##happy, the.
+    assert shares == {
+        "itself": 0, "previous": 0, "next": 1, "first": 0, "special": 0.25, "word": 0.25, "same": 0,
+        "head": 0.25, "dependents": 0.25,
+    }  # fmt: skip
+    assert counted.summary()["entropy"] == [[0.0]] and counted.summary()["distance"] == [[1.0]]
+    assert counted.diagonal(0, 1) > 1e8
+    alike = Patterns(1, 1, 1)
+    alike.add(seen(np.full((6, 6), 1 / 6), words, tokens))
+    assert alike.summary()["entropy"][0][0] == pytest.approx(np.log(6))
+    assert {name: float(x[0, 0]) for name, x in alike.shares().items()} == pytest.approx(
+        {"itself": 1 / 6, "previous": 1 / 6, "next": 1 / 6, "first": 1 / 6, "special": 2 / 6, "word": 1 / 12,
+         "same": 1 / 12}
+    )  # fmt: skip
+    # Within 4 of the diagonal: the first word sees tokens 0 to 5, and so do all others, but the last ones miss token 0.
+    assert alike.diagonal(0, 1) == pytest.approx(24 / 6 / 1e-9 if alike.far[0, 0] == 0 else 24 / 6 / alike.far[0, 0])
+    assert np.allclose(alike.average()[0, 0, :6, :6], 1 / 6) and not alike.average()[0, 0, 6:].any()
+
+
+def test_texts(tmp_path: Path) -> None:
+    assert [s.text for s in sentences("some words", 9)] == ["some words"]
+    (tmp_path / "t.txt").write_text("one\n\ntwo\nthree\n")
+    assert [s.text for s in sentences(str(tmp_path / "t.txt"), 2)] == ["one", "two"]
+    lines = ["1 the _ _ _ _ 2 det _ _", "2-3 cats _ _ _ _ _ _ _ _", "2 cat _ _ _ _ 0 root _ _"]
+    rows = "# text\n" + "".join(line.replace(" ", "\t") + "\n" for line in lines)
+    (tmp_path / "t.conllu").write_text(rows)
+    (sentence,) = sentences(str(tmp_path / "t.conllu"), 5)
+    assert sentence.text == "the cat" and sentence.heads == (1, -1)
+    (tmp_path / "t.conllu").write_text(rows.replace("\t2\tdet", "\t7\tdet"))
+    with pytest.raises(DataError, match="depends on word 7 of 2"):
+        sentences(str(tmp_path / "t.conllu"), 5)
+    (tmp_path / "t.conllu").write_text("1\tthe\n")
+    with pytest.raises(DataError, match=r"t.conllu, line 1: has 2 columns"):
+        sentences(str(tmp_path / "t.conllu"), 5)
+    with pytest.raises(DataError, match="empty"):
+        sentences(" ", 1)
+
+
+def test_nearest_words() -> None:
+    network = model()
+    with torch.no_grad():
+        table = network.words
+        cat, dog = network.tokenizer.id("cat"), network.tokenizer.id("dog")
+        table[dog] = 2 * table[cat]
+    near = nearest(network, ["cat", "cat", "nowhere"], count=3)
+    assert list(near) == ["cat"] and near["cat"][0][0] == "dog" and near["cat"][0][1] == pytest.approx(1)
+    assert len(near["cat"]) == 3
+
+
+def test_the_verb_writes_page_numbers_and_arrays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("bert-tiny", "convbert-tiny"):
+        model(name).save(tmp_path / name)
+    file = tmp_path / "texts.txt"
+    file.write_text("the cat sat </script><b>on</b> the mat\nthe dog runs\n")
+    out = tmp_path / "seen"
+    places = tmp_path / "bert-tiny", tmp_path / "convbert-tiny"
+    found, _ = answer(capsys, "inspect", places[0], file, "--against", places[1], "--out", out)
+    record = json.loads((out / "inspect.json").read_text())
+    assert found["texts"] == 2 and [m["model"] for m in record["models"]] == ["bert-tiny", "convbert-tiny"]
+    assert record["models"][1]["heads"]["convolution"] > 0
+    assert set(record["models"][1]["diagonal_concentration"]) == {"attention heads", "convolution heads"}
+    with np.load(out / "attention.npz") as arrays:
+        network = model("bert-tiny")
+        (read,) = attention(network, [file.read_text().splitlines()[0]])
+        assert arrays["layer_1"].shape == read.layers[1].shape
+        np.testing.assert_allclose(arrays["layer_1"], read.layers[1], atol=1e-6)
+        assert "text_1_layer_0" in arrays
+    page = (out / "index.html").read_text()
+    assert "{{" not in page and page.count("</script>") == 2
+    data = re.search(r'id="data">(.*?)</script>', page, re.S)
+    assert data is not None and len(json.loads(data[1])["models"]) == 2
+
+
+def test_the_average_is_left_out_of_short_texts() -> None:
+    counted = Patterns(1, 1, 1)
+    counted.add(seen(np.eye(2), [0, 1], "a b"))
+    counted.add(seen(np.full((3, 3), 1 / 3), [0, 1, 2], "a b c"))
+    mean = counted.average()[0, 0]
+    assert mean[0, 0] == pytest.approx((1 + 1 / 3) / 2) and mean[2, 2] == pytest.approx(1 / 3)
+    assert folder.SHOWN >= 1
