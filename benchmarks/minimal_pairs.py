@@ -1,4 +1,4 @@
-"""Score minimal pairs with encoderlab and with a plain ``transformers`` loop: the same answers, and how long they take.
+"""Score minimal pairs with encoderlab and with a plain ``transformers`` loop: the same answers, and what they cost.
 
     python -m benchmarks.minimal_pairs MODEL DATA ... [--pairs 670] [--turns 3]
 
@@ -77,10 +77,10 @@ def main() -> None:
             ("both measures", lambda: score_pairs(scorers_of(ours), tokens)[:, :, 0]),
             ("transformers", lambda: plain(network, theirs, pairs)),
         ):
-            begin = time.perf_counter()
+            begin = time.process_time()
             found[name] = work()
-            seconds[name].append(time.perf_counter() - begin)
-            print(f"{name}: {seconds[name][-1]:.1f} s", flush=True)
+            seconds[name].append(time.process_time() - begin)
+            print(f"{name}: {seconds[name][-1]:.1f} CPU seconds", flush=True)
     one, two = found["encoderlab"], found["transformers"]
     same = (one[:, 0] > one[:, 1]) == (two[:, 0] > two[:, 1])
     shown = {name: statistics.median(times) for name, times in seconds.items()}
@@ -88,7 +88,7 @@ def main() -> None:
         f"{len(pairs)} pairs, {same.sum()} decided alike; largest difference of a score {np.abs(one - two).max():.2g}"
     )
     for name, time_taken in shown.items():
-        print(f"{name}: {time_taken:.1f} s, 60,000 pairs in {time_taken / len(pairs) * 60000 / 60:.1f} minutes")
+        print(f"{name}: {time_taken:.1f} CPU seconds, 60,000 pairs in {time_taken / len(pairs) * 1000:.0f} CPU minutes")
     ratios = [theirs / ours for ours, theirs in zip(seconds["encoderlab"], seconds["transformers"], strict=True)]
     print(f"ratio by turns: {', '.join(f'{ratio:.2f}' for ratio in ratios)}")
 

@@ -53,7 +53,7 @@ def test_parses_and_survives_json(name: str) -> None:
 def test_a_whole_recipe_replaces_another(base: str, caplog: pytest.LogCaptureFixture) -> None:
     for name in RECIPES:
         made = recipe(name)
-        fields = settings.flatten(json.loads(json.dumps(config.to_dict(made))))
+        fields = config.flatten(json.loads(json.dumps(config.to_dict(made))))
         assert config.override(recipe(base), fields) == made
     assert not caplog.records, "every field is given, so none is reset"
 

@@ -45,6 +45,7 @@ VERBS: dict[str, tuple[str, str, str]] = {  # verb: group, import string, one li
     "describe": (STUDY, "describe:describe", "Show an architecture: shapes, parameters, FLOPs, memory."),
     "doctor": (STUDY, "doctor:doctor", "Say what is wrong with a run."),
     "perplexity": (STUDY, "perplexity:perplexity", "Measure left-to-right language models on a corpus."),
+    "study": (STUDY, "study:study", "Compare arms at equal cost, over seeds, as a file says."),
     "minimal-pairs": (
         STUDY,
         "minimal_pairs:minimal_pairs",

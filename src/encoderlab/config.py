@@ -154,6 +154,17 @@ def override(config: T, assignments: Mapping[str, Any], *, where: str = "--set")
     return from_dict(type(config), data, where=where)
 
 
+def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"optim": {"lr": 1}}`` as ``{"optim.lr": 1}``: a mapping sets the fields that it names, and no others."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
 def _kinds_first(path: str) -> tuple[bool, int]:
     """The order of assignments: kinds, the outermost first, and then the others as they came."""
     is_kind = path == "kind" or path.endswith(".kind")

@@ -84,7 +84,7 @@ def pretrain(
         raise ConfigError("which recipe? give its name, such as bert-mini; --list shows all")
     published = recipes.recipe(name)
     budget = _budget({"steps": steps, "tokens": tokens, "flops": flops, "hours": hours})
-    scaled = published if budget is None else _with_budget(published, budget)
+    scaled = published if budget is None else published.for_budget(budget)
     recipe = settings.resolve(scaled, files=config or (), assignments=set_ or ())
     _check_family(published, recipe)
     if budget is not None:
@@ -149,14 +149,6 @@ def _budget(given: Mapping[str, float | None]) -> Budget | None:
     for unit, amount in chosen.items():
         return Budget(amount=amount, unit=unit)  # type: ignore[arg-type]
     return None
-
-
-def _with_budget(recipe: Recipe, budget: Budget) -> Recipe:
-    """The recipe for another budget. A warm-up published in steps keeps its share of the training."""
-    schedule, published = recipe.schedule, recipe.budget
-    if schedule.warmup >= 1 and published.unit == "steps":
-        schedule = replace(schedule, warmup=schedule.warmup / published.amount)
-    return replace(recipe, budget=budget, schedule=schedule)
 
 
 def _show(recipe: Recipe, corpus: Path | None) -> dict[str, Any]:

@@ -45,22 +45,11 @@ def sources(files: Sequence[Path], assignments: Sequence[str]) -> Iterator[tuple
     from encoderlab import config
 
     for path in files:
-        yield str(path), flatten(config.read_file(path))
+        yield str(path), config.flatten(config.read_file(path))
     if variables := environment(os.environ):
-        yield "environment", flatten(_mappings(variables))
+        yield "environment", config.flatten(_mappings(variables))
     if assignments:
-        yield "--set", flatten(_mappings(parse(assignments)))
-
-
-def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"optim": {"lr": 1}}`` as ``{"optim.lr": 1}``: a mapping sets the fields that it names, and no others."""
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+        yield "--set", config.flatten(_mappings(parse(assignments)))
 
 
 def _mappings(fields: Mapping[str, str]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from encoderlab.files import write_text
 from encoderlab.measure.curves import page_data
@@ -27,7 +28,6 @@ def write(report: Report, path: Path) -> None:
 
 def render(report: Report) -> str:
     """The page as HTML text."""
-    page = files("encoderlab.measure") / "page"
     sections = [
         ("curves", "Learning curves", _curves(report)),
         ("words", "Fill in the blank", _fills(report)),
@@ -38,22 +38,35 @@ def render(report: Report) -> str:
         ("provenance", "Provenance", _table(report.provenance)),
         ("again", "Run it again", _commands(report)),
     ]
-    shown = [(anchor, title, body) for anchor, title, body in sections if body]
-    links = "".join(f'<a href="#{anchor}">{escape(title)}</a>' for anchor, title, _ in shown)
-    bodies = "".join(
-        f'<section id="{anchor}"><h2>{escape(title)}</h2>{body}</section>' for anchor, title, body in shown
-    )
+    summary = _tiles(report.tiles) + _comparison(report.compared)
+    return shell(report.title, report.verdict, summary, sections, page_data(report))
+
+
+Section = tuple[str, str, str]
+"""Anchor, title and body; without a body it is left out."""
+
+
+def shell(
+    title: str, verdict: str, summary: str, sections: Sequence[Section], data: Mapping[str, Any], style: str = ""
+) -> str:
+    """A whole page around sections made elsewhere. ``summary`` stands below the verdict; ``data`` is what the script
+    draws and saves, see :func:`page_data`; ``style`` is added to the page's own.
+    """
+    page = files("encoderlab.measure") / "page"
+    shown = [(anchor, name, body) for anchor, name, body in sections if body]
+    links = "".join(f'<a href="#{anchor}">{escape(name)}</a>' for anchor, name, _ in shown)
+    bodies = "".join(f'<section id="{anchor}"><h2>{escape(name)}</h2>{body}</section>' for anchor, name, body in shown)
     script = (page / "report.js").read_text(encoding="utf-8")
-    style = (page / "report.css").read_text(encoding="utf-8")
-    data = json.dumps(page_data(report), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    data = data.replace("<", "\\u003c")  # so that no text in it ends the script element
+    style = (page / "report.css").read_text(encoding="utf-8") + style
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = text.replace("<", "\\u003c")  # so that no text in it ends the script element
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>{escape(report.title)}</title>
+<title>{escape(title)}</title>
 <link rel="icon" href="data:,">
 <script>{_FIRST_THEME}</script>
 <style>{style}</style>
@@ -64,16 +77,16 @@ def render(report: Report) -> str:
 <main>
 <header id="top">
 <button class="theme" aria-label="Switch between light and dark">{_THEME_ICON}</button>
-<h1>{escape(report.title)}</h1>
-<p class="lede">{escape(report.verdict)}</p>
-{_tiles(report.tiles)}{_comparison(report.compared)}
+<h1>{escape(title)}</h1>
+<p class="lede">{escape(verdict)}</p>
+{summary}
 </header>
 {bodies}
 <footer class="small"><span>Written by encoderlab. This file is complete: it loads nothing from anywhere.</span>
 <button id="save">Save the data of this page (JSON)</button></footer>
 </main>
 </div>
-<script type="application/json" id="data">{data}</script>
+<script type="application/json" id="data">{text}</script>
 <script>{script}</script>
 </body>
 </html>

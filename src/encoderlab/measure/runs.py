@@ -215,7 +215,7 @@ def comparison(records: Mapping[str, RunRecord]) -> str:
     """
     words = f"{len(records)} runs, which have no bits per byte of one objective to be ranked by."
     ends = {name: held[-1] for name, record in records.items() if (held := _bits(record))}
-    if len(ends) > 1 and len({_asked(records[name]) for name in ends}) == 1:
+    if len(ends) > 1 and len({asked(records[name]) for name in ends}) == 1:
         least = min(ends.values())
         best = [name for name, bits in ends.items() if bits == least]
         need = "needs" if len(best) == 1 else "need"
@@ -226,7 +226,7 @@ def comparison(records: Mapping[str, RunRecord]) -> str:
     return words + (f" Diverged: {', '.join(failed)}." if failed else "")
 
 
-def _asked(record: RunRecord) -> str:
+def asked(record: RunRecord) -> str:
     """What the run predicts of a text: with more of it hidden, the same model needs more bits."""
     objective = record.recipe.get("objective", {})
     return json.dumps([record.term, *(objective.get(name) for name in ("kind", "masking", "targets"))], sort_keys=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from encoderlab.batches.loader import Format
@@ -301,3 +301,10 @@ class Recipe(Training):
     duplicates: int | None = None
     init_from: str | None = None
     fresh_generator: bool = False
+
+    def for_budget(self, budget: Budget) -> Recipe:
+        """The recipe for another budget. A warm-up published in steps keeps its share of the training."""
+        schedule, published = self.schedule, self.budget
+        if schedule.warmup >= 1 and published.unit == "steps":
+            schedule = replace(schedule, warmup=schedule.warmup / published.amount)
+        return replace(self, budget=budget, schedule=schedule)

@@ -87,8 +87,8 @@ def encoded(
     """The pairs of all files, in order, with the tokens of both sentences."""
     pairs = (pair for path in files for pair in read(path, bad_first=bad_first))
     while chunk := list(islice(pairs, CHUNK)):
-        tokens = tokenizer.encode_batch([text for pair in chunk for text in (pair.good, pair.bad)])
-        yield from zip(chunk, tokens[::2], tokens[1::2], strict=True)
+        for pair, (good, bad) in zip(chunk, _tokens(tokenizer, chunk), strict=True):
+            yield pair, good, bad
 
 
 def score_pairs(
@@ -186,13 +186,22 @@ def evaluate_pairs(
     paradigms = {pair.paradigm: pair.phenomenon for pair in pairs}
     number_of = {name: place for place, name in enumerate(paradigms)}
     numbers = np.array([number_of[pair.paradigm] for pair in pairs], np.int64)
-    texts = tokenizer.encode_batch([text for pair in pairs for text in (pair.good, pair.bad)])
-    scores = score_pairs(scorers, list(zip(texts[::2], texts[1::2], strict=True)))
+    scores = np.concatenate(
+        [
+            score_pairs(scorers, _tokens(tokenizer, pairs[start : start + CHUNK]))
+            for start in range(0, len(pairs), CHUNK)
+        ]
+    )
     measures = [name for scorer in scorers for name in scorer.measures]
     margins = scores[:, 0] - scores[:, 1]
     return {
         name: tabulate(margins[:, i], numbers, list(paradigms.items()), ties=ties) for i, name in enumerate(measures)
     }
+
+
+def _tokens(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[tuple[Encoding, Encoding]]:
+    found = tokenizer.encode_batch([text for pair in pairs for text in (pair.good, pair.bad)])
+    return list(zip(found[::2], found[1::2], strict=True))
 
 
 def _changed(pair: Pair) -> DataError:

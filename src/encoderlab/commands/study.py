@@ -1,0 +1,153 @@
+"""``encoderlab study``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from encoderlab.commands import terminal
+from encoderlab.errors import ConfigError, DataError, Stopped
+
+if TYPE_CHECKING:
+    from encoderlab.study.plan import Plan
+    from encoderlab.study.results import Results
+
+
+def study(
+    file: Path,
+    /,
+    *,
+    out: Path | None = None,
+    dry_run: bool = False,
+    hours: float | None = None,
+    workers: int | None = None,
+    retry: bool = False,
+) -> dict[str, Any]:
+    """Train arms that differ in what a file says at equal cost, over seeds, and compare them.
+
+    Every arm gets the same documents in the same order, the same budget and the same
+    number of trials for its learning rate. Run the same command again to resume.
+
+    Example: encoderlab study masks.yaml --out studies/masks --hours 8
+
+    Parameters
+    ----------
+    file
+        YAML or JSON: what varies, budget, seeds, measures (docs/studies.md).
+    out
+        Folder to make, or to resume: the runs, their results, results.json and study.html.
+    dry_run
+        Print the runs and what they cost, and stop.
+    hours
+        End this sitting after so long, with checkpoints and exit code 75.
+    workers
+        Runs side by side; by default as many as the cores have room for.
+    retry
+        Run cells that failed before again.
+    """
+    import time
+
+    from encoderlab.corpus.workers import cores
+    from encoderlab.execution.local import local
+    from encoderlab.files import held_folder, write_json
+    from encoderlab.study.page import write
+    from encoderlab.study.plan import Plan
+    from encoderlab.study.run import record, run
+
+    if hours is not None and not hours > 0:
+        raise ConfigError(f"--hours {hours} is not positive; give the length of this sitting")
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers {workers} is not positive; give at least 1")
+    begin = time.monotonic()
+    plan = Plan.read(file)
+    if dry_run:
+        return _show_plan(plan)
+    if out is None:
+        raise ConfigError("a study needs --out DIR; to look only, give --dry-run")
+    for line in plan.fairness():
+        terminal.note(line)
+    execute = local(
+        workers=workers or max(1, cores() // plan.study.threads),
+        deadline=None if hours is None else begin + hours * 3600,
+        begun=lambda job: terminal.note(f"{job.name}: began"),
+    )
+    with held_folder(out):
+        results = run(plan, out, execute, retry=retry, say=terminal.note)
+        found = record(results)
+        write_json(out / "results.json", found)
+        write(results, out / "study.html")
+    _show(results)
+    terminal.say(f"results in {out / 'results.json'}, page in {out / 'study.html'}")
+    if results.failed and not results.done and not results.missing:
+        raise DataError(f"no run of {file} succeeded; see what failed in {out / 'study.html'}")
+    if results.missing:
+        raise Stopped(f"{len(results.missing)} runs are left; run the same command again to resume")
+    return {"out": out, **found}
+
+
+def _show_plan(plan: Plan) -> dict[str, Any]:
+    """The table of runs with their cost."""
+    from encoderlab.config import to_dict
+    from encoderlab.train.units import duration
+
+    study, found = plan.study, plan.estimates()
+    trials = 0 if study.tune is None else len(study.tune.factors)
+    seeds = len(study.seed_numbers)
+    rows, total, seconds = [], 0.0, 0.0
+    for (arm, amount), one in found.items():
+        share = seeds + trials * (study.tune.share if study.tune else 0.0)
+        total += (one.flops or 0.0) * share
+        seconds += (one.seconds or 0.0) * share
+        rows.append(
+            [
+                arm,
+                f"{amount:.3g} {study.unit}",
+                trials,
+                seeds,
+                f"{one.parameters['model']:,}",
+                "–" if one.tokens is None else f"{one.tokens:.3g}",
+                "–" if one.flops is None else f"{one.flops:.3g}",
+                "–" if one.seconds is None else duration(one.seconds),
+            ]
+        )
+    columns = ["arm", "budget", "trials", "seeds", "parameters", "tokens", "FLOPs of a run", "time of a run"]
+    runs = len(found) * (seeds + trials)
+    terminal.table(f"{runs} runs", columns, rows, caption="Time at half of the rate of products measured here.")
+    terminal.say(f"{runs} runs, {total:.3g} FLOPs, about {duration(seconds)} one after the other, measures besides")
+    for line in plan.fairness():
+        terminal.say(line)
+    return {
+        "runs": runs,
+        "flops": total,
+        "seconds": seconds,
+        "arms": {f"{arm} {amount:g}": to_dict(one) for (arm, amount), one in found.items()},
+        "fairness": plan.fairness(),
+    }
+
+
+def _show(results: Results) -> None:
+    """Scores by arm and budget, and the verdicts."""
+    unit = results.plan.study.unit
+    rows = []
+    for arm, amount in results.plan.places:
+        cells = [results.mean(arm, amount, name) for name in results.measures]
+        shown = ["–" if one is None else f"{one[0]:.4g}" + (f" ± {one[1]:.2g}" if one[1] else "") for one in cells]
+        value = results.chosen.get((arm, amount))
+        rows.append([arm, f"{amount:.3g} {unit}", "–" if value is None else f"{value:.3g}", *shown])
+    tuned = results.plan.study.tune.field if results.plan.study.tune else "tuned"
+    terminal.table("Means over seeds, with 95% intervals", ["arm", "budget", tuned, *results.measures], rows)
+    lines = [
+        [
+            f"{one.better} better than {one.than}",
+            one.by,
+            f"{one.amount:.3g}",
+            f"{one.difference:+.3g} ({one.low:+.3g} to {one.high:+.3g})",
+            f"{one.adjusted:.3g}",
+            one.verdict,
+        ]
+        for one in results.comparisons
+    ]
+    if lines:
+        terminal.table("Claims", ["claim", "by", unit, "difference", "p, corrected", "verdict"], lines)
+    for line in (*results.not_compared, *(f"{name}: failed: {why}" for name, why in results.failed.items())):
+        terminal.say(line)

@@ -1,0 +1,149 @@
+"""One cell of a study as a process: ``python -m encoderlab.study.cell SPEC RESULT``.
+
+SPEC is a JSON file with the recipe, the corpus, the run folder and the measures; RESULT is written when all is done.
+Interrupted, it stops with a checkpoint, and goes on from there when it is run again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from encoderlab.config import from_dict
+from encoderlab.errors import EncoderlabError, Stopped
+from encoderlab.execution.local import stop_with_parent
+from encoderlab.files import finite, write_json
+from encoderlab.interchange.load import load, load_pair
+from encoderlab.measure.pairs.evaluate import evaluate_pairs
+from encoderlab.measure.pairs.reading import find, read, sample
+from encoderlab.measure.pairs.scorers import scorers_of
+from encoderlab.measure.pairs.statistics import Table
+from encoderlab.measure.runs import asked, read_run
+from encoderlab.model import count_parameters
+from encoderlab.study.file import Finetune, Measure, Pairs, Probe
+from encoderlab.study.plan import task_fields
+from encoderlab.tasks.data import suites
+from encoderlab.tasks.data.splits import usable_splits
+from encoderlab.tasks.runs import trials
+from encoderlab.tasks.runs.protocol import at_point
+from encoderlab.tasks.runs.published import protocol
+from encoderlab.train.pretraining import pretrain
+from encoderlab.train.recipe import Recipe
+
+log = logging.getLogger(__name__)
+KINDS: dict[str, type[Measure]] = {"pairs": Pairs, "finetune": Finetune, "probe": Probe}
+
+
+def run(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Train and measure one cell; returns its result.
+
+    Raises:
+        EncoderlabError: what :func:`pretrain` or a measure raises.
+    """
+    torch.set_num_threads(spec["threads"])
+    recipe, folder = from_dict(Recipe, spec["recipe"]), Path(spec["run"])
+    outcome = pretrain(recipe, Path(spec["corpus"]), folder)
+    record = read_run(folder)
+    held = record.valid[-1]
+    term = record.term
+    model, _ = load_pair(folder)
+    scores: dict[str, float | None] = {
+        "loss": held.get(f"losses.{term}"),
+        "bits per byte": held.get(f"bits_per_byte.{term}"),
+    }
+    details: dict[str, Any] = {}
+    for data in spec["measures"]:
+        measure = from_dict(KINDS[data["kind"]], data)
+        log.info("measuring %s", data["name"] or data.get("task"))
+        if isinstance(measure, Pairs):
+            scores[measure.name], details[measure.name] = _pairs(measure, folder)
+        else:
+            scores[measure.title], details[measure.title] = _finetuned(measure, folder, Path(spec["tasks"]))
+    last = record.train[-1]
+    return {
+        "status": "done",
+        "scores": scores,
+        "total_loss": held.get("loss"),
+        "asked": asked(record),
+        "numbers": {
+            "step": outcome.step,
+            "tokens": last["tokens"],
+            "flops": last["flops"],
+            "seconds": last["seconds"],
+            "tokens_per_second": last["tokens"] / max(last["seconds"], 1e-9),
+            "memory": _peak_memory(),
+            "parameters": count_parameters(model.config)["total"],
+        },
+        "details": details,
+        "measures": spec["measures"],
+        "model": str(folder / "model"),
+    }
+
+
+def _pairs(measure: Pairs, folder: Path) -> tuple[float, dict[str, Any]]:
+    model, generator = load_pair(folder)
+    assert model.tokenizer is not None
+    pairs = [pair for path in find([Path(place) for place in measure.data]) for pair in read(path)]
+    chosen = pairs if measure.size is None else sample(pairs, measure.size)
+    tables: dict[str, Table] = evaluate_pairs(scorers_of(model, generator, official=True), model.tokenizer, chosen)
+    ((name, table),) = tables.items()
+    phenomena = {phenomenon: one.accuracy for phenomenon, one in table.phenomena.items()}
+    return table.total.accuracy, {
+        "measure": name,
+        "ties": table.total.ties,
+        "pairs": len(chosen),
+        "phenomena": phenomena,
+    }
+
+
+def _finetuned(measure: Finetune, folder: Path, out: Path) -> tuple[float, dict[str, Any]]:
+    task = suites.task(measure.task)
+    splits = usable_splits(task, Path(measure.data))
+    chosen = replace(protocol(measure.protocol), seeds=measure.seeds)
+    fields = task_fields(measure)
+    outcome = trials.run(
+        chosen,
+        load(folder),
+        task,
+        splits,
+        out / measure.title.replace(" ", "_"),
+        adjust=lambda recipe: at_point(recipe, fields, where=measure.title),
+        say=log.info,
+    )
+    found = [run.scores["dev"][task.metric] for run in outcome.runs]
+    return sum(found) / len(found), {"metric": task.metric, "seeds": found, "chosen": dict(outcome.record["chosen"])}
+
+
+def _peak_memory() -> int:
+    """Bytes of memory that this process has held at most."""
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return size if sys.platform == "darwin" else size * 1024
+
+
+def main(spec: str, result: str) -> int:
+    """Run the cell in the file ``spec``; returns the exit code."""
+    stop_with_parent()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    begin = time.perf_counter()
+    try:
+        found = run(json.loads(Path(spec).read_text(encoding="utf-8")))
+    except Stopped as error:
+        log.info("%s", error)
+        return error.code
+    except EncoderlabError as error:
+        found = {"status": "failed", "error": str(error), "code": error.code}
+    write_json(Path(result), finite(found | {"wall": time.perf_counter() - begin}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,266 @@
+"""The file of a study: what varies, at what budget, over which seeds, and what is measured."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from encoderlab.config import check_least, from_dict, read_file
+from encoderlab.errors import ConfigError, nearest
+
+Unit = Literal["steps", "tokens", "flops", "hours"]
+UNITS: tuple[Unit, ...] = ("steps", "tokens", "flops", "hours")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One of the things that are compared: a recipe with some of its fields set. What is not given is the study's."""
+
+    recipe: str | None = None
+    corpus: str | None = None
+    set: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune:
+    """A field that is searched for every arm and budget, with the same number of trials for each.
+
+    Args:
+        field: of the recipe.
+        factors: what the value that the arm's recipe has is multiplied with.
+        share: of the budget that a trial gets. The value of the trial with the lowest held-out loss is taken.
+    """
+
+    field: str = "optim.lr"
+    factors: tuple[float, ...] = (0.5, 1.0, 2.0)
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not self.factors or min(self.factors) <= 0 or len(set(self.factors)) < len(self.factors):
+            raise ConfigError(f"tune.factors {list(self.factors)}, expected different numbers above 0")
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"tune.share {self.share}, expected a share of the budget above 0 and at most 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """Accuracy on minimal pairs: all of ``data``, or a sample of ``size``."""
+
+    kind: Literal["pairs"] = "pairs"
+    name: str = "minimal pairs"
+    data: tuple[str, ...]
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune:
+    """The development score of a task that the model is fine-tuned on in full, the mean over ``seeds``.
+
+    Args:
+        task: a benchmark's name, with ``data`` the folder of its files.
+        protocol: how it is fine-tuned.
+        set: fields of the recipe of fine-tuning; ``{frozen: {}}`` trains on the activations of the frozen encoder.
+    """
+
+    kind: Literal["finetune"] = "finetune"
+    name: str = ""
+    task: str
+    data: str
+    protocol: str = "plain"
+    seeds: int = 1
+    set: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "seeds")
+
+    @property
+    def title(self) -> str:
+        return self.name or self.task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe(Finetune):
+    """A linear map from the activations of a layer of the frozen encoder to the labels of a task."""
+
+    kind: Literal["probe"] = "probe"  # type: ignore[assignment]
+    layers: str = "last"
+
+    @property
+    def title(self) -> str:
+        return self.name or f"{self.task} probe"
+
+
+Measure = Pairs | Finetune | Probe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What is tested: that ``better`` is better ``than`` another arm ``by`` a measure (None: by every one)."""
+
+    better: str
+    than: str
+    by: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study as its file has it.
+
+    Args:
+        corpus, recipe, set: of every arm that does not say otherwise.
+        budget: one unit (``flops``, ``tokens``, ``steps``, ``hours``) with one amount or several; ``parameters``
+            besides is the most that an arm may have.
+        seeds: how many, from 1, or which.
+        arms: by name.
+        vary: values of fields by path; every combination is an arm, of each of ``arms`` if there are any.
+        tune: what is searched for every arm; null searches nothing.
+        measures: besides the held-out loss, bits per byte, speed and memory, which are always kept.
+        baseline: every other arm is compared with this one; by default the first. ``claims`` instead are compared as
+            they say.
+        margins: by measure, the least difference that matters: where the interval excludes it, a claim does not hold.
+        threads: of one run. The last bits of its numbers depend on it, so it belongs to the study.
+    """
+
+    name: str = ""
+    corpus: str | None = None
+    recipe: str | None = None
+    set: dict[str, Any] = field(default_factory=dict)
+    budget: dict[str, Any]
+    seeds: int | tuple[int, ...] = 3
+    arms: dict[str, Any] = field(default_factory=dict)
+    vary: dict[str, Any] = field(default_factory=dict)
+    tune: Tune | None = Tune()
+    measures: tuple[Measure, ...] = ()
+    baseline: str | None = None
+    claims: tuple[Claim, ...] = ()
+    margins: dict[str, float] = field(default_factory=dict)
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "threads")
+
+    @property
+    def seed_numbers(self) -> tuple[int, ...]:
+        return tuple(range(1, self.seeds + 1)) if isinstance(self.seeds, int) else self.seeds
+
+    @property
+    def unit(self) -> Unit:
+        return next(unit for unit in UNITS if unit in self.budget)
+
+    @property
+    def amounts(self) -> tuple[float, ...]:
+        """The budgets, ascending."""
+        given = self.budget[self.unit]
+        return tuple(sorted(map(float, given if isinstance(given, (list, tuple)) else [given])))
+
+
+def read(path: Path) -> tuple[Study, dict[str, Arm]]:
+    """The study in a YAML or JSON file, and its arms by name. Relative paths in it start at its folder.
+
+    Raises:
+        ConfigError: with the key that is wrong.
+    """
+    study = from_dict(Study, _with_numbers(read_file(path)), where=str(path))
+    where = str(path)
+    _check_budget(study, where)
+    seeds = study.seed_numbers
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigError(f"{where}: seeds {study.seeds}, expected at least 1 seed, each once")
+    arms = _arms(study, where)
+    for name in [study.baseline, *(name for claim in study.claims for name in (claim.better, claim.than))]:
+        if name is not None and name not in arms:
+            raise ConfigError(f"{where}: there is no arm {name!r}{nearest(name, arms)}")
+    titles = [measure.name if isinstance(measure, Pairs) else measure.title for measure in study.measures]
+    if len(set(titles)) < len(titles):
+        raise ConfigError(f"{where}: measures {titles} have one name; give each a name of its own")
+    for name in (*study.margins, *(claim.by for claim in study.claims if claim.by)):
+        if name not in (known := ("loss", "bits per byte", *titles)):
+            raise ConfigError(f"{where}: there is no measure {name!r}{nearest(name, known)}")
+    return study, arms
+
+
+def _with_numbers(value: Any) -> Any:
+    """Plain data in which texts such as ``1e13``, which YAML 1.1 takes for text, are numbers."""
+    if isinstance(value, Mapping):
+        return {key: _with_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(item) for item in value]
+    if isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", value):
+        return float(value)
+    return value
+
+
+def _check_budget(study: Study, where: str) -> None:
+    units = [unit for unit in UNITS if unit in study.budget]
+    if unknown := sorted(set(study.budget) - {*UNITS, "parameters"}):
+        raise ConfigError(f"{where}: unknown key 'budget.{unknown[0]}'{nearest(unknown[0], (*UNITS, 'parameters'))}")
+    if len(units) != 1:
+        raise ConfigError(f"{where}: budget has {', '.join(units) or 'no unit'}; give one of {', '.join(UNITS)}")
+    for key, value in study.budget.items():
+        given = value if isinstance(value, (list, tuple)) else [value]
+        several = key != "parameters"
+        fits = all(isinstance(one, (int, float)) and not isinstance(one, bool) and 0 < one < 1e40 for one in given)
+        if not given or not fits or len(set(given)) < len(given) or not several and given != [value]:
+            raise ConfigError(f"{where}: budget.{key} is {value!r}, expected numbers above 0, each once")
+
+
+def _arms(study: Study, where: str) -> dict[str, Arm]:
+    """The arms of the file, times the combinations of what varies."""
+    arms = {
+        str(name): from_dict(Arm, data if data is not None else {}, where=f"{where}: arms.{name}")
+        for name, data in study.arms.items()
+    }
+    for path, values in study.vary.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"{where}: vary.{path} is {values!r}, expected a list of values")
+    labels = _labels(list(study.vary))
+    combined: dict[str, Arm] = {}
+    for values in itertools.product(*study.vary.values()):
+        word = " ".join(f"{labels[path]}={_short(value)}" for path, value in zip(study.vary, values, strict=True))
+        fields = dict(zip(study.vary, values, strict=True))
+        for name, arm in (arms or {"": Arm()}).items():
+            title = " ".join(filter(None, (name, word)))
+            if title in combined:
+                raise ConfigError(f"{where}: two arms are called {title!r}; give each combination once")
+            combined[title] = Arm(recipe=arm.recipe, corpus=arm.corpus, set={**arm.set, **fields})
+    if not study.vary:
+        combined = arms
+    if not combined or combined == {"": Arm()}:
+        raise ConfigError(f"{where}: nothing to compare; give arms, or fields that vary")
+    if len({name.replace(" ", "_") for name in combined}) < len(combined):
+        raise ConfigError(
+            f"{where}: arms {list(combined)} differ in spaces alone; give each a folder's name of its own"
+        )
+    for name, arm in combined.items():
+        if not re.fullmatch(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,79}", name) or name != name.strip():
+            raise ConfigError(f"{where}: arm {name!r}: give a name of 1 to 80 letters that can name a folder")
+        for missing in ("recipe", "corpus"):
+            if getattr(arm, missing) is None and getattr(study, missing) is None:
+                raise ConfigError(f"{where}: arm {name!r} has no {missing}; give it one, or one for the study")
+    return combined
+
+
+def _labels(paths: Sequence[str]) -> dict[str, str]:
+    """The last part of each path, or more where that is not enough to tell them apart."""
+    labels = {}
+    for path in paths:
+        parts = path.split(".")
+        size = next(n for n in range(1, len(parts) + 1) if sum(p.endswith(".".join(parts[-n:])) for p in paths) == 1)
+        labels[path] = ".".join(parts[-size:])
+    return labels
+
+
+def _short(value: Any) -> str:
+    """A value as part of a name."""
+    if isinstance(value, Mapping):
+        return str(value.get("kind", "-".join(f"{k}-{_short(v)}" for k, v in value.items())))
+    if isinstance(value, list):
+        return "+".join(map(_short, value))
+    return f"{value:g}" if isinstance(value, float) else re.sub(r"[^\w.\-]", "-", str(value))

@@ -1,0 +1,281 @@
+"""The cells of a study: which runs there are, with which recipe, and what they cost; refused before any work if one
+cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from encoderlab import recipes
+from encoderlab.config import flatten, override, to_dict
+from encoderlab.corpus.manifest import MANIFEST, file_hash
+from encoderlab.corpus.shards import Corpus
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.measure.estimate import Estimate, estimate
+from encoderlab.measure.pairs.evaluate import survey
+from encoderlab.measure.pairs.reading import find
+from encoderlab.measure.pairs.scorers import scorers_of
+from encoderlab.model import Model, count_parameters
+from encoderlab.study.file import Arm, Finetune, Measure, Pairs, Probe, Study, read
+from encoderlab.tasks.data import suites
+from encoderlab.tasks.data.splits import check_splits, usable_splits
+from encoderlab.tasks.runs.protocol import at_point
+from encoderlab.tasks.runs.published import protocol
+from encoderlab.train.checks import check
+from encoderlab.train.corpus_data import corpus_data
+from encoderlab.train.cost import operations
+from encoderlab.train.networks import bare_objective, fit
+from encoderlab.train.recipe import Budget, Recipe
+
+VALIDATIONS = 5  # of a run, where the study does not say how often
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cell:
+    """One run. ``trial`` is the value that it tries for the tuned field; None for a run that is compared."""
+
+    arm: str
+    amount: float
+    seed: int
+    trial: float | None
+    recipe: Recipe
+    corpus: Path
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A study and everything that follows from its file. ``base`` is the folder that its paths start from."""
+
+    study: Study
+    arms: Mapping[str, Arm]
+    base: Path
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """The plan of a study's file, checked: every cell can run and be measured.
+
+        Raises:
+            ConfigError, DataError: with the arm or the measure that cannot.
+        """
+        study, arms = read(path)
+        plan = cls(study=study, arms=arms, base=path.resolve().parent)
+        plan.check()
+        return plan
+
+    # Recipes
+
+    @cached_property
+    def _recipes(self) -> dict[str, Recipe]:
+        """The recipe of every arm at the largest budget, before anything is tuned."""
+        study, found = self.study, {}
+        budget = Budget(amount=study.amounts[-1], unit=study.unit)
+        for name, arm in self.arms.items():
+            recipe = recipes.recipe(arm.recipe or study.recipe or "").for_budget(budget)
+            for where, fields in (("set", study.set), (f"arm {name!r}", arm.set)):
+                recipe = override(recipe, flatten(fields), where=where)
+            found[name] = replace(recipe, budget=budget)
+        return found
+
+    def recipe(self, arm: str, amount: float, seed: int, value: float | None = None, *, trial: bool = False) -> Recipe:
+        """What an arm trains at a budget; ``value`` is that of the tuned field, ``trial`` a share of the budget."""
+        tune = self.study.tune
+        given = amount * tune.share if trial and tune else amount
+        if self.study.unit == "steps":
+            given = max(1, round(given))
+        recipe = replace(self._recipes[arm], budget=Budget(amount=given, unit=self.study.unit), seed=seed)
+        if value is not None and tune is not None:
+            recipe = override(recipe, {tune.field: value}, where="tune")
+        if not {"evaluation.every"} & {*flatten(self.study.set), *flatten(self.arms[arm].set)}:
+            every = max(1, self._steps(recipe) // VALIDATIONS)
+            recipe = replace(recipe, evaluation=replace(recipe.evaluation, every=every))
+        return recipe
+
+    def _steps(self, recipe: Recipe) -> int:
+        """About how many steps the budget is; the usual distance of validations where that is not known."""
+        phase = recipe.phases[0]
+        unit, amount = recipe.budget.unit, recipe.budget.amount
+        if unit == "flops":
+            amount /= max(operations(recipe, phase.length, None), 1.0)
+        if unit == "hours":
+            return VALIDATIONS * recipe.evaluation.every
+        return int(amount if unit == "steps" else amount / (phase.rows * phase.length))
+
+    @property
+    def places(self) -> list[tuple[str, float]]:
+        """Arms and budgets."""
+        return [(arm, amount) for arm in self.arms for amount in self.study.amounts]
+
+    def corpus(self, arm: str) -> Path:
+        return self.base / (self.arms[arm].corpus or self.study.corpus or "")
+
+    def base_value(self, arm: str) -> float:
+        """What the recipe of an arm has in the tuned field."""
+        assert self.study.tune is not None
+        recipe = self.recipe(arm, self.study.amounts[0], 1)
+        value = flatten(to_dict(recipe)).get(self.study.tune.field)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value:
+            raise ConfigError(
+                f"arm {arm!r}: tune.field {self.study.tune.field!r} is {value!r}, expected a number above 0"
+            )
+        return float(value)
+
+    # Cells
+
+    @cached_property
+    def trials(self) -> list[Cell]:
+        """The runs that search the tuned field, the same number for every arm and budget, with the first seed."""
+        tune = self.study.tune
+        if tune is None:
+            return []
+        return [
+            self._cell(arm, amount, self.study.seed_numbers[0], trial=float(f"{self.base_value(arm) * factor:.6g}"))
+            for arm, amount in self.places
+            for factor in tune.factors
+        ]
+
+    def cells(self, chosen: Mapping[tuple[str, float], float | None]) -> list[Cell]:
+        """The runs that are compared, with the values ``chosen`` by arm and budget; seeds in the outer turn, so that a
+        study that is stopped early has whole comparisons. Arms and budgets without a choice are left out.
+        """
+        return [
+            self._cell(arm, amount, seed, value=chosen[arm, amount])
+            for amount in self.study.amounts
+            for seed in self.study.seed_numbers
+            for arm in self.arms
+            if (arm, amount) in chosen
+        ]
+
+    def _cell(
+        self, arm: str, amount: float, seed: int, *, trial: float | None = None, value: float | None = None
+    ) -> Cell:
+        tune = self.study.tune
+        recipe = self.recipe(arm, amount, seed, value if trial is None else trial, trial=trial is not None)
+        name = self.cell_name(arm, amount, seed)
+        if trial is not None and tune is not None:
+            name = f"trials/{self._folder(arm, amount)}/{tune.field.rpartition('.')[2]}-{trial:g}"
+        return Cell(arm=arm, amount=amount, seed=seed, trial=trial, recipe=recipe, corpus=self.corpus(arm), name=name)
+
+    def cell_name(self, arm: str, amount: float, seed: int) -> str:
+        """The name of a run that is compared, and its folder within that of the study."""
+        return f"cells/{self._folder(arm, amount)}/seed-{seed}"
+
+    def _folder(self, arm: str, amount: float) -> str:
+        return f"{arm.replace(' ', '_')}/{self.study.unit}-{amount:g}"
+
+    # Checks
+
+    def check(self) -> None:
+        """Refuse a study of which a cell cannot run or be measured.
+
+        Raises:
+            ConfigError, DataError: with its name.
+        """
+        for measure in self.study.measures:
+            self._check_measure(measure)
+        self.cells(dict.fromkeys(self.places))
+        len(self.trials)
+        for arm, amount in self.places:
+            with _named(f"arm {arm!r} at {amount:g} {self.study.unit}"):
+                self._check_arm(arm, amount)
+
+    def _check_arm(self, arm: str, amount: float) -> None:
+        study, path = self.study, self.corpus(arm)
+        text = Corpus(path)
+        tokenizer = Tokenizer.load(text.tokenizer_path)
+        if study.tune is not None:
+            self.base_value(arm)
+        recipe = self.recipe(arm, amount, study.seed_numbers[0])
+        if recipe.evaluation.pairs is not None:
+            raise ConfigError("evaluation.pairs is set; give minimal pairs under measures")
+        check(recipe)
+        recipe = fit(recipe, tokenizer)
+        objective = bare_objective(recipe)
+        if corpus_data(recipe, objective, path, tokenizer).validation is None:
+            raise DataError(f"{path}: has no held-out text to compare by; build it with a larger validation share")
+        models = objective.models()
+        model = _main(models)
+        for one in models.values():
+            one.tokenizer = tokenizer
+        size = count_parameters(model.config)["total"]
+        if size > (most := study.budget.get("parameters", float("inf"))):
+            raise ConfigError(f"{size:,} parameters, budget.parameters is {most:,.0f}; make the model smaller")
+        for measure in study.measures:
+            if isinstance(measure, Pairs):
+                (scorer,) = scorers_of(model, models.get("generator"), official=True)
+                survey(find(self.pairs_of(measure)), tokenizer, longest=scorer.longest)
+            else:
+                task = suites.task(measure.task)
+                at_point(protocol(measure.protocol).recipe_for(task, model), task_fields(measure), where=measure.title)
+
+    def _check_measure(self, measure: Measure) -> None:
+        """Refuse a measure whose data cannot be used."""
+        if isinstance(measure, Finetune):
+            task = suites.task(measure.task)
+            check_splits(task, usable_splits(task, self.base / measure.data))
+
+    def pairs_of(self, measure: Pairs) -> list[Path]:
+        return [self.base / place for place in measure.data]
+
+    def estimates(self) -> dict[tuple[str, float], Estimate]:
+        """What a run of every arm costs at every budget."""
+        return {
+            (arm, amount): estimate(
+                fit(self.recipe(arm, amount, 1), Tokenizer.load(Corpus(self.corpus(arm)).tokenizer_path))
+            )
+            for arm, amount in self.places
+        }
+
+    def fairness(self) -> list[str]:
+        """What holds for all arms alike, and what does not."""
+        study = self.study
+        corpora = {file_hash(self.corpus(arm) / MANIFEST) for arm in self.arms}
+        formats = {self.recipe(arm, study.amounts[0], 1).rows.kind for arm in self.arms}
+        same = "The same documents for every arm, in the same order for the same seed"
+        found = [
+            f"{same}." if len(corpora) == 1 else "The arms read different corpora; the order follows from the seed."
+        ]
+        if len(formats) > 1:
+            found.append(f"They are packed into rows as each recipe has it: {', '.join(sorted(formats))}.")
+        budgets = " and ".join(f"{amount:.3g}" for amount in study.amounts)
+        found.append(
+            f"Every run has the same budget: {budgets} {study.unit}, and one of {len(study.seed_numbers)} seeds."
+        )
+        if study.tune is None:
+            found.append("Nothing was tuned: every arm has the values of its recipe.")
+        else:
+            tune = study.tune
+            found.append(
+                f"{tune.field} was tuned for every arm and budget alike: {len(tune.factors)} trials "
+                f"({', '.join(f'{factor:g}' for factor in tune.factors)} times the recipe's) at {tune.share:g} of the "
+                "budget, the lowest held-out loss taken."
+            )
+        return found
+
+
+def task_fields(measure: Finetune) -> dict[str, Any]:
+    """The fields of fine-tuning that a measure sets."""
+    probe = {"frozen.layers": measure.layers, "frozen.lstm_layers": 0} if isinstance(measure, Probe) else {}
+    return {**probe, **flatten(measure.set)}
+
+
+def _main(models: Mapping[str, Model]) -> Model:
+    """The model that is used afterwards: of two networks, the discriminator."""
+    return models["model"] if "model" in models else models["discriminator"]
+
+
+class _named:
+    """Errors inside say which cell they are about."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (ConfigError, DataError)):
+            raise type(error)(f"{self.name}: {error}") from None

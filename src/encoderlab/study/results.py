@@ -1,0 +1,179 @@
+"""What a study found: scores by arm, budget and seed, comparisons with verdicts, and how losses fall."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from encoderlab.measure.report import interval
+from encoderlab.measure.runs import RunRecord, read_run
+from encoderlab.study.file import Claim, Pairs
+from encoderlab.study.plan import Cell, Plan
+from encoderlab.study.statistics import Comparison, PowerLaw, compare, holm, power_law, verdict
+
+LOWER = ("loss", "bits per byte")  # is better
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """The results of the cells of a study, None where one is missing.
+
+    Args:
+        chosen: the value of the tuned field, by arm and budget.
+        tried: the values that were tried and their held-out losses, None of a trial that failed.
+        trials: the results of the trials, by name.
+    """
+
+    plan: Plan
+    chosen: Mapping[tuple[str, float], float | None]
+    tried: Mapping[tuple[str, float], Sequence[tuple[float, float | None]]]
+    cells: Mapping[Cell, dict[str, Any] | None]
+    trials: Mapping[str, dict[str, Any]]
+
+    @property
+    def fairness(self) -> list[str]:
+        said = self.plan.fairness()
+        if self.comparisons:
+            said.append(
+                f"{len(self.comparisons)} comparisons, paired by seed: 95% intervals of Student's t, p values "
+                "corrected for their number (Holm)."
+            )
+        return said
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of trials and cells without a result, also of those whose tuned value is not known yet."""
+        trials = [cell for cell in self.plan.trials if cell.name not in self.trials]
+        waiting = {(cell.arm, cell.amount) for cell in trials}
+        return [
+            *(cell.name for cell in trials),
+            *(cell.name for cell, result in self.cells.items() if result is None),
+            *(self.plan.cell_name(*place, seed) for place in waiting for seed in self.plan.study.seed_numbers),
+        ]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """What went wrong, by the name of the cell or trial."""
+        every = {**self.trials, **{cell.name: result for cell, result in self.cells.items() if result is not None}}
+        return {name: result["error"] for name, result in every.items() if result["status"] == "failed"}
+
+    @property
+    def done(self) -> dict[Cell, dict[str, Any]]:
+        return {cell: result for cell, result in self.cells.items() if result and result["status"] == "done"}
+
+    @cached_property
+    def measures(self) -> list[str]:
+        """Names of the measures, those of the loss first."""
+        names = [one.name if isinstance(one, Pairs) else one.title for one in self.plan.study.measures]
+        return [name for name in (*LOWER, *names) if any(self.scores(arm, a, name) for arm, a in self.plan.places)]
+
+    def scores(self, arm: str, amount: float, measure: str) -> dict[int, float]:
+        """Scores by seed."""
+        return {
+            cell.seed: float(result["scores"][measure])
+            for cell, result in self.done.items()
+            if (cell.arm, cell.amount) == (arm, amount) and is_finite(result["scores"].get(measure))
+        }
+
+    def number(self, arm: str, amount: float, name: str) -> float | None:
+        """The mean over seeds of a number such as ``flops``; None without any."""
+        found = [
+            result["numbers"][name]
+            for cell, result in self.done.items()
+            if (cell.arm, cell.amount) == (arm, amount) and is_finite(result["numbers"].get(name))
+        ]
+        return sum(found) / len(found) if found else None
+
+    def mean(self, arm: str, amount: float, measure: str) -> tuple[float, float] | None:
+        """Mean over seeds and half its 95% interval; None without scores."""
+        found = list(self.scores(arm, amount, measure).values())
+        return interval(found) if found else None
+
+    # Comparisons
+
+    @cached_property
+    def _claims(self) -> list[Claim]:
+        study = self.plan.study
+        baseline = study.baseline or next(iter(self.plan.arms))
+        others = [arm for arm in self.plan.arms if arm != baseline]
+        given = study.claims or tuple(Claim(better=arm, than=baseline) for arm in others)
+        return [replace(claim, by=by) for claim in given for by in ([claim.by] if claim.by else self.measures)]
+
+    def _comparable(self, one: str, two: str, measure: str) -> str | None:
+        """Why a loss of two arms does not compare; None where it does. Losses are of the same text and the same task;
+        per token they need the same tokenizer besides.
+        """
+        if measure not in LOWER:
+            return None
+        asked = [{result["asked"] for cell, result in self.done.items() if cell.arm == arm} for arm in (one, two)]
+        if len(asked[0] | asked[1]) > 1:
+            return "they predict different things of the text"
+        corpora = {self.plan.corpus(arm).resolve() for arm in (one, two)}
+        return "their corpora differ" if len(corpora) > 1 else None
+
+    @cached_property
+    def not_compared(self) -> list[str]:
+        """Claims that the numbers cannot speak to, and why."""
+        found = []
+        for claim in self._claims:
+            assert claim.by is not None
+            if why := self._comparable(claim.better, claim.than, claim.by):
+                found.append(f"{claim.better} and {claim.than} by {claim.by}: {why}")
+        return found
+
+    @cached_property
+    def comparisons(self) -> list[Comparison]:
+        """All comparisons that share at least one seed, corrected as one family."""
+        found = []
+        for claim in self._claims:
+            by = claim.by
+            assert by is not None
+            if by == "bits per byte" and self._comparable(claim.better, claim.than, "loss") is None:
+                continue  # the loss in other units: not another comparison
+            if self._comparable(claim.better, claim.than, by):
+                continue
+            for amount in self.plan.study.amounts:
+                one, two = (self.scores(arm, amount, by) for arm in (claim.better, claim.than))
+                seeds = sorted(one.keys() & two.keys())
+                sign = -1 if by in LOWER else 1
+                if seeds:
+                    numbers: dict[str, Any] = compare([sign * (one[seed] - two[seed]) for seed in seeds])
+                    found.append(
+                        Comparison(
+                            better=claim.better, than=claim.than, by=by, amount=amount, seeds=len(seeds), **numbers
+                        )
+                    )
+        adjusted = holm([one.p for one in found])
+        margins = self.plan.study.margins
+        return [
+            replace(one, adjusted=p, verdict=verdict(one.difference, one.high, p, margins.get(one.by)))
+            for one, p in zip(found, adjusted, strict=True)
+        ]
+
+    @cached_property
+    def scaling(self) -> dict[tuple[str, str], PowerLaw]:
+        """How the loss of each arm falls with its FLOPs, where there are three budgets or more."""
+        laws = {}
+        for arm in self.plan.arms:
+            points = [
+                (result["numbers"]["flops"], result["scores"]["loss"])
+                for cell, result in self.done.items()
+                if cell.arm == arm and is_finite(result["scores"].get("loss"))
+            ]
+            budgets = {cell.amount for cell in self.done if cell.arm == arm}
+            law = power_law(*zip(*points, strict=True)) if len(budgets) > 2 else None  # type: ignore[misc]
+            if law is not None:
+                laws[arm, "loss"] = law
+        return laws
+
+    def curves(self) -> dict[Cell, RunRecord]:
+        """The metrics of every run that is done."""
+        return {cell: read_run(Path(result["model"]).parent) for cell, result in self.done.items()}
+
+
+def is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)

@@ -1,0 +1,180 @@
+"""Carrying out a study: trials first, then the runs that are compared; what is done is never done again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from encoderlab.config import to_dict
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.execution.local import Ended, Execute, Job
+from encoderlab.files import write_json
+from encoderlab.study.file import Finetune, Pairs
+from encoderlab.study.plan import Cell, Plan
+from encoderlab.study.results import Results
+
+Say = Callable[[str], None]
+
+
+def run(plan: Plan, out: Path, execute: Execute, *, retry: bool = False, say: Say = lambda line: None) -> Results:
+    """Run what is missing in the folder ``out``, and return what there is then.
+
+    A cell that fails is marked, and the others go on; ``retry`` runs those that failed before again. Cells that were
+    stopped, or not begun before time was up, are missing from the results; the same call continues them to the same
+    bits.
+
+    Raises:
+        ConfigError: ``out`` has the result of a cell with other settings.
+    """
+    trials = _run(plan, plan.trials, out, execute, retry=retry, say=say)
+    chosen: dict[tuple[str, float], float | None] = {}
+    tried: dict[tuple[str, float], list[tuple[float, float | None]]] = {}
+    for cell in plan.trials:
+        result = trials.get(cell.name)
+        if result is not None:
+            assert cell.trial is not None
+            tried.setdefault((cell.arm, cell.amount), []).append((cell.trial, result.get("total_loss")))
+    for key in plan.places:
+        if plan.study.tune is None:
+            chosen[key] = None
+        elif len(tried.get(key, ())) == len(plan.study.tune.factors):
+            finished = [(loss, value) for value, loss in tried[key] if loss is not None and math.isfinite(loss)]
+            if finished:
+                chosen[key] = min(finished)[1]
+            else:
+                say(f"{key[0]} at {key[1]:g} {plan.study.unit}: every trial failed, so there is nothing to compare")
+    cells = plan.cells(chosen)
+    found = _run(plan, cells, out, execute, retry=retry, say=say) if _complete(plan.trials, trials) else {}
+    return Results(
+        plan=plan, chosen=chosen, tried=tried, cells={cell: found.get(cell.name) for cell in cells}, trials=trials
+    )
+
+
+def _complete(cells: Sequence[Cell], results: dict[str, dict[str, Any]]) -> bool:
+    return all(cell.name in results for cell in cells)
+
+
+def _run(
+    plan: Plan, cells: Sequence[Cell], out: Path, execute: Execute, *, retry: bool, say: Say
+) -> dict[str, dict[str, Any]]:
+    """The results of cells by name; those that are not there yet are computed."""
+    results: dict[str, dict[str, Any]] = {}
+    jobs: dict[str, Job] = {}
+    for cell in cells:
+        spec, known = _spec(plan, cell, out), _result(out, cell)
+        path = out / "specs" / f"{cell.name}.json"
+        if known is not None:
+            _check_same(path, spec, cell)
+            if known["status"] == "done" and known.get("measures") == spec["measures"]:
+                results[cell.name] = known
+                continue
+            if known["status"] == "failed" and not retry:
+                results[cell.name] = known
+                say(f"{cell.name}: failed before ({known['error']}); --retry runs it again")
+                continue
+        write_json(path, spec)
+        jobs[cell.name] = Job(
+            name=cell.name,
+            module="encoderlab.study.cell",
+            arguments=(str(path), str(out / "results" / f"{cell.name}.json")),
+            log=out / "logs" / f"{cell.name}.log",
+            threads=plan.study.threads,
+        )
+    done = len(results)
+    for ended in execute(list(jobs.values())):
+        result = _ended(ended, out)
+        if result is None:
+            say(f"{ended.job.name}: stopped; the same command continues it")
+            continue
+        results[ended.job.name] = result
+        done += 1
+        loss = result.get("scores", {}).get("loss")
+        what = result["error"] if result["status"] == "failed" else f"loss {loss:.4f}" if loss else "done"
+        say(f"{ended.job.name}: {what} ({done} of {len(cells)})")
+    return results
+
+
+def _spec(plan: Plan, cell: Cell, out: Path) -> dict[str, Any]:
+    """What a cell's process reads; trials measure the held-out loss alone."""
+    measures = [] if cell.trial is not None else plan.study.measures
+    plain = []
+    for measure in measures:
+        if isinstance(measure, Pairs):
+            measure = replace(measure, data=tuple(str(place) for place in plan.pairs_of(measure)))
+        elif isinstance(measure, Finetune):
+            measure = replace(measure, data=str(plan.base / measure.data))
+        plain.append(to_dict(measure))
+    return {
+        "recipe": to_dict(cell.recipe),
+        "corpus": str(cell.corpus),
+        "run": str((out / cell.name).resolve()),
+        "tasks": str((out / "tasks" / cell.name).resolve()),
+        "measures": plain,
+        "threads": plan.study.threads,
+    }
+
+
+def _check_same(path: Path, spec: dict[str, Any], cell: Cell) -> None:
+    """Refuse a folder whose cell of that name has another recipe or corpus."""
+    if not path.exists():
+        return
+    known = json.loads(path.read_text(encoding="utf-8"))
+    for key in ("recipe", "corpus", "threads"):
+        if known.get(key) != json.loads(json.dumps(spec[key])):
+            raise ConfigError(
+                f"{cell.name}: was run with another {key}; give the study's file as it was, or another --out"
+            )
+
+
+def _result(out: Path, cell: Cell) -> dict[str, Any] | None:
+    path = out / "results" / f"{cell.name}.json"
+    if not path.exists():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        assert found["status"] in ("done", "failed")
+    except (ValueError, KeyError, AssertionError, TypeError):
+        raise DataError(f"{path}: is damaged; delete it, and the cell is measured again") from None
+    return found
+
+
+def _ended(ended: Ended, out: Path) -> dict[str, Any] | None:
+    """What a process left; None where it can be continued. One that died without a result has failed."""
+    if ended.stopped:
+        return None
+    path = out / "results" / f"{ended.job.name}.json"
+    if ended.code == 0 and path.exists():
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    why = f"killed by signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
+    result = {"status": "failed", "error": f"{why}; see {ended.job.log}", "code": ended.code}
+    write_json(path, result)
+    return result
+
+
+def record(results: Results) -> dict[str, Any]:
+    """The results as plain data."""
+    plan = results.plan
+    return {
+        "name": plan.study.name,
+        "study": to_dict(plan.study),
+        "fairness": results.fairness,
+        "tuning": [
+            {"arm": arm, "amount": amount, "trials": tried, "chosen": results.chosen.get((arm, amount))}
+            for (arm, amount), tried in results.tried.items()
+        ],
+        "cells": [
+            {"arm": cell.arm, "amount": cell.amount, "seed": cell.seed, "name": cell.name, "status": "missing"}
+            | (result or {})
+            for cell, result in results.cells.items()
+        ],
+        "comparisons": [asdict(one) for one in results.comparisons],
+        "not_compared": results.not_compared,
+        "scaling": [{"arm": arm, "measure": measure, **asdict(law)} for (arm, measure), law in results.scaling.items()],
+        "missing": results.missing,
+        "failed": results.failed,
+    }

@@ -1,0 +1,121 @@
+"""Paired comparisons over seeds, and how a loss falls with the budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from encoderlab.tasks.scoring.metrics import mean_interval
+
+Verdict = Literal["holds", "does not hold", "cannot be told at this budget"]
+LEVEL = 0.05  # of errors, over the family of comparisons
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Whether arm ``better`` is better ``than`` another by a measure at one budget.
+
+    ``difference`` is the mean over seeds, positive where the claim is right, with its 95% interval; ``p`` the two-sided
+    p value of the paired t test, ``adjusted`` after Holm's correction. ``needed``: how many seeds would tell a
+    difference of this size with a power of about 80%, before any correction; None where that is not known.
+    """
+
+    better: str
+    than: str
+    by: str
+    amount: float
+    seeds: int
+    difference: float
+    low: float
+    high: float
+    p: float
+    adjusted: float = 1.0
+    verdict: Verdict = "cannot be told at this budget"
+    needed: int | None = None
+
+
+def compare(differences: Sequence[float]) -> dict[str, float | int | None]:
+    """Mean, interval and p value of paired differences over seeds (Student's t)."""
+    n = len(differences)
+    mean = float(np.mean(differences))
+    if n < 2:
+        return {"difference": mean, "low": -math.inf, "high": math.inf, "p": 1.0, "needed": None}
+    low, high = mean_interval(differences)
+    deviation = float(np.std(differences, ddof=1))
+    if deviation == 0:
+        return {"difference": mean, "low": mean, "high": mean, "p": 1.0 if mean == 0 else 0.0, "needed": None}
+    p = two_sided(mean / (deviation / n**0.5), n - 1)
+    needed = None if mean == 0 else min(10**6, math.ceil(((1.96 + 0.84) * deviation / mean) ** 2) + 1)
+    return {"difference": mean, "low": low, "high": high, "p": p, "needed": needed}
+
+
+def two_sided(t: float, freedom: int) -> float:
+    """P(|T| > |t|) of Student's distribution (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan(abs(t) / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    term, total = (cosine, cosine) if freedom % 2 else (1.0, 1.0)
+    for k in range(3 if freedom % 2 else 2, freedom - 1, 2):
+        term *= (k - 1) / k * cosine**2
+        total += term
+    inside = sine * total if freedom % 2 == 0 else 2 / math.pi * (angle + (sine * total if freedom > 1 else 0.0))
+    return min(1.0, max(0.0, 1.0 - inside))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """p values corrected for the number of comparisons (Holm, 1979), in their order."""
+    order = np.argsort(values, kind="stable")
+    adjusted, largest = [0.0] * len(values), 0.0
+    for place, index in enumerate(order.tolist()):
+        largest = max(largest, min(1.0, (len(values) - place) * values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def verdict(difference: float, high: float, adjusted: float, margin: float | None = None) -> Verdict:
+    """Holds: better, beyond chance over the whole family. Does not hold: worse beyond chance, or the 95% interval
+    excludes that it is better by ``margin``."""
+    if adjusted < LEVEL:
+        return "holds" if difference > 0 else "does not hold"
+    if margin is not None and high < margin:
+        return "does not hold"
+    return "cannot be told at this budget"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerLaw:
+    """``y = factor x^-exponent``, fitted to logarithms, and the 95% interval of the exponent."""
+
+    factor: float
+    exponent: float
+    low: float
+    high: float
+
+    def __call__(self, x: float) -> float:
+        return self.factor * x**-self.exponent
+
+
+def power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
+    """The least-squares line through log y over log x; None for fewer than three different x."""
+    if len(set(x)) < 3 or min(*x, *y) <= 0:
+        return None
+    u, v = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
+    slope, offset = np.polyfit(u - u.mean(), v, 1)
+    rest = v - offset - slope * (u - u.mean())
+    freedom = len(u) - 2
+    error = math.sqrt(float(rest @ rest) / freedom / float(((u - u.mean()) ** 2).sum()))
+    half = _quantile(freedom) * error
+    factor = math.exp(offset - slope * u.mean())
+    return PowerLaw(factor=factor, exponent=-float(slope), low=-float(slope) - half, high=-float(slope) + half)
+
+
+def _quantile(freedom: int) -> float:
+    """The t that 2.5% of Student's distribution exceed."""
+    low, high = 0.0, 1e3
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if two_sided(middle, freedom) > LEVEL else (low, middle)
+    return high

@@ -1,0 +1,254 @@
+"""Studies: the file, the checks before any work, the runs, an interruption, and the page."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from pydoc_data import topics
+from typing import Any
+
+import pytest
+import yaml
+
+from encoderlab.cli import main
+from encoderlab.errors import ConfigError, DataError, Diverged
+from encoderlab.execution.local import Ended, Job
+from encoderlab.files import finite, write_json
+from encoderlab.study import cell
+from encoderlab.study.file import read
+from encoderlab.study.page import render
+from encoderlab.study.plan import Plan
+from encoderlab.study.run import record, run
+
+SMALL: dict[str, Any] = {
+    "corpus": "corpus",
+    "recipe": "roberta-tiny",
+    "budget": {"steps": 4},
+    "seeds": 2,
+    "set": {"phases": [{"length": 32, "rows": 4}], "evaluation.rows": 8},
+    "tune": {"factors": [1, 2], "share": 0.5},
+    "measures": [{"kind": "pairs", "data": ["pairs.txt"], "size": 8}],
+    "arms": {"few": None, "many": {"set": {"objective.masking.rate": 0.4}}},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "text").mkdir()
+    for name in sorted(topics.topics)[:30]:
+        (folder / "text" / f"{name}.txt").write_text(topics.topics[name], encoding="utf-8")
+    sizes = ["--vocab-size", "500", "--workers", "1"]
+    assert main(["corpus", "build", str(folder / "text"), "--out", str(folder / "corpus"), *sizes]) == 0
+    words = topics.topics["assert"].split()
+    lines = [" ".join(part) for n in range(9) for part in (words[n : n + 3], words[n : n + 3][::-1])]
+    (folder / "pairs.txt").write_text("\n".join(lines))
+    return folder
+
+
+def written(place: Path, **changes: Any) -> Path:
+    """The small study with some keys changed; None removes one, but for ``tune``."""
+    fields = {key: value for key, value in {**SMALL, **changes}.items() if value is not None or key == "tune"}
+    path = place / "study.yaml"
+    path.write_text(yaml.safe_dump(fields, sort_keys=False))
+    return path
+
+
+class InProcess:
+    """An executor without processes: stops after ``most`` jobs; the ones in ``diverging`` fail."""
+
+    def __init__(self, most: int = 10**6, diverging: str = "nothing") -> None:
+        self.most, self.diverging = most, diverging
+        self.done: list[str] = []
+
+    def __call__(self, jobs: Sequence[Job]) -> Iterator[Ended]:
+        for job in jobs:
+            if len(self.done) == self.most:
+                return
+            self.done.append(job.name)
+            spec, result = map(Path, job.arguments)
+            try:
+                if self.diverging in job.name:
+                    raise Diverged("the gradient is not finite")
+                found = cell.run(json.loads(spec.read_text()))
+            except Diverged as error:
+                found = {"status": "failed", "error": str(error), "code": error.code}
+            write_json(result, finite(found))
+            yield Ended(job=job, code=0)
+
+
+def without_clock(found: dict[str, Any]) -> dict[str, Any]:
+    """The results that may not depend on when they were computed."""
+    plain: dict[str, Any] = json.loads(json.dumps(finite(found)))
+    for one in plain["cells"]:
+        one.pop("model", None)
+        for name in ("seconds", "tokens_per_second", "memory"):
+            one.get("numbers", {}).pop(name, None)
+    return plain
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> tuple[dict[str, Any], str, list[str]]:
+    """An uninterrupted study: its record, its page, and its jobs."""
+    execute = InProcess()
+    results = run(Plan.read(written(place)), place / "whole", execute)
+    return record(results), render(results), execute.done
+
+
+def test_trials_come_first_and_every_arm_has_as_many(whole: tuple[dict[str, Any], str, list[str]]) -> None:
+    found, _, jobs = whole
+    assert [name.split("/")[0] for name in jobs] == ["trials"] * 4 + ["cells"] * 4
+    assert sum("/few/" in name for name in jobs) == 4
+    for tuned in found["tuning"]:
+        values = {value for value, _ in tuned["trials"]}
+        best = min((loss, value) for value, loss in tuned["trials"])[1]
+        assert len(values) == 2 and max(values) == 2 * min(values) and tuned["chosen"] == best
+    assert not found["missing"] and not found["failed"]
+
+
+def test_cells_are_ordinary_runs_that_differ_in_what_the_file_says(
+    place: Path, whole: tuple[dict[str, Any], str, list[str]]
+) -> None:
+    found, _, _ = whole
+    recipes = {}
+    for one in found["cells"]:
+        folder = place / "whole" / one["name"]
+        recipes[one["name"]] = json.loads((folder / "recipe.json").read_text())
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+        last = [line for line in lines if line["split"] == "valid"][-1]
+        assert last["losses"]["mlm"] == one["scores"]["loss"] and last["step"] == 4
+        assert main(["report", str(folder)]) == 0
+    rates = {name: recipe["objective"]["masking"]["rate"] for name, recipe in recipes.items()}
+    assert {rates[name] for name in rates if "/many/" in name} == {0.4} and len(set(rates.values())) == 2
+    assert {recipe["seed"] for recipe in recipes.values()} == {1, 2}
+    chosen = {tuned["arm"]: tuned["chosen"] for tuned in found["tuning"]}
+    assert all(recipe["optim"]["lr"] == chosen[name.split("/")[1]] for name, recipe in recipes.items())
+
+
+def test_losses_of_different_masks_are_not_compared_and_pairs_are(
+    whole: tuple[dict[str, Any], str, list[str]],
+) -> None:
+    found, _, _ = whole
+    (one,) = found["comparisons"]
+    assert (one["better"], one["than"], one["by"], one["seeds"]) == ("many", "few", "minimal pairs", 2)
+    scores = {(c["arm"], c["seed"]): c["scores"]["minimal pairs"] for c in found["cells"]}
+    differences = [scores["many", seed] - scores["few", seed] for seed in (1, 2)]
+    assert one["difference"] == pytest.approx(sum(differences) / 2)
+    assert any("predict different things" in line for line in found["not_compared"])
+
+
+def test_an_interrupted_study_ends_with_the_same_numbers(
+    place: Path, whole: tuple[dict[str, Any], str, list[str]]
+) -> None:
+    plan = Plan.read(written(place))
+    first = run(plan, place / "parts", InProcess(most=3))
+    assert len(first.missing) == 1 + 4 and not first.done  # no run is compared before all trials are done
+    second = run(plan, place / "parts", InProcess(most=2))
+    assert len(second.missing) == 3
+    assert "not finished" in render(second)
+    execute = InProcess()
+    last = run(plan, place / "parts", execute)
+    assert len(execute.done) == 3 and without_clock(record(last)) == without_clock(whole[0])
+
+
+def test_a_cell_that_fails_is_marked_and_stops_no_other(place: Path) -> None:
+    plan = Plan.read(written(place, measures=[], tune=None))
+    said: list[str] = []
+    results = run(plan, place / "failing", InProcess(diverging="many/steps-4/seed-2"), say=said.append)
+    assert list(results.failed.values()) == ["the gradient is not finite"] and len(results.done) == 3
+    assert "the gradient is not finite" in render(results)
+    again = InProcess()
+    assert len(run(plan, place / "failing", again, say=said.append).failed) == 1 and again.done == []
+    assert any("--retry" in line for line in said)
+    assert not run(plan, place / "failing", again, retry=True).failed and len(again.done) == 1
+
+
+def test_other_settings_in_the_same_folder_are_refused(place: Path) -> None:
+    run(Plan.read(written(place, measures=[], tune=None, seeds=1)), place / "other", InProcess())
+    with pytest.raises(ConfigError, match="was run with another recipe"):
+        run(Plan.read(written(place, measures=[], tune=None, seeds=1, budget={"steps": 4}, set={
+            "phases": [{"length": 32, "rows": 4}], "evaluation.rows": 16,
+        })), place / "other", InProcess())  # fmt: skip
+    more = run(Plan.read(written(place, measures=[], tune=None, seeds=2)), place / "other", InProcess())
+    assert len(more.done) == 4  # seeds may be added
+
+
+def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None:
+    _, page, _ = whole
+    for text in ("Quality against cost", "Learning curves", "What was tuned", "What is equal", "many better than few"):
+        assert text in page
+    assert "<svg" in page and "nan" not in page.lower().replace("nancy", "")
+    assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"budget": {"flops": 1e9, "steps": 3}}, "budget has steps, flops; give one of"),
+        ({"budget": {"flop": 1e9}}, "unknown key 'budget.flop'; did you mean 'flops'"),
+        ({"budget": {"steps": [4, 4]}}, "expected numbers above 0, each once"),
+        ({"budget": {"steps": 4, "parameters": 1000}}, r"arm 'few' at 4 steps: [\d,]+ parameters, budget.parameters"),
+        ({"seeds": []}, "expected at least 1 seed"),
+        ({"arms": {}}, "nothing to compare"),
+        ({"arms": {"a/b": {}}}, "name a folder"),
+        ({"arms": {"few": {"sett": {}}}}, "arms.few: unknown key 'sett'; did you mean 'set'"),
+        ({"arms": {"few": {"set": {"optim.lrr": 1}}}}, "arm 'few': unknown key"),
+        ({"arms": {"few": {"recipe": "bert-huge"}}}, "bert-huge"),
+        (
+            {"arms": {"few": {"set": {"rows.kind": "contiguous_streams"}}}},
+            "arm 'few' at 4 steps: contiguous_streams serve",
+        ),
+        ({"arms": {"few": {"corpus": "absent"}}}, "arm 'few' at 4 steps: .*absent"),
+        ({"recipe": None}, "arm 'few' has no recipe"),
+        ({"baseline": "fewer"}, "there is no arm 'fewer'; did you mean 'few'"),
+        ({"claims": [{"better": "few", "than": "many", "by": "glue"}]}, "there is no measure 'glue'"),
+        ({"tune": {"field": "optim.kind"}}, "tune.field 'optim.kind' is 'adamw', expected a number"),
+        ({"tune": {"factors": []}}, "expected different numbers above 0"),
+        ({"measures": [{"kind": "pairs", "data": ["absent.txt"]}]}, "absent.txt: no such file"),
+        ({"measures": [{"kind": "finetune", "task": "colla", "data": "."}]}, "colla"),
+        ({"measures": [{"kind": "glue"}]}, "unknown kind 'glue'"),
+        ({"arms": {"few": {"set": {"model.lm": None}}}}, "arm 'few' at 4 steps: .*LM head"),
+    ],
+)
+def test_a_study_that_cannot_run_is_refused_before_any_work(
+    place: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((ConfigError, DataError), match=message):
+        Plan.read(written(place, **changes))
+
+
+def test_what_varies_is_combined(place: Path) -> None:
+    path = written(place, vary={"optim.lr": ["1e-3", 0.01], "model.encoder.layers": [1, 2]})
+    _, arms = read(path)
+    assert list(arms)[:2] == ["few lr=0.001 layers=1", "many lr=0.001 layers=1"] and len(arms) == 8
+    assert arms["many lr=0.01 layers=2"].set == {
+        "objective.masking.rate": 0.4, "optim.lr": 0.01, "model.encoder.layers": 2,
+    }  # fmt: skip
+
+
+def test_a_dry_run_prints_every_run_and_writes_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(place, budget={"flops": [1e9, 2e9]})
+    before = sorted(place.iterdir())
+    capsys.readouterr()
+    assert main(["study", str(path), "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["runs"] == 2 * 2 * (2 + 2) and found["flops"] == pytest.approx(2 * 3e9 * (2 + 2 * 0.5))
+    assert sorted(place.iterdir()) == before
+    assert main(["study", str(path)]) == 2 and "needs --out" in capsys.readouterr().err
+
+
+def test_the_command_runs_processes_and_stops_in_time(
+    place: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    path = written(place, seeds=1, tune=None, measures=[])
+    words = ["study", str(path), "--out", str(place / "command")]
+    assert main([*words, "--hours", "1e-9"]) == 75
+    assert "2 runs are left; run the same command again" in capsys.readouterr().err
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["status"] for one in found["cells"]] == ["done", "done"]
+    assert json.loads((place / "command" / "results.json").read_text())["cells"] == found["cells"]
+    assert (place / "command" / "study.html").stat().st_size > 10_000
