@@ -19,7 +19,7 @@ STYLE = """
 .keys { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 8px 0 0; font-size: 14px; color: var(--soft); }
 .keys i { display: inline-block; width: 11px; height: 11px; border-radius: 50%; margin-right: 7px; }
 .verdict-holds { color: var(--good); font-weight: 600; } .verdict-not { color: var(--bad); font-weight: 600; }
-.words td, .words th { overflow-wrap: normal; } .words td:last-child { min-width: 11em; } .words th { min-width: 8em; }
+.words td, .words th { overflow-wrap: normal; } .words td:nth-child(2) { min-width: 9em; } .words th { min-width: 8em; }
 @media (max-width: 720px) { .svg.wide { display: none; } .svg.narrow { display: block; } }
 """
 

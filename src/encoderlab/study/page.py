@@ -62,9 +62,9 @@ def _claims(results: Results) -> str:
     rows = "".join(_claim(one) for one in results.comparisons)
     unit = escape(results.plan.study.unit)
     table = (
-        '<div class="panel scroll words"><table><thead><tr><th>Claim</th><th>By</th>'
+        '<div class="panel scroll words"><table><thead><tr><th>Claim</th><th>Verdict</th><th>By</th>'
         f'<th class="number">{unit}</th><th class="number">Difference, 95% interval</th>'
-        '<th class="number">p, corrected</th><th>Verdict</th></tr></thead>'
+        '<th class="number">p, corrected</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
         if rows
         else ""
@@ -80,9 +80,9 @@ def _claim(one: Comparison) -> str:
         words += f" (about {max(one.needed, one.seeds + 1):,} seeds would)" if one.needed < 1000 else ""
     between = "" if one.seeds < 2 else f" ({one.low:+.3g} to {one.high:+.3g})"
     return (
-        f"<tr><th>{escape(one.better)} better than {escape(one.than)}</th><td>{escape(one.by)}</td>"
-        f'<td class="number">{one.amount:.3g}</td><td class="number">{one.difference:+.3g}{between}</td>'
-        f'<td class="number">{one.adjusted:.2g}</td><td class="{kind}">{escape(words)}</td></tr>'
+        f'<tr><th>{escape(one.better)} better than {escape(one.than)}</th><td class="{kind}">{escape(words)}</td>'
+        f'<td>{escape(one.by)}</td><td class="number">{one.amount:.3g}</td>'
+        f'<td class="number">{one.difference:+.3g}{between}</td><td class="number">{one.adjusted:.2g}</td></tr>'
     )
 
 

@@ -94,3 +94,21 @@ def test_a_sample_has_as_many_of_each_paradigm(names: list[str], size: int) -> N
     counts = {name: sum(pair.paradigm == name for pair in chosen) for name in set(names)}
     for name, count in counts.items():
         assert count >= min(names.count(name), max(counts.values()) - 1)
+
+
+JUNK = st.one_of(
+    st.text(max_size=80), st.lists(st.sampled_from(["good", "bad", ",", "\n", '"', "{", "}", ":", "x"])).map("".join)
+)
+
+
+@given(text=JUNK, name=st.sampled_from(["a.jsonl", "a.json", "a.csv", "a.tsv", "a.txt"]))
+def test_any_file_gives_pairs_or_an_error_of_one_line(
+    text: str, name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("junk") / name
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    try:
+        for pair in read(path):
+            assert pair.good.strip() and pair.bad.strip() and pair.paradigm
+    except DataError as error:
+        assert name in str(error) and "\n" not in str(error)
