@@ -12,6 +12,7 @@ ORDER = [  # first to last: each group may use those before it
     ["errors"],
     ["seeds", "ranges", "protobuf", "files", "tensor_files"],
     ["config"],
+    ["records"],
     ["nn"],
     ["models"],
     ["corpus"],
@@ -49,6 +50,7 @@ TORCH_FREE = (
     "files",
     "tensor_files",
     "config",
+    "records",
     "corpus",
 )
 

@@ -282,10 +282,10 @@ def test_tables(tmp_path, name, content, field, expected):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "text\nfine\nHello, world\n", "row 2 has 2 columns, the header has 1"),
-        ("a.csv", "text,label\nHello, world,1\n", "row 1 has 3 columns, the header has 2"),
-        ("a.tsv", "label\ttext\n1\ta\tb\n", "row 1 has 3 columns, the header has 2"),
-        ("a.csv", "label,text\n1\n", r"row 1 has 1 columns, the text is in column 1 \(from 0\)"),
+        ("a.csv", "text\nfine\nHello, world\n", "line 3 has 2 columns, the header has 1"),
+        ("a.csv", "text,label\nHello, world,1\n", "line 2 has 3 columns, the header has 2"),
+        ("a.tsv", "label\ttext\n1\ta\tb\n", "line 2 has 3 columns, the header has 2"),
+        ("a.csv", "label,text\n1\n", r"line 2 has 1 columns, the text is in column 1 \(from 0\)"),
     ],
 )
 def test_rows_that_the_header_does_not_fit_lose_no_text(tmp_path, name, content, message):
@@ -313,7 +313,7 @@ def test_a_row_with_a_quote_of_its_own_can_be_skipped(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "content", "place"),
-    [("a.csv", b"text\nfine\na\xffb\n", "record 2"), ("a.jsonl", b'"fine"\n"\\ud800"\n', "line 2")],
+    [("a.csv", b"text\nfine\na\xffb\n", "line 3"), ("a.jsonl", b'"fine"\n"\\ud800"\n', "line 2")],
 )
 def test_a_refusal_of_bytes_names_the_record(tmp_path, name, content, place):
     (tmp_path / name).write_bytes(content)

@@ -107,8 +107,8 @@ def bad(tmp_path: Path, name: str, content: bytes | str) -> str:
         ("a.jsonl", '{"text": "a"}\n{"text": 7}\n', 3, "line 2: field 'text' holds no text"),
         ("a.jsonl", '{"text": 5, "title": "T"}', 3, r"line 1: field 'text' holds no text \(--field names another\)"),
         ("a.jsonl", '{"text": [], "title": "T"}', 3, "line 1: field 'text' holds no text"),
-        ("a.csv", 'n,text\n1,a\n2,"b\n3,c\n', 3, "a.csv: row near 4: .*is a quote left open"),
-        ("a.csv", "n,text\n1,a\n2\n", 3, "row 2 has 1 columns, the text is in column 1"),
+        ("a.csv", 'n,text\n1,a\n2,"b\n3,c\n', 3, "a.csv:3: .*is a quote left open"),
+        ("a.csv", "n,text\n1,a\n2\n", 3, "line 3 has 1 columns, the text is in column 1"),
         ("folder/a.py", "x", 3, r"folder: a folder without readable files \(1 files, none of .txt"),
     ],
 )
@@ -278,7 +278,7 @@ def test_output_folders(run, tmp_path, monkeypatch):
     handle = os.open(tmp_path / "full", os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     code, line = run("a.txt", out="full")
-    assert code == 2 and "full: in use by another process" in line
+    assert code == 2 and "full: another process is writing it" in line
     os.close(handle)
 
     def refuse(*args, **kwargs):

@@ -5,8 +5,6 @@ Where the cuts fall depends on the bytes of the source alone, not on where readi
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import sys
@@ -14,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from encoderlab.corpus.opening import BLOCK, errors_of, open_parquet
-from encoderlab.corpus.sources import MAX_RECORD, Source, table_rows
+from encoderlab.corpus.sources import Source, readable_name, table_rows
 from encoderlab.errors import DataError
+from encoderlab.records.opening import BLOCK, errors_of, parquet_batches
+from encoderlab.records.reading import MAX_RECORD
 
 MAX_PENDING = 4 * BLOCK  # bytes after which a text is cut even where no document ends
 
@@ -42,13 +41,15 @@ START = Position()
 class Block:
     """A part of a source that ends where a document ends.
 
-    A block of records (CSV, TSV, Parquet) holds JSON per line: a text, or ``{"problem": ...}`` for a row without one.
+    A block of records (CSV, TSV, Parquet) holds JSON per line: a text, or ``{"problem": ...}`` for a row without one;
+    ``lines`` are the lines of the file on which they start, or the rows of a Parquet file.
     """
 
     source: Source
     data: bytes
     start: Position
     end: Position
+    lines: tuple[int, ...] = ()
 
 
 def read_blocks(source: Source, start: Position = START) -> Iterator[Block]:
@@ -67,7 +68,7 @@ def read_blocks(source: Source, start: Position = START) -> Iterator[Block]:
 
 
 def _byte_blocks(source: Source, start: Position) -> Iterator[Block]:
-    with source.open() as file:
+    with source.file.open() as file:
         _skip(file, start.offset)
         pending = file.read(start.read - start.offset)
         while data := file.read(BLOCK):
@@ -117,55 +118,41 @@ def _cut(source: Source, data: bytes) -> int:
 def _record_blocks(source: Source, start: Position) -> Iterator[Block]:
     records = _parquet_texts(source) if source.format == "parquet" else _table_texts(source)
     lines: list[bytes] = []
+    numbers: list[int] = []
     size = 0
-    for number, text in enumerate(itertools.islice(records, start.offset, None), start.offset + 1):
+    for record, (number, text) in enumerate(itertools.islice(records, start.offset, None), start.offset + 1):
         data = json.dumps(text).encode()
         lines.append(data)
+        numbers.append(number)
         size += len(data) + 1
         if size >= BLOCK:
-            end = Position(number, number + 1)
-            yield Block(source=source, data=b"\n".join(lines), start=start, end=end)
-            lines, size, start = [], 0, end
+            end = Position(record, record + 1)
+            yield Block(source=source, data=b"\n".join(lines), start=start, end=end, lines=tuple(numbers))
+            lines, numbers, size, start = [], [], 0, end
     if lines:
         end = Position(start.offset + len(lines), start.line + len(lines))
-        yield Block(source=source, data=b"\n".join(lines), start=start, end=end)
+        yield Block(source=source, data=b"\n".join(lines), start=start, end=end, lines=tuple(numbers))
 
 
-def _table_texts(source: Source) -> Iterator[str | dict[str, str]]:
-    with source.open() as binary:
-        rows = table_rows(source, io.TextIOWrapper(binary, "utf-8-sig", errors="surrogateescape", newline=""))
-        try:
-            width = sys.maxsize  # of a row, where a header says so
-            if isinstance(source.field, str):
-                header: list[str] = next(filter(None, rows), [])
-                names = [name.encode(errors="surrogateescape").decode(errors="replace") for name in header]
-                column, width = [name.strip() for name in names].index(source.field), len(names)
-            else:
-                column = source.field or 0
-            for number in itertools.count(1):
-                try:
-                    if (row := next(rows, None)) is None:
-                        return
-                except csv.Error as error:
-                    if "expected after" not in str(error):  # a quote that is left open may have swallowed any number
-                        raise
-                    yield {"problem": f"line {rows.line_num}: {error}; within quotes a quote is written twice"}
-                    continue
-                cut = any(row[width:])  # by a delimiter in the text
-                if len(row) > column and not cut:
-                    yield row[column]
-                elif row:
-                    expected = f"the header has {width}" if cut else f"the text is in column {column} (from 0)"
-                    yield {"problem": f"row {number} has {len(row)} columns, {expected}"}
-        except csv.Error as error:
-            raise DataError(f"{source.name}: row near {rows.line_num}: {error}; is a quote left open?") from None
+def _table_texts(source: Source) -> Iterator[tuple[int, str | dict[str, str]]]:
+    """The line and the text of each row, or what is wrong with it."""
+    rows = table_rows(source)
+    column, width = source.field or 0, sys.maxsize  # of a row, where a header says so
+    if isinstance(column, str):
+        header = next((row.cells for row in rows if row.cells), [])
+        column, width = [readable_name(name) for name in header].index(column), len(header)
+    for line, cells, problem in rows:
+        cut = any(cells[width:])  # by a separator in the text
+        if problem:
+            yield line, {"problem": f"line {line}: {problem}"}
+        elif len(cells) > column and not cut:
+            yield line, cells[column]
+        else:
+            expected = f"the header has {width}" if cut else f"the text is in column {column} (from 0)"
+            yield line, {"problem": f"line {line} has {len(cells)} columns, {expected}"}
 
 
-def _parquet_texts(source: Source) -> Iterator[Any]:
-    file = open_parquet(source.path, source.member)
-    groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-    row_bytes = sum(group.total_byte_size for group in groups) / max(file.metadata.num_rows, 1)
-    rows = max(1, min(1024, int(BLOCK / max(row_bytes, 1))))  # of books, a thousand would not fit into memory
-    for batch in file.iter_batches(batch_size=rows, columns=[source.field], use_threads=False):
-        for text in batch.column(0).to_pylist():
-            yield text or ""
+def _parquet_texts(source: Source) -> Iterator[tuple[int, Any]]:
+    batches = parquet_batches(source.file, [str(source.field)])
+    texts = itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
+    yield from ((number, text or "") for number, text in enumerate(texts, 1))

@@ -44,7 +44,6 @@ from encoderlab.corpus.merge import (
     read_part,
     too_many_unknown,
 )
-from encoderlab.corpus.opening import COMPRESSED
 from encoderlab.corpus.output import ASSEMBLY, PART, PIECES, PLAN, WORK, begun, differences, held
 from encoderlab.corpus.pieces import Piece, Place, Segmenter, Work, read_work, write_piece
 from encoderlab.corpus.python_text import PREFIX, python_source
@@ -54,6 +53,7 @@ from encoderlab.corpus.sources import Reading, Source
 from encoderlab.corpus.tokenizer import Kind, Tokenizer
 from encoderlab.corpus.workers import Workers
 from encoderlab.errors import ConfigError
+from encoderlab.records.opening import COMPRESSED
 
 log = logging.getLogger(__name__)
 

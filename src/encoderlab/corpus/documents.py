@@ -8,8 +8,8 @@ documents, each a list of cleaned paragraphs.
 text       a paragraph per line, a blank line between documents
 markdown   a document per file; markup is removed, a paragraph is what blank lines enclose
 jsonl      a document per line: an object with a text field (a string or a list of strings), or a plain string
-csv        a document per row, quoted as in RFC 4180; the delimiter is found among ``, ; |`` and tab
-tsv        a document per row; a field is what lies between tabs, quotes mean nothing (as in GLUE)
+csv        a document per row, quoted as in RFC 4180; the separator is found among ``, ; |`` and tab
+tsv        a document per row; a quotation mark is a character (as in GLUE) unless the file shows that it quotes
 parquet    a document per row
 =========  ==========================================================================================================
 
@@ -20,7 +20,7 @@ document of more than 1,000,000 characters is cut between paragraphs. Both are c
 from __future__ import annotations
 
 import codecs
-import json
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -29,6 +29,7 @@ from encoderlab.corpus.blocks import Block, read_blocks
 from encoderlab.corpus.markdown import markdown_paragraphs
 from encoderlab.corpus.sources import Reading, Source, listed, text_of
 from encoderlab.errors import DataError
+from encoderlab.records.reading import json_value
 
 MAX_LINE = 100_000  # characters
 MAX_DOCUMENT = 1_000_000  # characters
@@ -117,19 +118,19 @@ def _text_documents(text: str) -> Iterator[list[str]]:
 
 def _records(text: str, block: Block, reading: Reading, counts: Counter[str]) -> Iterator[tuple[str, str]]:
     """The place and the text of each record; one without text is refused, or skipped and counted."""
-    kind = "line" if block.source.format == "jsonl" else "record"
-    for number, line in enumerate(text.split("\n"), block.start.line):
+    kind = "row" if block.source.format == "parquet" else "line"
+    for number, line in zip(block.lines or itertools.count(block.start.line), text.split("\n"), strict=False):
         if not line or line.isspace():
             continue
         place = f"{kind} {number}"
         try:
-            found = _record_text(line, block.source, place)
+            content = _record_text(line, block.source, place)
         except _NoText as problem:
             if reading.invalid_records == "refuse":
                 raise DataError(f"{block.source.name}: {problem}; correct it, or --invalid-records skip") from None
             counts["skipped_records"] += 1
         else:
-            yield place, found
+            yield place, content
 
 
 class _NoText(Exception):
@@ -138,8 +139,8 @@ class _NoText(Exception):
 
 def _record_text(line: str, source: Source, place: str) -> str:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = json_value(line)
+    except ValueError:
         raise _NoText(f"{place}: no JSON") from None
     value = record
     if source.format != "jsonl":  # as blocks.py writes them: what a row holds, or what is wrong with it
@@ -151,10 +152,10 @@ def _record_text(line: str, source: Source, place: str) -> str:
             missing = "no string as in the first line" if source.field is None else f"no field {source.field!r}"
             raise _NoText(f"{place}: {missing}; {has}")
         value = record[source.field]
-    found = text_of("" if value is None else value)
-    if found is None:
+    text = text_of("" if value is None else value)
+    if text is None:
         raise _NoText(f"{place}: field {source.field!r} holds no text (--field names another)")
-    return found
+    return text
 
 
 def _paragraphs(lines: list[str], min_chars: int, counts: Counter[str]) -> Iterator[str]:

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from encoderlab.corpus.manifest import COUNTS, MANIFEST, TOKENIZER
-from encoderlab.corpus.opening import errors_of
 from encoderlab.corpus.output import ASSEMBLY, MERGE, PIECES, PLAN, WORK
 from encoderlab.corpus.sealed import SEAL
 from encoderlab.corpus.sources import SUFFIXES, EmptyFile, Reading, Source, format_of, inspect_source
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.records.opening import errors_of
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 from encoderlab.corpus.manifest import TOKENIZER
 from encoderlab.corpus.sealed import SEAL, Damaged, read_record, write_record
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import locked
+from encoderlab.files import held_folder
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +31,7 @@ def held(out: Path) -> Iterator[None]:
         ConfigError: another process holds it, or it cannot be written.
         DataError: the disk is full.
     """
-    with contextlib.ExitStack() as lock:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            lock.enter_context(locked(out))
-        except BlockingIOError:
-            raise ConfigError(f"{out}: in use by another process; wait for it, or choose another folder") from None
-        except OSError as error:
-            raise ConfigError(f"{out}: cannot be used as output folder ({error.strerror}); choose another") from None
+    with held_folder(out):
         try:
             yield
         except OSError as error:

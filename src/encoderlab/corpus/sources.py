@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import csv
 import dataclasses
-import io
-import itertools
-import json
-import re
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-from encoderlab.corpus.opening import BLOCK, COMPRESSED, errors_of, open_file, open_parquet
 from encoderlab.errors import DataError
+from encoderlab.records.opening import BLOCK, COMPRESSED, HEAD, File, errors_of, open_parquet
+from encoderlab.records.reading import MAX_RECORD, SEPARATORS, Dialect, Row, find_dialect, json_value, rows
+
+log = logging.getLogger(__name__)
 
 Format = Literal["text", "markdown", "jsonl", "csv", "tsv", "parquet"]
 SUFFIXES: dict[str, Format] = {
@@ -31,28 +31,6 @@ SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet",
 }
 TEXT_FIELDS = "text content contents body document article paragraphs paragraph passage sentence".split()
-MAX_RECORD = 64 << 20  # bytes of the longest JSON line or CSV field
-MARKS = {  # that of UTF-32 begins like that of UTF-16
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
-BINARY = {
-    b"%PDF": "PDF",
-    b"PK\x03\x04": "zip",
-    b"\x1f\x8b": "gzip",
-    b"\xfd7zXZ": "xz",
-    b"BZh": "bzip2",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"PAR1": "Parquet",
-    b"\x89PNG": "PNG",
-    b"\xff\xd8\xff": "JPEG",
-    b"\x7fELF": "program",
-    b"SQLite format 3": "SQLite",
-    b"\x89HDF": "HDF5",
-    b"ARROW1": "Arrow",
-}
 _MARKUP = {  # how files begin, in small letters, whose names often have no suffix of their own
     b"<mediawiki": "a dump of a wiki",
     b"<doc id=": "output of WikiExtractor (that of its --json is read with --format jsonl)",
@@ -61,7 +39,6 @@ _MARKUP = {  # how files begin, in small letters, whose names often have no suff
     b"<html": "HTML",
     b"warc/": "a web archive",
 }
-_CONTROL_BYTES = bytes(code for code in range(32) if code not in b"\t\n\r\f\v\x1b\x08")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,22 +64,22 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One file, or one member of a zip archive. ``field`` and ``delimiter`` are known after :func:`inspect_source`."""
+    """One file, or one member of a zip archive. ``field`` and ``dialect`` are known after :func:`inspect_source`."""
 
     path: Path
     format: Format
     member: str | None = None
     name: str = ""
     field: str | int | None = None
-    delimiter: str = ","
+    dialect: Dialect | None = None
     member_bytes: int = 0
 
-    def open(self) -> Any:
-        """Its decompressed bytes, a binary file."""
-        return open_file(self.path, self.member)
+    @property
+    def file(self) -> File:
+        return File(self.path, self.member, self.name)
 
     def expected_bytes(self) -> int:
-        """About how many bytes :meth:`open` gives; compressed text is taken to be a third of its length."""
+        """About how many bytes it has when decompressed; compressed text is taken to be a third of its length."""
         size, name = (
             (self.path.stat().st_size, self.path.name) if self.member is None else (self.member_bytes, self.member)
         )
@@ -129,34 +106,16 @@ def inspect_source(source: Source, reading: Reading) -> Source:
     """
     if source.format == "parquet":
         return _inspect_parquet(source, reading)
-    with errors_of(source.name), source.open() as file:
-        head = file.read(1 << 16)
-        if not head:
-            raise EmptyFile(f"{source.name}: the file is empty; give a file with text")
-        _refuse_binary(source, head)
-        if source.format in ("text", "markdown"):
-            if reading.format is None and format_of(source.path.name) is None:
-                _refuse_markup(source, head)
-            return source
-        if source.format == "jsonl":
-            while b"\n" not in head.lstrip() and len(head) < MAX_RECORD and (more := file.read(BLOCK)):
-                head += more
-            if not head.removeprefix(codecs.BOM_UTF8).strip():
-                raise EmptyFile(f"{source.name}: nothing but blank lines; give a file with text")
-            return _inspect_jsonl(source, reading, head)
-        return _inspect_table(source, reading, head.decode("utf-8-sig", "replace"))
-
-
-def _refuse_binary(source: Source, head: bytes) -> None:
-    for mark, encoding in MARKS.items():
-        if head.startswith(mark):
-            raise DataError(f"{source.name}: {encoding}, expected UTF-8; convert it: iconv -f {encoding} -t UTF-8")
-    kind = next((kind for magic, kind in BINARY.items() if head.startswith(magic)), None)
-    kind = "tar" if head[257:262] == b"ustar" else kind
-    controls = len(head) - len(head.translate(None, _CONTROL_BYTES))
-    if kind or controls > max(3, len(head) / 100):
-        what = f"binary data ({kind or f'{controls} control bytes in the first {len(head)}'})"
-        raise DataError(f"{source.name}: {what}, expected text; leave the file out, or unpack or convert it first")
+    head = source.file.head()
+    if not head:
+        raise EmptyFile(f"{source.name}: the file is empty; give a file with text")
+    if source.format in ("csv", "tsv"):
+        return _inspect_table(source, reading)
+    if source.format == "jsonl":
+        return _inspect_jsonl(source, reading)
+    if reading.format is None and format_of(source.path.name) is None:
+        _refuse_markup(source, head)
+    return source
 
 
 def _refuse_markup(source: Source, head: bytes) -> None:
@@ -168,23 +127,29 @@ def _refuse_markup(source: Source, head: bytes) -> None:
             f"{source.name}: begins as {kind}; extract its text first, or give --format text to take it as it is"
         )
     with contextlib.suppress(ValueError):
-        if isinstance(json.loads(start.split(b"\n", 1)[0]), dict):
+        if isinstance(json_value(start.split(b"\n", 1)[0].decode()), dict):
             raise DataError(f"{source.name}: begins with a JSON object; give --format jsonl, or text")
 
 
-def _inspect_jsonl(source: Source, reading: Reading, head: bytes) -> Source:
+def _inspect_jsonl(source: Source, reading: Reading) -> Source:
     """The source with its field of text: the given one, else one of a known name, else the longest of the first line.
 
     Raises:
         DataError: the first line is no JSON, or has no such field.
     """
+    with errors_of(source.name), source.file.open() as file:
+        head = file.read(HEAD)
+        while b"\n" not in head.lstrip() and len(head) < MAX_RECORD and (more := file.read(BLOCK)):
+            head += more
+    if not head.removeprefix(codecs.BOM_UTF8).strip():
+        raise EmptyFile(f"{source.name}: nothing but blank lines; give a file with text")
     if reading.field is not None and reading.invalid_records == "skip":
         return dataclasses.replace(source, field=reading.field)
     line = head.removeprefix(codecs.BOM_UTF8).lstrip().split(b"\n", 1)[0]
     hint = "; a JSON array: write one object per line" if line.startswith(b"[") else ""
     try:
-        record = json.loads(line.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
+        record = json_value(line.decode("utf-8", "replace"))
+    except ValueError:
         raise DataError(
             f"{source.name}: the first line is no JSON, expected one object per line (or give --format){hint}"
         ) from None
@@ -205,27 +170,32 @@ def _inspect_jsonl(source: Source, reading: Reading, head: bytes) -> Source:
     return dataclasses.replace(source, field=field)
 
 
-def _inspect_table(source: Source, reading: Reading, head: str) -> Source:
-    """The source with its delimiter and column of text: the given one, else one of a known name, else the one with the
+def _inspect_table(source: Source, reading: Reading) -> Source:
+    """The source with its dialect and column of text: the given one, else one of a known name, else the one with the
     most text in the first 50 rows, by its number where the first row is no header.
 
     Raises:
         DataError: no rows, or no such column.
     """
-    unquoted = re.sub('"[^"]*"', "", head.lstrip("\r\n")).split("\n", 1)[0]
-    delimiter = "\t" if source.format == "tsv" else max(",;|\t", key=unquoted.count)
-    source = dataclasses.replace(source, delimiter=delimiter)
-    rows = []
-    with contextlib.suppress(csv.Error):  # the head may end within a quoted field
-        for row in itertools.islice(table_rows(source, io.StringIO(head, newline="")), 50):
-            rows += [row] if row else []
-    if not rows:
+    usual = "\t" if source.format == "tsv" else ","
+    dialect = find_dialect(source.file, usual)
+    if dialect.separator != usual:
+        separator, expected = SEPARATORS[dialect.separator], SEPARATORS[usual]
+        log.info("%s: columns are separated by %s, not by %s", source.name, separator, expected)
+    source = dataclasses.replace(source, dialect=dialect)
+    table: list[list[str]] = []
+    with contextlib.suppress(DataError):  # which reading it will meet
+        for row in table_rows(source):
+            table += [row.cells] if row.cells else []
+            if len(table) == 50 or sum(len(cell) for cells in table for cell in cells) > HEAD:
+                break
+    if not table:
         raise EmptyFile(f"{source.name}: no rows; give a file with text")
     if isinstance(reading.field, int) or (isinstance(reading.field, str) and reading.field.isdecimal()):
-        if int(reading.field) >= len(rows[0]):
-            raise DataError(f"{source.name}: no column {reading.field} (from 0); the first row has {len(rows[0])}")
+        if int(reading.field) >= len(table[0]):
+            raise DataError(f"{source.name}: no column {reading.field} (from 0); the first row has {len(table[0])}")
         return dataclasses.replace(source, field=int(reading.field))
-    header = [name.strip() for name in rows[0]]
+    header = [readable_name(name) for name in table[0]]
     if reading.field is not None:
         if reading.field not in header:
             raise DataError(f"{source.name}: no column {reading.field!r} in the header; it has {listed(header)}")
@@ -234,7 +204,7 @@ def _inspect_table(source: Source, reading: Reading, head: str) -> Source:
     known = next((name for name in TEXT_FIELDS if name in lower), None)
     if known:
         return dataclasses.replace(source, field=header[lower.index(known)])
-    sizes = [sum(len(row[column]) for row in rows[1:] if column < len(row)) for column in range(len(header))]
+    sizes = [sum(len(row[column]) for row in table[1:] if column < len(row)) for column in range(len(header))]
     column = max(range(len(header)), key=lambda column: (sizes[column], len(header[column])))
     named = all(0 < len(name) <= 40 for name in header) and len(set(header)) == len(header)
     return dataclasses.replace(source, field=header[column] if named else column)
@@ -242,7 +212,7 @@ def _inspect_table(source: Source, reading: Reading, head: str) -> Source:
 
 def _inspect_parquet(source: Source, reading: Reading) -> Source:
     with errors_of(source.name):
-        schema = open_parquet(source.path, source.member).schema_arrow
+        schema = open_parquet(source.file).schema_arrow
     kinds = ("string", "large_string", "string_view")
     columns = listed([f"{item.name} ({item.type})" for item in schema])
     strings = [item.name for item in schema if str(item.type) in kinds]
@@ -260,12 +230,15 @@ def _inspect_parquet(source: Source, reading: Reading) -> Source:
     return dataclasses.replace(source, field=known or only[0])
 
 
-def table_rows(source: Source, text: IO[str]) -> Any:
-    """A ``csv.reader`` of a CSV or TSV source."""
-    csv.field_size_limit(MAX_RECORD)
-    if source.format == "tsv":
-        return csv.reader(text, delimiter=source.delimiter, quoting=csv.QUOTE_NONE)
-    return csv.reader(text, delimiter=source.delimiter, strict=True)  # strict: an open quote is an error
+def table_rows(source: Source) -> Iterator[Row]:
+    """The rows of a CSV or TSV source; bytes that are not UTF-8 become halves of surrogate pairs."""
+    assert source.dialect is not None, source
+    return rows(source.file, source.dialect, "surrogateescape")
+
+
+def readable_name(name: str) -> str:
+    """The name of a column, with U+FFFD for bytes that are not UTF-8."""
+    return name.encode(errors="surrogateescape").decode(errors="replace").strip()
 
 
 def text_of(value: Any) -> str | None:

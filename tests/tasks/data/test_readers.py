@@ -448,7 +448,7 @@ def test_separator_that_the_name_does_not_say(tmp_path):
 def test_encodings(tmp_path):
     with pytest.raises(DataError, match="UTF-16"):
         load(SENTENCES, write(tmp_path / "train.tsv", "text\tlabel\na\tpos\n", "utf-16"))
-    with pytest.raises(DataError, match="UTF-32 text; save it as UTF-8"):
+    with pytest.raises(DataError, match="UTF-32, expected UTF-8; convert it: iconv"):
         load(SENTENCES, write(tmp_path / "train.tsv", "text\tlabel\na\tpos\n", "utf-32"))
     with pytest.raises(DataError, match=r":\d+: not UTF-8"):
         load(SENTENCES, write(tmp_path / "train.tsv", "text\tlabel\ncafé\tpos\n", "latin-1"))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encoderlab.corpus.opening import COMPRESSED
 from encoderlab.errors import DataError
+from encoderlab.records.opening import COMPRESSED
 from encoderlab.seeds import generator
 from encoderlab.tasks.data.examples import Remarks
 from encoderlab.tasks.data.records import columns, lines, records, starts_with, suffix, table

@@ -1,0 +1,194 @@
+"""Opens plain and compressed files, members of zip archives and Parquet, and refuses what is not text; whatever goes
+wrong is an error of one line.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import contextlib
+import gzip
+import io
+import lzma
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from encoderlab.errors import DataError, MissingDependency
+
+BLOCK = 4 << 20  # bytes read at a time
+HEAD = 1 << 16  # bytes that decide what a file is
+COMPRESSED = (".gz", ".xz", ".bz2", ".zst", ".zip")
+
+
+MARKS = {  # byte order marks; that of UTF-32 begins like that of UTF-16
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+_COMPRESSION = {  # how files begin whose name does not say what they are
+    b"\x1f\x8b": ("gzip", ".gz"),
+    b"\xfd7zXZ": ("xz", ".xz"),
+    b"BZh": ("bzip2", ".bz2"),
+    b"\x28\xb5\x2f\xfd": ("zstd", ".zst"),
+}
+_BINARY = {
+    b"%PDF": "PDF",
+    b"PAR1": "Parquet",
+    b"\x89PNG": "PNG",
+    b"\xff\xd8\xff": "JPEG",
+    b"\x7fELF": "program",
+    b"SQLite format 3": "SQLite",
+    b"\x89HDF": "HDF5",
+    b"ARROW1": "Arrow",
+}
+_CONTROL_BYTES = bytes(code for code in range(32) if code not in b"\t\n\r\f\v\x1b\x08")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file, or a member of a zip archive; ``name`` is what errors call it."""
+
+    path: Path
+    member: str | None = None
+    name: str = ""
+
+    def __str__(self) -> str:
+        return self.name or (str(self.path) if self.member is None else f"{self.path}!{self.member}")
+
+    def open(self) -> Any:
+        """The decompressed bytes, as a binary file."""
+        openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": _open_zstd}
+        opener = openers.get(Path(self.member or self.path).suffix.lower())
+        if self.member is None:
+            return opener(self.path) if opener else open(self.path, "rb")
+        file = zipfile.ZipFile(self.path).open(self.member)
+        return opener(file) if opener else file
+
+    def head(self) -> bytes:
+        """The first 64 KB.
+
+        Raises:
+            DataError: the file cannot be read, or they are not those of UTF-8 text.
+        """
+        with errors_of(str(self)), self.open() as file:
+            head = file.read(HEAD)
+        refuse_binary(str(self), head)
+        return head
+
+
+def suffix(path: Path) -> str:
+    """The suffix of the format in lower case, without that of the compression: ``.tsv`` for ``train.tsv.gz``."""
+    return Path(path.stem).suffix.lower() if path.suffix.lower() in COMPRESSED else path.suffix.lower()
+
+
+def refuse_binary(name: str, head: bytes) -> None:
+    """Refuse a file whose first bytes are not those of UTF-8 text.
+
+    Raises:
+        DataError: says what it is.
+    """
+    for mark, encoding in MARKS.items():
+        if head.startswith(mark):
+            raise DataError(f"{name}: {encoding}, expected UTF-8; convert it: iconv -f {encoding} -t UTF-8")
+    for magic, (kind, ending) in _COMPRESSION.items():
+        if head.startswith(magic):
+            raise DataError(f"{name}: compressed by {kind}, which its name does not say; add {ending} to it")
+    if head.startswith(b"PK\x03\x04"):
+        raise DataError(f"{name}: a ZIP archive or an Excel sheet; unpack it, or save the sheet as CSV")
+    if head.count(0) > len(head) / 4:
+        raise DataError(f"{name}: every other byte is NUL, as in UTF-16, expected UTF-8; convert it with iconv")
+    kind = next((kind for magic, kind in _BINARY.items() if head.startswith(magic)), "")
+    kind = "tar" if head[257:262] == b"ustar" else kind
+    controls = len(head) - len(head.translate(None, _CONTROL_BYTES))
+    if kind or controls > max(3, len(head) / 100):
+        what = f"binary data ({kind or f'{controls} control bytes in the first {len(head)}'})"
+        raise DataError(f"{name}: {what}, expected text; leave the file out, or unpack or convert it first")
+
+
+def _open_zstd(source: Path | IO[bytes]) -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        name = source if isinstance(source, Path) else source.name
+        raise MissingDependency("zstandard", "data", f"reading {name}") from None
+    file = open(source, "rb") if isinstance(source, Path) else source
+    return io.BufferedReader(_ZstdFile(file, zstandard.ZstdDecompressor()), BLOCK)
+
+
+class _ZstdFile(io.RawIOBase):
+    """A zstd file of any number of frames (pzstd writes several), which fails where it is truncated; the reader of
+    ``zstandard`` itself stops after the first frame, and ends in silence at a truncated one."""
+
+    def __init__(self, file: IO[bytes], decompressor: Any) -> None:
+        self._file = file
+        self._decompressor = decompressor
+        self._frame: Any = None
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            data = self._frame.unused_data if self._frame is not None and self._frame.eof else b""
+            data = data or self._file.read(1 << 14)
+            if not data:
+                if self._frame is not None and not self._frame.eof:
+                    raise EOFError
+                return 0
+            if self._frame is None or self._frame.eof:
+                self._frame = self._decompressor.decompressobj()
+            self._left = memoryview(self._frame.decompress(data))
+        size = min(len(buffer), len(self._left))
+        buffer[:size] = self._left[:size]
+        self._left = self._left[size:]
+        return size
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def open_parquet(file: File) -> Any:
+    """A ``pyarrow.parquet.ParquetFile``."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingDependency("pyarrow", "data", f"reading {file}") from None
+    if file.member or file.path.suffix.lower() in COMPRESSED:
+        raise DataError(f"{file}: Parquet within an archive; unpack it first (Parquet is compressed itself)")
+    return pyarrow.parquet.ParquetFile(file.path, pre_buffer=False, buffer_size=BLOCK)
+
+
+def parquet_batches(file: File, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """The rows of a Parquet file as record batches of about 4 MB, at most 1,024 rows."""
+    opened = open_parquet(file)
+    groups = map(opened.metadata.row_group, range(opened.metadata.num_row_groups))
+    row_bytes = sum(group.total_byte_size for group in groups) / max(opened.metadata.num_rows, 1)
+    rows = max(1, min(1024, int(BLOCK / max(row_bytes, 1))))  # of books, a thousand would not fit into memory
+    yield from opened.iter_batches(batch_size=rows, columns=columns, use_threads=False)
+
+
+@contextlib.contextmanager
+def errors_of(name: str) -> Iterator[None]:
+    """What goes wrong while reading ``name``, as one line."""
+    try:
+        yield
+    except DataError:
+        raise
+    except EOFError:
+        raise DataError(f"{name}: the compressed data ends too early; the file is truncated, fetch it again") from None
+    except (zlib.error, lzma.LZMAError, zipfile.BadZipFile, gzip.BadGzipFile) as error:
+        raise DataError(f"{name}: damaged ({error}); fetch the file again") from None
+    except OSError as error:
+        reason = error.strerror or f"damaged: {' '.join(str(error).split())[:120]}"
+        raise DataError(f"{name}: cannot be read ({reason}); check the file and its permissions") from None
+    except Exception as error:  # zstandard and pyarrow have errors of their own, zipfile raises RuntimeError
+        if type(error).__module__.split(".")[0] in ("zstandard", "pyarrow") or isinstance(error, RuntimeError):
+            raise DataError(f"{name}: cannot be read ({' '.join(str(error).split())[:120]})") from None
+        raise
