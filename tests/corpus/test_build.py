@@ -147,7 +147,7 @@ def test_parts_of_several_machines_merge_to_the_same_bytes(chosen, tmp_path, num
         merge_corpora(parts[1:], tmp_path / "other")
     with pytest.raises(ConfigError, match="expected each of"):
         merge_corpora([*parts, parts[0]], tmp_path / "other")
-    with pytest.raises(DataError, match="no part of a corpus"):
+    with pytest.raises(DataError, match="not a part of a corpus"):
         merge_corpora([*parts[1:], tmp_path / "whole"], tmp_path / "other")
     whole = (parts[0] / "part.json").read_text()
     (parts[0] / "part.json").write_text("{}")

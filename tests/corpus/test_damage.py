@@ -238,7 +238,7 @@ def test_undecodable_bytes_are_reported_with_their_files(tmp_path, monkeypatch, 
     words = ["corpus", "build", "a.txt", "b.txt", "c.txt", "--vocab-size", "300", "--workers", "1"]
     assert cli.main([*words, "--out", "out"]) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "5 characters were no valid UTF-8 and became U+FFFD, in c.txt (3), b.txt (2);" in said
+    assert "5 characters were not valid UTF-8 and became U+FFFD, in c.txt (3), b.txt (2);" in said
 
 
 def test_two_files_of_one_name_in_an_archive(tmp_path, monkeypatch, capsys):

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from corpora import digests
 
-from encoderlab.corpus import python_tasks, python_text
 from encoderlab.corpus.documents import read_documents
-from encoderlab.corpus.python_areas import area_of
-from encoderlab.corpus.python_prose import prose
-from encoderlab.corpus.python_tasks import plain, tagged, write_tasks
-from encoderlab.corpus.python_text import PythonFile, cached, passages, python_source, read_file
+from encoderlab.corpus.python import tasks as python_tasks
+from encoderlab.corpus.python import text as python_text
+from encoderlab.corpus.python.areas import area_of
+from encoderlab.corpus.python.prose import prose
+from encoderlab.corpus.python.tasks import plain, tagged, write_tasks
+from encoderlab.corpus.python.text import PythonFile, cached, passages, python_source, read_file
 from encoderlab.corpus.sources import Reading
 from encoderlab.errors import ConfigError, DataError
 

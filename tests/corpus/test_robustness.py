@@ -99,10 +99,10 @@ def bad(tmp_path: Path, name: str, content: bytes | str) -> str:
         ("a.parquet", b"no parquet at all", 3, "a.parquet: cannot be read|needs pyarrow"),
         ("a.jsonl", '[{"text": "x"}]', 3, "a.jsonl: the first line is a JSON list, expected an object"),
         ("a.jsonl", '[\n{"text": "x"}]', 3, "a JSON array: write one object per line"),
-        ("a.jsonl", "plain text", 3, "the first line is no JSON"),
+        ("a.jsonl", "plain text", 3, "the first line is not JSON"),
         ("a.jsonl", '{"n": 1}', 3, "no field with text in the first line; it has n; give --field"),
         ("a.jsonl", '{"two\\nlines": 1}', 3, "no field with text in the first line; it has two lines; give --field"),
-        ("a.jsonl", '{"text": "a"}\n{"text": \n', 3, "a.jsonl: line 2: no JSON; .*--invalid-records skip"),
+        ("a.jsonl", '{"text": "a"}\n{"text": \n', 3, "a.jsonl: line 2: not JSON; .*--invalid-records skip"),
         ("a.jsonl", '{"text": "a"}\n\n{"txt": "b"}\n', 3, "line 3: no field 'text'; it has txt"),
         ("a.jsonl", '{"text": "a"}\n{"text": 7}\n', 3, "line 2: field 'text' holds no text"),
         ("a.jsonl", '{"text": 5, "title": "T"}', 3, r"line 1: field 'text' holds no text \(--field names another\)"),
@@ -203,7 +203,7 @@ def test_invalid_utf8_is_counted_replaced_or_refused(run, tmp_path):
     content = TEXT.encode() + b"\n\nbad \xff\xfe bytes \xc3\n"
     bad(tmp_path, "a.txt", content)
     code, notes = run("a.txt")
-    assert code == 0 and "warning: 3 characters were no valid UTF-8 and became U+FFFD" in notes
+    assert code == 0 and "warning: 3 characters were not valid UTF-8 and became U+FFFD" in notes
     corpus = Corpus(tmp_path / "out")
     assert corpus.manifest.read["invalid_utf8"] == 3 == corpus.manifest.sources[0].invalid_utf8
     code, line = run("a.txt", "--invalid-utf8", "refuse", out="other")
@@ -238,7 +238,7 @@ def test_a_very_long_line(run, tmp_path, monkeypatch):
     assert corpus.num_bytes >= 0.999 * len(line)
     bad(tmp_path, "a.jsonl", json.dumps({"text": line}))
     code, message = run("a.jsonl", out="other")
-    assert code == 3 and ("expected a record per line" in message or "no JSON" in message)
+    assert code == 3 and ("expected a record per line" in message or "not JSON" in message)
 
 
 def test_tokenizers(run, tmp_path):

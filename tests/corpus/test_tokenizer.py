@@ -214,7 +214,10 @@ def test_vocab_json_with_merges_in_the_layouts_of_roberta_and_deberta(tmp_path: 
         ({"spiece__model": "no model"}, "not a SentencePiece model"),
         ({"vocab__txt": "\n".join(WORDS), "tokenizer_config__json": {"framing": "brt"}}, "did you mean 'bert'"),
         ({"vocab__txt": "\n".join(WORDS), "added_tokens__json": {"<x>": 99}}, "'<x>' has id 99, expected"),
-        ({"vocab__txt": "\n".join(WORDS), "added_tokens__json": {"<x>": 9, "<y>": "9"}}, "no mapping of tokens to ids"),
+        (
+            {"vocab__txt": "\n".join(WORDS), "added_tokens__json": {"<x>": 9, "<y>": "9"}},
+            "not a mapping of tokens to ids",
+        ),
         ({"vocab__txt": "\n".join(WORDS), "tokenizer_config__json": {"do_lower_case": "no"}}, "expected true or false"),
     ],
 )
@@ -453,8 +456,9 @@ def test_folders_of_transformers_give_the_same_ids_here(
     [
         ("bpe", "tokenizer_config.json", "pad_token", {"type": "AddedToken"}, "expected a text"),
         ("bpe", "tokenizer_config.json", "framing", 3, "unknown framing 3"),
-        ("bpe", "tokenizer_config.json", "added_tokens_decoder", {"first": "<s>"}, "no mapping of ids"),
+        ("bpe", "tokenizer_config.json", "added_tokens_decoder", {"first": "<s>"}, "not a mapping of ids"),
         ("unigram", "tokenizer.json", "unk_id", None, "names no unk_id"),
+        ("wordpiece", "tokenizer.json", "vocab", {}, r"its vocabulary lacks \[UNK\], the token for unknown words"),
     ],
 )
 def test_odd_fields_give_one_line(
@@ -573,7 +577,7 @@ def test_half_of_a_surrogate_pair_is_no_character(
         for one, two in zip(broken, whole, strict=True):
             assert one.ids.tolist() == two.ids.tolist() and one.offsets.tolist() == two.offsets.tolist()
         assert tokenizer.encode("\udcfc").ids.tolist() == tokenizer.encode("\ufffd").ids.tolist()
-    assert "halves of surrogate pairs, which are no characters, are read as U+FFFD" in caplog.messages
+    assert "halves of surrogate pairs, which are not characters, are read as U+FFFD" in caplog.messages
     with pytest.raises(TypeError):
         tokenizer.encode_batch(["ships", None])  # type: ignore[list-item]
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from encoderlab import load
-from encoderlab.corpus.tokenizer_training import train as train_tokenizer
+from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import DataError
 from encoderlab.interchange import configs, huggingface, names
 from encoderlab.model import Model
@@ -318,7 +318,7 @@ def test_a_model_and_its_tokenizer_read_text_alike(case: str, tmp_path: Path) ->
         pytest.importorskip("sentencepiece", reason="Unigram needs the extra [spm]")
     sample = [text.replace("\u2603", "") for text in TEXTS] * 4
     size = {"wordpiece": 50, "bpe": 270, "unigram": 36}[kind]
-    tokenizer = train_tokenizer(kind, sample, size, family=name if name in ("albert", "xlnet") else None)
+    tokenizer = Tokenizer.train(kind, sample, size, family=name if name in ("albert", "xlnet") else None)
     position = CONFIGS[name].encoder.position
     room = (
         {"length": 64}
@@ -346,7 +346,7 @@ def test_the_tokenizer_gives_what_the_model_takes(case: str, types: int, tmp_pat
     """Long texts are cut to the model's positions, and segments are given to models that have them."""
     types = 0 if case in ("distilbert", "deberta-v3") else types
     ours = make(resized(CONFIGS[case], types=types))
-    ours.tokenizer = train_tokenizer("wordpiece", TEXTS * 4, 50)
+    ours.tokenizer = Tokenizer.train("wordpiece", TEXTS * 4, 50)
     huggingface.save(ours, tmp_path / "out")
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     inputs = words(TEXTS[0] * 9, TEXTS[1], truncation=True, return_tensors="pt")

@@ -254,7 +254,7 @@ def _report(out: Path, manifest: Manifest) -> dict[str, Any]:
         files = ", ".join(f"{source.name} ({source.invalid_utf8:,})" for source in worst[:5])
         more = f" and {len(worst) - 5:,} more files" if len(worst) > 5 else ""
         log.warning(
-            f"{read['invalid_utf8']:,} characters were no valid UTF-8 and became U+FFFD, in {files}{more}; "
+            f"{read['invalid_utf8']:,} characters were not valid UTF-8 and became U+FFFD, in {files}{more}; "
             "--invalid-utf8 refuse names the first line, and iconv converts a file"
         )
     return {"out": str(out), "vocab_size": manifest.vocab_size, "splits": splits, "read": read}

@@ -16,8 +16,8 @@ from encoderlab.commands.quickstart import Plan
 from encoderlab.commands.quickstart_page import Road, report, show, summary_of
 from encoderlab.commands.terminal import note, progress, say
 from encoderlab.corpus.build import BuildSettings, NewTokenizer, build_corpus
-from encoderlab.corpus.python_tasks import plain, write_tasks
-from encoderlab.corpus.python_text import passages
+from encoderlab.corpus.python.tasks import plain, write_tasks
+from encoderlab.corpus.python.text import passages
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.corpus.workers import cores

@@ -69,7 +69,7 @@ class ShardWork:
     vocab_size: int
 
     def record_path(self, scratch: Path) -> Path:
-        """The file for this shard's part of the manifest, written after the shard; counts of ids lie beside it."""
+        """The file for this shard's part of the manifest, written after the shard; counts of ids lie next to it."""
         return scratch / f"{self.path.parent.name}-{self.path.stem}.json"
 
 
@@ -230,7 +230,7 @@ def _shards(
 
 
 def write_shard(work: ShardWork, out: Path, scratch: Path) -> None:
-    """Write one final shard, and beside the plans its record for the manifest and, for training, its counts of ids."""
+    """Write one final shard, and next to the plans its record for the manifest and, for training, its counts of ids."""
     record_path = work.record_path(scratch)
     work.path.parent.mkdir(exist_ok=True)
     counts = np.zeros(work.vocab_size, np.int64)

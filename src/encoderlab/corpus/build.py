@@ -46,7 +46,7 @@ from encoderlab.corpus.merge import (
 )
 from encoderlab.corpus.output import ASSEMBLY, PART, PIECES, PLAN, WORK, begun, differences, held
 from encoderlab.corpus.pieces import Piece, Place, Segmenter, Work, read_work, write_piece
-from encoderlab.corpus.python_text import PREFIX, python_source
+from encoderlab.corpus.python.text import PREFIX, python_source
 from encoderlab.corpus.sealed import Damaged, check_folder, digest, file_hash, seal_folder, write_record
 from encoderlab.corpus.segment import make_segmenter
 from encoderlab.corpus.sources import Reading, Source

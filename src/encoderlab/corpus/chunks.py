@@ -125,12 +125,12 @@ class ChunkEncoder:
                 continue
             is_edge = self.mode == "bytes" and (not chunk or chunk[0] == _FIRST or chunk[-1].isspace())
             (alone if is_edge else joined).append(place)
-        found = [(alone, self._tokenize_alone([new[place] for place in alone]))]
+        tokenized = [(alone, self._tokenize_alone([new[place] for place in alone]))]
         for begin in range(0, len(joined), _GROUP):
             group = joined[begin : begin + _GROUP]
-            found.append((group, self._tokenize_joined([new[place] for place in group])))
+            tokenized.append((group, self._tokenize_joined([new[place] for place in group])))
         begins, sizes = np.zeros(len(new), np.int64), np.full(len(new), -1, np.int64)
-        for places, tokens in found:
+        for places, tokens in tokenized:
             begins[places] = len(self._ids) + tokens.bounds[:-1]
             sizes[places] = np.diff(tokens.bounds)
             self._ids.frombytes(tokens.ids.astype(np.int32).tobytes())

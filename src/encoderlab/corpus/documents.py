@@ -92,7 +92,7 @@ def _clean(text: str, block: Block, reading: Reading, counts: Counter[str], plac
     text = text.replace("\r\n", "\n")
     for end in ("\r", "\x0b", "\x0c", "\x85", "\u2028", "\u2029"):
         text = text.replace(end, "\n")
-    if SURROGATE.search(text):  # from JSON escapes, and from bytes of a CSV that are no UTF-8
+    if SURROGATE.search(text):  # from JSON escapes, and from bytes of a table that are not UTF-8
         if reading.invalid_utf8 == "refuse":
             raise DataError(
                 f"{block.source.name}: {place}: invalid UTF-8, or half of a surrogate pair; "
@@ -141,7 +141,7 @@ def _record_text(line: str, source: Source, place: str) -> str:
     try:
         record = json_value(line)
     except ValueError:
-        raise _NoText(f"{place}: no JSON") from None
+        raise _NoText(f"{place}: not JSON") from None
     value = record
     if source.format != "jsonl":  # as blocks.py writes them: what a row holds, or what is wrong with it
         if isinstance(record, dict):

@@ -83,7 +83,7 @@ def merge_corpora(
 
     Raises:
         ConfigError: a part is missing, given twice, or was built with other settings; ``out`` is not empty.
-        DataError: a part is no complete part of a corpus, is damaged, or saw other sources or another tokenizer.
+        DataError: a part is not complete, is damaged, or saw other sources or another tokenizer.
     """
     Workers(workers)  # refuses a wrong number before anything is done
     check_max_unknown(max_unknown)
@@ -141,7 +141,7 @@ def _record_of(folder: Path) -> PartRecord:
         return read_part(folder)
     except FileNotFoundError:
         unfinished = (folder / PLAN).exists()
-        what = "an unfinished part; run its build again to complete it" if unfinished else "no part of a corpus"
+        what = "an unfinished part; run its build again to complete it" if unfinished else "not a part of a corpus"
         raise DataError(f"{folder}: {what} (encoderlab corpus build --shard-index i --num-shards n)") from None
     except Damaged as problem:
         raise DataError(f"{problem}; run the build of this part again, which mends it") from None

@@ -43,14 +43,16 @@ def load_segmenter(name: str) -> Segment:
         raise ConfigError(f"unknown segmenter {name!r}; choose rjieba, characters, or a function as module:function")
     try:
         with _current_folder_on_path():
-            found = getattr(importlib.import_module(module), function)
+            segment = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"segmenter {name!r} cannot be imported ({error}); put the module in the current folder, or install it"
         ) from None
-    if not callable(found):
-        raise ConfigError(f"segmenter {name!r} is {type(found).__name__}, expected a function from a text to its words")
-    return found
+    if not callable(segment):
+        raise ConfigError(
+            f"segmenter {name!r} is {type(segment).__name__}, expected a function from a text to its words"
+        )
+    return segment
 
 
 @contextlib.contextmanager

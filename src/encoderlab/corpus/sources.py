@@ -119,7 +119,7 @@ def inspect_source(source: Source, reading: Reading) -> Source:
 
 
 def _refuse_markup(source: Source, head: bytes) -> None:
-    """Refuse what begins as another format than text, where nothing said that it is text."""
+    """Refuse what begins as another format than text, unless its name or --format says that it is text."""
     start = head.removeprefix(codecs.BOM_UTF8).lstrip()
     kind = next((kind for mark, kind in _MARKUP.items() if start.lower().startswith(mark)), None)
     if kind is not None:
@@ -135,7 +135,7 @@ def _inspect_jsonl(source: Source, reading: Reading) -> Source:
     """The source with its field of text: the given one, else one of a known name, else the longest of the first line.
 
     Raises:
-        DataError: the first line is no JSON, or has no such field.
+        DataError: the first line is not JSON, or has no such field.
     """
     with errors_of(source.name), source.file.open() as file:
         head = file.read(HEAD)
@@ -151,7 +151,7 @@ def _inspect_jsonl(source: Source, reading: Reading) -> Source:
         record = json_value(line.decode("utf-8", "replace"))
     except ValueError:
         raise DataError(
-            f"{source.name}: the first line is no JSON, expected one object per line (or give --format){hint}"
+            f"{source.name}: the first line is not JSON, expected one object per line (or give --format){hint}"
         ) from None
     if isinstance(record, str):
         return source
@@ -172,7 +172,7 @@ def _inspect_jsonl(source: Source, reading: Reading) -> Source:
 
 def _inspect_table(source: Source, reading: Reading) -> Source:
     """The source with its dialect and column of text: the given one, else one of a known name, else the one with the
-    most text in the first 50 rows, by its number where the first row is no header.
+    most text in the first 50 rows, by its number where the first row is not a header.
 
     Raises:
         DataError: no rows, or no such column.

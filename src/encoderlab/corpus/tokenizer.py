@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import tokenizers
 
-from encoderlab.corpus import layouts, vocabularies
+from encoderlab.corpus import layouts, tokenizer_training, vocabularies
 from encoderlab.corpus.chunks import ChunkEncoder, tokenize
 from encoderlab.corpus.documents import SURROGATE
 from encoderlab.corpus.layouts import KINDS, Kind, Layout
@@ -123,14 +123,14 @@ class Tokenizer:
         """:meth:`encode` of every text, on all cores."""
         texts = list(texts)
         try:
-            found = self.backend.encode_batch(texts, add_special_tokens=False)
+            encodings = self.backend.encode_batch(texts, add_special_tokens=False)
         except TypeError:  # what the library says of surrogates, which JSON and names of files may hold
             whole = [SURROGATE.sub("\ufffd", text) for text in texts]
             if whole == texts:
                 raise
-            log.warning("halves of surrogate pairs, which are no characters, are read as U+FFFD")
-            found = self.backend.encode_batch(whole, add_special_tokens=False)
-        return [self._encoding(item) for item in found]
+            log.warning("halves of surrogate pairs, which are not characters, are read as U+FFFD")
+            encodings = self.backend.encode_batch(whole, add_special_tokens=False)
+        return [self._encoding(item) for item in encodings]
 
     def encode_corpus(self, texts: Sequence[str]) -> CorpusTokens:
         """Tokens of many texts, for building a corpus, on one core; a special token written in a text is text here.
@@ -182,7 +182,7 @@ class Tokenizer:
         room = max_length - extra
         if room < (1 if len_b is None else 2):
             raise ConfigError(
-                f"max_length {max_length} leaves no place for text beside {extra} special tokens; "
+                f"max_length {max_length} leaves no place for text besides {extra} special tokens; "
                 f"choose at least {extra + (1 if len_b is None else 2)}"
             )
         a, b = truncate(len_a, len_b or 0, room)
@@ -221,9 +221,8 @@ class Tokenizer:
     @classmethod
     def train(cls, kind: Kind, texts: Iterable[str], vocab_size: int, **settings: Any) -> Tokenizer:
         """Train a new tokenizer: see :func:`encoderlab.corpus.tokenizer_training.train`."""
-        from encoderlab.corpus.tokenizer_training import train
-
-        return train(kind, texts, vocab_size, **settings)
+        trained = tokenizer_training.train(kind, texts, vocab_size, **settings)
+        return cls(trained.backend, trained.layout, trained.options)
 
     @classmethod
     def load(

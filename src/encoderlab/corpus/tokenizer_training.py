@@ -14,9 +14,9 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from encoderlab.corpus import sentencepiece_model, vocabularies
-from encoderlab.corpus.layouts import DEFAULT_FAMILY, FAMILIES, Family
+from encoderlab.corpus.layouts import DEFAULT_FAMILY, FAMILIES, Family, Kind
 from encoderlab.corpus.sentencepiece_model import CONTROL, NORMAL, UNKNOWN, Model, Piece
-from encoderlab.corpus.tokenizer import Kind, Tokenizer
+from encoderlab.corpus.vocabularies import Vocabulary
 from encoderlab.corpus.words import LETTER, char_class
 from encoderlab.errors import ConfigError, DataError, MissingDependency, nearest
 
@@ -30,8 +30,9 @@ def train(
     *,
     family: str | None = None,
     lowercase: bool | None = None,
-) -> Tokenizer:
-    """A tokenizer with exactly ``vocab_size`` tokens, the same for the same texts on every machine.
+) -> Vocabulary:
+    """The vocabulary of a tokenizer with exactly ``vocab_size`` tokens, the same for the same texts on every machine;
+    :meth:`encoderlab.corpus.tokenizer.Tokenizer.train` makes the tokenizer of it.
 
     Args:
         kind: ``"wordpiece"``, ``"bpe"`` (byte-level) or ``"unigram"``.
@@ -64,7 +65,7 @@ def train(
     return _unigram(sample, vocab_size, family, bool(lowercase))
 
 
-def _wordpiece(sample: Sequence[str], vocab_size: int, family: Family, lowercase: bool) -> Tokenizer:
+def _wordpiece(sample: Sequence[str], vocab_size: int, family: Family, lowercase: bool) -> Vocabulary:
     supported = vocab_size
     while len(learned := _wordpieces(sample, supported, family, lowercase)) < supported:
         supported = len(learned)  # with which fewer letters are tokens (_alphabet): the text may support still fewer
@@ -72,7 +73,7 @@ def _wordpiece(sample: Sequence[str], vocab_size: int, family: Family, lowercase
         raise _too_large(vocab_size, supported)
     edges = {*family.first, *family.last}
     vocabulary = [*family.first, *(token for token in learned if token not in edges), *family.last]
-    return Tokenizer(
+    return Vocabulary(
         vocabularies.wordpiece(vocabulary, unk=family.layout.unk, lowercase=lowercase),
         family.layout,
         {"do_lower_case": lowercase, "strip_accents": None, "tokenize_chinese_chars": True},
@@ -103,7 +104,7 @@ def _wordpieces(sample: Sequence[str], vocab_size: int, family: Family, lowercas
     return sorted(vocabulary, key=vocabulary.__getitem__)
 
 
-def _byte_bpe(sample: Sequence[str], vocab_size: int, family: Family) -> Tokenizer:
+def _byte_bpe(sample: Sequence[str], vocab_size: int, family: Family) -> Vocabulary:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     smallest = len(family.first) + len(letters) + len(family.last)
     if vocab_size < smallest:
@@ -122,10 +123,10 @@ def _byte_bpe(sample: Sequence[str], vocab_size: int, family: Family) -> Tokeniz
     if len(vocabulary) + len(family.last) < vocab_size:
         raise _too_large(vocab_size, len(vocabulary) + len(family.last))
     vocabulary |= {token: len(vocabulary) + index for index, token in enumerate(family.last)}
-    return Tokenizer(vocabularies.byte_bpe(vocabulary, [tuple(pair) for pair in model["merges"]]), family.layout)
+    return Vocabulary(vocabularies.byte_bpe(vocabulary, [tuple(pair) for pair in model["merges"]]), family.layout)
 
 
-def _unigram(sample: Sequence[str], vocab_size: int, name: str, lowercase: bool) -> Tokenizer:
+def _unigram(sample: Sequence[str], vocab_size: int, name: str, lowercase: bool) -> Vocabulary:
     """Trained on normalised text, so that both libraries cut the same text.
 
     Scores are rounded to 1/1024: then every sum is exact in single precision, and sentencepiece and the ``tokenizers``
@@ -178,12 +179,12 @@ def _unigram(sample: Sequence[str], vocab_size: int, name: str, lowercase: bool)
     layout = dataclasses.replace(
         family.layout, others=tuple(token for token in reserved if token not in family.layout.roles().values())
     )
-    return Tokenizer(backend, layout, {"do_lower_case": lowercase})
+    return Vocabulary(backend, layout, {"do_lower_case": lowercase})
 
 
 def _bounded(vocab_size: int, sample: Sequence[str], reserved: int) -> int:
     """``vocab_size``, or what is certainly beyond the text: the library sets memory aside for that many tokens, and
-    ends the process where there is none. Each token beside the ``reserved`` ones joins two letters of a word."""
+    ends the process where there is none. Each token besides the ``reserved`` ones joins two letters of a word."""
     return min(vocab_size, reserved + sum(len(text.encode("utf-8", "surrogatepass")) for text in sample))
 
 
@@ -200,8 +201,8 @@ def _alphabet(sample: Sequence[str], backend: tokenizers.Tokenizer, vocab_size: 
     counts = np.zeros(0x110000, np.int64)
     for text in sample:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-        found, times = np.unique(codes, return_counts=True)
-        counts[found] += times
+        present, times = np.unique(codes, return_counts=True)
+        counts[present] += times
     totals: dict[str, int] = {}
     for code in np.flatnonzero(counts):
         for char in backend.normalizer.normalize_str(chr(code)):

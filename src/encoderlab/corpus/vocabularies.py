@@ -21,7 +21,7 @@ from encoderlab.errors import ConfigError, DataError, nearest
 
 
 @dataclass
-class Found:
+class Vocabulary:
     """A tokenizer of the library, its layout, and entries for ``tokenizer_config.json``."""
 
     backend: tokenizers.Tokenizer
@@ -67,7 +67,7 @@ def read(
     family: str | None = None,
     lowercase: bool | None = None,
     add_special: bool = False,
-) -> Found:
+) -> Vocabulary:
     """Read a tokenizer folder, or one vocabulary file.
 
     Args:
@@ -112,7 +112,7 @@ def read(
     if missing and (add_special or (suffix == "model" and missing == [layout.mask] and layout.cls == "[CLS]")):
         kind = layouts.KINDS[type(found.backend.model).__name__]
         found.backend.add_special_tokens([token for token in layout.added_tokens(kind) if token.content in missing])
-    return Found(found.backend, layout, found.options)
+    return Vocabulary(found.backend, layout, found.options)
 
 
 _NAMES = "vocab.txt, vocab.json with merges.txt, a SentencePiece .model, or tokenizer.json"
@@ -145,7 +145,7 @@ class _File:
 
 @dataclass
 class _Config:
-    """What a tokenizer folder's configuration files say, beside its vocabulary."""
+    """What a tokenizer folder's configuration files say, besides its vocabulary."""
 
     family: str | None = None
     tokens: dict[str, str] = field(default_factory=dict)  # role -> token
@@ -161,7 +161,7 @@ def _folder_config(folder: Path) -> _Config:
     files = ("tokenizer_config.json", "special_tokens_map.json", "config.json", "added_tokens.json")
     settings, names, model, added = (_json(folder / file) if (folder / file).exists() else {} for file in files)
     if not all(isinstance(index, int) for index in added.values()):
-        raise DataError(f"{folder / 'added_tokens.json'}: no mapping of tokens to ids; write it again")
+        raise DataError(f"{folder / 'added_tokens.json'}: not a mapping of tokens to ids; write it again")
     where = str(folder / "tokenizer_config.json")
     options = {key: settings[key] for key in _OPTIONS if key in settings}
     for key, value in options.items():
@@ -169,7 +169,7 @@ def _folder_config(folder: Path) -> _Config:
             raise DataError(f"{where}: {key} is {value!r}, expected true or false; write it again")
     numbered = settings.get("added_tokens_decoder") or {}
     if not isinstance(numbered, dict) or not all(index.isdecimal() for index in numbered):
-        raise DataError(f"{where}: added_tokens_decoder is no mapping of ids to tokens; write it again")
+        raise DataError(f"{where}: added_tokens_decoder is not a mapping of ids to tokens; write it again")
     added |= {_content(token, where): int(index) for index, token in numbered.items()}
     tokens = {}
     for role in ("pad", "unk", "cls", "sep", "mask", "eod"):
@@ -313,6 +313,10 @@ def _library(file: Path, data: dict[str, Any]) -> tokenizers.Tokenizer:
         raise DataError(f"{file}: a {kind} tokenizer; expected WordPiece, BPE or Unigram")
     if kind == "Unigram" and data["model"].get("unk_id") is None:
         raise DataError(f"{file}: names no unk_id, the piece for unknown characters; write it again or fetch it anew")
+    vocabulary = data["model"].get("vocab")
+    unk = data["model"].get("unk_token")
+    if kind == "WordPiece" and isinstance(vocabulary, dict) and isinstance(unk, str) and unk not in vocabulary:
+        raise DataError(f"{file}: its vocabulary lacks {unk}, the token for unknown words; fetch it anew")
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(data))
     except Exception as error:  # the library raises bare exceptions

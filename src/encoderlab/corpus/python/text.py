@@ -7,7 +7,7 @@ passages in the same order; they are kept in the user's cache folder under a nam
 
 Each passage belongs to a module, each module to an area of the library and to a split: within an area, about a tenth of
 the passages goes to validation and a tenth to test, whole modules each. The corpus holds the modules of the training
-split only, so a model pretrained on it has not seen what the tasks of :mod:`encoderlab.corpus.python_tasks` test.
+split only, so a model pretrained on it has not seen what the tasks of :mod:`encoderlab.corpus.python.tasks` test.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from encoderlab.corpus.python_areas import PACKAGES, area_of
-from encoderlab.corpus.python_prose import comments, docstrings, prose
+from encoderlab.corpus.python.areas import PACKAGES, area_of
+from encoderlab.corpus.python.prose import comments, docstrings, prose
 from encoderlab.corpus.sources import Source
 from encoderlab.corpus.workers import cores, run_all
 from encoderlab.errors import ConfigError, DataError, nearest
@@ -42,7 +42,7 @@ from encoderlab.seeds import derive
 PREFIX = "python:"
 Size = Literal["stdlib", "all"]
 SIZES: tuple[Size, ...] = ("stdlib", "all")
-VERSION = 2  # of the rules here, in python_areas and in python_prose; part of the name of the cache
+VERSION = 2  # of the rules here, in areas and in prose; part of the name of the cache
 TEST, VALIDATION = 0.1, 0.1  # shares of the passages of an area
 MIN_CHARS, MIN_COMMENT = 40, 150  # characters of a passage, and of a comment
 
@@ -98,7 +98,7 @@ def cached(size: Size) -> Path:
 
 def _fill(folder: Path, files: Sequence[PythonFile]) -> None:
     """Write the two files of :func:`cached` into ``folder``, which appears complete or not at all."""
-    found = assign(collect(files))
+    items = assign(collect(files))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -109,10 +109,10 @@ def _fill(folder: Path, files: Sequence[PythonFile]) -> None:
         ) from None
     try:
         with open(temporary / "passages.jsonl", "w", encoding="utf-8", errors="replace") as file:
-            for passage in found:
+            for passage in items:
                 file.write(json.dumps(asdict(passage), ensure_ascii=False) + "\n")
         with open(temporary / "corpus.jsonl", "w", encoding="utf-8", errors="replace") as file:
-            for passage in found:
+            for passage in items:
                 if passage.split == "train":
                     heading = [f"{passage.module}.{passage.name}" if passage.name else passage.module]
                     text = "\n".join([*(heading if passage.kind != "comment" else []), *passage.paragraphs])
@@ -149,8 +149,8 @@ def python_files(size: Size) -> list[PythonFile]:
         for package in PACKAGES:
             spec = importlib.util.find_spec(package)  # does not import it
             roots += [(Path(place), package) for place in (spec.submodule_search_locations or [])] if spec else []
-    found = [file for root, package in roots for file in _files_below(root, package)]
-    return sorted(found, key=lambda file: (file.module, file.path))
+    files = [file for root, package in roots for file in _files_below(root, package)]
+    return sorted(files, key=lambda file: (file.module, file.path))
 
 
 _NO_MODULES = {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages", "lib-dynload"}
@@ -175,12 +175,12 @@ def collect(files: Sequence[PythonFile]) -> list[Passage]:
     """Passages of ``files`` and of the language reference. A longer paragraph stays where it occurs first, so that no
     module repeats the text of another one; a description that begins with a copy goes as a whole."""
     batches = [files[first : first + 64] for first in range(0, len(files), 64)]
-    found = _topics()
+    items = _topics()
     for batch in run_all(_read_files, batches, workers=min(cores(), 8)):
-        found += batch
+        items += batch
     seen: set[str] = set()
     unique = []
-    for passage in found:
+    for passage in items:
         if passage.kind in ("class", "function") and passage.paragraphs[0] in seen:
             continue
         fresh = replace(passage, paragraphs=tuple(item for item in passage.paragraphs if item not in seen))
@@ -195,8 +195,8 @@ def _topics() -> list[Passage]:
         from pydoc_data.topics import topics
     except ImportError:  # some distributions leave it out
         return []
-    found = [Passage("topic", f"topics.{name}", "", tuple(prose(topics[name]))) for name in sorted(topics)]
-    return list(filter(_is_long_enough, found))
+    items = [Passage("topic", f"topics.{name}", "", tuple(prose(topics[name]))) for name in sorted(topics)]
+    return list(filter(_is_long_enough, items))
 
 
 def _read_files(files: Sequence[PythonFile]) -> list[Passage]:
@@ -212,12 +212,12 @@ def read_file(file: PythonFile) -> list[Passage]:
             tree = ast.parse(source)
     except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):
         return []
-    found = []
+    items = []
     for note in sorted([*docstrings(tree), *comments(source, tree)], key=lambda note: note.line):
         passage = Passage(note.kind, file.module, note.name, tuple(prose(note.text)))
         if _is_long_enough(passage):
-            found.append(passage)
-    return found
+            items.append(passage)
+    return items
 
 
 def _is_long_enough(passage: Passage) -> bool:
@@ -228,14 +228,14 @@ def _is_long_enough(passage: Passage) -> bool:
 # Areas and splits.
 
 
-def assign(found: Sequence[Passage]) -> list[Passage]:
-    """``found`` with areas and splits.
+def assign(items: Sequence[Passage]) -> list[Passage]:
+    """``items`` with areas and splits.
 
     Within each area modules are taken in the order of a hash of their names: to the test split until it has its share
     of the passages, to validation likewise, the others to training; a module too large for a share stays in training.
     """
     sizes: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for passage in found:
+    for passage in items:
         sizes[area_of(passage.module)][passage.module] += 1
     split: dict[str, str] = {}
     for modules in sizes.values():
@@ -249,4 +249,4 @@ def assign(found: Sequence[Passage]) -> list[Passage]:
                     break
             else:
                 split[module] = "train"
-    return [replace(passage, area=area_of(passage.module), split=split[passage.module]) for passage in found]
+    return [replace(passage, area=area_of(passage.module), split=split[passage.module]) for passage in items]

@@ -5,7 +5,7 @@
            description of another thing of the same module.
 ``roles``  tagging: the markup of a paragraph (``:func:`x```, ``literals``) is taken away; which words had it?
 
-The splits are those of :mod:`encoderlab.corpus.python_text`, whose corpus holds the training split only.
+The splits are those of :mod:`encoderlab.corpus.python.text`, whose corpus holds the training split only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from encoderlab.corpus.python_text import Passage, Size, passages
+from encoderlab.corpus.python.text import Passage, Size, passages
 from encoderlab.files import replace_file
 from encoderlab.seeds import generator
 
@@ -46,9 +46,9 @@ def write_tasks(folder: Path, size: Size = "all") -> dict[str, dict[str, int]]:
     A line is ``{"text": ..., "label": ...}``, ``{"text": ..., "text_pair": ..., "label": ...}`` or
     ``{"tokens": [...], "tags": [...]}`` with BIO tags.
     """
-    found = passages(size)
+    collected = passages(size)
     counts: dict[str, dict[str, int]] = {}
-    for task, examples in (("area", area(found)), ("match", match(found)), ("roles", roles(found))):
+    for task, examples in (("area", area(collected)), ("match", match(collected)), ("roles", roles(collected))):
         by_split: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
         for split, example in examples:
             by_split[split].append(example)
@@ -61,19 +61,19 @@ def write_tasks(folder: Path, size: Size = "all") -> dict[str, dict[str, int]]:
     return counts
 
 
-def area(found: Sequence[Passage]) -> Iterator[tuple[str, dict[str, Any]]]:
+def area(items: Sequence[Passage]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Descriptions with the area of the library they come from. The name of what is described is not given."""
-    for passage in found:
+    for passage in items:
         text = _description(passage)
         if passage.area and passage.kind != "comment" and text:
             yield passage.split, {"text": text, "label": passage.area}
 
 
-def match(found: Sequence[Passage]) -> Iterator[tuple[str, dict[str, Any]]]:
+def match(items: Sequence[Passage]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Names with the first paragraph of their description (label ``yes``) or of another one's in the same module."""
     modules: dict[str, list[tuple[Passage, str]]] = defaultdict(list)
     names = set()
-    for passage in found:
+    for passage in items:
         key = (passage.module, passage.name)  # some are defined twice, for two systems
         if passage.kind in ("class", "function") and passage.area and key not in names:
             names.add(key)
@@ -94,10 +94,10 @@ def match(found: Sequence[Passage]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield passage.split, {"text": name, "text_pair": description, "label": "yes" if own else "no"}
 
 
-def roles(found: Sequence[Passage]) -> Iterator[tuple[str, dict[str, Any]]]:
+def roles(items: Sequence[Passage]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Paragraphs that have markup, as words with BIO tags of what the markup said."""
     seen = set()
-    for passage in found:
+    for passage in items:
         for paragraph in passage.paragraphs:
             tokens, tags = tagged(paragraph)
             key = " ".join(tokens)

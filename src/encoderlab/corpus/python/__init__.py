@@ -1,0 +1,1 @@
+"""Text and tasks that every Python installation carries: documentation and comments of its library."""
