@@ -60,9 +60,8 @@ def build(folder: Path, text: str, **settings: Any) -> Path:
     (folder / "text.txt").write_text(text, encoding="utf-8")
     tokenizer = settings.pop("tokenizer", NewTokenizer(kind="wordpiece", vocab_size=90))
     selection = Selection(validation=0.05, **settings)
-    build_corpus(
-        BuildSettings(sources=(str(folder / "text.txt"),), tokenizer=tokenizer, selection=selection), folder / "corpus"
-    )
+    chosen = BuildSettings(sources=(str(folder / "text.txt"),), tokenizer=tokenizer, selection=selection)
+    build_corpus(chosen, folder / "corpus", max_unknown=1)
     return folder / "corpus"
 
 
