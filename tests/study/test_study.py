@@ -175,6 +175,16 @@ def test_other_settings_in_the_same_folder_are_refused(place: Path) -> None:
     assert len(more.done) == 4  # seeds may be added
 
 
+def test_other_tokens_of_the_same_text_compare_by_bits_per_byte(place: Path) -> None:
+    words = ["corpus", "build", str(place / "text"), "--vocab-size", "300", "--workers", "1"]
+    assert main([*words, "--out", str(place / "fewer")]) == 0
+    arms = {"many tokens": None, "few tokens": {"corpus": "fewer"}}
+    plan = Plan.read(written(place, measures=[], tune=None, seeds=1, arms=arms))
+    results = run(plan, place / "tokens", InProcess())
+    assert [one.by for one in results.comparisons] == ["bits per byte"]
+    assert results.not_compared == ["few tokens and many tokens by loss: their corpora differ"]
+
+
 def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None:
     _, page, _ = whole
     for text in ("Quality against cost", "Learning curves", "What was tuned", "What is equal", "many better than few"):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any, Literal
 
 from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError
@@ -21,19 +19,18 @@ ABOUT = {
     "frequency": "word frequency in the corpus, no context",
     "trigram": "a trigram model of the corpus",
 }
-DEFAULT: Literal["full", "babylm"] = "full"
 
 
 def minimal_pairs(
     model: Path,
     /,
     *data: Path,
-    scoring: Literal["full", "babylm"] = DEFAULT,
+    scoring: Literal["full", "babylm"] = "full",
     corpus: Path | None = None,
     length_power: float = 0.0,
     bad_first: bool = False,
     skip_long: bool = False,
-    out: Annotated[Path | None, Parameter(name="--out")] = None,
+    out: Path | None = None,
 ) -> dict[str, Any]:
     """Score a pretrained model on minimal pairs, without training (BLiMP, ZhoBLiMP).
 

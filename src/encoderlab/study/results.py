@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from encoderlab.corpus.shards import Corpus
 from encoderlab.measure.report import interval
 from encoderlab.measure.runs import RunRecord, read_run
 from encoderlab.study.file import Claim, Pairs
@@ -104,8 +105,8 @@ class Results:
         return [replace(claim, by=by) for claim in given for by in ([claim.by] if claim.by else self.measures)]
 
     def _comparable(self, one: str, two: str, measure: str) -> str | None:
-        """Why a loss of two arms does not compare; None where it does. Losses are of the same text and the same task;
-        per token they need the same tokenizer besides.
+        """Why a loss of two arms does not compare; None where it does. Losses are of the same text and ask the same;
+        per token they need the same tokens besides, and so the same corpus.
         """
         if measure not in LOWER:
             return None
@@ -113,7 +114,10 @@ class Results:
         if len(asked[0] | asked[1]) > 1:
             return "they predict different things of the text"
         corpora = {self.plan.corpus(arm).resolve() for arm in (one, two)}
-        return "their corpora differ" if len(corpora) > 1 else None
+        if measure == "loss":
+            return "their corpora differ" if len(corpora) > 1 else None
+        texts = {(text.num_documents, text.num_bytes) for text in (Corpus(path, "validation") for path in corpora)}
+        return "their held-out texts differ" if len(texts) > 1 else None
 
     @cached_property
     def not_compared(self) -> list[str]:
