@@ -17,6 +17,7 @@ from torch import Tensor
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels, noise
 from encoderlab.nn.kernels import build, cpu, plain
+from encoderlab.nn.positions import rotations
 from tests.nn.twins import KEYS, TERMS, agree, masks, normal, relative
 
 compiled = pytest.mark.skipif(not build.available(), reason="no C++ compiler")
@@ -104,7 +105,7 @@ def test_dropout_takes_one_key_for_every_first_index_only():
 @pytest.mark.parametrize("dtype", FLOAT)
 @pytest.mark.parametrize("width", [7, 32, 100, 256])
 @pytest.mark.parametrize("p", [0.0, 0.2])
-@pytest.mark.parametrize("parts", ["all", "no x_bias", "no residual", "norm"])
+@pytest.mark.parametrize("parts", ["all", "no x_bias", "no residual", "norm", "no bias", "rms"])
 def test_dropout_add_norm(width, p, parts, dtype):
     x, residual = normal(4, 5, width), normal(4, 5, width, seed=1)
     weight, bias, x_bias = (normal(width, seed=s) for s in (2, 3, 4))
@@ -112,14 +113,49 @@ def test_dropout_add_norm(width, p, parts, dtype):
         x,
         residual if parts in ("all", "no x_bias") else None,
         weight,
-        bias,
+        None if parts in ("no bias", "rms") else bias,
         x_bias if parts in ("all", "no residual") else None,
     ]
 
     def call(module):
-        return lambda x, r, w, b, c: module.dropout_add_norm(x, r, w, b, 1e-5, p, KEYS, 3, x_bias=c)
+        how = {"center": parts != "rms"}
+        return lambda x, r, w, b, c: module.dropout_add_norm(x, r, w, b, 1e-5, p, KEYS, 3, x_bias=c, **how)
 
     agree(call(kernels), call(plain), inputs, dtype)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", [*FLOAT, None])
+@pytest.mark.parametrize("width", [7, 100])
+@pytest.mark.parametrize("p", [0.0, 0.2])
+@pytest.mark.parametrize("parts", ["all", "no biases", "no x", "rms"])
+def test_dropout_add_then_norm(width, p, parts, dtype):
+    """Sum and norm, and the gradients of both; with dtype None what autocast gives: a stream in single precision."""
+    x = normal(4, 5, width, seed=1).bfloat16() if dtype is None else normal(4, 5, width, seed=1)
+    bare = parts in ("no biases", "rms")
+    inputs = [
+        normal(4, 5, width),
+        None if parts == "no x" else x,
+        normal(width, seed=2),
+        None if bare else normal(width, seed=3),
+        None if bare or parts == "no x" else normal(width, seed=4),
+    ]
+
+    def call(module):
+        def both(r, x, w, b, c):
+            how = {"x_bias": c, "center": parts != "rms"}
+            sums, normed = module.dropout_add_then_norm(x, r, w, b, 1e-5, p, KEYS, 3, **how)
+            return torch.cat([sums, normed.to(sums.dtype)])
+
+        return both
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype is None):
+        if dtype is None:
+            assert (
+                kernels.dropout_add_then_norm(x, *inputs[:1], inputs[2], None, 1e-5, 0.0, None, 3)[1].dtype == x.dtype
+            )
+        coarse = dict.fromkeys(FLOAT, 2e-2)
+        agree(call(kernels), call(plain), inputs, dtype, *([coarse] if dtype is None else []))
 
 
 @compiled
@@ -145,14 +181,27 @@ def test_gelu_everywhere(tanh):
 @pytest.mark.parametrize("dtype", FLOAT)
 @pytest.mark.parametrize("tanh", [False, True])
 @pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("kind", ["biased", "bare", "gated", "gated, bare"])
 @pytest.mark.parametrize(("shape", "inner"), [((4, 9), 40), ((4,), 5), ((4, 3, 5), 100)])
-def test_feed_forward(shape, inner, p, tanh, dtype):
-    def call(module):
-        return lambda *a: module.feed_forward(*a, tanh=tanh, p=p, keys=KEYS, site=1)
+def test_feed_forward(shape, inner, kind, p, tanh, dtype):
+    gated = kind.startswith("gated")
 
-    weights = normal(inner, 16, seed=1) / 4, normal(inner, seed=2), normal(16, inner, seed=3) / 6
-    inputs = [normal(*shape, 16), *weights]
+    def call(module):
+        return lambda *a: module.feed_forward(*a, tanh=tanh, gated=gated, p=p, keys=KEYS, site=1)
+
+    rows = 2 * inner if gated else inner
+    bias = None if kind.endswith("bare") else normal(rows, seed=2)
+    inputs = [normal(*shape, 16), normal(rows, 16, seed=1) / 4, bias, normal(16, inner, seed=3) / 6]
     agree(call(kernels), call(plain), inputs, dtype)
+
+
+@compiled
+def test_a_kept_graph_runs_backwards_again():
+    """Kernels write over what they have saved, but not where it is read again."""
+    x = normal(4, 9, 16).requires_grad_()
+    out = kernels.feed_forward(x, normal(80, 16, seed=1), None, normal(16, 40, seed=3), gated=True)
+    first = torch.autograd.grad(out.sum(), x, retain_graph=True)[0]
+    assert torch.equal(first, torch.autograd.grad(out.sum(), x)[0])
 
 
 SHAPES = [(16, 16, 8, 8), (128, 128, 64, 64), (7, 9, 5, 6), (50, 70, 33, 20), (1, 300, 64, 64), (300, 257, 16, 24)]
@@ -176,6 +225,77 @@ def test_attend(shape, p, mask):
     for bias in (None, normal(4, 2, L, M, seed=3), normal(1, 2, L, M, seed=3), normal(4, 1, 1, M, seed=3)):
         agree(call(kernels), call(plain), [q, k, v, bias])
     agree(call(kernels), call(plain), [q, k, v, normal(1, 2, L, M, seed=3)], torch.bfloat16)
+
+
+@compiled
+@pytest.mark.parametrize("mask", ["none", "pairs", "packed"])
+@pytest.mark.parametrize("reach", [0, 20, 500])
+@pytest.mark.parametrize("shape", [(7, 7, 6), (300, 300, 64), (1, 40, 8), (200, 333, 16)])
+def test_attend_within_reach(shape, reach, mask):
+    """Keys further from a query than the reach are as good as absent, with memory before the queries too."""
+    L, M, K = shape
+    visible = masks(L, M)[mask]
+
+    def call(module):
+        how = {"visible": visible, "scale": K**-0.5, "p": 0.2, "keys": KEYS, "site": 1, "reach": reach}
+        return lambda q, k, v, bias: module.attend(q, k, v, bias=bias, **how)
+
+    q, k, v = normal(4, 2, L, K), normal(4, 2, M, K, seed=1), normal(4, 2, M, K, seed=2)
+    for bias in (None, normal(1, 2, L, M, seed=3)):
+        agree(call(kernels), call(plain), [q, k, v, bias])
+    agree(call(kernels), call(plain), [q, k, v, None], torch.bfloat16)
+
+
+@compiled
+@pytest.mark.parametrize("mask", ["none", "packed"])
+@pytest.mark.parametrize("reach", [None, 3, 64])
+@pytest.mark.parametrize(("L", "K"), [(5, 2), (40, 6), (130, 64), (67, 40)])
+def test_rotary_attention(L, K, reach, mask):
+    visible = masks(L, L)[mask]
+    rotation = rotations(torch.arange(L), K, 50.0)
+
+    def call(module):
+        how = {"visible": visible, "scale": K**-0.5, "p": 0.2, "keys": KEYS, "site": 1, "reach": reach}
+        return lambda qkv: module.attend_packed(qkv, 2, rotation=rotation, **how)
+
+    qkv = normal(4, L, 6 * K)
+    agree(call(kernels), call(plain), [qkv])
+    agree(call(kernels), call(plain), [qkv], torch.bfloat16)
+
+
+@compiled
+def test_angles_that_do_not_fit_are_refused():
+    for shape in ((9, 8), (8, 16), (8, 4)):
+        with pytest.raises(ValueError, match="do not fit queries"):
+            kernels.attend_packed(normal(2, 8, 48), 2, scale=1.0, rotation=normal(*shape))
+
+
+@compiled
+def test_keys_out_of_reach_are_not_read():
+    """Not a number among them, nor its gradient, reaches a block of queries that is far from it."""
+    q, k, v = (normal(1, 1, 900, 16, seed=s) for s in range(3))
+    k[:, :, :300], v[:, :, 700:] = float("nan"), float("nan")
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = kernels.attend(*leaves, scale=0.25, reach=20)
+    near = slice(420, 580)  # a block of queries, and the reach, away from either
+    assert out[:, :, near].isfinite().all() and out[:, :, :280].isnan().all() and out[:, :, 720:].isnan().all()
+    out[:, :, near].sum().backward()
+    assert q.grad[:, :, near].isfinite().all()
+
+
+def test_rotation_turns_pairs():
+    """Each pair of numbers turns by its angle, so products of a query and a key depend on their distance alone."""
+    rotation = rotations(torch.arange(40), 6, 30.0)
+    x = normal(1, 1, 40, 6).double()
+    turned = plain.rotate(x, rotation)
+    pairs = torch.view_as_complex(torch.stack(x.chunk(2, -1), -1).contiguous())
+    angles = torch.arange(40.0)[:, None] * 30.0 ** -(torch.arange(0, 6, 2) / 6)
+    want = pairs * torch.polar(torch.ones_like(angles), angles)
+    torch.testing.assert_close(turned, torch.cat([want.real, want.imag], -1), atol=1e-5, rtol=1e-5)
+    same = plain.rotate(normal(1, 1, 1, 6).expand(-1, -1, 40, -1), rotation)[0, 0]
+    products = same @ same.T
+    for apart in (1, 7, 30):
+        assert torch.allclose(products.diagonal(apart), products[0, apart], atol=1e-4)
 
 
 @compiled

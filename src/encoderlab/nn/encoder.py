@@ -358,8 +358,12 @@ class Block(nn.Module):
             if isinstance(source, Tensor):
                 source = normed if source is x else self.normed(source)
             attended, keyed = self.attention(normed, source, scope)
-            x = x + kernels.dropout(out(attended), self.dropout, keys, ATTENTION_OUTPUT)
-            change = self.feed_forward(self.feed_forward_norm(x), keys, FF_HIDDEN)
+            norm = self.feed_forward_norm
+            x, normed = kernels.dropout_add_then_norm(
+                F.linear(attended, out.weight), x, norm.weight, norm_bias(norm), self.eps, self.dropout, keys,
+                ATTENTION_OUTPUT, x_bias=out.bias, center=self.center,
+            )  # fmt: skip
+            change = self.feed_forward(normed, keys, FF_HIDDEN)
             return x + kernels.dropout(change, self.output_dropout, keys, FF_OUTPUT), keyed
         attended, keyed = self.attention(x, source, scope)
         change = F.linear(attended, out.weight)
@@ -369,7 +373,11 @@ class Block(nn.Module):
 
     def normed(self, x: Tensor) -> Tensor:
         """What attention reads of the states x (B, L, D) that enter the layer."""
-        return x if self.attention_norm is None or not self.pre else self.attention_norm(x)
+        norm = self.attention_norm
+        if norm is None or not self.pre:
+            return x
+        how = norm.weight, norm_bias(norm), self.eps, 0.0, None, ATTENTION_OUTPUT
+        return kernels.dropout_add_then_norm(None, x, *how, center=self.center)[1]
 
     def _join(
         self,

@@ -25,6 +25,7 @@ __all__ = [
     "depthwise",
     "dropout",
     "dropout_add_norm",
+    "dropout_add_then_norm",
     "dynamic_convolution",
     "feed_forward",
     "keep_memory",
@@ -94,10 +95,39 @@ def dropout_add_norm(
     keys = keys if p > 0.0 else None
     _check_keys(keys, x.shape[0])
     fast = _kernels(x)
-    if fast is None or bias is None or not center:
+    if fast is None:
         return plain.dropout_add_norm(x, residual, weight, bias, eps, p, keys, site, x_bias=x_bias, center=center)
     residual = None if residual is None else residual.to(x.dtype).contiguous()
-    return apply(fast.rows.AddNorm, x.contiguous(), x_bias, residual, weight, bias, keys, site, p, eps)
+    return apply(fast.rows.AddNorm, x.contiguous(), x_bias, residual, weight, bias, keys, site, p, eps, center)
+
+
+def dropout_add_then_norm(
+    x: Tensor | None,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    p: float,
+    keys: Tensor | None,
+    site: int,
+    *,
+    x_bias: Tensor | None = None,
+    center: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """residual + dropout(x + x_bias), and its norm (see :func:`dropout_add_norm`); without x the residual and its norm.
+
+    By a kernel, on a CPU alone: the sum has the precision of the residual, and the norm that of a matrix product.
+    """
+    keys = keys if p > 0.0 and x is not None else None
+    _check_keys(keys, residual.shape[0])
+    (product,) = _as_products(residual[:0])
+    fits = product.dtype in (residual.dtype, torch.bfloat16)
+    if _kernels(residual) is not cpu or not fits or (x is not None and x.dtype != product.dtype):
+        return plain.dropout_add_then_norm(x, residual, weight, bias, eps, p, keys, site, x_bias=x_bias, center=center)
+    how = site, p, eps, center, product.dtype == torch.bfloat16
+    given = None if x is None else x.contiguous()
+    made = apply(cpu.rows.SumNorm, given, x_bias, residual.contiguous(), weight, bias, keys, *how)
+    return (residual, made) if x is None else made
 
 
 def attend(
@@ -128,6 +158,8 @@ def attend(
         return plain.attend(
             q, k, v, bias=bias, visible=visible, scale=scale, p=p, keys=keys, site=site, relative=relative, reach=reach
         )
+    if fast is cpu:
+        return cpu.attention.attend(q, k, v, bias, visible, keys, scale, p, site, relative, reach)
     visible = plain.within_reach(visible, q.shape[2], k.shape[2], reach, q.device)
     return fast.attention.attend(q, k, v, bias, visible, keys, scale, p, site, relative)
 
@@ -155,7 +187,9 @@ def attend_packed(
     how: dict[str, Any] = {"visible": visible, "scale": scale, "p": p, "keys": keys, "site": site, "reach": reach}
     if fast is None:
         return plain.attend_packed(qkv, heads, rotation=rotation, **how)
-    if rotation is not None or reach is not None:
+    if fast is cpu:
+        return cpu.attention.attend_packed(qkv, heads, visible, keys, scale, p, site, reach, rotation)
+    if rotation is not None or reach is not None:  # on a GPU they are turned, and their mask is made, by torch
         q, k, v = packed_heads(qkv, heads).unbind()
         if rotation is not None:
             q, k = plain.rotate(q, rotation), plain.rotate(k, rotation)
@@ -186,9 +220,9 @@ def feed_forward(
     _check_keys(keys, x.shape[0])
     x, up, down = _as_products(x, up, down)
     fast = _kernels(x, up, down)
-    if fast is None or gated or up_bias is None:
+    if fast is None:
         return plain.feed_forward(x, up, up_bias, down, tanh=tanh, gated=gated, p=p, keys=keys, site=site)
-    return apply(fast.rows.FeedForward, x.contiguous(), up, up_bias, down, tanh, keys, site, p)
+    return apply(fast.rows.FeedForward, x.contiguous(), up, up_bias, down, gated, tanh, keys, site, p)
 
 
 def linear_cross_entropy(

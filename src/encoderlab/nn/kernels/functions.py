@@ -93,7 +93,10 @@ def add_norm_backward_shapes(
 def add_norm_function(
     add_norm: Callable[..., tuple[Tensor, Tensor]], add_norm_backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
 ) -> type[Function]:
-    """LayerNorm(residual + dropout(x + x_bias)). Keeps its arguments and the statistics of :func:`add_norm_shapes`."""
+    """norm(residual + dropout(x + x_bias)). Keeps its arguments and the statistics of :func:`add_norm_shapes`.
+
+    ``how`` is site, p, eps and center.
+    """
 
     class AddNorm(Function):
         @staticmethod
@@ -103,15 +106,15 @@ def add_norm_function(
             x_bias: Tensor | None,
             residual: Tensor | None,
             weight: Tensor,
-            bias: Tensor,
+            bias: Tensor | None,
             keys: Tensor | None,
-            site: int,
-            p: float,
-            eps: float,
+            *how: Any,
         ) -> Tensor:
-            out, statistics = add_norm(x, x_bias, residual, weight, bias, keys, site, p, eps)
+            out, statistics = add_norm(x, x_bias, residual, weight, bias, keys, *how)
             ctx.save_for_backward(x, x_bias, residual, weight, statistics, keys)
-            ctx.site, ctx.p, ctx.bias_dtype = site, p, bias.dtype
+            site, p, _, center = how
+            ctx.how = site, p, center
+            ctx.bias_dtype = None if bias is None else bias.dtype
             return out
 
         @staticmethod
@@ -119,7 +122,7 @@ def add_norm_function(
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             x, x_bias, residual, weight, statistics, keys = ctx.saved_tensors
             dx, dresidual, sums = add_norm_backward(
-                grad.contiguous(), x, x_bias, residual, weight, statistics, keys, ctx.site, ctx.p
+                grad.contiguous(), x, x_bias, residual, weight, statistics, keys, *ctx.how
             )
             dweight, dbias, dx_bias = sums.unbind()
             return (
@@ -127,32 +130,106 @@ def add_norm_function(
                 None if x_bias is None else dx_bias.to(x_bias.dtype),
                 None if residual is None else dresidual,
                 dweight.to(weight.dtype),
-                dbias.to(ctx.bias_dtype),
-                *[None] * 4,
+                None if ctx.bias_dtype is None else dbias.to(ctx.bias_dtype),
+                *[None] * 5,
             )
 
     return AddNorm
 
 
+def sum_norm_shapes(
+    x: Tensor | None, x_bias: Tensor | None, residual: Tensor, *how: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum (empty where there is no x), its norm, and mean and 1 / deviation of every position (positions, 2)."""
+    dtype = torch.bfloat16 if how[-1] else torch.float32
+    sums = residual.new_empty(0) if x is None else torch.empty_like(residual)
+    statistics = residual.new_empty(residual.numel() // residual.shape[-1], 2, dtype=torch.float32)
+    return sums, torch.empty_like(residual, dtype=dtype), statistics
+
+
+def sum_norm_backward_shapes(grad: Tensor, dsums: Tensor | None, sums: Tensor, *how: Any) -> tuple[Tensor, ...]:
+    """Gradients of the residual and of x (empty where there is none), and (3, D) those of weight, bias and x_bias."""
+    dx = torch.empty_like(grad) if how[-1] else grad.new_empty(0)
+    return torch.empty_like(sums), dx, sums.new_empty(3, sums.shape[-1], dtype=torch.float32)
+
+
+def sum_norm_function(
+    sum_norm: Callable[..., tuple[Tensor, Tensor, Tensor]], sum_norm_backward: Callable[..., tuple[Tensor, ...]]
+) -> type[Function]:
+    """residual + dropout(x + x_bias), and its norm. Keeps the sum alone, and of it the statistics."""
+
+    class SumNorm(Function):
+        @staticmethod
+        def forward(
+            ctx: Any,
+            x: Tensor | None,
+            x_bias: Tensor | None,
+            residual: Tensor,
+            weight: Tensor,
+            bias: Tensor | None,
+            keys: Tensor | None,
+            *how: Any,
+        ) -> tuple[Tensor, Tensor] | Tensor:
+            """``how`` is site, p, eps, center, and whether the norm is rounded to bfloat16."""
+            sums, out, statistics = sum_norm(x, x_bias, residual, weight, bias, keys, *how)
+            ctx.save_for_backward(residual if x is None else sums, weight, statistics, keys)
+            site, p, _, center, _ = how
+            ctx.how = site, p, center, x is not None
+            ctx.dtypes = [None if one is None else one.dtype for one in (x_bias, bias)]
+            ctx.set_materialize_grads(False)
+            return out if x is None else (sums, out)
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+            sums, weight, statistics, keys = ctx.saved_tensors
+            with_x = ctx.how[-1]
+            dsums, grad = grads if with_x else (None, grads[0])
+            if grad is None:  # nobody reads the norm
+                grad = torch.zeros_like(sums)
+            dsums = None if dsums is None else dsums.contiguous()
+            dresidual, dx, totals = sum_norm_backward(
+                grad.contiguous(), dsums, sums, weight, statistics, keys, *ctx.how
+            )
+            dweight, dbias, dx_bias = totals.unbind()
+            x_bias_dtype, bias_dtype = ctx.dtypes
+            return (
+                dx if with_x else None,
+                None if x_bias_dtype is None else dx_bias.to(x_bias_dtype),
+                dresidual,
+                dweight.to(weight.dtype),
+                None if bias_dtype is None else dbias.to(bias_dtype),
+                *[None] * 6,
+            )
+
+    return SumNorm
+
+
 # -------------------------------------------------------------------------------------------------------- feed-forward
 
 
-def gelu_backward_shapes(grad: Tensor, x: Tensor, *_: Any) -> Tensor:
-    """The gradient of the bias. That of x replaces ``grad``; ``out``, which may be x, gets the activations again."""
-    return x.new_empty(x.shape[-1], dtype=torch.float32)
+def gelu_shapes(x: Tensor, bias: Tensor | None, gated: bool, *_: Any) -> Tensor:
+    """The activations, half as wide as x where they are gated."""
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2) if gated else torch.empty_like(x)
+
+
+def gelu_backward_shapes(grad: Tensor, x: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
+    """The gradient of the bias. That of x replaces ``grad``, and ``out``, which may be x, gets the activations again;
+    where they are gated, and half as wide as x, it is the other way round."""
+    return x.new_empty(0 if bias is None else x.shape[-1], dtype=torch.float32)
 
 
 def feed_forward_function(gelu: Callable[..., Tensor], gelu_backward_: Callable[..., Tensor]) -> type[Function]:
-    """dropout(gelu(x up^T + up_bias)) down^T; x (B, ..., D). Keeps x up^T only: the rest is computed again."""
+    """dropout(gelu(x up^T + up_bias)) down^T, or gated; x (B, ..., D). Keeps x up^T: the rest is computed again."""
 
     class FeedForward(Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, *how: Any) -> Tensor:
-            """``how`` is tanh, keys, site, p of ``gelu``."""
+        def forward(ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor | None, down: Tensor, *how: Any) -> Tensor:
+            """``how`` is gated, tanh, keys, site, p of ``gelu``."""
             inner = x @ up.T
-            tanh, keys, site, p = how
+            gated, tanh, keys, site, p = how
             ctx.save_for_backward(x, up, up_bias, down, inner, keys)
-            ctx.tanh, ctx.site, ctx.p = tanh, site, p
+            ctx.gated, ctx.tanh, ctx.site, ctx.p = gated, tanh, site, p
             return gelu(inner, up_bias, *how) @ down.T
 
         @staticmethod
@@ -161,14 +238,16 @@ def feed_forward_function(gelu: Callable[..., Tensor], gelu_backward_: Callable[
             x, up, up_bias, down, inner, keys = ctx.saved_tensors
             dinner = grad @ down
             activated = torch.empty_like(inner) if comes_again() else inner
-            dbias = gelu_backward_(dinner, inner, up_bias, activated, ctx.tanh, keys, ctx.site, ctx.p)
+            dbias = gelu_backward_(dinner, inner, up_bias, activated, ctx.gated, ctx.tanh, keys, ctx.site, ctx.p)
+            if ctx.gated:
+                dinner, activated = activated, dinner
             need_x, need_up, _, need_down = ctx.needs_input_grad[:4]
             return (
                 dinner @ up if need_x else None,
                 dinner.flatten(0, -2).T @ x.flatten(0, -2) if need_up else None,
-                dbias.to(up_bias.dtype),
+                None if up_bias is None else dbias.to(up_bias.dtype),
                 grad.flatten(0, -2).T @ activated.flatten(0, -2) if need_down else None,
-                *[None] * 4,
+                *[None] * 5,
             )
 
     return FeedForward

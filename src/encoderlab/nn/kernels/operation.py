@@ -60,6 +60,8 @@ class Unrecorded:
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
 
+    def set_materialize_grads(self, value: bool) -> None: ...
+
 
 def apply(function: type[Function], *args: Any) -> Any:
     """``function.apply``, without its cost where nothing is recorded."""

@@ -46,6 +46,25 @@ def dropout_add_norm(
     return norm(dropped if residual is None else residual + dropped, weight, bias, eps, center)
 
 
+def dropout_add_then_norm(
+    x: Tensor | None,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    p: float,
+    keys: Tensor | None,
+    site: int,
+    *,
+    x_bias: Tensor | None = None,
+    center: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """residual + dropout(x + x_bias), and its norm; without x the residual and its norm."""
+    if x is not None:
+        residual = residual + dropout(x if x_bias is None else x + x_bias, p, keys, site)
+    return residual, norm(residual, weight, bias, eps, center)
+
+
 def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, center: bool) -> Tensor:
     """LayerNorm, or RMSNorm where it does not ``center``, over the last axis of x (..., D)."""
     if center:

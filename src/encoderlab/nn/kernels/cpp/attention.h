@@ -28,7 +28,7 @@ struct ForwardRoom {
   ForwardRoom(const Sizes& size, Take& take)
       : products(size, take),
         values(take(size.columns * size.value_wide)),
-        scores(take((size.block + W) * size.columns)),
+        scores(take((size.block + W) * size.span)),
         result(take(size.block * size.value_wide)) {}
 };
 
@@ -51,9 +51,9 @@ void attend(const Attention& at, const Inputs<T>& in, T* out, float* normalisers
       room.products.scores(head, positions, piece, room.scores);
       float inverse[MOST_ROWS];
       for (int64_t r = 0; r < piece.rows; r++)
-        inverse[r] = head.softmax(room.scores + r * size.columns, piece.i0 + r, piece,
+        inverse[r] = head.softmax(room.scores + r * size.span, piece.i0 + r, piece,
                                   normalisers[pair * at.queries + piece.i0 + r]);
-      multiply(room.scores, size.columns, room.values + piece.first * PANEL, room.result, size.value_wide, piece.rows,
+      multiply(room.scores, size.span, room.values + piece.first * PANEL, room.result, size.value_wide, piece.rows,
                piece.real, round_up(size.value_depth, PANEL) / PANEL, false, at.keys);
       for (int64_t r = 0; r < piece.rows; r++)
         write_rows(room.result + r * size.value_wide, size.value_wide, 1, size.value_depth, inverse[r],
@@ -114,8 +114,8 @@ struct BackwardRoom {
         grads(take(size.block * size.value_wide)),
         group(take(GROUP * size.wide)),
         grad_rows(take(size.block * size.value_wide)),
-        probabilities(take((size.block + W) * size.columns)),
-        dscores(take((size.block + W) * size.columns)),
+        probabilities(take((size.block + W) * size.span)),
+        dscores(take((size.block + W) * size.span)),
         dqueries(take(size.block * size.wide)),
         dposition_queries(take(size.block * size.wide)),
         dkeys(take((size.columns + size.spare) * size.wide)),
@@ -154,12 +154,16 @@ struct Backward {
   void of_head(const Head<T>& head, int64_t task) const {
     const BackwardRoom room = in_scratch<BackwardRoom>(size);
     room.products.take_keys(head);
-    pack(head.k, at.k[2], at.keys, size.depth, room.keys);
+    in_turned_rows(head.k, at.k[2], at.keys, size.depth, size.rotation, room.products.turned, size.wide,
+                   [&](auto* rows, int64_t stride, int64_t first, int64_t n) {
+                     pack(rows, stride, n, size.depth, room.keys + first * PANEL, at.keys);
+                   });
     pack_transposed(head.v, at.v[2], at.keys, size.value_depth, room.values_transposed);
     clear_panels(room.values_transposed, at.keys, size.columns, size.value_depth);
     std::memset(room.dkeys, 0, (size.columns + size.spare) * size.wide * sizeof(float));
     std::memset(room.dvalues, 0, size.columns * size.value_wide * sizeof(float));
     for (int64_t i0 = 0; i0 < at.queries; i0 += size.block) of_piece(head, head.piece(i0, size.block), room, task);
+    if (size.rotation) turn(room.dkeys, size.wide, at.keys, size.depth, size.rotation, -1.0f);
     write_rows(room.dkeys, size.wide, at.keys, size.depth, 1.0f, start(dk, to.k, head), to.k[2]);
     write_rows(room.dvalues, size.value_wide, at.keys, size.value_depth, 1.0f, start(dv, to.v, head), to.v[2]);
   }
@@ -167,27 +171,27 @@ struct Backward {
   void of_piece(const Head<T>& head, const Piece& piece, const BackwardRoom& room, int64_t task) const {
     const auto [i0, rows, first, seen, real] = piece;
     const Products& made = room.products;
-    const int64_t columns = size.columns, wide = size.wide, value_wide = size.value_wide;
+    const int64_t span = size.span, wide = size.wide, value_wide = size.value_wide;
     const int64_t panels = round_up(size.depth, PANEL) / PANEL;
     const int64_t value_panels = round_up(size.value_depth, PANEL) / PANEL;
     const T* dout = start(grad, at.out, head) + i0 * at.out[2];
     copy_rows(dout, at.out[2], rows, size.value_depth, 1.0f, room.grad_rows, value_wide);
     pack(dout, at.out[2], rows, size.value_depth, room.grads);
     made.scores(head, positions, piece, room.probabilities);
-    multiply(room.grad_rows, value_wide, room.values_transposed + first * size.value_depth, room.dscores, columns, rows,
+    multiply(room.grad_rows, value_wide, room.values_transposed + first * size.value_depth, room.dscores, span, rows,
              size.value_depth, seen / PANEL);
     for (int64_t r = 0; r < rows; r++) {
       const int64_t row = head.pair * at.queries + i0 + r;
-      float* ds = room.dscores + r * columns;
-      head.softmax_gradient(room.probabilities + r * columns, ds, i0 + r, piece, normalisers[row],
+      float* ds = room.dscores + r * span;
+      head.softmax_gradient(room.probabilities + r * span, ds, i0 + r, piece, normalisers[row],
                             head.segment ? in.relative.dsegment + 2 * row : nullptr);
       if (dbias) write_span(ds, piece, dbias + row * at.keys);
     }
 
     pack(made.queries, wide, rows, size.depth, room.queries);
-    multiply(room.dscores, columns, room.keys + first * PANEL, room.dqueries, wide, rows, real, panels, false, at.keys);
-    multiply<true>(room.dscores, columns, room.queries, room.dkeys + first * wide, wide, real, rows, panels, true);
-    multiply<true>(room.probabilities, columns, room.grads, room.dvalues + first * value_wide, value_wide, real, rows,
+    multiply(room.dscores, span, room.keys + first * PANEL, room.dqueries, wide, rows, real, panels, false, at.keys);
+    multiply<true>(room.dscores, span, room.queries, room.dkeys + first * wide, wide, real, rows, panels, true);
+    multiply<true>(room.probabilities, span, room.grads, room.dvalues + first * value_wide, value_wide, real, rows,
                    value_panels, true);
     if (size.by_queries) {
       float* dqueries = room.dqueries;
@@ -196,7 +200,7 @@ struct Backward {
         std::memset(dqueries, 0, rows * wide * sizeof(float));
         pack(made.position_queries, wide, rows, size.depth, room.queries);
       }
-      query_rows_gradient(room.dscores, columns, rows, seen, positions.queries(head.h, head.table),
+      query_rows_gradient(room.dscores, span, rows, seen, positions.queries(head.h, head.table),
                           query_base(at, piece), room.queries, size.depth, wide, made.band, dqueries,
                           query_sums(task, head.table));
       if (head.position_query)
@@ -205,11 +209,12 @@ struct Backward {
                    to.position_query[2]);
     }
     if (size.by_keys) {
-      std::memset(room.dscores + rows * columns, 0, W * columns * sizeof(float));
-      key_rows_gradient(room.dscores, columns, rows, seen, positions.keys(head.h, head.table), key_base(at, piece),
+      std::memset(room.dscores + rows * span, 0, W * span * sizeof(float));
+      key_rows_gradient(room.dscores, span, rows, seen, positions.keys(head.h, head.table), key_base(at, piece),
                         made.keys + first * wide, room.group, size.depth, wide, made.band, room.dkeys + first * wide,
                         key_sums(task, head.table));
     }
+    if (size.rotation) turn(room.dqueries, wide, rows, size.depth, made.angles(at, i0), -1.0f);
     write_rows(room.dqueries, wide, rows, size.depth, at.scale, start(dq, to.q, head) + i0 * to.q[2], to.q[2]);
   }
 

@@ -39,25 +39,77 @@ EXPORT encoderlab_dropout(int64_t half, const void* x, void* out, const int64_t*
 }
 
 EXPORT encoderlab_add_norm(int64_t half, const void* x, const float* x_bias, const void* residual, const float* weight,
-                           const float* bias, void* out, float* statistics, const int64_t* keys, int64_t batch,
-                           int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale, float eps,
-                           int64_t threads) {
+                           const float* bias, int64_t center, void* out, float* statistics, const int64_t* keys,
+                           int64_t batch, int64_t positions, int64_t width, int64_t site, int64_t threshold,
+                           float scale, float eps, int64_t threads) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
-    add_norm((const T*)x, x_bias, (const T*)residual, weight, bias, (T*)out, statistics, keys, batch, positions, width,
+    add_norm((const T*)x, x_bias, (const T*)residual, weight, bias, center, (T*)out, statistics, keys, batch, positions, width,
              site, threshold, scale, eps, threads);
   });
 }
 
 EXPORT encoderlab_add_norm_backward(int64_t half, const void* grad, const void* x, const float* x_bias,
-                                    const void* residual, const float* weight, const float* statistics, void* dx,
+                                    const void* residual, const float* weight, int64_t center,
+                                    const float* statistics, void* dx,
                                     void* dresidual, float* partial, float* sums, const int64_t* keys, int64_t batch,
                                     int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
                                     int64_t threads) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
-    add_norm_backward((const T*)grad, (const T*)x, x_bias, (const T*)residual, weight, statistics, (T*)dx,
+    add_norm_backward((const T*)grad, (const T*)x, x_bias, (const T*)residual, weight, center, statistics, (T*)dx,
                       (T*)dresidual, partial, sums, keys, batch, positions, width, site, threshold, scale, threads);
+  });
+}
+
+// `wide`: the residual stream is float32 whatever the rest is.
+EXPORT encoderlab_sum_norm(int64_t half, int64_t wide, const void* x, const float* x_bias, const void* residual,
+                           const float* weight, const float* bias, int64_t center, void* sums, void* out,
+                           float* statistics, const int64_t* keys, int64_t batch, int64_t positions, int64_t width,
+                           int64_t site, int64_t threshold, float scale, float eps, int64_t threads) {
+  typed(half, [&](auto kind) {
+    typed(half && !wide, [&](auto stream) {
+      using T = decltype(kind);
+      using R = decltype(stream);
+      sum_norm((const T*)x, x_bias, (const R*)residual, weight, bias, center, (R*)sums, (T*)out, statistics, keys,
+               batch, positions, width, site, threshold, scale, eps, threads);
+    });
+  });
+}
+
+EXPORT encoderlab_sum_norm_backward(int64_t half, int64_t wide, const void* grad, const void* dsums, const void* sums,
+                                    const float* weight, int64_t center, const float* statistics, void* dresidual,
+                                    void* dx, float* partial, float* totals, const int64_t* keys, int64_t batch,
+                                    int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
+                                    int64_t threads) {
+  typed(half, [&](auto kind) {
+    typed(half && !wide, [&](auto stream) {
+      using T = decltype(kind);
+      using R = decltype(stream);
+      sum_norm_backward((const T*)grad, (const R*)dsums, (const R*)sums, weight, center, statistics, (R*)dresidual,
+                        (T*)dx, partial, totals, keys, batch, positions, width, site, threshold, scale, threads);
+    });
+  });
+}
+
+EXPORT encoderlab_geglu(int64_t half, int64_t tanh, const void* x, const float* bias, void* out, const int64_t* keys,
+                        int64_t batch, int64_t positions, int64_t width, int64_t site, int64_t threshold, float scale,
+                        int64_t threads) {
+  typed(half, [&](auto kind) {
+    using T = decltype(kind);
+    auto run = tanh ? geglu<GeluTanh, T> : geglu<Gelu, T>;
+    run((const T*)x, bias, (T*)out, keys, batch, positions, width, site, threshold, scale, threads);
+  });
+}
+
+EXPORT encoderlab_geglu_backward(int64_t half, int64_t tanh, void* grad, const void* x, const float* bias, void* dx,
+                                 float* partial, float* dbias, const int64_t* keys, int64_t batch, int64_t positions,
+                                 int64_t width, int64_t site, int64_t threshold, float scale, int64_t threads) {
+  typed(half, [&](auto kind) {
+    using T = decltype(kind);
+    auto run = tanh ? geglu_backward<GeluTanh, T> : geglu_backward<Gelu, T>;
+    run((T*)grad, (const T*)x, bias, (T*)dx, partial, dbias, keys, batch, positions, width, site, threshold, scale,
+        threads);
   });
 }
 
@@ -98,7 +150,7 @@ static Inputs<T> inputs_of(const void* q, const void* k, const void* v, const vo
                            const int64_t* row_keys, const Pointers* pointers) {
   const Pointers p = pointers ? *pointers : Pointers{};
   const Relative<T> relative = {(const T*)p.query_rows, (const T*)p.key_rows, (const T*)p.position_query,
-                                p.table, p.segment, p.different, p.dquery_rows, p.dkey_rows, p.dsegment,
+                                p.table, p.segment, p.different, p.rotation, p.dquery_rows, p.dkey_rows, p.dsegment,
                                 (T*)p.dposition_query};
   return {(const T*)q, (const T*)k, (const T*)v, (const T*)bias, visible, row_keys, relative};
 }

@@ -6,10 +6,12 @@
 
 namespace {
 
-// dst[panel][k][lane] = src[k][panel * PANEL + lane] for k < depth, columns beyond width zero
+// dst[panel][k][lane] = src[k][panel * PANEL + lane] for k < depth, columns beyond width zero; panels of dst may be
+// deeper (panel_depth) than what is packed.
 template <class T>
-void pack(const T* src, int64_t stride, int64_t depth, int64_t width, float* dst) {
-  for (int64_t p = 0; p < width; p += PANEL)
+void pack(const T* src, int64_t stride, int64_t depth, int64_t width, float* dst, int64_t panel_depth = 0) {
+  const int64_t rest_of_panel = panel_depth ? (panel_depth - depth) * PANEL : 0;
+  for (int64_t p = 0; p < width; p += PANEL, dst += rest_of_panel)
     for (int64_t k = 0; k < depth; k++, dst += PANEL) {
       const T* from = src + k * stride + p;
       if (p + PANEL <= width) {
@@ -33,6 +35,40 @@ void copy_rows(const T* src, int64_t stride, int64_t rows, int64_t width, float 
       for (int i = 0; i < VECTORS; i++) b.v[i] *= scale;
       store(dst + r * dst_stride + j, b, BLOCK);
     }
+}
+
+// Turns rows (count, width) in place by the angles of their places, whose cosines and sines are the halves of the rows
+// of rotation (count, width): each pair of halves (a, b) becomes (a cos - b sin, b cos + a sin). `way` -1 turns back.
+inline void turn(float* rows, int64_t stride, int64_t count, int64_t width, const float* rotation, float way) {
+  const int64_t half = width / 2;
+  for (int64_t r = 0; r < count; r++, rows += stride, rotation += width) {
+    int64_t j = 0;
+    for (; j + W <= half; j += W) {
+      const floats a = load(rows + j), b = load(rows + half + j);
+      const floats c = load(rotation + j), s = load(rotation + half + j) * way;
+      store(rows + j, a * c - b * s);
+      store(rows + half + j, b * c + a * s);
+    }
+    for (; j < half; j++) {
+      const float a = rows[j], b = rows[half + j], c = rotation[j], s = rotation[half + j] * way;
+      rows[j] = a * c - b * s;
+      rows[half + j] = b * c + a * s;
+    }
+  }
+}
+
+// Calls f(rows, stride, first, n) for the rows of src (count, width): all at once, or turned by rotation, if there is
+// one, a panel at a time in `room` (PANEL, wide).
+template <class T, class F>
+void in_turned_rows(const T* src, int64_t stride, int64_t count, int64_t width, const float* rotation, float* room,
+                    int64_t wide, F f) {
+  if (!rotation) return f(src, stride, int64_t(0), count);
+  for (int64_t first = 0; first < count; first += PANEL) {
+    const int64_t n = std::min<int64_t>(PANEL, count - first);
+    copy_rows(src + first * stride, stride, n, width, 1.0f, room, wide);
+    turn(room, wide, n, width, rotation + first * width, 1.0f);
+    f(room, wide, first, n);
+  }
 }
 
 template <int S, int... I>

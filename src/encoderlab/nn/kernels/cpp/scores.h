@@ -40,18 +40,22 @@ constexpr int64_t MOST_ROWS = 144;
 // of positions; smaller ones see fewer keys where documents are packed.
 inline int64_t block_rows(const Attention& at, bool masked) {
   const int64_t scores = masked ? 32768 : 65536;
-  int64_t most = std::clamp<int64_t>(scores / round_up(at.keys, BLOCK), TILE, MOST_ROWS) / TILE * TILE;
+  // Where keys are within reach, a block of n queries sees n + 2 reach keys.
+  const int64_t seen = at.reach < 0 ? at.keys : std::min<int64_t>(at.keys, 2 * at.reach + 1);
+  int64_t most = std::clamp<int64_t>(scores / round_up(seen, BLOCK), TILE, MOST_ROWS) / TILE * TILE;
+  if (at.reach >= 0 && seen < at.keys) most = std::min(most, round_up(std::max<int64_t>(at.reach / 2, TILE), TILE));
   int64_t blocks = (at.queries + most - 1) / most;
   return round_up((at.queries + blocks - 1) / blocks, TILE);
 }
 
 // Sizes that follow from the arguments, in elements. In scratch memory a row of queries or keys is `wide`, one of
-// values `value_wide`, one of scores `columns`: whole blocks.
+// values `value_wide`, one of scores `span`, the most keys that a block sees of all the `columns`: whole blocks.
 struct Sizes {
-  int64_t depth, wide, value_depth, value_wide, columns, block;
+  int64_t depth, wide, value_depth, value_wide, columns, block, span;
   bool by_queries, by_keys;  // whether these meet rows of positions
   int64_t spare;             // rows of zeros behind the keys, which products with rows of positions read
   int64_t band;              // room for a band of positions
+  const float* rotation;
 
   template <class T>
   Sizes(const Attention& at, const Inputs<T>& in)
@@ -61,10 +65,14 @@ struct Sizes {
         value_wide(round_up(value_depth, BLOCK)),
         columns(round_up(at.keys, BLOCK)),
         block(block_rows(at, in.visible)),
+        span(at.reach < 0 || in.relative.query_rows || in.relative.key_rows
+                 ? columns
+                 : std::min(columns, round_up(block + 2 * at.reach, BLOCK) + BLOCK)),
         by_queries(in.relative.query_rows),
         by_keys(in.relative.key_rows),
         spare(by_keys ? TILE : 0),
-        band(by_queries || by_keys ? std::max(band_room(block, columns), block * band_width(block, columns)) : 0) {}
+        band(by_queries || by_keys ? std::max(band_room(block, columns), block * band_width(block, columns)) : 0),
+        rotation(in.relative.rotation) {}
 };
 
 // Queries [i0, i0 + rows), and the keys [first, first + seen) in whole blocks that some of them sees, of which the
@@ -113,22 +121,28 @@ struct Head {
   // up to `block` queries from i0 on
   Piece piece(int64_t i0, int64_t block) const {
     const int64_t rows = std::min(block, at.queries - i0);
-    int64_t first = 0, last = round_up(at.keys, BLOCK);
+    int64_t begin = 0, end = at.keys;  // of what is within reach
+    if (at.reach >= 0) {
+      const int64_t place = at.keys - at.queries + i0;
+      begin = std::max<int64_t>(0, place - at.reach);
+      end = std::min(at.keys, place + rows + at.reach);
+    }
+    int64_t low = begin, high = end;
     if (visible) {
-      int64_t low = at.keys, high = 0;
-      for (int64_t i = i0; i < i0 + rows && (low > 0 || high < at.keys); i++) {
+      low = end, high = begin;
+      for (int64_t i = i0; i < i0 + rows && (low > begin || high < end); i++) {
         const uint8_t* row = visible + i * at.visible[2];
-        int64_t j = 0;
+        int64_t j = begin;
         while (j < low && !row[j]) j++;
         low = j;
-        j = at.keys;
+        j = end;
         while (j > high && !row[j - 1]) j--;
         high = std::max(high, j);
         if (i > i0 && at.visible[2] == 0) break;
       }
-      first = std::min(low, high) / BLOCK * BLOCK;
-      last = std::max(first, round_up(high, BLOCK));
+      low = std::min(low, high);
     }
+    const int64_t first = low / BLOCK * BLOCK, last = std::max(first, round_up(high, BLOCK));
     return {i0, rows, first, last - first, std::min(last, at.keys) - first};
   }
 
@@ -152,7 +166,20 @@ struct Head {
     } else if (n < BLOCK) {
       for (int x = 0; x < VECTORS; x++) b.v[x] = select(lanes() + x * W < (int32_t)n, b.v[x], all(-INFINITY));
     }
+    if (at.reach >= 0) hide_far(b, i, j);
     return b;
+  }
+
+  // scores of query i at keys j .. j + 32, those out of reach -inf
+  void hide_far(Block& b, int64_t i, int64_t j) const {
+    const int64_t place = at.keys - at.queries + i;
+    if (j >= place - at.reach && j + BLOCK - 1 <= place + at.reach) return;
+    const int32_t low = (int32_t)std::clamp<int64_t>(place - at.reach - j, 0, BLOCK);
+    const int32_t high = (int32_t)std::clamp<int64_t>(place + at.reach - j, -1, BLOCK);
+    for (int x = 0; x < VECTORS; x++) {
+      const ints lane = lanes() + x * W;
+      b.v[x] = select(lane < low, all(-INFINITY), select(lane > high, all(-INFINITY), b.v[x]));
+    }
   }
 
   // of the random words for query i and keys j .. j + 32
@@ -249,47 +276,57 @@ inline int64_t key_base(const Attention& at, const Piece& piece) {
 // What the scores of a head are made of: products of its queries with its keys, and of both with rows of positions.
 struct Products {
   const Sizes& size;
+  const float* rotation;              // of the keys
   float* keys_transposed;             // in panels
   float* keys;                        // rows, scaled, where they meet rows of positions
   float *queries, *position_queries;  // rows of a piece, scaled
-  float* band;
+  float *band, *turned;
 
   template <class Take>
   Products(const Sizes& size, Take& take)
       : size(size),
+        rotation(size.rotation),
         keys_transposed(take(size.columns * size.depth)),
         keys(take(size.by_keys ? (size.columns + size.spare) * size.wide : 0)),
         queries(take(size.block * size.wide)),
         position_queries(take(size.block * size.wide)),
-        band(take(size.band)) {}
+        band(take(size.band)),
+        turned(take(PANEL * size.wide)) {}
 
   template <class T>
   void take_keys(const Head<T>& head) const {
     const Attention& at = head.at;
-    pack_transposed(head.k, at.k[2], at.keys, size.depth, keys_transposed);
+    in_turned_rows(head.k, at.k[2], at.keys, size.depth, rotation, turned, size.wide,
+                   [&](auto* rows, int64_t stride, int64_t first, int64_t n) {
+                     pack_transposed(rows, stride, n, size.depth, keys_transposed + first * size.depth);
+                   });
     clear_panels(keys_transposed, at.keys, size.columns, size.depth);
     if (!size.by_keys) return;
     copy_rows(head.k, at.k[2], at.keys, size.depth, at.scale, keys, size.wide);
     std::memset(keys + at.keys * size.wide, 0, (size.columns + size.spare - at.keys) * size.wide * sizeof(float));
   }
 
-  // scores (rows, columns) of a piece, but for what is added to each of them
+  // The angles of the queries from i0 on.
+  const float* angles(const Attention& at, int64_t i0) const { return rotation + (at.keys - at.queries + i0) * size.depth; }
+
+  // scores (rows, span) of a piece, but for what is added to each of them
   template <class T>
   void scores(const Head<T>& head, const Positions<T>& positions, const Piece& piece, float* to) const {
     const Attention& at = head.at;
     copy_rows(head.q + piece.i0 * at.q[2], at.q[2], piece.rows, size.depth, at.scale, queries, size.wide);
-    multiply(queries, size.wide, keys_transposed + piece.first * size.depth, to, size.columns, piece.rows, size.depth,
+    if (rotation) turn(queries, size.wide, piece.rows, size.depth, angles(at, piece.i0), 1.0f);
+    multiply(queries, size.wide, keys_transposed + piece.first * size.depth, to, size.span, piece.rows, size.depth,
              piece.seen / PANEL);
     if (size.by_queries) {
       if (head.position_query)
         copy_rows(head.position_query + piece.i0 * at.position_query[2], at.position_query[2], piece.rows, size.depth,
                   at.scale, position_queries, size.wide);
       add_query_rows(head.position_query ? position_queries : queries, size.wide, positions.queries(head.h, head.table),
-                     size.depth, query_base(at, piece), piece.rows, piece.seen, band, to, size.columns);
+                     size.depth, query_base(at, piece), piece.rows, piece.seen, band, to, size.span);
     }
     if (size.by_keys)
       add_key_rows(keys + piece.first * size.wide, size.wide, positions.keys(head.h, head.table), size.depth,
-                   key_base(at, piece), piece.rows, piece.seen, band, to, size.columns);
+                   key_base(at, piece), piece.rows, piece.seen, band, to, size.span);
   }
 };
 

@@ -13,10 +13,10 @@ from torch.autograd.function import once_differentiable
 from encoderlab.nn.kernels.cpu.native import SMALL, call, half
 from encoderlab.nn.kernels.functions import attend_shapes, dense, heads_last, packed_heads
 from encoderlab.nn.kernels.operation import apply, operation, scaling
-from encoderlab.nn.kernels.plain import Relative
+from encoderlab.nn.kernels.plain import Relative, within_reach
 
-ATTENTION = struct.Struct("39q2f")  # ``Attention`` of arguments.h
-RELATIVE = struct.Struct("10P")  # ``Pointers`` of arguments.h
+ATTENTION = struct.Struct("40q2f")  # ``Attention`` of arguments.h
+RELATIVE = struct.Struct("11P")  # ``Pointers`` of arguments.h
 
 
 def strides(x: Tensor | None) -> tuple[int, ...]:
@@ -42,6 +42,7 @@ def attention_arguments(
     key_rows: Tensor | None = None,
     position_query: Tensor | None = None,
     different: Tensor | None = None,
+    reach: int = -1,
 ) -> bytes:
     """The C struct ``Attention``: sizes and strides of what the library gets as pointers, and dropout. In a second
     struct the strides of gradients stand in the places of q, k, v and position_query."""
@@ -53,7 +54,7 @@ def attention_arguments(
     row_strides = [0 if x is None else x.stride(dim) for x in (query_rows, key_rows) for dim in (1, 2)]
     return ATTENTION.pack(
         batch, heads, queries, k.shape[2], width, v.shape[-1], *strides(q), *strides(k), *strides(v), *strides(out),
-        *strides(bias), *strides(visible), site, threshold, work, positions, tables, *row_strides,
+        *strides(bias), *strides(visible), site, threshold, work, reach, positions, tables, *row_strides,
         *strides(position_query), *strides(different), scale, keep_scale,
     )  # fmt: skip
 
@@ -66,15 +67,22 @@ def attend_forward(
     bias: Tensor | None,
     visible: Tensor | None,
     keys: Tensor | None,
+    rotation: Tensor | None,
     scale: float,
     p: float,
     site: int,
+    reach: int,
 ) -> tuple[Tensor, Tensor]:
     """The attended values (B, H, L, V) and the log of every row's softmax denominator (B, H, L)."""
     out, normalisers = attend_shapes(q, k, v)
-    at = attention_arguments(q, k, v, out, bias, visible, keys, scale, p, site)
-    call("attend", half(q), at, q, k, v, bias, visible, keys, None, out, normalisers)
+    at = attention_arguments(q, k, v, out, bias, visible, keys, scale, p, site, reach=reach)
+    call("attend", half(q), at, q, k, v, bias, visible, keys, turned_by(rotation), out, normalisers)
     return out, normalisers
+
+
+def turned_by(rotation: Tensor | None) -> bytes | None:
+    """The C struct ``Pointers`` of rotary positions (M, K), float32 and contiguous."""
+    return None if rotation is None else pointers(None, None, None, None, None, None, rotation)
 
 
 def _attend_backward_shapes(
@@ -93,18 +101,20 @@ def attend_backward(
     bias: Tensor | None,
     visible: Tensor | None,
     keys: Tensor | None,
+    rotation: Tensor | None,
     normalisers: Tensor,
     scale: float,
     p: float,
     site: int,
+    reach: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and of the bias for every batch row (B, H, L, M) (empty where there is no bias)."""
     dq, dk, dv, dbias = _attend_backward_shapes(grad, q, k, v, bias)
-    at = attention_arguments(q, k, v, grad, bias, visible, keys, scale, p, site)
+    at = attention_arguments(q, k, v, grad, bias, visible, keys, scale, p, site, reach=reach)
     to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site)
     call(
-        "attend_backward", half(q), at, to, grad, q, k, v, bias, visible, keys, normalisers, None, dq, dk, dv,
-        None if bias is None else dbias,
+        "attend_backward", half(q), at, to, grad, q, k, v, bias, visible, keys, normalisers, turned_by(rotation),
+        dq, dk, dv, None if bias is None else dbias,
     )  # fmt: skip
     return dq, dk, dv, dbias
 
@@ -114,8 +124,8 @@ class Attend(Function):
     def forward(ctx: Any, *given: Any) -> Tensor:
         """Takes the arguments of :func:`attend_forward`."""
         out, normalisers = attend_forward(*given)
-        ctx.save_for_backward(*given[:-3], normalisers)
-        ctx.rest = given[-3:]
+        ctx.save_for_backward(*given[:-4], normalisers)
+        ctx.rest = given[-4:]
         return out
 
     @staticmethod
@@ -124,8 +134,8 @@ class Attend(Function):
         bias = ctx.saved_tensors[3]
         dq, dk, dv, dbias = attend_backward(dense(grad), *ctx.saved_tensors, *ctx.rest)
         if bias is None:
-            return dq, dk, dv, *[None] * 6
-        return dq, dk, dv, dbias.sum_to_size(bias.shape), *[None] * 5
+            return dq, dk, dv, *[None] * 8
+        return dq, dk, dv, dbias.sum_to_size(bias.shape), *[None] * 7
 
 
 @operation(lambda grad, qkv, *_: torch.empty_like(qkv))
@@ -134,18 +144,21 @@ def attend_packed_backward(
     qkv: Tensor,
     visible: Tensor | None,
     keys: Tensor | None,
+    rotation: Tensor | None,
     normalisers: Tensor,
     scale: float,
     p: float,
     site: int,
+    reach: int,
 ) -> Tensor:
     """The gradient of qkv (3, B, H, L, K), in its own layout."""
     dqkv = torch.empty_like(qkv)
     q, k, v = qkv.unbind()
     dq, dk, dv = dqkv.unbind()
-    at = attention_arguments(q, k, v, grad, None, visible, keys, scale, p, site)
+    at = attention_arguments(q, k, v, grad, None, visible, keys, scale, p, site, reach=reach)
     to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site)
-    call("attend_backward", half(qkv), at, to, grad, q, k, v, None, visible, keys, normalisers, None, dq, dk, dv, None)
+    given = (grad, q, k, v, None, visible, keys, normalisers, turned_by(rotation))
+    call("attend_backward", half(qkv), at, to, *given, dq, dk, dv, None)
     return dqkv
 
 
@@ -154,17 +167,18 @@ class AttendPacked(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, qkv: Tensor, visible: Tensor | None, keys: Tensor | None, scale: float, p: float, site: int
+        ctx: Any, qkv: Tensor, visible: Tensor | None, keys: Tensor | None, rotation: Tensor | None, *rest: Any
     ) -> Tensor:
-        out, normalisers = attend_forward(*qkv.unbind(), None, visible, keys, scale, p, site)
-        ctx.save_for_backward(qkv, visible, keys, normalisers)
-        ctx.rest = scale, p, site
+        """``rest`` is scale, p, site, reach."""
+        out, normalisers = attend_forward(*qkv.unbind(), None, visible, keys, rotation, *rest)
+        ctx.save_for_backward(qkv, visible, keys, rotation, normalisers)
+        ctx.rest = rest
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return attend_packed_backward(dense(grad), *ctx.saved_tensors, *ctx.rest), *[None] * 5
+        return attend_packed_backward(dense(grad), *ctx.saved_tensors, *ctx.rest), *[None] * 7
 
 
 # ----------------------------------------------------------------------------------- attention with relative positions
@@ -173,7 +187,7 @@ class AttendPacked(Function):
 def pointers(*tensors: Tensor | None) -> bytes:
     """The C struct ``Pointers``: addresses in its order; 0 for what is absent, which in backward passes is a scalar."""
     given = [0 if x is None or x.dim() == 0 else x.data_ptr() for x in tensors]
-    return RELATIVE.pack(*given, *[0] * (10 - len(given)))
+    return RELATIVE.pack(*given, *[0] * (11 - len(given)))
 
 
 def relative_arguments(q: Tensor, k: Tensor, relative: Relative, scale: float) -> tuple[Tensor | None, ...]:
@@ -268,7 +282,7 @@ def attend_relative_backward(
     to_position = None if position_query is None else dposition_query
     to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site, position_query=to_position)
     made = (dquery_rows, dkey_rows, dsegment, dposition_query)
-    relative = pointers(query_rows, key_rows, position_query, table, segment, different, *made)
+    relative = pointers(query_rows, key_rows, position_query, table, segment, different, None, *made)
     given = (grad, q, k, v, None, visible, keys, normalisers, relative)
     call("attend_backward", half(q), at, to, *given, dq, dk, dv, None)
     return dq, dk, dv, dquery_rows, dkey_rows, dposition_query, dsegment
@@ -322,21 +336,46 @@ def attend(
     p: float,
     site: int,
     relative: Relative | None,
+    reach: int | None,
 ) -> Tensor:
-    """As :func:`encoderlab.nn.kernels.attend`."""
+    """As :func:`encoderlab.nn.kernels.attend`; beside relative positions the reach becomes part of the mask."""
+    if relative is not None:
+        visible = within_reach(visible, q.shape[2], k.shape[2], reach, q.device)
     q, k, v, visible = dense(q), dense(k), dense(v), full_rows(visible, q, k)
     if relative is not None:
         terms = relative_arguments(q, k, relative, scale)
         return apply(AttendRelative, q, k, v, *terms, visible, keys, scale, p, site)
     if bias is not None:
         bias = full_rows(bias.to(q.dtype), q, k)
-    return apply(Attend, q, k, v, bias, visible, keys, scale, p, site)
+    return apply(Attend, q, k, v, bias, visible, keys, None, scale, p, site, limit(reach))
+
+
+def limit(reach: int | None) -> int:
+    """``reach`` as the kernels take it."""
+    return -1 if reach is None else reach
 
 
 def attend_packed(
-    qkv: Tensor, heads: int, visible: Tensor | None, keys: Tensor | None, scale: float, p: float, site: int
+    qkv: Tensor,
+    heads: int,
+    visible: Tensor | None,
+    keys: Tensor | None,
+    scale: float,
+    p: float,
+    site: int,
+    reach: int | None,
+    rotation: Tensor | None,
 ) -> Tensor:
-    """As :func:`encoderlab.nn.kernels.attend_packed`."""
+    """As :func:`encoderlab.nn.kernels.attend_packed`; queries and keys are turned where they are packed into the cache.
+
+    Raises:
+        ValueError: angles that do not fit the queries.
+    """
     parts = packed_heads(qkv, heads)
     visible = full_rows(visible, *parts[:2])
-    return apply(AttendPacked, parts, visible, keys, scale, p, site).transpose(1, 2).flatten(2)
+    if rotation is not None:
+        if rotation.shape != parts.shape[-2:]:
+            raise ValueError(f"angles {tuple(rotation.shape)} do not fit queries of {tuple(parts.shape[-2:])}")
+        rotation = rotation.float().contiguous()
+    attended = apply(AttendPacked, parts, visible, keys, rotation, scale, p, site, limit(reach))
+    return attended.transpose(1, 2).flatten(2)

@@ -88,7 +88,7 @@ class MixedAttention(Function):
         qkv, value, span, product, weight, visible, doc, keys, normalisers, softmax = ctx.saved_tensors
         heads = qkv.shape[2]
         dattended, dconvolved = grad.contiguous().chunk(2, dim=-1)
-        dqkv = attend_packed_backward(_split(dattended, heads), qkv, visible, keys, normalisers, *ctx.how)
+        dqkv = attend_packed_backward(_split(dattended, heads), qkv, visible, keys, None, normalisers, *ctx.how, -1)
         dvalue, dlogits = dynamic_backward(dconvolved, value, softmax, doc, heads)
         dproduct = dlogits @ weight
         dqkv[0].addcmul_(_split(dproduct, heads), _split(span, heads))

@@ -23,19 +23,24 @@ def add_norm(
     x_bias: Tensor | None,
     residual: Tensor | None,
     weight: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     keys: Tensor | None,
     site: int,
     p: float,
     eps: float,
+    center: bool,
 ) -> tuple[Tensor, Tensor]:
     out, statistics = functions.add_norm_shapes(x)
-    x_bias = None if x_bias is None else x_bias.float()
     call(
-        "add_norm", half(x), x, x_bias, residual, weight.float(), bias.float(), out, statistics, keys, *layout(x), site,
-        *scaling(keys, p), eps, threads(x),
+        "add_norm", half(x), x, single(x_bias), residual, weight.float(), single(bias), center, out, statistics, keys,
+        *layout(x), site, *scaling(keys, p), eps, threads(x),
     )  # fmt: skip
     return out, statistics
+
+
+def single(x: Tensor | None) -> Tensor | None:
+    """x in single precision, if there is one."""
+    return None if x is None else x.float()
 
 
 @operation(functions.add_norm_backward_shapes)
@@ -49,38 +54,98 @@ def add_norm_backward(
     keys: Tensor | None,
     site: int,
     p: float,
+    center: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dx, dresidual, sums = functions.add_norm_backward_shapes(grad, x, x_bias, residual)
     partial = torch.empty(CHUNKS, 3, x.shape[-1])
-    x_bias = None if x_bias is None else x_bias.float()
     call(
-        "add_norm_backward", half(x), grad, x, x_bias, residual, weight.float(), statistics, dx,
+        "add_norm_backward", half(x), grad, x, single(x_bias), residual, weight.float(), center, statistics, dx,
         None if residual is None else dresidual, partial, sums, keys, *layout(x), site, *scaling(keys, p), threads(x),
     )  # fmt: skip
     return dx, dresidual, sums
 
 
-@operation(lambda x, *_: torch.empty_like(x))
-def gelu(x: Tensor, bias: Tensor, tanh: bool, keys: Tensor | None, site: int, p: float) -> Tensor:
-    """dropout(gelu(x + bias))."""
-    out = torch.empty_like(x)
-    call("gelu", half(x), tanh, x, bias.float(), out, keys, *layout(x), site, *scaling(keys, p), threads(x))
+@operation(functions.sum_norm_shapes)
+def sum_norm(
+    x: Tensor | None,
+    x_bias: Tensor | None,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    keys: Tensor | None,
+    site: int,
+    p: float,
+    eps: float,
+    center: bool,
+    half_out: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    sums, out, statistics = functions.sum_norm_shapes(
+        x, x_bias, residual, weight, bias, keys, site, p, eps, center, half_out
+    )
+    call(
+        "sum_norm", half_out, not half(residual), x, single(x_bias), residual, weight.float(), single(bias), center,
+        sums, out, statistics, keys, *layout(residual), site, *scaling(keys, p), eps, threads(residual),
+    )  # fmt: skip
+    return sums, out, statistics
+
+
+@operation(functions.sum_norm_backward_shapes)
+def sum_norm_backward(
+    grad: Tensor,
+    dsums: Tensor | None,
+    sums: Tensor,
+    weight: Tensor,
+    statistics: Tensor,
+    keys: Tensor | None,
+    site: int,
+    p: float,
+    center: bool,
+    with_x: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dresidual, dx, totals = functions.sum_norm_backward_shapes(
+        grad, dsums, sums, weight, statistics, keys, site, p, center, with_x
+    )
+    partial = torch.empty(CHUNKS, 3, sums.shape[-1])
+    call(
+        "sum_norm_backward", half(grad), not half(sums), grad, dsums, sums, weight.float(), center, statistics,
+        dresidual, dx if with_x else None, partial, totals, keys, *layout(sums), site, *scaling(keys, p),
+        threads(sums),
+    )  # fmt: skip
+    return dresidual, dx, totals
+
+
+@operation(functions.gelu_shapes)
+def gelu(x: Tensor, bias: Tensor | None, gated: bool, tanh: bool, keys: Tensor | None, site: int, p: float) -> Tensor:
+    """dropout(gelu(x + bias)), or of both halves of x, ``gated``, gelu of the first times the second."""
+    out = functions.gelu_shapes(x, bias, gated)
+    name = "geglu" if gated else "gelu"
+    call(name, half(x), tanh, x, single(bias), out, keys, *layout(out), site, *scaling(keys, p), threads(x))
     return out
 
 
 @operation(functions.gelu_backward_shapes, mutates=("grad", "out"))
 def gelu_backward_(
-    grad: Tensor, x: Tensor, bias: Tensor, out: Tensor, tanh: bool, keys: Tensor | None, site: int, p: float
+    grad: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    gated: bool,
+    tanh: bool,
+    keys: Tensor | None,
+    site: int,
+    p: float,
 ) -> Tensor:
-    dbias = functions.gelu_backward_shapes(grad, x)
+    dbias = functions.gelu_backward_shapes(grad, x, bias)
     partial = torch.empty(CHUNKS, x.shape[-1])
+    name = "geglu_backward" if gated else "gelu_backward"
     call(
-        "gelu_backward", half(x), tanh, grad, x, bias.float(), out, partial, dbias, keys, *layout(x), site,
-        *scaling(keys, p), threads(x),
+        name, half(x), tanh, grad, x, single(bias), out, partial, dbias, keys, *layout(grad), site, *scaling(keys, p),
+        threads(x),
     )  # fmt: skip
     return dbias
 
 
 Dropout = functions.dropout_function(dropout)
 AddNorm = functions.add_norm_function(add_norm, add_norm_backward)
+SumNorm = functions.sum_norm_function(sum_norm, sum_norm_backward)
 FeedForward = functions.feed_forward_function(gelu, gelu_backward_)

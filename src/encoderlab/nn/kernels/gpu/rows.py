@@ -135,16 +135,19 @@ def summed(x, x_bias, residual, tile, columns, keys, threshold, scale):
 @triton.jit(do_not_specialize=["length", "site"])
 def add_norm_kernel(
     x, x_bias, residual, weight, bias, out, statistics, keys, length, width, site, threshold, scale, eps,
-    WORDS: tl.constexpr,
+    CENTER: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     columns = columns_of(0, width, WORDS)
     tile = tile_of(row, columns, length, width, keys, site)
     total = summed(x, x_bias, residual, tile, columns, keys, threshold, scale)
-    mean = total_of(total) / width
+    mean = total_of(total) / width if CENTER else 0.0
     centred = tl.where(tile.inside, total - mean, 0.0)
     rstd = 1.0 / tl.sqrt(total_of(centred * centred) / width + eps)
-    tl.store(out + tile.at, centred * rstd * load(weight, columns) + load(bias, columns), mask=tile.inside)
+    normal = centred * rstd * load(weight, columns)
+    if bias is not None:
+        normal += load(bias, columns)
+    tl.store(out + tile.at, normal, mask=tile.inside)
     tl.store(statistics + 2 * row, mean)
     tl.store(statistics + 2 * row + 1, rstd)
 
@@ -152,7 +155,7 @@ def add_norm_kernel(
 @triton.jit(do_not_specialize=["length", "site", "number"])
 def add_norm_backward_kernel(
     grad, x, x_bias, residual, weight, statistics, dx, dresidual, partial, keys, length, width, site, threshold,
-    scale, number, WORDS: tl.constexpr,
+    scale, number, CENTER: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """``partial`` (programs, 3, width): sums for weight, bias and x_bias."""
     columns = columns_of(0, width, WORDS)
@@ -167,7 +170,8 @@ def add_norm_backward_kernel(
         dweight += slope * normal
         dbias += slope
         slope *= load(weight, columns)
-        slope = (slope - total_of(slope) / width - normal * (total_of(slope * normal) / width)) * rstd
+        common = total_of(slope) / width if CENTER else 0.0
+        slope = (slope - common - normal * (total_of(slope * normal) / width)) * rstd
         if residual is not None:
             tl.store(dresidual + tile.at, slope, mask=tile.inside)
         slope = dropped(slope, tile, keys, threshold, scale)
@@ -186,17 +190,18 @@ def add_norm(
     x_bias: Tensor | None,
     residual: Tensor | None,
     weight: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     keys: Tensor | None,
     site: int,
     p: float,
     eps: float,
+    center: bool,
 ) -> tuple[Tensor, Tensor]:
     out, statistics = functions.add_norm_shapes(x)
     rows = layout(x)
     add_norm_kernel[(rows.number,)](
         x, x_bias, residual, weight, bias, out, statistics, keys, rows.length, rows.width, site,
-        *scaling(keys, p), eps, **rows.tile,
+        *scaling(keys, p), eps, CENTER=center, **rows.tile,
     )  # fmt: skip
     return out, statistics
 
@@ -212,6 +217,7 @@ def add_norm_backward(
     keys: Tensor | None,
     site: int,
     p: float,
+    center: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dx, dresidual, _ = functions.add_norm_backward_shapes(grad, x, x_bias, residual)
     rows = layout(x)
@@ -219,7 +225,7 @@ def add_norm_backward(
     partial = x.new_empty(programs, 3, rows.width, dtype=torch.float32)
     add_norm_backward_kernel[(programs,)](
         grad, x, x_bias, residual, weight, statistics, dx, dresidual, partial, keys, rows.length, rows.width, site,
-        *scaling(keys, p), rows.number, **rows.tile,
+        *scaling(keys, p), rows.number, CENTER=center, **rows.tile,
     )  # fmt: skip
     return dx, dresidual, partial.sum(0)
 
@@ -244,56 +250,100 @@ def gelu_of(x, TANH: tl.constexpr):
 
 @triton.jit(do_not_specialize=["length", "site"])
 def gelu_kernel(
-    x, bias, out, keys, length, width, site, threshold, scale, TANH: tl.constexpr, WORDS: tl.constexpr
+    x, bias, out, keys, length, width, site, threshold, scale, GATED: tl.constexpr, TANH: tl.constexpr,
+    WORDS: tl.constexpr,
 ):  # fmt: skip
+    """GATED: rows of x and the bias are what is activated, ``width`` numbers, and then the gate."""
     parts = tl.cdiv(width, 2 * WORDS)
     columns = columns_of(tl.program_id(0) % parts, width, WORDS)
-    tile = tile_of(tl.program_id(0) // parts, columns, length, width, keys, site)
-    value, _ = gelu_of(load(x, tile) + load(bias, columns), TANH)
+    row = tl.program_id(0) // parts
+    tile = tile_of(row, columns, length, width, keys, site)
+    if GATED:
+        x += tl.cast(row, tl.int64) * width
+    inner = load(x, tile)
+    if bias is not None:
+        inner += load(bias, columns)
+    value, _ = gelu_of(inner, TANH)
+    if GATED:
+        gate = load(x + width, tile)
+        if bias is not None:
+            gate += load(bias + width, columns)
+        value *= gate
     tl.store(out + tile.at, dropped(value, tile, keys, threshold, scale), mask=tile.inside)
 
 
 @triton.jit(do_not_specialize=["length", "site", "number"])
 def gelu_backward_kernel(
     grad, x, bias, out, partial, keys, length, width, site, threshold, scale, number,
-    TANH: tl.constexpr, WORDS: tl.constexpr,
+    GATED: tl.constexpr, TANH: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """``partial`` (programs, width): sums for the bias."""
+    """``partial`` (programs, width, or twice that for both halves where GATED): sums for the bias. ``grad`` becomes the
+    gradient of x and ``out`` the activations; where GATED it is the other way round."""
     parts = tl.cdiv(width, 2 * WORDS)
     columns = columns_of(tl.program_id(0) % parts, width, WORDS)
     program = tl.program_id(0) // parts
-    shift = load(bias, columns)
+    shift = gate_shift = tl.zeros((2, WORDS), tl.float32)
+    if bias is not None:
+        shift = load(bias, columns)
+        if GATED:
+            gate_shift = load(bias + width, columns)
     dbias = tl.zeros((2, WORDS), tl.float32)
+    dgate_bias = tl.zeros((2, WORDS), tl.float32)
     for row in range(program, number, tl.num_programs(0) // parts):
         tile = tile_of(row, columns, length, width, keys, site)
-        value, slope = gelu_of(load(x, tile) + shift, TANH)
-        slope = dropped(slope * load(grad, tile), tile, keys, threshold, scale)
-        tl.store(grad + tile.at, slope, mask=tile.inside)
-        tl.store(out + tile.at, dropped(value, tile, keys, threshold, scale), mask=tile.inside)
+        above = dropped(load(grad, tile), tile, keys, threshold, scale)
+        if GATED:
+            begin = tl.cast(row, tl.int64) * width
+            value, slope = gelu_of(load(x + begin, tile) + shift, TANH)
+            gate = load(x + begin + width, tile) + gate_shift
+            slope *= above * gate
+            dgate = above * value
+            tl.store(out + begin + tile.at, slope, mask=tile.inside)
+            tl.store(out + begin + width + tile.at, dgate, mask=tile.inside)
+            tl.store(grad + tile.at, dropped(value * gate, tile, keys, threshold, scale), mask=tile.inside)
+            dgate_bias += dgate
+        else:
+            value, slope = gelu_of(load(x, tile) + shift, TANH)
+            slope *= above
+            tl.store(grad + tile.at, slope, mask=tile.inside)
+            tl.store(out + tile.at, dropped(value, tile, keys, threshold, scale), mask=tile.inside)
         dbias += slope
-    tl.store(partial + program * width + columns.at, dbias, mask=columns.inside)
+    if bias is not None:
+        partial += program * (2 * width if GATED else width)
+        tl.store(partial + columns.at, dbias, mask=columns.inside)
+        if GATED:
+            tl.store(partial + width + columns.at, dgate_bias, mask=columns.inside)
 
 
-@operation(lambda x, *_: torch.empty_like(x), space=GPU)
-def gelu(x: Tensor, bias: Tensor, tanh: bool, keys: Tensor | None, site: int, p: float) -> Tensor:
-    """dropout(gelu(x + bias))."""
-    out, rows = torch.empty_like(x), layout(x, PART)
+@operation(functions.gelu_shapes, space=GPU)
+def gelu(x: Tensor, bias: Tensor | None, gated: bool, tanh: bool, keys: Tensor | None, site: int, p: float) -> Tensor:
+    """dropout(gelu(x + bias)), or of both halves of x, ``gated``, gelu of the first times the second."""
+    out = functions.gelu_shapes(x, bias, gated)
+    rows = layout(out, PART)
     gelu_kernel[(rows.number * rows.parts,)](
-        x, bias, out, keys, rows.length, rows.width, site, *scaling(keys, p), TANH=tanh, **rows.tile
+        x, bias, out, keys, rows.length, rows.width, site, *scaling(keys, p), GATED=gated, TANH=tanh, **rows.tile
     )
     return out
 
 
 @operation(functions.gelu_backward_shapes, mutates=("grad", "out"), space=GPU)
 def gelu_backward_(
-    grad: Tensor, x: Tensor, bias: Tensor, out: Tensor, tanh: bool, keys: Tensor | None, site: int, p: float
+    grad: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    gated: bool,
+    tanh: bool,
+    keys: Tensor | None,
+    site: int,
+    p: float,
 ) -> Tensor:
-    rows = layout(x, PART)
+    rows = layout(grad, PART)
     programs = min(rows.number, max(1, WARPS // (rows.parts * rows.tile["num_warps"])))
-    partial = x.new_empty(programs, rows.width, dtype=torch.float32)
+    partial = x.new_empty(programs, 0 if bias is None else x.shape[-1], dtype=torch.float32)
     gelu_backward_kernel[(programs * rows.parts,)](
         grad, x, bias, out, partial, keys, rows.length, rows.width, site, *scaling(keys, p), rows.number,
-        TANH=tanh, **rows.tile,
+        GATED=gated, TANH=tanh, **rows.tile,
     )  # fmt: skip
     return partial.sum(0)
 
