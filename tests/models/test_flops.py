@@ -100,6 +100,7 @@ def test_a_left_to_right_model_predicts_every_token(name: str, share: str, capsy
         ("albert-mini", {"sharing": Sharing(inner=2)}, 0),
         ("deberta-mini", {}, 0),
         ("convbert-mini", {}, 0),
+        ("modernbert-mini", {}, 0),
         ("transformer-xl-mini", {"adaptive": None}, 96),
     ],
 )
@@ -123,3 +124,14 @@ def test_the_memory_of_training_is_what_is_kept(name: str, changes: dict[str, An
     kept = sum(x.untyped_storage().nbytes() for x in saved.values())
     found = flops.training_memory(config, 0, rows, length, predicted=1.0, memory=memory).activations
     assert kept <= found <= 1.25 * kept
+
+
+def test_local_layers_cost_what_they_see() -> None:
+    """The products of queries and keys, counted one by one; with a memory before the row too."""
+    config = models.config("modernbert-tiny").encoder
+    inner = config.attention_width
+    for length, memory, reach in ((50, 0, 7), (5, 0, 7), (40, 13, 7), (30, 0, 0)):
+        local = replace(config, local=replace(config.local, reach=reach))
+        pairs = sum(abs(i + memory - j) <= reach for i in range(length) for j in range(length + memory))
+        assert flops.layer_forward(local, length, memory, 1)["attention"] == pytest.approx(4 * inner * pairs / length)
+        assert flops.layer_forward(local, length, memory, 3)["attention"] == 4 * inner * (length + memory)

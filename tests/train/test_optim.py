@@ -19,6 +19,7 @@ from encoderlab.train.optim import (
     Muon,
     Optim,
     Optimizer,
+    StableAdamW,
     global_norm,
     group_parameters,
     orthogonalised,
@@ -32,19 +33,25 @@ def written_out(optim: Optim, weight: Tensor, grads: list[Tensor], decay: float,
     (b1, b2), m, v = optim.betas, torch.zeros_like(weight), torch.zeros_like(weight)
     for t, g in enumerate(grads, 1):
         m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
-        if isinstance(optim, AdamW):
+        rate = LR
+        if isinstance(optim, (AdamW, StableAdamW)):
             direction = (m / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + optim.eps)
+            if isinstance(optim, StableAdamW):
+                surprise = (g * g / (v / (1 - b2**t)).clamp(min=optim.eps**2)).mean().sqrt()
+                rate = LR / max(1.0, float(surprise))
         else:
             direction = m / (v.sqrt() + optim.eps)
         direction = direction + decay * weight
         ratio = weight.norm() / direction.norm() if isinstance(optim, Lamb) and whole and weight.any() else 1.0
-        weight = weight - LR * ratio * direction
+        weight = weight - rate * ratio * direction
     return weight
 
 
 @pytest.mark.parametrize(
-    "optim", [AdamW(betas=(0.9, 0.98)), BertAdam(), Lamb(eps=1e-3), Lamb(weight_decay=0.1), AdamW(no_decay=())]
-)
+    "optim",
+    [AdamW(betas=(0.9, 0.98)), BertAdam(), Lamb(eps=1e-3), Lamb(weight_decay=0.1), AdamW(no_decay=()),
+     StableAdamW(betas=(0.9, 0.8), weight_decay=0.1), StableAdamW(no_decay=())],
+)  # fmt: skip
 def test_formula(optim: Optim) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(7, 5), nn.LayerNorm(5), nn.Embedding(3, 5))
@@ -87,7 +94,7 @@ def test_update_ratio_before_any_update_is_zero() -> None:
 
 
 def test_a_broken_gradient_changes_nothing() -> None:
-    for optim in (AdamW(), BertAdam(), Lamb()):
+    for optim in (AdamW(), BertAdam(), Lamb(), StableAdamW()):
         module = nn.Linear(3, 2)
         optimizer = Optimizer(group_parameters(module, optim), optim)
         before = [p.clone() for p in module.parameters()]
@@ -259,3 +266,18 @@ def test_muon_leaves_out_a_step_with_a_broken_gradient(broken: bool) -> None:
     same = [torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True)]
     assert all(same) if broken else not any(same)
     assert all(moment.isfinite().all() for state in optimizer.state.values() for moment in state.values())
+
+
+def test_a_sudden_gradient_moves_stable_adamw_less() -> None:
+    """After gradients of one size, one a hundred times as large: the step is shortened to what is usual."""
+    moved = {}
+    for optim in (AdamW(weight_decay=0.0, betas=(0.9, 0.99)), StableAdamW(weight_decay=0.0, betas=(0.9, 0.99))):
+        torch.manual_seed(0)
+        module = nn.Linear(8, 8, bias=False)
+        optimizer = Optimizer(group_parameters(module, optim), optim)
+        for size in (*[1.0] * 30, 100.0):
+            module.weight.grad = torch.randn(8, 8) * size
+            before = module.weight.detach().clone()
+            optimizer.step(LR)
+        moved[optim.kind] = float((module.weight.detach() - before).norm())
+    assert moved["stable_adamw"] < 0.2 * moved["adamw"]

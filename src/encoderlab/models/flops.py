@@ -241,7 +241,8 @@ def _kept_by_layer(encoder: EncoderConfig, rows: int, length: int, memory: int) 
     conv, width, position = encoder.conv_branch, encoder.width, encoder.position
     heads, inner, share = encoder.attention_heads, encoder.attention_width, 1 + memory / length
     fused = encoder.ff_groups == 1 and encoder.activation in ("gelu", "gelu_tanh")
-    kept = 4 * width + 2 * inner + 2 * inner * share + (1 if fused else 2) * encoder.ff_width + heads + 4
+    hidden = (2 if encoder.ff_gated else 1) * encoder.ff_width
+    kept = 4 * width + 2 * inner + 2 * inner * share + (1 if fused else 2) * hidden + heads + 4
     if memory:
         kept += 2 * width * share  # the remembered states, and these before those of the row
     if conv is not None:

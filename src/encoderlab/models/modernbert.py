@@ -50,6 +50,7 @@ def modernbert(
         eps=1e-5,
         attention_biases="none",
         dropout=0.0,
+        ff_output_dropout=0.0,
         attention_dropout=0.0,
         truncated_init=True,
         scaled_init=True,

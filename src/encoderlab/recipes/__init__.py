@@ -8,7 +8,18 @@ from collections.abc import Callable
 
 from encoderlab.errors import ConfigError, nearest
 from encoderlab.models import SIZES
-from encoderlab.recipes import albert, bert, convbert, deberta, distilbert, electra, roberta, transformer_xl, xlnet
+from encoderlab.recipes import (
+    albert,
+    bert,
+    convbert,
+    deberta,
+    distilbert,
+    electra,
+    modernbert,
+    roberta,
+    transformer_xl,
+    xlnet,
+)
 from encoderlab.train.recipe import Recipe
 
 VARIANTS: dict[str, Callable[[str], Recipe]] = {
@@ -17,6 +28,7 @@ VARIANTS: dict[str, Callable[[str], Recipe]] = {
     **electra.VARIANTS,
     **deberta.VARIANTS,
     **distilbert.VARIANTS,
+    **modernbert.VARIANTS,
 }
 """Runs that are not simply the recipe of a family at one of its sizes."""
 
@@ -30,6 +42,7 @@ BY_FAMILY: dict[str, Callable[[str], Recipe]] = {
     "deberta": deberta.recipe,
     "xlnet": xlnet.recipe,
     "transformer_xl": transformer_xl.recipe,
+    "modernbert": modernbert.recipe,
 }
 
 RECIPES: dict[str, Callable[[str], Recipe]] = {

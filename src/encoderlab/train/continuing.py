@@ -13,7 +13,7 @@ from encoderlab.interchange.load import load_pair
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.encoder import EncoderConfig
-from encoderlab.nn.positions import Absolute
+from encoderlab.nn.positions import Absolute, Rotary
 from encoderlab.nn.spanconv import SpanDynamic
 from encoderlab.train.recipe import Recipe
 
@@ -55,6 +55,12 @@ def continuing(wanted: ModelConfig, given: ModelConfig, name: str) -> ModelConfi
     if isinstance(conv, SpanDynamic) and isinstance(wanted.encoder.conv, SpanDynamic):
         conv = replace(conv, mask_padding=wanted.encoder.conv.mask_padding)
     kept = {field: getattr(wanted.encoder, field) for field in TRAINING_ONLY}
+    if isinstance(wanted.encoder.position, Rotary):  # another base is how a context is extended
+        kept |= {field: getattr(wanted.encoder, field) for field in ("position", "local")}
+        for field in ("position", "local"):
+            mine, theirs = getattr(wanted.encoder, field), getattr(given.encoder, field)
+            if mine != theirs:
+                log.warning("%s has %s %s; training goes on with %s", name, field, theirs, mine)
     return replace(wanted, encoder=replace(given.encoder, conv=conv, **kept))
 
 
@@ -63,12 +69,17 @@ def _architecture(encoder: EncoderConfig) -> EncoderConfig:
     position, conv = encoder.position, encoder.conv
     if isinstance(position, Absolute):  # rows before the offset are never read
         position = replace(position, offset=0)
+    local = encoder.local
+    if isinstance(position, Rotary):  # the recipe's bases and length are taken
+        position = Rotary()
+        local = None if local is None else replace(local, theta=None)
     if isinstance(conv, SpanDynamic):
         conv = replace(conv, mask_padding=True)
     return replace(
         encoder,
         vocab=1,
         position=position,
+        local=local,
         conv=conv,
         embed_width=encoder.word_width,
         head_width=encoder.key_width,
@@ -80,12 +91,15 @@ def _architecture(encoder: EncoderConfig) -> EncoderConfig:
 NEUTRAL = EncoderConfig(vocab=1)
 TRAINING_ONLY = (
     "dropout",
+    "embed_dropout",
+    "ff_output_dropout",
     "attention_dropout",
     "ff_dropout",
     "output_dropout",
     "init_std",
     "truncated_init",
     "glorot_map",
+    "scaled_init",
 )
 """Fields of an encoder that do not matter to trained weights."""
 

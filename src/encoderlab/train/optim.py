@@ -124,7 +124,19 @@ class Muon(_Adam):
             )
 
 
-Optim = AdamW | BertAdam | Lamb | Muon
+@dataclass(frozen=True, kw_only=True)
+class StableAdamW(_Adam):
+    """AdamW whose rate is divided, tensor by tensor, by ``max(1, RMS(g / sqrt(v)))``, so that a gradient much larger
+    than the average of those before it does not move the weights far (Wortsman et al., 2023, section 3.5; AdaFactor's
+    update clipping). ModernBERT; it takes the place of clipping the gradient's norm.
+
+    Cost: AdamW's, and a pass over gradients and squares.
+    """
+
+    kind: Literal["stable_adamw"] = "stable_adamw"
+
+
+Optim = AdamW | BertAdam | Lamb | Muon | StableAdamW
 
 
 @dataclass(frozen=True)
@@ -240,7 +252,7 @@ class Optimizer:
 
     def __init__(self, groups: list[Group], optim: Optim) -> None:
         sharded = any(isinstance(p, DTensor) for group in groups for p in group.parameters)
-        if sharded and isinstance(optim, (Lamb, Muon)):
+        if sharded and isinstance(optim, (Lamb, Muon, StableAdamW)):
             raise ConfigError(f"{optim.kind} needs whole tensors, and fsdp shards them; set execution.parallel=ddp")
         self.groups, self.optim = groups, optim
         self.state: dict[str, dict[str, Tensor]] = {
@@ -288,7 +300,8 @@ class Optimizer:
                 means=[local(self.state[n]["exp_avg"]) for n, _ in kept],
                 squares=[] if group.orthogonal else [local(self.state[n]["exp_avg_sq"]) for n, _ in kept],
             )
-            update = self._muon if group.orthogonal else self._lamb if isinstance(self.optim, Lamb) else self._adam
+            own = {Lamb: self._lamb, StableAdamW: self._stable}.get(type(self.optim), self._adam)
+            update = self._muon if group.orthogonal else own
             update(group, shards, lr, grad_scale, skip)
 
     def _adam(self, group: Group, shards: Shards, lr: float, grad_scale: Tensor | None, skip: Tensor | None) -> None:
@@ -312,6 +325,26 @@ class Optimizer:
             grad_scale=grad_scale,
             found_inf=skip,
         )
+
+    def _stable(self, group: Group, shards: Shards, lr: float, grad_scale: Tensor | None, skip: Tensor | None) -> None:
+        """The formula of :class:`StableAdamW`, on whole tensors."""
+        _, weights, grads, means, squares = shards
+        (beta1, beta2), eps = self.optim.betas, self.optim.eps
+        left_out = _prepare(grads, grad_scale, skip)
+        torch._foreach_lerp_(means, grads, [torch.where(left_out, 0.0, 1 - beta1)] * len(grads))
+        torch._foreach_mul_(squares, torch.where(left_out, 1.0, beta2))
+        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+        second = torch._foreach_div(squares, 1 - beta2**self.steps)
+        for grad, variance in zip(grads, second, strict=True):
+            grad.square_().div_(variance.clamp(min=eps**2))
+        surprise = torch.stack([grad.mean() for grad in grads]).sqrt().clamp(min=1.0)
+        rates = list(torch.where(left_out, 0.0, lr * group.rate / surprise).unbind())
+        torch._foreach_mul_(weights, [1 - rate * group.weight_decay for rate in rates])
+        torch._foreach_sqrt_(second)
+        torch._foreach_add_(second, eps)
+        update = torch._foreach_div(means, second)
+        torch._foreach_mul_(update, [-rate / (1 - beta1**self.steps) for rate in rates])
+        torch._foreach_add_(weights, update)
 
     def _lamb(self, group: Group, shards: Shards, lr: float, grad_scale: Tensor | None, skip: Tensor | None) -> None:
         """The formula of :class:`Lamb`, on whole tensors."""
@@ -375,13 +408,13 @@ class Optimizer:
     def update_ratio(self, lr: float) -> Tensor:
         """||last update|| / ||weights|| over all matrices, without weight decay, float32 scalar; healthy encoders have
         1e-4 to 1e-2. Reads moments and weights once. Under LAMB it is the rate, by construction; of Muon's
-        matrices the update's root mean square is taken for what it is brought near to.
+        matrices the update's root mean square is taken for what it is brought near to; StableAdamW's is what its
+        update would be with the whole rate.
         """
         if isinstance(self.optim, Lamb):
             return torch.tensor(lr)
-        count = (
-            max(self.steps, 1) if isinstance(self.optim, (AdamW, Muon)) else UNCORRECTED
-        )  # 0: every step was skipped
+        corrected = isinstance(self.optim, (AdamW, Muon, StableAdamW))
+        count = max(self.steps, 1) if corrected else UNCORRECTED  # 0: every step was skipped
         (beta1, beta2), eps = self.optim.betas, self.optim.eps
         first, second = 1 - beta1**count, math.sqrt(1 - beta2**count)
         moved, length = [], []

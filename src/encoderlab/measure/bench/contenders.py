@@ -268,5 +268,12 @@ def apart(batch: Batch, pad: int) -> Batch:
     )
 
 
-SDPA = ("bert", "roberta", "albert", "distilbert", "electra")  # the families whose attention transformers can fuse
+SDPA = (
+    "bert",
+    "roberta",
+    "albert",
+    "distilbert",
+    "electra",
+    "modernbert",
+)  # the families whose attention transformers can fuse
 CONTENDERS: dict[str, type[Ours] | type[Theirs]] = {"ours": Ours, "transformers": Theirs}

@@ -24,6 +24,7 @@ from encoderlab.models.convbert import convbert
 from encoderlab.models.deberta import V1, V2, deberta
 from encoderlab.models.distilbert import distilbert
 from encoderlab.models.electra import electra
+from encoderlab.models.modernbert import modernbert
 from encoderlab.models.roberta import roberta
 from encoderlab.models.xlnet import xlnet
 from encoderlab.nn.positions import Disentangled
@@ -95,6 +96,8 @@ def _case(name: str, model: ModelConfig, second: ModelConfig | None = None) -> C
         objective = RTDSettings(sharing="tables") if tables else RTDSettings()
     elif second is not None:
         objective = DistillSettings(at="masked", masking=Masking())
+    elif model.family == "modernbert":
+        objective = MLMSettings(masking=Masking(rate=0.3))
     elif model.mask_vector:
         objective = PermutationSettings(targets=Targets(count=21), memory=0, reuse=0)
     return Case(
@@ -171,6 +174,10 @@ def _deberta_v3(layers: int, width: int) -> Networks:
     return model, deberta(layers=max(layers // 2, 1), width=width, vocab=128100, position=V2)
 
 
+def _modernbert(layers: int, width: int) -> Networks:
+    return modernbert(layers=layers, width=width, ff_width=3 * width // 2), None
+
+
 def _xlnet(layers: int, width: int) -> Networks:
     return xlnet(layers=layers, width=width), None
 
@@ -186,4 +193,5 @@ FAMILIES: dict[str, Callable[[int, int], Networks]] = {
     "deberta-v2": _deberta_v2,
     "deberta-v3": _deberta_v3,
     "xlnet": _xlnet,
+    "modernbert": _modernbert,
 }

@@ -282,7 +282,8 @@ def gelu_backward_kernel(
     parts = tl.cdiv(width, 2 * WORDS)
     columns = columns_of(tl.program_id(0) % parts, width, WORDS)
     program = tl.program_id(0) // parts
-    shift = gate_shift = tl.zeros((2, WORDS), tl.float32)
+    shift = tl.zeros((2, WORDS), tl.float32)
+    gate_shift = tl.zeros((2, WORDS), tl.float32)
     if bias is not None:
         shift = load(bias, columns)
         if GATED:
