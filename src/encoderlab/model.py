@@ -231,7 +231,7 @@ def build(name: str, *, seed: int = 0, tokenizer: Tokenizer | None = None, **set
     return Model(config, tokenizer).initialize(seed)
 
 
-def weights_hash(model: Model) -> str:
+def weights_hash(model: nn.Module) -> str:
     """SHA-256 of the weights by name: which model this is, whatever file it came from."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):

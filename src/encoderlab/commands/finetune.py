@@ -114,6 +114,8 @@ def finetune(
     teaching = stages.teaching_of(teacher, temperature, teacher_weight)
     is_suite = task.lower() in SUITES
     lessons = {job.task.name: stages.lesson_of(teaching, start.model, job, is_suite) for job in jobs if teaching}
+    for job in jobs:
+        plan.taught(lessons.get(job.task.name)).check(start, job)
     start = stages.after_tasks(after or (), data, start, plan, out)
     finished, failed = [], []
     for job in jobs:

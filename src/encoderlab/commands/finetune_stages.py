@@ -92,6 +92,15 @@ class Plan:
         """The same with one seed and no search by Optuna: what an intermediate task gets."""
         return replace(self, protocol=replace(self.protocol, seeds=1), search=None)
 
+    def check(self, start: Start, job: Job) -> None:
+        """Refuse a recipe that cannot be used for a task.
+
+        Raises:
+            ConfigError: a field that it does not have, or two that exclude each other.
+        """
+        recipe = self.adjust(self.protocol.recipe_for(job.task, start.model))
+        recipe.suited(job.task, job.splits["train"])
+
     def taught(self, teaching: Teaching | None) -> Plan:
         """The plan with a teacher; fields that the user sets are applied after it."""
         if teaching is None:

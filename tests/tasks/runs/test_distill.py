@@ -352,9 +352,8 @@ def test_a_teacher_is_refused_before_any_work(tmp_path, folder, monkeypatch):
     with pytest.raises(ConfigError, match="distillation needs a teacher"):
         finetune(model(), task, splits, replace(RECIPE, distill=Teaching()), tmp_path / "run")
     task, splits = data("single", train=20, dev=4)
-    both = replace(RECIPE, distill=Teaching(teacher=folder), sift=SiFT())
-    with pytest.raises(ConfigError, match="distill goes with neither sift nor frozen"):
-        finetune(model("deberta-v3-tiny"), task, splits, both, tmp_path / "run")
+    with pytest.raises(ConfigError, match="distill and sift exclude each other"):
+        replace(RECIPE, distill=Teaching(teacher=folder), sift=SiFT())
     assert not (tmp_path / "run").exists()
 
 

@@ -20,10 +20,10 @@ from encoderlab.tasks.data.splits import completed
 from encoderlab.tasks.data.task import Remarks, Submission, Text
 from encoderlab.tasks.forms.base import FormSettings, Predictions
 from encoderlab.tasks.forms.batching import pack
+from encoderlab.tasks.forms.features import Frozen
 from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.forms.regression import RegressionSettings
 from encoderlab.tasks.forms.span import SpanSettings, best_threshold
-from encoderlab.tasks.runs.features import Frozen
 from encoderlab.tasks.runs.finetune import Recipe, finetune, prepared
 from encoderlab.tasks.runs.folder import read_task
 from encoderlab.tasks.runs.predict import (

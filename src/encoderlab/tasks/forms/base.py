@@ -31,11 +31,14 @@ from encoderlab.objectives.distill import soft_term
 from encoderlab.tasks.data.examples import Example, Remarks, Split
 from encoderlab.tasks.data.readers import Layout
 from encoderlab.tasks.forms.batching import Item, TaskBatch
+from encoderlab.tasks.forms.features import FrozenModel
 from encoderlab.tasks.scoring.metrics import MetricWarning
 
 if TYPE_CHECKING:  # a task names its form, so its module imports this one
     from encoderlab.tasks.data.task import Task
 
+Network = Model | FrozenModel
+"""What a form reads: a model, or what is trained on the features of a frozen one."""
 Scores = dict[str, float]
 Baseline = Callable[[Sequence[Any], Sequence[Any]], "list[Any] | None"]
 """(training examples, examples to predict) -> predictions; None where it does not apply."""
@@ -80,7 +83,6 @@ class Form:
 
     Attributes:
         learned: names of the attributes that :meth:`items` sets from training examples; they are cached with these.
-        cached: whether encoded examples may be kept for other runs.
         cut: how many examples were too long for one sequence.
         threshold: what an answer is compared with, where one is chosen on the development set.
     """
@@ -101,7 +103,6 @@ class Form:
     too_long: ClassVar[str] = "cut"
 
     learned: tuple[str, ...] = ("cut",)
-    cached = True
     threshold = 0.0
 
     # Data
@@ -145,7 +146,7 @@ class Form:
         return task
 
     @classmethod
-    def fits(cls, model: Model) -> bool:
+    def fits(cls, model: Network) -> bool:
         """Whether the model's head is of this form."""
         raise NotImplementedError
 
@@ -279,13 +280,13 @@ class Form:
         """The denominator of each term of :meth:`terms`, from the labels alone."""
         raise NotImplementedError
 
-    def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
+    def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
         """The losses of a labelled batch."""
         raise NotImplementedError
 
     # Comparing models: for forms with extras
 
-    def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
+    def scores(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
         """Scores (n, classes) of n predictions, for losses that compare models."""
         raise NotImplementedError
 
@@ -319,7 +320,7 @@ class Form:
             raise ConfigError(f"{cls.name} tasks do not support {extra}; leave {extra} unset")
 
     @classmethod
-    def check_comparable(cls, model: Model, name: str) -> None:
+    def check_comparable(cls, model: Network, name: str) -> None:
         """Refuse a model whose scores cannot be compared with another's. ``name`` is for messages.
 
         Raises:
@@ -328,7 +329,7 @@ class Form:
 
     # Predictions
 
-    def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
+    def outputs(self, model: Network, states: States, batch: TaskBatch) -> list[Any]:
         """The head's scores of every item of the batch, as arrays that :meth:`decode` takes."""
         raise NotImplementedError
 
@@ -346,16 +347,16 @@ class Form:
         """Withhold answers too; returns whether the form can, and did not do so before."""
         return False
 
-    def finish(self, model: Model) -> None:
+    def finish(self, model: Network) -> None:
         """Change the trained head if the saved model is to answer in other units than it was trained in."""
 
     # Ensembles
 
-    def reading(self, model: Model) -> Hashable:
+    def reading(self, model: Network) -> Hashable:
         """What models must share for their outputs to be computed together, batch by batch; None if they never are."""
         return None
 
-    def joint(self, members: Sequence[tuple[Model, States]], batch: TaskBatch) -> list[Any]:
+    def joint(self, members: Sequence[tuple[Network, States]], batch: TaskBatch) -> list[Any]:
         """As :meth:`outputs`, of several models whose :meth:`reading` is the same."""
         raise NotImplementedError
 
@@ -433,7 +434,7 @@ def takes_means(task: TaskHead | None) -> bool:
     return isinstance(task, Classification) and task.pooling == "mean"
 
 
-def summary_places(batch: TaskBatch, model: Model, tokenizer: Tokenizer) -> Chosen:
+def summary_places(batch: TaskBatch, model: Network, tokenizer: Tokenizer) -> Chosen:
     """The places (n,) of the summary tokens of all sequences: the first token, for XLNet and left-to-right models the
     last.
     """
@@ -445,7 +446,7 @@ def summary_places(batch: TaskBatch, model: Model, tokenizer: Tokenizer) -> Chos
 
 
 def summaries(
-    model: Model, states: States, batch: TaskBatch, chosen: Chosen, noise: Noise | None
+    model: Network, states: States, batch: TaskBatch, chosen: Chosen, noise: Noise | None
 ) -> tuple[Tensor, Tensor | None]:
     """The vectors (n, D) at the summary tokens, or the means over the sequences, through the pooler if the head wants
     it, and the keys of their dropout.

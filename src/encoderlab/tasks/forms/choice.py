@@ -24,6 +24,7 @@ from encoderlab.tasks.data.readers import Options
 from encoderlab.tasks.forms.base import (
     Form,
     FormSettings,
+    Network,
     Predictions,
     Scores,
     log_softmax,
@@ -90,7 +91,7 @@ class ChoiceForm(Form):
         return example
 
     @classmethod
-    def fits(cls, model: Model) -> bool:
+    def fits(cls, model: Network) -> bool:
         return isinstance(model.task, ClassificationHead) and model.config.labels == CHOICES
 
     @classmethod
@@ -197,7 +198,7 @@ class ChoiceForm(Form):
     def counts(self, batch: TaskBatch) -> dict[str, int]:
         return {"choice": _groups(batch)[1]}
 
-    def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
+    def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
         """Minus the log of the total probability of the correct options, summed over the examples."""
         scores, rows, slots = self._scores(model, states, batch, noise)
         group, groups = _groups(batch)
@@ -210,7 +211,7 @@ class ChoiceForm(Form):
         )
         return {"choice": Term((everything - correct).sum(), groups, hits=(best_right >= best).sum())}
 
-    def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
+    def scores(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
         """(examples, most options) with a very small number where an example has fewer options."""
         scores, rows, slots = self._scores(model, states, batch, noise)
         group, groups = _groups(batch)
@@ -219,7 +220,7 @@ class ChoiceForm(Form):
         return table.index_put((group, batch.labels["option"][rows, slots]), scores)
 
     def _scores(
-        self, model: Model, states: States, batch: TaskBatch, noise: Noise | None
+        self, model: Network, states: States, batch: TaskBatch, noise: Noise | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The score of every sequence, in the order of rows, its row and its slot; (n,) each."""
         assert isinstance(model.task, ClassificationHead)
@@ -229,7 +230,7 @@ class ChoiceForm(Form):
 
     # Predictions
 
-    def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
+    def outputs(self, model: Network, states: States, batch: TaskBatch) -> list[Any]:
         scores, rows, slots = self._scores(model, states, batch, None)
         items, options = (batch.labels[name][rows, slots].tolist() for name in ("item", "option"))
         by_item: list[Any] = [[] for _ in range(len(batch))]

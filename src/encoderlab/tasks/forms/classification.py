@@ -20,7 +20,15 @@ from encoderlab.nn.heads import ClassificationHead, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
 from encoderlab.tasks.data.examples import Example, Remarks, Split, Text, labels_of
-from encoderlab.tasks.forms.base import FormSettings, Predictions, Scores, check_number_of_labels, label_at, log_softmax
+from encoderlab.tasks.forms.base import (
+    FormSettings,
+    Network,
+    Predictions,
+    Scores,
+    check_number_of_labels,
+    label_at,
+    log_softmax,
+)
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of, one_label
 from encoderlab.tasks.scoring import metrics
@@ -79,7 +87,7 @@ class ClassificationForm(TextForm):
         return replace(task, labels=labels, metrics=scores, indices=False)
 
     @classmethod
-    def fits(cls, model: Model) -> bool:
+    def fits(cls, model: Network) -> bool:
         head = model.task
         return isinstance(head, ClassificationHead) and head.config.labels > 1 and not head.config.several
 
@@ -121,7 +129,7 @@ class ClassificationForm(TextForm):
     def _known(self, batch: TaskBatch) -> torch.Tensor:
         return batch.labels["target"][batch.sequences()] != IGNORE
 
-    def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
+    def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
         scores, target = self.known_scores(model, states, batch, noise)
         loss = F.cross_entropy(scores.float(), target, reduction="sum")
         return {self.name: Term(loss, len(target), hits=(scores.argmax(-1) == target).sum())}

@@ -38,8 +38,6 @@ class Encodings:
 
     def items(self, form: Form, split: Split, *, train: bool = False) -> list[Item]:
         """``form.items`` of the split. What the form learns from training (``form.learned``) is restored too."""
-        if not form.cached:
-            return form.items(split.examples, train=train)
         key = _key(form, split, train)
         if key not in self.found:
             path = self.folder / f"{_key_on_disk(key, split)}.safetensors"

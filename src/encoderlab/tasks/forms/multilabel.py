@@ -23,7 +23,7 @@ from encoderlab.objectives.base import Term
 from encoderlab.tasks.data.examples import Example, Remarks, Split, Text, labels_of
 from encoderlab.tasks.data.readers import Columns, Layout
 from encoderlab.tasks.data.readers.texts import parts_of
-from encoderlab.tasks.forms.base import FormSettings, Predictions, Scores, label_at
+from encoderlab.tasks.forms.base import FormSettings, Network, Predictions, Scores, label_at
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of
 from encoderlab.tasks.scoring import metrics
@@ -109,7 +109,7 @@ class MultiLabelForm(TextForm):
         return replace(task, labels=labels, indices=False)
 
     @classmethod
-    def fits(cls, model: Model) -> bool:
+    def fits(cls, model: Network) -> bool:
         return isinstance(model.task, ClassificationHead) and model.task.config.several
 
     # Scores
@@ -147,7 +147,7 @@ class MultiLabelForm(TextForm):
     def counts(self, batch: TaskBatch) -> dict[str, int]:
         return {self.name: int(self._known(batch).sum()) * len(self.index)}
 
-    def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
+    def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
         scores, target = self.known_scores(model, states, batch, noise)
         loss = F.binary_cross_entropy_with_logits(scores.float(), target, reduction="sum")
         return {self.name: Term(loss, target.numel(), hits=((scores > 0) == (target > 0)).sum())}

@@ -15,7 +15,7 @@ from encoderlab.nn.heads import Classification, Tagging, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Term
 from encoderlab.tasks.data.task import Task
-from encoderlab.tasks.forms.base import Form, FormSettings, takes_means
+from encoderlab.tasks.forms.base import Form, FormSettings, Network, takes_means
 from encoderlab.tasks.forms.batching import TaskBatch
 from encoderlab.tasks.forms.table import FORMS
 
@@ -23,7 +23,7 @@ from encoderlab.tasks.forms.table import FORMS
 class TaskObjective(Objective):
     """The losses of a labelled task under a model with a task head."""
 
-    def __init__(self, model: Model, form: Form) -> None:
+    def __init__(self, model: Network, form: Form) -> None:
         super().__init__()
         self.model, self.form = model, form
 

@@ -23,7 +23,7 @@ from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
 from encoderlab.tasks.data.examples import Example, Remarks, Text
 from encoderlab.tasks.data.readers import Columns, Layout
-from encoderlab.tasks.forms.base import FormSettings, Predictions, Scores
+from encoderlab.tasks.forms.base import FormSettings, Network, Predictions, Scores
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of, one_label
 from encoderlab.tasks.scoring import metrics
@@ -85,7 +85,7 @@ class RegressionForm(TextForm):
         return replace(example, label=label)
 
     @classmethod
-    def fits(cls, model: Model) -> bool:
+    def fits(cls, model: Network) -> bool:
         head = model.task
         one = isinstance(head, ClassificationHead) and head.config.labels == 1 and not head.config.several
         return one and model.config.labels != CHOICES
@@ -136,7 +136,7 @@ class RegressionForm(TextForm):
     def _known(self, batch: TaskBatch) -> Tensor:
         return batch.labels["target"][batch.sequences()].isfinite()
 
-    def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
+    def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
         scores, target = self.known_scores(model, states, batch, noise)
         return {self.name: Term(((scores[:, 0].float() - target) ** 2).sum(), len(target))}
 
@@ -152,7 +152,7 @@ class RegressionForm(TextForm):
         return (scores - self.offset) / self.factor
 
     @classmethod
-    def check_comparable(cls, model: Model, name: str) -> None:
+    def check_comparable(cls, model: Network, name: str) -> None:
         if model.config.labels != NUMBER:
             raise ConfigError(
                 f"{name}: its one output is a probability, not a number; give a regression "
@@ -161,7 +161,7 @@ class RegressionForm(TextForm):
 
     # Predictions
 
-    def answered(self, model: Model, scores: Tensor) -> Tensor:
+    def answered(self, model: Network, scores: Tensor) -> Tensor:
         """The number; a probability where the output was not trained as a number (rankers and detectors)."""
         return scores if model.config.labels == NUMBER else scores.float().sigmoid()
 
@@ -172,7 +172,7 @@ class RegressionForm(TextForm):
     def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
         return [np.mean(item, axis=0) for item in zip(*outputs, strict=True)]
 
-    def finish(self, model: Model) -> None:
+    def finish(self, model: Network) -> None:
         """Fold the scale of the numbers into the output layer, so that the saved model answers in those of the file."""
         assert isinstance(model.task, ClassificationHead)
         with torch.no_grad():

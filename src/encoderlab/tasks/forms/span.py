@@ -27,7 +27,7 @@ from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
 from encoderlab.tasks.data.examples import Answer, Example, Question, Split
 from encoderlab.tasks.data.readers import Squad
-from encoderlab.tasks.forms.base import Form, FormSettings, Predictions, Scores, log_softmax
+from encoderlab.tasks.forms.base import Form, FormSettings, Network, Predictions, Scores, log_softmax
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch
 from encoderlab.tasks.scoring import answers
 from encoderlab.tasks.scoring.baselines import no_answer, overlapping_sentence
@@ -175,7 +175,7 @@ class SpanForm(Form):
         return replace(task, labels=NULLABLE) if none else task
 
     @classmethod
-    def fits(cls, model: Model) -> bool:
+    def fits(cls, model: Network) -> bool:
         return isinstance(model.task, SpanHead)
 
     @classmethod
@@ -319,7 +319,7 @@ class SpanForm(Form):
         windows = int((batch.labels["length"] > 0).sum())
         return {"span": windows} | ({"answerable": windows} if self.nullable else {})
 
-    def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
+    def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
         """The mean of the cross-entropies of start and end (given the correct start), and, for a head with
         answerability, the binary cross-entropy of that.
         """
@@ -337,7 +337,7 @@ class SpanForm(Form):
         hits = ((logits > 0) == (impossible > 0)).sum()
         return terms | {"answerable": Term(loss, len(rows), self.settings.impossible_weight, hits)}
 
-    def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
+    def scores(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
         """(2 n, w): the scores of all starts, then those of all ends, -inf in the padding. Only for heads whose end
         does not depend on the start.
         """
@@ -349,7 +349,7 @@ class SpanForm(Form):
         return 2 * counts["span"]
 
     @classmethod
-    def check_comparable(cls, model: Model, name: str) -> None:
+    def check_comparable(cls, model: Network, name: str) -> None:
         """Refuse an answer head whose end depends on the start."""
         assert isinstance(model.task, SpanHead)
         if model.task.config.form != "independent":
@@ -358,7 +358,7 @@ class SpanForm(Form):
                 f"cannot be compared; fine-tune with BERT's: --set 'head={{kind: span, form: independent}}'"
             )
 
-    def _unpacked(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None = None) -> _Windows:
+    def _unpacked(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None = None) -> _Windows:
         """The windows of all rows, unpacked."""
         assert isinstance(model.task, SpanHead)
         rows, slots = batch.sequences()
@@ -383,10 +383,10 @@ class SpanForm(Form):
 
     # Answers
 
-    def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
+    def outputs(self, model: Network, states: States, batch: TaskBatch) -> list[Any]:
         return self.joint([(model, states)], batch)
 
-    def joint(self, members: Sequence[tuple[Model, States]], batch: TaskBatch) -> list[Any]:
+    def joint(self, members: Sequence[tuple[Network, States]], batch: TaskBatch) -> list[Any]:
         """The outputs of one model, or the joint ones of several whose heads are of one kind: the mean of the members'
         scores of every start, and of every end behind the starts that are best by that mean.
         """
@@ -485,7 +485,7 @@ class SpanForm(Form):
 
     # Ensembles
 
-    def reading(self, model: Model) -> Hashable:
+    def reading(self, model: Network) -> Hashable:
         """The windows of passages, the kind of head, and the labels."""
         assert isinstance(model.task, SpanHead)
         settings = self.settings

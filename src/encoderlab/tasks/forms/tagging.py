@@ -25,6 +25,7 @@ from encoderlab.tasks.data.readers import Conll, Layout, WordLists
 from encoderlab.tasks.forms.base import (
     Form,
     FormSettings,
+    Network,
     Predictions,
     Scores,
     check_number_of_labels,
@@ -107,7 +108,7 @@ class TaggingForm(Form):
         return replace(task, labels=tags, indices=False)
 
     @classmethod
-    def fits(cls, model: Model) -> bool:
+    def fits(cls, model: Network) -> bool:
         return isinstance(model.task, TaggingHead)
 
     @classmethod
@@ -225,25 +226,25 @@ class TaggingForm(Form):
     def counts(self, batch: TaskBatch) -> dict[str, int]:
         return {"tagging": int((batch.labels["target"] >= 0).sum())}
 
-    def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
+    def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
         rows, places = batch.find(lambda known: known.labels["target"] >= 0)
         scores = self._scores(model, states, rows, places, noise)
         target = batch.labels["target"][rows, places].long()
         loss = F.cross_entropy(scores.float(), target, reduction="sum")
         return {"tagging": Term(loss, len(target), hits=(scores.argmax(-1) == target).sum())}
 
-    def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
+    def scores(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
         rows, places = batch.find(lambda known: known.labels["target"] >= 0)
         return self._scores(model, states, rows, places, noise)
 
     @staticmethod
-    def _scores(model: Model, states: States, rows: Tensor, places: Tensor, noise: Noise | None) -> Tensor:
+    def _scores(model: Network, states: States, rows: Tensor, places: Tensor, noise: Noise | None) -> Tensor:
         assert isinstance(model.task, TaggingHead)
         return model.task(states.last[rows, places], None if noise is None else noise.at(rows, places))
 
     # Predictions
 
-    def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
+    def outputs(self, model: Network, states: States, batch: TaskBatch) -> list[Any]:
         rows, places = batch.find(lambda known: known.labels["word"] >= 0)
         scores = to_numpy(self._scores(model, states, rows, places, None))
         # In prediction a row holds one sequence, so its item is that of its only slot.

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from encoderlab.corpus.tokenizer import Encoding
 from encoderlab.errors import DataError
-from encoderlab.model import Model
 from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import ClassificationHead
 from encoderlab.nn.noise import Noise
 from encoderlab.tasks.data.examples import Example, Split, Text
 from encoderlab.tasks.data.readers import Columns
-from encoderlab.tasks.forms.base import Form, FormSettings, summaries, summary_places
+from encoderlab.tasks.forms.base import Form, FormSettings, Network, summaries, summary_places
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, to_numpy
 
 
@@ -104,30 +103,32 @@ class TextForm(Form):
         return {self.name: int(self._known(batch).sum())}
 
     def known_scores(
-        self, model: Model, states: States, batch: TaskBatch, noise: Noise | None
+        self, model: Network, states: States, batch: TaskBatch, noise: Noise | None
     ) -> tuple[Tensor, Tensor]:
         """Scores (k, labels) and targets of the k sequences that have a target, in the order of rows."""
         scores, target = self.all_scores(model, states, batch, noise)
         (known,) = batch.find(self._known)
         return scores[known], target[known]
 
-    def all_scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> tuple[Tensor, Tensor]:
+    def all_scores(
+        self, model: Network, states: States, batch: TaskBatch, noise: Noise | None
+    ) -> tuple[Tensor, Tensor]:
         """Scores (n, labels) and targets of all sequences in the order of rows."""
         assert isinstance(model.task, ClassificationHead)
         chosen = summary_places(batch, model, self.tokenizer)
         x, keys = summaries(model, states, batch, chosen, noise)
         return model.task(x, keys), batch.labels["target"][chosen.rows, chosen.slots]
 
-    def scores(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> torch.Tensor:
+    def scores(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> torch.Tensor:
         return self.known_scores(model, states, batch, noise)[0]
 
-    def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
+    def outputs(self, model: Network, states: States, batch: TaskBatch) -> list[Any]:
         scores = to_numpy(self.answered(model, self.all_scores(model, states, batch, None)[0]))
         rows, slots = batch.sequences()
         order = np.argsort(batch.labels["item"][rows, slots].cpu().numpy(), kind="stable")
         return list(scores[order])
 
-    def answered(self, model: Model, scores: Tensor) -> Tensor:
+    def answered(self, model: Network, scores: Tensor) -> Tensor:
         """The scores of the head as :meth:`decode` takes them."""
         return scores
 

@@ -18,8 +18,9 @@ from encoderlab.tasks.data.readers.words import is_word_per_line
 from encoderlab.tasks.data.records import columns, lines, suffix
 from encoderlab.tasks.data.task import Example, Remarks, Task, Text, Words
 from encoderlab.tasks.forms.base import Predictions
+from encoderlab.tasks.forms.features import HEAD_FILE
 from encoderlab.tasks.forms.table import FORMS
-from encoderlab.tasks.runs.folder import HEAD_FILE, layouts_of, read_task
+from encoderlab.tasks.runs.folder import layouts_of, read_task
 from encoderlab.tasks.runs.predict import Predictor, task_of_model
 from encoderlab.tasks.runs.trials import Say, best_seed, silent
 

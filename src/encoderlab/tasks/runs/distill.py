@@ -77,7 +77,9 @@ class TaughtObjective(TaskObjective):
 
     @property
     def teacher(self) -> Model:
-        return self._teacher[0].model
+        model = self._teacher[0].model
+        assert isinstance(model, Model)
+        return model
 
     def _apply(self, *args: Any, **kwargs: Any) -> TaughtObjective:
         self._teacher[0]._apply(*args, **kwargs)  # follow .to(device)

@@ -7,15 +7,15 @@ import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import safetensors.torch
 
 from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.interchange.load import load
+from encoderlab.interchange.files import SAFE
 from encoderlab.model import Model, weights_hash
 from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
@@ -23,23 +23,22 @@ from encoderlab.models.convbert import masking_padding
 from encoderlab.nn.heads import TaskHead
 from encoderlab.tasks.data.splits import check_splits, completed, remarks_of
 from encoderlab.tasks.data.task import Split, Task, is_unlabelled
-from encoderlab.tasks.forms.base import Form, FormSettings, Predictions
+from encoderlab.tasks.forms.base import Form, FormSettings, Network, Predictions
 from encoderlab.tasks.forms.batching import Item, ItemSource, Packing, TaskBatch, sorted_batches
 from encoderlab.tasks.forms.encodings import Encodings
+from encoderlab.tasks.forms.features import HEAD_FILE, Frozen, FrozenModel, Store
 from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.forms.table import FORMS, Settings
 from encoderlab.tasks.runs.distill import TaughtObjective, Teaching, check_teacher, read_teacher
-from encoderlab.tasks.runs.features import Frozen, FrozenForm, FrozenModel, Store
 from encoderlab.tasks.runs.folder import (
-    HEAD_FILE,
     Result,
     discard,
     hashes_in,
     hashes_of,
     identity_of,
     read_result,
-    read_task,
     same_task,
+    update_recipe,
     write_predictions,
     write_run,
     write_score,
@@ -58,6 +57,9 @@ from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Phase, Trai
 from encoderlab.train.schedule import Polynomial, Schedule
 
 log = logging.getLogger(__name__)
+
+EXTRAS = ("distill", "sift", "frozen")  # fields of a recipe that train in another way, where the form supports it
+EXCLUSIVE = (("distill", "sift"), ("distill", "frozen"), ("sift", "frozen"), ("frozen", "head"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +115,10 @@ class Recipe(Training):
             if value is not None and not 0 <= value < 1:
                 raise ConfigError(f"{name} {value:g} is no share of what is kept back; give at least 0 and less than 1")
 
+        for first, second in EXCLUSIVE:
+            if getattr(self, first) is not None and getattr(self, second) is not None:
+                raise ConfigError(f"{first} and {second} exclude each other; leave one of them unset")
+
     def suited(self, task: Task, train: Split) -> Recipe:
         """The recipe with the settings of the task's form for these training examples.
 
@@ -120,7 +126,7 @@ class Recipe(Training):
             ConfigError: its settings are those of another form, or it asks for what the form does not support.
         """
         form = FORMS[task.form]
-        for extra in ("distill", "sift", "frozen"):
+        for extra in EXTRAS:
             if getattr(self, extra) is not None:
                 form.check_supports(extra)
         return replace(self, form=form.suited(form.settings_of(self.form), train))
@@ -144,7 +150,7 @@ def finetune(
     not have.
 
     Args:
-        about: written into the score beside the recipe (the hash of the initial model, intermediate tasks, ...).
+        about: written into the score besides the recipe (the hash of the initial model, intermediate tasks, ...).
         session: limits this call rather than the run, which the next call resumes.
         encodings: keeps encoded examples for further runs.
         trained: what :func:`read_task` says of the folder that the model is from; without it, its head is not kept.
@@ -152,204 +158,295 @@ def finetune(
     Raises:
         ConfigError, DataError, Stopped, Diverged, OutOfMemory: as the training loop.
     """
-    recipe = recipe.suited(task, splits["train"])
-    named = recipe.distill
-    recipe, teacher = _read_teacher(recipe)
-    about = {"after": [], **(about or {})}
-    if "model" not in about:
-        about["model"] = weights_hash(model)
-    task = completed(task, splits["train"])
-    identity = identity_of(task, about)
-    check_splits(task, splits)
-    if teacher is not None and named is not None:
-        check_teacher(teacher, model, task, named.teacher)
-        about["teacher"] = named.teacher
-    encodings = encodings or Encodings()
-    finished = read_result(out, recipe, splits, identity)
-    same = same_task(trained, task, recipe.form)
-    if finished is not None and finished.damaged:
-        finished = _mended(finished, model, task, splits, recipe, encodings, same=same)
-    if finished is not None:
-        further = {name: split for name, split in splits.items() if name not in finished.record["examples"]}
-        return _extended(finished, model, task, splits, further, recipe, encodings) if further else finished
-    start, form, said = _assemble(model, task, recipe, out, same=same)
-    objective = _objective(start, form, recipe, teacher)
-    items = encodings.items(form, splits["train"], train=True)
-    cut, too_long = form.cut, form.cut_note("training example", f"{recipe.form.max_length}")
-    recipe = resolved(recipe, task, items)
-    data = _data(objective, task, splits, recipe, encodings)
-    data = replace(data, hashes={**data.hashes, **hashes_of(identity)})
-    outcome = train(objective, recipe, data, out, session=session)
-    if outcome.best is not None:
-        checkpoint.load_weights(objective, outcome.best)
-    predictions, scores, notes = _evaluate(objective, task, splits, encodings)
-    if too_long:
-        notes.append(too_long)
-    if model.config.task is not None:
-        notes.append(said)
-    form.finish(objective.model)
-    world = join(recipe.execution.device)
-    world.wait()  # every process has read the weights that the first one now deletes
-    if world.main:
-        notes += write_submissions(task, splits, predictions, out)
-    record = {
-        **identity,
-        **_record(task, splits, recipe, outcome),
-        "scores": scores,
-        "notes": sorted(set(notes)),
-        "head": said,
-        "epochs": round(recipe.budget.amount * recipe.batch / len(items), 2),
-        "cut": cut,
-        "threshold": form.threshold,
-        **about,
-    }
-    if world.main:
-        write_run(objective.model, task, form.settings, splits, predictions, record, out)
-    world.wait()  # for what others read from here on
-    return Result(folder=out, record=record, model=out / "model", predictions=predictions)
+    run = FineTuning(model, task, splits, recipe, out, about=about, encodings=encodings, trained=trained)
+    return run.result(session)
 
 
-def _read_teacher(recipe: Recipe) -> tuple[Recipe, Model | None]:
-    """The recipe as its run keeps it, with the hash of the teacher's weights for its folder, and the teacher."""
-    if recipe.distill is None:
-        return recipe, None
-    teacher, known = read_teacher(recipe.distill)
-    return replace(recipe, distill=known), teacher
+class FineTuning:
+    """A fine-tuning run, which is in one of three states: to be trained (from the start, or on from a checkpoint),
+    finished, or finished and damaged. What was to be known before any work is checked when it is made.
 
+    Attributes:
+        task: with the labels of its training data.
+        recipe: as the run folder keeps it, with settings of the task's form.
+        identity: what tells this run from others besides recipe and data.
 
-def _record(task: Task, splits: Mapping[str, Split], recipe: Recipe, outcome: Outcome) -> dict[str, Any]:
-    """What a score says of the run that it is of: how it was trained, on what, for how long and on which machine."""
-    return {
-        "metric": task.metric,
-        "seed": recipe.seed,
-        "best_step": _best_step(outcome.best),
-        "steps": outcome.step,
-        "examples": {name: len(split) for name, split in splits.items()},
-        "data": {name: split.sha256 for name, split in splits.items()},
-        "selection": recipe.select + (" on dev" if recipe.select == "best_epoch" else " step"),
-        "seconds": outcome.seconds,
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "hardware": hardware(),
-        "recipe": to_dict(recipe),
-        "remarks": remarks_of(splits),
-    }
-
-
-def _mended(
-    finished: Result,
-    model: Model,
-    task: Task,
-    splits: Mapping[str, Split],
-    recipe: Recipe,
-    encodings: Encodings,
-    *,
-    same: bool,
-) -> Result | None:
-    """A finished run whose damaged files are made again from its weights; None if these are damaged, so that it has to
-    be trained again. Warnings name what is damaged, and what of it cannot be made again.
+    Raises:
+        ConfigError, DataError: the task, the recipe, the data and the teacher do not go together.
     """
-    out, record, world = finished.folder, finished.record, join(recipe.execution.device)
-    before = hashes_in(out)
-    log.warning("%s: missing or altered since the run ended: %s", out, ", ".join(finished.damaged))
-    world.wait()  # every process has seen the damage
-    if any(name.endswith(".safetensors") for name in finished.damaged):
-        log.warning("%s: the weights are damaged, so the run is trained again", out)
-        if world.main:
-            discard(out, record)
-        world.wait()
-        return None
-    network, form, _ = _assemble(model, task, recipe, out, same=same)
-    weights = HEAD_FILE if recipe.frozen is not None else "model.safetensors"
-    network.load_state_dict(safetensors.torch.load_file(finished.model / weights), strict=False)
-    if recipe.frozen is None:
-        form = form_of(task, network, FORMS[task.form].as_saved(recipe.form))
-    else:
-        encodings.items(form, splits["train"], train=True)  # for the scale of the numbers
-    form.threshold = record["threshold"]
-    again = {
-        name: split
-        for name, split in splits.items()
-        if name in record["examples"]
-        and any(f"-{name}." in file or file.startswith("submission") for file in finished.damaged)
-    }
-    predictions, scores, _ = _evaluate(TaskObjective(network.to(world.device), form), task, again, encodings)
-    record = {**record, "scores": {**record["scores"], **scores}}
-    if world.main:
-        write_submissions(task, again, predictions, out)
-        shutil.rmtree(finished.model)  # a damaged configuration is not known as that of a model
-        write_run(network, task, form.settings, again, predictions, record, out)
-        after = hashes_in(out)
-        if lost := [
-            name for name in finished.damaged if name in record["files"] and before.get(name) == after.get(name)
-        ]:
-            log.warning("%s: cannot be made again: %s", out, ", ".join(lost))
-            write_score(record, out, {name: finished.record["files"][name] for name in lost})
-    world.wait()
-    return replace(finished, record=record, damaged=())
+
+    def __init__(
+        self,
+        model: Model,
+        task: Task,
+        splits: Mapping[str, Split],
+        recipe: Recipe,
+        out: Path,
+        *,
+        about: Mapping[str, Any] | None = None,
+        encodings: Encodings | None = None,
+        trained: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model, self.splits, self.out = model, splits, out
+        self.encodings = encodings or Encodings()
+        self.recipe = recipe.suited(task, splits["train"])
+        self.task = completed(task, splits["train"])
+        check_splits(self.task, splits)
+        self.about = {"after": [], "model": None, **(about or {})}
+        self.about["model"] = self.about["model"] or weights_hash(model)
+        self.identity = identity_of(self.task, self.about)
+        self.same = same_task(trained, self.task, self.recipe.form)
+        self.teacher: Model | None = None
+        if self.recipe.distill is not None:
+            self.about["teacher"] = named = self.recipe.distill.teacher
+            self.teacher, known = read_teacher(self.recipe.distill)
+            check_teacher(self.teacher, model, self.task, named)
+            self.recipe = replace(self.recipe, distill=known)  # with the hash of the teacher in place of its folder
+        self.world = join(self.recipe.execution.device)
+
+    def result(self, session: Budget | None = None) -> Result:
+        """The finished run, which is trained, mended or extended by further splits where it has to be."""
+        finished = self.resume()
+        if finished is None:
+            return self.train(session)
+        further = {name: split for name, split in self.splits.items() if name not in finished.record["examples"]}
+        return self.extend(finished, further) if further else finished
+
+    def resume(self) -> Result | None:
+        """The finished run in the folder, with what was damaged made again; None if it is to be trained, from the start
+        or on from a checkpoint.
+        """
+        finished = read_result(self.out, self.recipe, self.splits, self.identity)
+        return self.mend(finished) if finished is not None and finished.damaged else finished
+
+    # What is trained, and on what
+
+    def assemble(self) -> tuple[Network, Form, str]:
+        """The network with its head, the form of the task, and a sentence about the head."""
+        recipe, start = self.recipe, prepared(self.model, self.recipe)
+        form = form_of(self.task, start, recipe.form)
+        head, family = recipe.head, FAMILIES[start.config.family]
+        if head is None and recipe.head_dropout is not None:
+            own = start.config.task if self.same and recipe.frozen is None else None
+            head = replace(own or form.head(family, start), dropout=recipe.head_dropout)
+        if recipe.frozen is None:
+            network, said = with_head(start, form, seed=recipe.seed, head=head, same=self.same)
+            return network, form, said
+        store = Store(self.out.parent / "features", start.to(self.world.device), recipe.frozen, weights_hash(start))
+        head = head or form.head(family, start)
+        small = FrozenModel(store, recipe.frozen, head, form.head_labels(), recipe.seed)
+        return small, form, f"trained on {recipe.frozen.layers} of the frozen encoder"
+
+    def objective(self, network: Network, form: Form) -> TaskObjective:
+        """The task, with the further term that the recipe asks for."""
+        if self.teacher is not None and self.recipe.distill is not None:
+            assert isinstance(network, Model)
+            return TaughtObjective(network, form, self.teacher, self.recipe.distill)
+        if self.recipe.sift is not None:
+            assert isinstance(network, Model)
+            return SiFTObjective(network, form, self.recipe.sift)
+        return TaskObjective(network, form)
+
+    def items(self, objective: TaskObjective, name: str) -> list[Item]:
+        """The encoded examples of a split; for a frozen encoder, where their activations are stored."""
+        form = objective.form
+        items = self.encodings.items(form, self.splits[name], train=name == "train")
+        if isinstance(objective.model, Model):
+            return items
+        store = objective.model.encoder.store
+        return store.rows_of(items, form.columns == "words", form.settings.max_length)
+
+    def data(self, objective: TaskObjective, recipe: Recipe, items: Sequence[Item]) -> Data:
+        """The training ``items`` and the development examples, as the training loop takes them."""
+        assert objective.model.tokenizer is not None
+        pad, form, predictor = objective.model.tokenizer.special.pad, objective.form, Predictor(objective)
+        networks = [objective.model, *([self.teacher] if self.teacher is not None else [])]
+
+        def source(phase: Phase, rows: int, state: dict[str, int] | None) -> ItemSource:
+            room = form.settings.max_length
+            if recipe.packing != "fixed":
+                room = min(row_length(recipe, network, phase.length) for network in networks)
+            more: dict[str, Any] = {"seed": recipe.seed, "world": self.world, "state": state}
+            return ItemSource(items, batch=rows, room=room, pad=pad, mode=recipe.packing, **more)
+
+        hashes = {name: split.sha256 for name, split in self.splits.items()} | hashes_of(self.identity)
+        dev = self.splits.get("dev")
+        if dev is None:
+            if recipe.select == "best_epoch":
+                raise ConfigError(
+                    f"task {self.task.name!r} has no dev data to choose an epoch by; set select=last or give some"
+                )
+            return Data(source=source, hashes=hashes)
+        held_out = self.items(objective, "dev")
+
+        def losses(phase: Phase) -> Iterator[TaskBatch]:
+            room = form.settings.max_length
+            return (batch for _, batch in sorted_batches(held_out, pad=pad, room=room, tokens=predictor.tokens))
+
+        def scores() -> dict[str, float]:
+            found = form.decode(held_out, predictor.outputs(held_out), dev.examples)
+            return score(self.task, dev.examples, found.values)[0]
+
+        return Data(source=source, validation=losses, score=scores, hashes=hashes)
+
+    # Three ways to a result
+
+    def train(self, session: Budget | None = None) -> Result:
+        """Train, evaluate and write the run. ``session`` limits this call."""
+        if self.world.main:
+            update_recipe(self.out, self.recipe)
+        network, form, said = self.assemble()
+        objective = self.objective(network, form)
+        items = self.items(objective, "train")
+        cut, too_long = form.cut, form.cut_note("training example", f"{form.settings.max_length}")
+        recipe = resolved(self.recipe, self.task, items)
+        outcome = train(objective, recipe, self.data(objective, recipe, items), self.out, session=session)
+        if outcome.best is not None:
+            checkpoint.load_weights(objective, outcome.best)
+        evaluated = self.evaluate(objective, self.splits)
+        notes = [*evaluated.notes, *([too_long] if too_long else [])]
+        if self.model.config.task is not None:
+            notes.append(said)
+        if isinstance(network, Model):
+            form.finish(network)
+        self.world.wait()  # every process has read the weights that the first one now deletes
+        record = {
+            **self.identity,
+            **self._record(recipe, outcome),
+            "scores": evaluated.scores,
+            "notes": notes,
+            "head": said,
+            "epochs": round(recipe.budget.amount * recipe.batch / len(items), 2),
+            "cut": cut,
+            "threshold": form.threshold,
+            **self.about,
+        }
+        self.write(objective, record, evaluated)
+        return Result(folder=self.out, record=record, model=self.out / "model", predictions=evaluated.predictions)
+
+    def mend(self, finished: Result) -> Result | None:
+        """A finished run whose damaged files are made again from its weights; None if these are damaged, so that it has
+        to be trained again. Warnings name what is damaged, and what of it cannot be made again.
+        """
+        record, before = finished.record, hashes_in(self.out)
+        log.warning("%s: missing or altered since the run ended: %s", self.out, ", ".join(finished.damaged))
+        self.world.wait()  # every process has seen the damage
+        if any(name.endswith(".safetensors") for name in finished.damaged):
+            log.warning("%s: the weights are damaged, so the run is trained again", self.out)
+            if self.world.main:
+                discard(self.out, record)
+            self.world.wait()
+            return None
+        objective = self._saved(finished)
+        again = {
+            name: split
+            for name, split in self.splits.items()
+            if name in record["examples"]
+            and any(f"-{name}." in file or file.startswith("submission") for file in finished.damaged)
+        }
+        evaluated = self.evaluate(objective, again, choose=False)
+        mended = {**record, "scores": {**record["scores"], **evaluated.scores}}
+        if self.world.main:
+            shutil.rmtree(finished.model)  # a damaged configuration is not known as that of a model
+        self.write(objective, mended, evaluated)
+        if self.world.main:
+            after = hashes_in(self.out)
+            files = [name for name in finished.damaged if name in record["files"]]
+            if lost := [name for name in files if before.get(name) == after.get(name)]:
+                log.warning("%s: cannot be made again: %s", self.out, ", ".join(lost))
+                write_score(mended, self.out, {name: record["files"][name] for name in lost})
+        self.world.wait()
+        return replace(finished, record=mended, damaged=())
+
+    def extend(self, finished: Result, further: Mapping[str, Split]) -> Result:
+        """A finished run with predictions and scores of ``further`` splits as well, by the model that it saved."""
+        evaluated = self.evaluate(self._saved(finished), further)
+        record = dict(finished.record)
+        record["scores"] = {**record["scores"], **evaluated.scores}
+        record["examples"] = {**record["examples"], **{name: len(split) for name, split in further.items()}}
+        record["data"] = {**record["data"], **{name: split.sha256 for name, split in further.items()}}
+        if self.world.main:
+            notes = write_submissions(self.task, further, evaluated.predictions, self.out)
+            record["notes"] = sorted({*record["notes"], *evaluated.notes, *notes})
+            write_predictions(further, evaluated.predictions, self.out)
+            write_score(record, self.out)
+        return replace(finished, record=record)
+
+    def _saved(self, finished: Result) -> TaskObjective:
+        """The task with the weights that a finished run saved, and the threshold that it chose."""
+        network, form, _ = self.assemble()
+        if isinstance(network, Model):
+            network.load_state_dict(safetensors.torch.load_file(finished.model / SAFE), strict=False)
+            form = form_of(self.task, network, form.as_saved(form.settings))
+        else:
+            network.load_state_dict(safetensors.torch.load_file(finished.model / HEAD_FILE))
+            self.encodings.items(form, self.splits["train"], train=True)  # for the scale of the numbers
+        form.threshold = finished.record.get("threshold", form.threshold)
+        return TaskObjective(network.to(self.world.device), form)
+
+    # What is told of it
+
+    def evaluate(self, objective: TaskObjective, splits: Mapping[str, Split], *, choose: bool = True) -> Evaluated:
+        """Predictions and scores of every split but the training one; a threshold comes from dev alone, and is kept as
+        it is without ``choose``.
+        """
+        predictor, form = Predictor(objective), objective.form
+        found = Evaluated()
+        for name in sorted(splits, key=lambda name: name != "dev"):
+            if name == "train":
+                continue
+            split, items = splits[name], self.items(objective, name)
+            outputs = predictor.outputs(items)
+            predictions = form.decode(items, outputs, split.examples)
+            if choose and name == "dev" and (said := form.choose_threshold(split.examples, predictions)):
+                found.notes.append(said)
+                predictions = form.decode(items, outputs, split.examples)
+            found.predictions[name] = predictions
+            missing = sum(map(is_unlabelled, split.examples))
+            if not missing:
+                found.scores[name], warnings = score(self.task, split.examples, predictions.values)
+                found.notes += [f"{name}: {text}" for text in warnings]
+            elif missing < len(split):
+                found.notes.append(f"{name}: {missing:,} of {len(split):,} examples have no label, so it is not scored")
+        return found
+
+    def _record(self, recipe: Recipe, outcome: Outcome) -> dict[str, Any]:
+        """What a score says of the run that it is of: how it was trained, on what, for how long and where."""
+        best = outcome.best
+        return {
+            "metric": self.task.metric,
+            "seed": recipe.seed,
+            "best_step": None if best is None else int(checkpoint.read_json(best / checkpoint.STATE)["step"]),
+            "steps": outcome.step,
+            "examples": {name: len(split) for name, split in self.splits.items()},
+            "data": {name: split.sha256 for name, split in self.splits.items()},
+            "selection": recipe.select + (" on dev" if recipe.select == "best_epoch" else " step"),
+            "seconds": outcome.seconds,
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "hardware": hardware(),
+            "recipe": to_dict(recipe),
+            "remarks": remarks_of(self.splits),
+        }
+
+    def write(self, objective: TaskObjective, record: dict[str, Any], evaluated: Evaluated) -> None:
+        """Write submissions, model, predictions and last the score, which marks the run as finished. Notes about the
+        submissions join the record.
+        """
+        if self.world.main:
+            notes = write_submissions(self.task, self.splits, evaluated.predictions, self.out)
+            record["notes"] = sorted({*record["notes"], *notes})
+            settings = objective.form.settings
+            write_run(objective.model, self.task, settings, self.splits, evaluated.predictions, record, self.out)
+        self.world.wait()  # for what others read from here on
 
 
-def _extended(
-    finished: Result,
-    model: Model,
-    task: Task,
-    splits: Mapping[str, Split],
-    further: Mapping[str, Split],
-    recipe: Recipe,
-    encodings: Encodings,
-) -> Result:
-    """A finished run with predictions and scores of ``further`` splits as well, by the model that it saved."""
-    out, kept = finished.folder, read_task(finished.folder)
-    if recipe.frozen is None:
-        network = load(finished.model)
-        form = form_of(task, network, FORMS[task.form].as_saved(recipe.form))
-    else:
-        network, form, _ = _assemble(model, task, recipe, out)
-        encodings.items(form, splits["train"], train=True)  # for the scale of the numbers
-        network.load_state_dict(safetensors.torch.load_file(finished.model / HEAD_FILE))
-    world = join(recipe.execution.device)
-    objective = TaskObjective(network.to(world.device), form)
-    if kept is not None:
-        form.threshold = kept["threshold"]
-    predictions, scores, notes = _evaluate(objective, task, further, encodings)
-    record = dict(finished.record)
-    record["scores"] = {**record["scores"], **scores}
-    record["examples"] = {**record["examples"], **{name: len(split) for name, split in further.items()}}
-    record["data"] = {**record["data"], **{name: split.sha256 for name, split in further.items()}}
-    if world.main:
-        notes += write_submissions(task, further, predictions, out)
-        record["notes"] = sorted({*record["notes"], *notes})
-        write_predictions(further, predictions, out)
-        write_score(record, out)
-    return Result(folder=out, record=record, model=finished.model)
+@dataclass
+class Evaluated:
+    """Predictions and scores by split, and what is to be said about them."""
 
-
-def _assemble(model: Model, task: Task, recipe: Recipe, out: Path, *, same: bool = False) -> tuple[Model, Form, str]:
-    """The model with the head that is trained, the form of the task, and what was done about the head."""
-    start = prepared(model, recipe)
-    form = form_of(task, start, recipe.form)
-    head = recipe.head
-    if head is None and recipe.head_dropout is not None:
-        usual = start.config.task if same else None
-        head = replace(usual or form.head(FAMILIES[start.config.family], start), dropout=recipe.head_dropout)
-    if recipe.frozen is None:
-        start, said = with_head(start, form, seed=recipe.seed, head=head, same=same)
-        return start, form, said
-    start.to(join(recipe.execution.device).device)
-    form = FrozenForm(form, Store(out.parent / "features", start, recipe.frozen, weights_hash(start)))
-    head = form.head(FAMILIES[start.config.family], start)
-    if recipe.head_dropout is not None:
-        head = replace(head, dropout=recipe.head_dropout)
-    small = FrozenModel(form.store, recipe.frozen, head, form.head_labels(), recipe.seed)
-    return cast(Model, small), form, f"trained on {recipe.frozen.layers} of the frozen encoder"
-
-
-def _objective(model: Model, form: Form, recipe: Recipe, teacher: Model | None) -> TaskObjective:
-    """The task, with the further term that the recipe asks for."""
-    if teacher is None or recipe.distill is None:
-        return TaskObjective(model, form) if recipe.sift is None else SiFTObjective(model, form, recipe.sift)
-    if recipe.sift is not None or recipe.frozen is not None:
-        raise ConfigError("distill goes with neither sift nor frozen; leave those unset, or train without a teacher")
-    return TaughtObjective(model, form, teacher, recipe.distill)
+    predictions: dict[str, Predictions] = field(default_factory=dict)
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 def prepared(model: Model, recipe: Recipe) -> Model:
@@ -380,77 +477,9 @@ def resolved(recipe: Recipe, task: Task, items: Sequence[Item]) -> Recipe:
     )
 
 
-def row_length(recipe: Recipe, model: Model, longest: int) -> int:
+def row_length(recipe: Recipe, model: Network, longest: int) -> int:
     """Tokens of a packed row."""
     if recipe.row_length is not None and recipe.row_length < longest:
         raise ConfigError(f"row_length {recipe.row_length} is shorter than the longest sequence, {longest}; raise it")
     wanted = recipe.row_length or max(longest, 256)
     return min(wanted, model.config.encoder.max_length or wanted)
-
-
-def _data(
-    objective: TaskObjective, task: Task, splits: Mapping[str, Split], recipe: Recipe, encodings: Encodings
-) -> Data:
-    model, world = objective.model, join(recipe.execution.device)
-    assert model.tokenizer is not None
-    pad = model.tokenizer.special.pad
-    predictor, items = Predictor(objective), encodings.items(objective.form, splits["train"], train=True)
-    dev = splits.get("dev")
-    networks = [model, objective.teacher] if isinstance(objective, TaughtObjective) else [model]
-
-    def source(phase: Phase, rows: int, state: dict[str, int] | None) -> ItemSource:
-        room = recipe.form.max_length
-        if recipe.packing != "fixed":
-            room = min(row_length(recipe, network, phase.length) for network in networks)
-        return ItemSource(
-            items, batch=rows, room=room, pad=pad, mode=recipe.packing, seed=recipe.seed, world=world, state=state
-        )
-
-    hashes = {name: split.sha256 for name, split in splits.items()}
-    if dev is None:
-        if recipe.select == "best_epoch":
-            raise ConfigError(f"task {task.name!r} has no dev data to choose an epoch by; set select=last or give some")
-        return Data(source=source, hashes=hashes)
-    held_out = encodings.items(objective.form, dev)
-
-    def losses(phase: Phase) -> Iterator[TaskBatch]:
-        room = recipe.form.max_length
-        return (batch for _, batch in sorted_batches(held_out, pad=pad, room=room, tokens=predictor.tokens))
-
-    def scores() -> dict[str, float]:
-        found = objective.form.decode(held_out, predictor.outputs(held_out), dev.examples)
-        return score(task, dev.examples, found.values)[0]
-
-    return Data(source=source, validation=losses, score=scores, hashes=hashes)
-
-
-def _evaluate(
-    objective: TaskObjective, task: Task, splits: Mapping[str, Split], encodings: Encodings
-) -> tuple[dict[str, Predictions], dict[str, dict[str, float]], list[str]]:
-    """Predictions and scores of every split but the training one; the threshold of "no answer" comes from dev alone."""
-    predictor, form = Predictor(objective), objective.form
-    predictions: dict[str, Predictions] = {}
-    scores: dict[str, dict[str, float]] = {}
-    notes: list[str] = []
-    for name in sorted(splits, key=lambda name: name != "dev"):
-        if name == "train":
-            continue
-        split = splits[name]
-        items = encodings.items(form, split)
-        outputs = predictor.outputs(items)
-        found = form.decode(items, outputs, split.examples)
-        if name == "dev" and (said := form.choose_threshold(split.examples, found)):
-            notes.append(said)
-            found = form.decode(items, outputs, split.examples)
-        predictions[name] = found
-        missing = sum(map(is_unlabelled, split.examples))
-        if not missing:
-            scores[name], warnings = score(task, split.examples, found.values)
-            notes += [f"{name}: {text}" for text in warnings]
-        elif missing < len(split):
-            notes.append(f"{name}: {missing:,} of {len(split):,} examples have no label, so it is not scored")
-    return predictions, scores, notes
-
-
-def _best_step(folder: Path | None) -> int | None:
-    return None if folder is None else int(checkpoint.read_json(folder / checkpoint.STATE)["step"])

@@ -16,28 +16,24 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
-import safetensors.torch
-
 from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import read_json, sha256, write_json, write_text
 from encoderlab.interchange import checksums
-from encoderlab.interchange import folder as folders
-from encoderlab.model import Model
 from encoderlab.tasks.data import readers, suites
 from encoderlab.tasks.data.readers import Layout
 from encoderlab.tasks.data.task import Split, Task
-from encoderlab.tasks.forms.base import FormSettings, Predictions
+from encoderlab.tasks.forms.base import FormSettings, Network, Predictions
 from encoderlab.tasks.forms.table import FORMS, form_named
-from encoderlab.tasks.runs.features import FrozenModel
 from encoderlab.tasks.runs.predict import record
 from encoderlab.tasks.runs.submit import write_submission
+from encoderlab.train import folder as run_folder
 from encoderlab.train.folder import LOCK, METRICS, RECIPE
 from encoderlab.train.recipe import Training
 
 log = logging.getLogger(__name__)
 
-TASK_FILE, SCORE_FILE, HEAD_FILE = "task.json", "score.json", "head.safetensors"
+TASK_FILE, SCORE_FILE = "task.json", "score.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +55,7 @@ class Result:
 
 
 def write_run(
-    model: Model,
+    model: Network,
     task: Task,
     settings: FormSettings,
     splits: Mapping[str, Split],
@@ -70,11 +66,7 @@ def write_run(
     """Write the model folder with its task, then the predictions, and last the score, which marks the run as
     finished; its checkpoints are deleted.
     """
-    if isinstance(model, FrozenModel):
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-        folders.write_whole(out / "model", lambda aside: safetensors.torch.save_file(weights, aside / HEAD_FILE))
-    else:
-        folders.save(model, out / "model")
+    model.save(out / "model")
     write_task(task, settings, out / "model", score["threshold"])
     write_json(out / RECIPE, score["recipe"])
     write_predictions(splits, predictions, out)
@@ -332,6 +324,27 @@ def _check_identity(out: Path, found: Mapping[str, Any], wanted: Mapping[str, An
             raise ConfigError(f"{out}: holds a run with {_MEANINGS[key]} {had}, now {now}; choose another --out")
 
 
+def completed_recipe(plain: Mapping[str, Any], like: Training) -> dict[str, Any]:
+    """The recipe that a run folder keeps, as this version writes one of the type of ``like``: fields that did not exist
+    have their defaults, and the settings of all forms become those of one (:meth:`Form.read_settings`).
+    """
+    form = form_named(like.form.kind)  # type: ignore[attr-defined]
+    recipe = {**plain, "form": form.read_settings(plain["form"])}
+    try:
+        return json.loads(json.dumps(to_dict(from_dict(type(like), recipe))))
+    except ConfigError:  # of a later version: its fields are compared as they stand
+        return recipe
+
+
+def update_recipe(out: Path, like: Training) -> None:
+    """Write the recipe of an interrupted run of an older version, which knew no kinds of forms, as this one has it."""
+    if not (out / RECIPE).exists():
+        return
+    plain = run_folder.read(out / RECIPE)
+    if isinstance(form := plain.get("form"), dict) and "kind" not in form:
+        write_json(out / RECIPE, completed_recipe(plain, like))
+
+
 def read_result(out: Path, recipe: Training, splits: Mapping[str, Split], identity: Mapping[str, Any]) -> Result | None:
     """The finished run in ``out``, with what of it is damaged; None if there is none.
 
@@ -343,13 +356,13 @@ def read_result(out: Path, recipe: Training, splits: Mapping[str, Split], identi
     if found is None:
         return None
     _check_identity(out, found, identity)
-    wanted = to_dict(recipe)
+    wanted, had = to_dict(recipe), completed_recipe(found["recipe"], recipe)
     # These follow from the others, or do not change the result.
     ignored = ("budget", "phases", "evaluation", "execution", "checkpoints", "log_every")
     for key, value in wanted.items():
-        if key not in ignored and found["recipe"].get(key) != json.loads(json.dumps(value)):
+        if key not in ignored and had.get(key) != json.loads(json.dumps(value)):
             raise ConfigError(
-                f"{out}: holds a finished run with {key} {found['recipe'].get(key)}, now {value}; choose another folder"
+                f"{out}: holds a finished run with {key} {had.get(key)}, now {value}; choose another folder"
             )
     for name, split in splits.items():
         if found["data"].get(name, split.sha256) != split.sha256:

@@ -20,7 +20,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.inference import batch_tokens, evaluating, reading_apart
 from encoderlab.model import Model, weights_hash
 from encoderlab.tasks.data.task import Example, Question, Remarks, Task, Text
-from encoderlab.tasks.forms.base import FormSettings, Predictions
+from encoderlab.tasks.forms.base import FormSettings, Network, Predictions
 from encoderlab.tasks.forms.batching import Item, TaskBatch, sorted_batches
 from encoderlab.tasks.forms.objective import TaskObjective, form_of
 from encoderlab.tasks.forms.table import FORMS
@@ -39,7 +39,7 @@ class Predictor:
         self.objective, self.form = objective, objective.form
 
     @property
-    def model(self) -> Model:
+    def model(self) -> Network:
         return self.objective.model
 
     @property

@@ -7,6 +7,7 @@ out.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from encoderlab.model import Model
 from encoderlab.models import FAMILIES
 from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.tasks.data.task import Task
+from encoderlab.tasks.forms.base import Form
 from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.finetune import Recipe
 
@@ -90,13 +92,24 @@ def _shape(encoder: EncoderConfig) -> tuple[Any, ...]:
     return encoder.layers, encoder.width, encoder.attention_biases, encoder.stem_conv is not None
 
 
+def fields_of(form: type[Form]) -> set[str]:
+    """The names of the settings of a form."""
+    return {field.name for field in dataclasses.fields(form.settings_type)}
+
+
 def at_point(recipe: Recipe, point: Mapping[str, Any], *, where: str) -> Recipe:
     """``recipe`` with the fields of ``point``; given epochs replace the number of steps of a protocol. ``where`` is for
     messages.
 
     Raises:
-        ConfigError: an unknown field, or a value that it cannot have.
+        ConfigError: an unknown field, one of another form, or a value that it cannot have.
     """
+    own = FORMS[recipe.form.kind]
+    for path in point:
+        name = path.removeprefix("form.")
+        if name != path and name not in fields_of(own):
+            if others := [form.name for form in FORMS.values() if name in fields_of(form)]:
+                raise ConfigError(f"{where}: {path} is for {' and '.join(others)}, not for {own.name}; leave it out")
     return override(recipe, {"steps": None, **point} if "epochs" in point else point, where=where)
 
 

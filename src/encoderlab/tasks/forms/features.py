@@ -13,25 +13,25 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from encoderlab.errors import ConfigError
+from encoderlab.interchange import folder as folders
 from encoderlab.model import Model
-from encoderlab.models.base import Family
 from encoderlab.nn.encoder import Chosen, States
 from encoderlab.nn.heads import Classification, ClassificationHead, Tagging, TaggingHead, TaskHead
 from encoderlab.nn.noise import Noise
-from encoderlab.objectives.base import Term
+from encoderlab.nn.scope import Scope
 from encoderlab.seeds import derive
-from encoderlab.tasks.data.task import Example
-from encoderlab.tasks.forms.base import Form, Predictions
-from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, sorted_batches
+from encoderlab.tasks.forms.batching import Encoded, Item, sorted_batches
 
+HEAD_FILE = "head.safetensors"  # of a folder with a trained part alone
 Layers = Literal["embeddings", "second_to_last", "last", "weighted_last_four", "concatenated_last_four", "weighted_all"]
 
 
@@ -118,6 +118,23 @@ class Store:
         out.flush()
         os.replace(part, path)
 
+    def rows_of(self, items: Sequence[Item], words: bool, room: int) -> list[Item]:
+        """The items with rows of the store in the place of tokens; those without any are left out. ``words`` and
+        ``room`` as of :meth:`add`.
+        """
+        row = self.add(items, words, room)
+        found = []
+        for item in items:
+            sequence = item.sequences[0]
+            kept = sequence.marks["word"] >= 0 if words else np.arange(len(sequence)) == 0
+            count = int(kept.sum())
+            if count:
+                ids = np.arange(row, row + count, dtype=np.int64)
+                marks = {name: mark[kept] for name, mark in sequence.marks.items()}
+                found.append(Item(item.example, (Encoded(ids, np.zeros(count, np.int8), sequence.labels, marks),)))
+            row += count
+        return found
+
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Activations (n, layers, D) float32 of the rows (n,)."""
         part = np.searchsorted(self.starts, rows, side="right") - 1
@@ -131,6 +148,9 @@ class FrozenEncoder(nn.Module):
     """Rows of a store in the place of token ids: mixed layers, then the BiLSTM; gives :class:`States` as an encoder
     does.
     """
+
+    depth = 0
+    splits_last_layer = False
 
     def __init__(self, store: Store, settings: Frozen) -> None:
         super().__init__()
@@ -162,7 +182,7 @@ class FrozenEncoder(nn.Module):
             read, _ = pad_packed_sequence(self.lstm(texts)[0], batch_first=True)
             vectors = torch.cat([x[:length] for x, length in zip(read, lengths, strict=True)])
         x = vectors.new_zeros(*ids.shape, vectors.shape[-1]).masked_scatter(real[..., None], vectors)
-        return States((x,), None)  # type: ignore[arg-type]
+        return States((x,), Scope(doc=doc, visible=None, distances=None))
 
     @staticmethod
     def last_at(states: States, chosen: Chosen, noise: Noise | None = None) -> Tensor:
@@ -171,68 +191,28 @@ class FrozenEncoder(nn.Module):
 
 
 class FrozenModel(nn.Module):
-    """The part that is trained on a frozen encoder's activations. Forms use it as a :class:`encoderlab.model.Model`, so
-    it has the attributes that they read: tokenizer, config, encoder and task head.
+    """The part that is trained on a frozen encoder's activations, with what forms of tasks read of a model: tokenizer,
+    configuration, encoder and task head. The head is ``head`` without the maps that belong to an encoder that learns.
     """
+
+    pooler = None
 
     def __init__(self, store: Store, settings: Frozen, head: TaskHead, labels: tuple[str, ...], seed: int) -> None:
         super().__init__()
         self.tokenizer = store.model.tokenizer
-        self.config = replace(store.model.config, task=head, labels=labels)
         torch.manual_seed(derive(seed, "frozen") >> 1)
         self.encoder = FrozenEncoder(store, settings)
-        width = self.encoder.width
-        self.task = ClassificationHead(head, width) if isinstance(head, Classification) else TaggingHead(head, width)  # type: ignore[arg-type]
+        self.task: ClassificationHead | TaggingHead
+        if isinstance(head, Classification):
+            head = replace(head, summary="raw")
+            self.task = ClassificationHead(head, self.encoder.width)
+        else:
+            assert isinstance(head, Tagging)
+            head = replace(head, dense=False)
+            self.task = TaggingHead(head, self.encoder.width)
+        self.config = replace(store.model.config, task=head, labels=labels)
 
-
-class FrozenForm(Form):
-    """A form of task whose sequences are rows of a store, one per word (tagging) or one per text."""
-
-    cached = False  # the store has files of its own
-
-    def __init__(self, base: Form, store: Store) -> None:
-        self.task, self.tokenizer, self.settings, self.cut = base.task, base.tokenizer, base.settings, 0
-        self.base, self.store = base, store
-        base.check_supports("frozen")
-        self.words = base.columns == "words"
-
-    def head(self, family: Family, model: Model) -> TaskHead:
-        head = self.base.head(family, model)
-        if isinstance(head, Tagging):
-            return replace(head, dense=False)
-        assert isinstance(head, Classification)
-        return replace(head, summary="raw")
-
-    def head_labels(self) -> tuple[str, ...]:
-        return self.base.head_labels()
-
-    def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
-        items = self.base.items(examples, train=train)
-        self.cut = self.base.cut
-        row = self.store.add(items, self.words, self.settings.max_length)
-        found = []
-        for item in items:
-            sequence = item.sequences[0]
-            kept = sequence.marks["word"] >= 0 if self.words else np.arange(len(sequence)) == 0
-            count = int(kept.sum())
-            if count:
-                ids = np.arange(row, row + count, dtype=np.int64)
-                marks = {name: mark[kept] for name, mark in sequence.marks.items()}
-                found.append(Item(item.example, (Encoded(ids, np.zeros(count, np.int8), sequence.labels, marks),)))
-            row += count
-        return found
-
-    def counts(self, batch: TaskBatch) -> dict[str, int]:
-        return self.base.counts(batch)
-
-    def terms(self, model: Model, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
-        return self.base.terms(model, states, batch, noise)
-
-    def outputs(self, model: Model, states: States, batch: TaskBatch) -> list[Any]:
-        return self.base.outputs(model, states, batch)
-
-    def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:
-        return self.base.decode(items, outputs, examples)
-
-    def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
-        return self.base.average(outputs)
+    def save(self, folder: Path) -> None:
+        """Write the trained part, which predicts from the activations that lie in its run folder."""
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        folders.write_whole(folder, lambda aside: safetensors.torch.save_file(weights, aside / HEAD_FILE))

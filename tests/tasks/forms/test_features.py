@@ -8,13 +8,16 @@ import torch
 
 from encoderlab.errors import ConfigError
 from encoderlab.models import FAMILIES
+from encoderlab.nn.heads import Classification
 from encoderlab.tasks.data.splits import completed
+from encoderlab.tasks.forms import features
 from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.forms.batching import pack
+from encoderlab.tasks.forms.features import Frozen, Store
 from encoderlab.tasks.forms.objective import TaskObjective, form_of
-from encoderlab.tasks.runs import features
-from encoderlab.tasks.runs.features import Frozen, FrozenForm, Store
-from encoderlab.tasks.runs.finetune import Recipe, finetune
+from encoderlab.tasks.runs.distill import Teaching
+from encoderlab.tasks.runs.finetune import EXCLUSIVE, Recipe, finetune
+from encoderlab.tasks.runs.sift import SiFT
 from encoderlab.train.optim import AdamW
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
@@ -49,51 +52,54 @@ def store_of(folder, name="tagged", frozen=LSTM):
     task, splits = data(name, train=12)
     start = model()
     form = form_of(completed(task, splits["train"]), start, FormSettings(max_length=32))
-    store = Store(folder, start, frozen, "hash")
-    return FrozenForm(form, store), form, splits
+    return Store(folder, start, frozen, "hash"), form, splits
+
+
+def rows(store, form, splits):
+    return store.rows_of(form.items(splits["train"].examples), form.columns == "words", 32)
 
 
 def test_stored_activations_are_those_of_the_encoder(tmp_path):
-    frozen, form, splits = store_of(tmp_path)
-    items = frozen.items(splits["train"].examples)
+    store, form, splits = store_of(tmp_path)
+    items = rows(store, form, splits)
     plain = form.items(splits["train"].examples)
     for item, original in zip(items, plain, strict=True):
         sequence = original.sequences[0]
-        states = frozen.store.model.encoder(torch.from_numpy(sequence.ids.astype(np.int64))[None])
+        states = store.model.encoder(torch.from_numpy(sequence.ids.astype(np.int64))[None])
         expected = torch.stack(states.layers[1:], 2)[0][torch.from_numpy(sequence.marks["word"] >= 0)]
-        found = frozen.store.read(item.sequences[0].ids)
+        found = store.read(item.sequences[0].ids)
         assert np.allclose(found, expected.detach().numpy(), atol=1e-5)
         assert item.sequences[0].marks["target"].tolist() == [t for t in sequence.marks["target"] if t >= 0]
 
 
 def test_activations_are_computed_once(tmp_path, monkeypatch):
-    frozen, _, splits = store_of(tmp_path)
-    frozen.items(splits["train"].examples)
+    store, form, splits = store_of(tmp_path)
+    rows(store, form, splits)
     monkeypatch.setattr(features.Store, "_compute", lambda *a: pytest.fail("computed again"))
-    again, _, _ = store_of(tmp_path)
-    first = again.items(splits["train"].examples)
-    second = again.items(splits["train"].examples)  # the same list again: other rows, the same file
-    assert np.array_equal(again.store.read(first[3].sequences[0].ids), again.store.read(second[3].sequences[0].ids))
+    again, form, _ = store_of(tmp_path)
+    first = rows(again, form, splits)
+    second = rows(again, form, splits)  # the same list again: other rows, the same file
+    assert np.array_equal(again.read(first[3].sequences[0].ids), again.read(second[3].sequences[0].ids))
     assert second[0].sequences[0].ids[0] > first[-1].sequences[0].ids[-1]
     assert len(list(tmp_path.glob("*.npy"))) == 1
 
 
 def test_networks_that_read_the_same_layers_share_their_activations(tmp_path, monkeypatch):
-    frozen, _, splits = store_of(tmp_path)
-    frozen.items(splits["train"].examples)
+    store, form, splits = store_of(tmp_path)
+    rows(store, form, splits)
     monkeypatch.setattr(features.Store, "_compute", lambda *a: pytest.fail("computed again"))
     for other in (replace(LSTM, lstm_width=8), replace(LSTM, lstm_layers=0)):
-        again, _, _ = store_of(tmp_path, frozen=other)
-        ids = again.items(splits["train"].examples)[0].sequences[0].ids
-        assert np.array_equal(again.store.read(ids), frozen.store.read(ids))
+        again, form, _ = store_of(tmp_path, frozen=other)
+        ids = rows(again, form, splits)[0].sequences[0].ids
+        assert np.array_equal(again.read(ids), store.read(ids))
 
 
 def test_sentences_of_a_packed_row_are_read_alone(tmp_path):
-    frozen, _, splits = store_of(tmp_path)
-    items = frozen.items(splits["train"].examples)
-    small = features.FrozenModel(frozen.store, LSTM, frozen.head(FAMILIES["bert"], model()), frozen.head_labels(), 1)
+    store, form, splits = store_of(tmp_path)
+    items = rows(store, form, splits)
+    small = features.FrozenModel(store, LSTM, form.head(FAMILIES["bert"], model()), form.head_labels(), 1)
     losses = [
-        TaskObjective(small, frozen)(pack(items, pad=0, room=64, mode=mode))[0]["tagging"]
+        TaskObjective(small, form)(pack(items, pad=0, room=64, mode=mode))[0]["tagging"]
         for mode in ("packed", "dynamic")
     ]
     assert losses[0].count == losses[1].count
@@ -105,5 +111,14 @@ def test_layers_and_forms_that_do_not_fit_are_refused(tmp_path):
     assert Frozen(layers="weighted_all").numbers(3) == (1, 2, 3)
     with pytest.raises(ConfigError, match="needs 4 layers, the model has 2"):
         Frozen().numbers(2)
-    with pytest.raises(ConfigError, match="do not support frozen"):
-        store_of(tmp_path, "choice")
+    task, splits = data("choice", train=4, dev=4)
+    with pytest.raises(ConfigError, match="choice tasks do not support frozen"):
+        finetune(model(), task, splits, RECIPE, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("first", "second"), EXCLUSIVE)
+def test_ways_of_training_that_exclude_each_other_are_refused_before_any_work(first, second):
+    ways = {"frozen": LSTM, "sift": SiFT(), "distill": Teaching(teacher="x"), "head": Classification()}
+    with pytest.raises(ConfigError, match=f"{first} and {second} exclude each other"):
+        Recipe(**{first: ways[first], second: ways[second]})
