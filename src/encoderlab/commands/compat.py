@@ -221,6 +221,7 @@ def _splits(
     from encoderlab.tasks.data.infer import Given, task_of
     from encoderlab.tasks.data.splits import completed, hold_out, remarks_of
     from encoderlab.tasks.data.task import Remarks
+    from encoderlab.tasks.forms.table import FORMS
 
     if datasets is None or not datasets.is_dir():
         raise DataError(
@@ -232,11 +233,12 @@ def _splits(
         raise DataError(f"{datasets}: holds no train file ({', '.join(f'train{kind}' for kind in KINDS)})")
     train = files["train"][0]
     columns = tables.columns(train, Remarks(train))
-    usual = TAGS if form == "tagging" else LABEL
+    holds = FORMS[form].columns
+    usual = TAGS if holds == "words" else LABEL
     given = Given(
         form=form,
         text=text,
-        pair=pair or (SECOND if form == "classification" and SECOND in columns else None),
+        pair=pair or (SECOND if holds == "texts" and SECOND in columns else None),
         label=label or (usual if usual in columns else None),
     )
     task, said = task_of(train, given)
@@ -279,10 +281,11 @@ def _find(folder: Path, names: tuple[str, ...]) -> list[Path]:
 
 def _train(flags: Flags, task: Task, splits: dict[str, Split]) -> dict[str, Any]:
     from encoderlab.interchange.load import load
+    from encoderlab.tasks.forms.table import FORMS
     from encoderlab.tasks.runs.finetune import finetune
 
     network = load(flags.model)
-    if task.form == "classification":
+    if FORMS[task.form].columns == "texts":
         note(f"{len(task.labels or ())} labels, as the data have (the original takes 2 whatever they have)")
         if splits["train"].examples[0].pair is not None:
             note("two texts are encoded as a pair (the original gives slow tokenizers a list of two tokens)")
@@ -337,11 +340,13 @@ def _place(device: int) -> str:
 def _example(form: str, text: str) -> Example:
     """What ``--text`` holds, for a task of that form."""
     from encoderlab.tasks.data.task import Choice, Text, Words
+    from encoderlab.tasks.forms.table import FORMS
 
-    if form == "tagging":
+    holds = FORMS[form].columns
+    if holds == "words":
         return Words(id="0", words=tuple(text.split() if " " in text.strip() else text.strip()))
     parts = [part.strip() for part in text.split("[SEP]")]
-    if form != "choice":
+    if holds != "options":
         return Text(id="0", text=parts[0], pair=parts[1] if len(parts) > 1 else None)
     if len(parts) < 4:
         raise ConfigError("--text of a choice needs context[SEP]question[SEP]option[SEP]option...")

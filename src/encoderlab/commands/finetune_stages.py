@@ -98,7 +98,7 @@ class Plan:
         Raises:
             ConfigError: a field that it does not have, or two that exclude each other.
         """
-        recipe = self.adjust(self.protocol.recipe_for(job.task, start.model))
+        recipe = self.adjust(self.protocol.recipe_for(job.task, start.model, len(job.splits["train"])))
         recipe.suited(job.task, job.splits["train"])
 
     def taught(self, teaching: Teaching | None) -> Plan:
@@ -297,5 +297,9 @@ def compare(plan: Plan, start: Start, job: Job, out: Path, *, scratch: bool) -> 
         fresh = Model(start.model.config, start.model.tokenizer).initialize(1)
         systems["without pretraining"] = plan.run(Start(model=fresh, origin=FRESH), job, out / "scratch")
     systems["pretrained"] = plan.run(start, job, out)
-    about = f"{len(train):,} training and {len(dev):,} development examples."
+    recipe = systems["pretrained"].runs[0].record["recipe"]
+    about = (
+        f"{len(train):,} training and {len(dev):,} development examples; {recipe['budget']['amount']:,.0f} updates in "
+        f"batches of {recipe['batch']} at rate {recipe['optim']['lr']:g}."
+    )
     return Finished(task=job.task, about=about, baselines=simple, systems=systems)

@@ -78,7 +78,7 @@ def test_a_tiny_model_learns_the_rule(tmp_path, name, epochs, wanted):
         assert again.predict(splits["dev"].examples).values == result.predictions["dev"].values
 
 
-@pytest.mark.parametrize("name", ["single", "number", "several", "tagged", "question", "choice"])
+@pytest.mark.parametrize("name", ["single", "number", "tagged", "question", "choice"])
 def test_32_examples_are_learned_by_heart(tmp_path, name):
     task, splits = data(name, train=32, dev=4, seed=5)
     splits["train_again"] = splits["train"]
@@ -503,3 +503,13 @@ def test_examples_are_encoded_once_for_several_runs(tmp_path, monkeypatch):
     assert len(calls) == 2
     second = finetune(model(), task, splits, replace(RECIPE, epochs=1), tmp_path / "b", encodings=encodings)
     assert len(calls) == 2 and second.scores == first.scores
+
+
+@pytest.mark.parametrize("name", ["single", "several", "tagged", "choice"])
+def test_a_loss_that_never_left_that_of_guessing_is_a_finding(tmp_path, name):
+    task, splits = data(name, train=96, dev=24)
+    lazy = replace(RECIPE, epochs=2, optim=AdamW(lr=1e-9))
+    notes = finetune(model(), task, splits, lazy, tmp_path / "lazy").record["notes"]
+    assert any(note.startswith("nothing was learnt: the loss never left") for note in notes)
+    notes = finetune(model(), task, splits, replace(RECIPE, epochs=12), tmp_path / "run").record["notes"]
+    assert not any("nothing was learnt" in note for note in notes)

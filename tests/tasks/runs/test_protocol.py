@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,6 +15,25 @@ from encoderlab.tasks.runs.published import PROTOCOLS, protocol
 from encoderlab.train.optim import BertAdam
 from encoderlab.train.schedule import Bert, Constant
 from tests.tasks.tiny import model
+
+
+def test_plain_fits_the_model_and_the_data():
+    plain, cola = PROTOCOLS["plain"], task("cola")
+    small = plain.recipe_for(cola, model(), 300)
+    assert (small.optim.lr, small.batch, small.updates(300)) == (5e-4, 8, 300)
+    assert plain.recipe_for(cola, model(width=768), 8551).optim.lr == 5e-5
+    assert plain.recipe_for(cola, model(), 8551).updates(8551) == 3 * 268
+    assert small.updates(8) == 20 and replace(small, steps=7).updates(300) == 7  # at most 20 epochs
+    assert at_point(small, {"epochs": 2.0}, where="").updates(300) == 76  # what is asked for is not raised
+    assert at_point(small, {"batch": 32}, where="").updates(300) == 200 == 20 * 10
+
+
+def test_an_option_of_another_form_is_refused():
+    recipe = PROTOCOLS["plain"].recipe_for(task("cola"), model())
+    with pytest.raises(ConfigError, match="--set: form.stride is for span, not for classification; leave it out"):
+        at_point(recipe, {"form.stride": 3}, where="--set")
+    with pytest.raises(ConfigError, match="form.lenght.*did you mean 'max_length'"):
+        at_point(recipe, {"form.lenght": 3}, where="--set")
 
 
 def test_every_protocol_gives_a_recipe_for_every_task_it_names():

@@ -38,7 +38,8 @@ def test_a_protocol_searches_on_dev_runs_seeds_and_stores_everything(tmp_path):
     assert record["scores"]["dev"]["f1"]["n"] == 2 == len(record["seeds"])
     assert set(record["scores"]["test"]) == set(record["scores"]["dev"])
     assert record["after"] == ["mnli"] and len(record["model"]) == 64 and record["data"]["train"]
-    assert said[0] == "tagged: lr=1e-06 seed 1" and len(said) == 4
+    assert said[0] == "tagged: lr=1e-06 seed 1" and len(said) == 5
+    assert "tagged: 48 examples in batches of 16, 9 updates (about 3 epochs), rate 0.002" in said
     assert outcome.best.scores["dev"]["f1"] == max(run.scores["dev"]["f1"] for run in outcome.runs)
     tested = {path.parent.parent.name for path in (tmp_path / "out").glob("*/*/predictions-test.jsonl")}
     assert tested == {"lr=0.002"}  # the points that were not chosen never saw the test examples

@@ -10,7 +10,8 @@ One module holds one form; :data:`encoderlab.tasks.forms.table.FORMS` lists them
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -197,6 +198,13 @@ class Form:
     def score_found(cls, task: Task, examples: Sequence[Any], found: Predictions) -> tuple[Scores, tuple[str, ...]]:
         """As :meth:`score`, from all that is known of the predictions."""
         return cls.score(task, examples, found.values)
+
+    @classmethod
+    def chance(cls, examples: Sequence[Any]) -> float | None:
+        """The loss of a model that has learnt how often each label occurs and nothing else, in nats; None if nobody
+        knows.
+        """
+        return None
 
     # Settings
 
@@ -399,6 +407,13 @@ class Predictions:
     null_odds: dict[str, float] | None = None
     nbest: dict[str, list[dict[str, Any]]] | None = None
     threshold: float = 0.0
+
+
+def entropy(labels: Iterable[Any]) -> float | None:
+    """The entropy of how often labels occur, in nats; None where there is nothing to guess."""
+    counts = np.array(list(Counter(labels).values()), dtype=float)
+    shares = counts / max(counts.sum(), 1)
+    return float(-(shares * np.log(shares)).sum()) if len(counts) > 1 else None
 
 
 def label_at(task: Task, index: str) -> str | None:

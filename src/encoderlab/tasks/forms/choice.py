@@ -117,6 +117,10 @@ class ChoiceForm(Form):
             scores |= {name: value / 100 for name, value in answers.record(gold, guesses).items()}
         return scores
 
+    @classmethod
+    def chance(cls, examples: Sequence[Any]) -> float | None:
+        return float(np.mean([np.log(len(example.options)) for example in examples]))
+
     # Encoding and losses
 
     def head(self, family: Family, model: Model) -> TaskHead:

@@ -26,6 +26,7 @@ from encoderlab.tasks.forms.base import (
     Predictions,
     Scores,
     check_number_of_labels,
+    entropy,
     label_at,
     log_softmax,
 )
@@ -106,6 +107,10 @@ class ClassificationForm(TextForm):
             "matthews": lambda: metrics.matthews(gold, guess),
         }
         return {name: named[name]() for name in dict.fromkeys(("accuracy", *task.metrics))}
+
+    @classmethod
+    def chance(cls, examples: Sequence[Any]) -> float | None:
+        return entropy(example.label for example in examples)
 
     # Encoding and losses
 

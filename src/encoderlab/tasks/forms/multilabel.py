@@ -23,7 +23,7 @@ from encoderlab.objectives.base import Term
 from encoderlab.tasks.data.examples import Example, Remarks, Split, Text, labels_of
 from encoderlab.tasks.data.readers import Columns, Layout
 from encoderlab.tasks.data.readers.texts import parts_of
-from encoderlab.tasks.forms.base import FormSettings, Network, Predictions, Scores, label_at
+from encoderlab.tasks.forms.base import FormSettings, Network, Predictions, Scores, entropy, label_at
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of
 from encoderlab.tasks.scoring import metrics
@@ -124,6 +124,12 @@ class MultiLabelForm(TextForm):
             for average in ("micro", "macro")
         }
         return scores | {"exact": float(exact)}
+
+    @classmethod
+    def chance(cls, examples: Sequence[Any]) -> float | None:
+        labels = labels_of(examples)
+        found = (entropy(label in example.labels for example in examples) or 0.0 for label in labels)
+        return float(np.mean(list(found))) if labels else None
 
     # Encoding and losses
 

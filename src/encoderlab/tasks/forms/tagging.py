@@ -29,6 +29,7 @@ from encoderlab.tasks.forms.base import (
     Predictions,
     Scores,
     check_number_of_labels,
+    entropy,
     label_at,
     log_softmax,
 )
@@ -134,6 +135,10 @@ class TaggingForm(Form):
         every = by_type.pop("all")
         scores |= {"f1": every.f1, "precision": every.precision, "recall": every.recall}
         return scores | {f"f1_{kind}": value.f1 for kind, value in by_type.items()}
+
+    @classmethod
+    def chance(cls, examples: Sequence[Any]) -> float | None:
+        return entropy(tag for example in examples for tag in example.labels)
 
     # Encoding and losses
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import shutil
@@ -50,7 +51,7 @@ from encoderlab.tasks.scoring.scores import score
 from encoderlab.train import checkpoint
 from encoderlab.train.data import Data
 from encoderlab.train.distributed import join
-from encoderlab.train.folder import hardware
+from encoderlab.train.folder import METRICS, hardware
 from encoderlab.train.loop import Outcome, train
 from encoderlab.train.optim import AdamW, Optim
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Phase, Training
@@ -59,6 +60,7 @@ from encoderlab.train.schedule import Polynomial, Schedule
 log = logging.getLogger(__name__)
 
 EXTRAS = ("distill", "sift", "frozen")  # fields of a recipe that train in another way, where the form supports it
+MOST_EPOCHS = 20  # to which ``least_updates`` raises them (Mosbach et al., 2021)
 EXCLUSIVE = (("distill", "sift"), ("distill", "frozen"), ("sift", "frozen"), ("frozen", "head"))
 
 
@@ -72,6 +74,7 @@ class Recipe(Training):
     Args:
         form: settings of the task's form; :class:`FormSettings` are taken for those of any form.
         epochs: passes over the training examples; ``steps``, where given, sets the length of training instead.
+        least_updates: on small data epochs are added until there are so many updates, up to :data:`MOST_EPOCHS`.
         batch: examples per step.
         row_length: tokens of a packed row at most; None takes the longest sequence or 256, whichever is more, within
             the model's limit.
@@ -88,6 +91,7 @@ class Recipe(Training):
     form: Settings = FormSettings()
     epochs: float = 3.0
     steps: int | None = None
+    least_updates: int = 0
     batch: int = 32
     packing: Packing = "packed"
     row_length: int | None = None
@@ -118,6 +122,14 @@ class Recipe(Training):
         for first, second in EXCLUSIVE:
             if getattr(self, first) is not None and getattr(self, second) is not None:
                 raise ConfigError(f"{first} and {second} exclude each other; leave one of them unset")
+
+    def updates(self, items: int) -> int:
+        """The number of steps for so many training items."""
+        if self.steps is not None:
+            return self.steps
+        per_epoch = math.ceil(items / self.batch)
+        wanted = max(1, round(self.epochs * per_epoch))
+        return max(wanted, min(self.least_updates, MOST_EPOCHS * per_epoch))
 
     def suited(self, task: Task, train: Split) -> Recipe:
         """The recipe with the settings of the task's form for these training examples.
@@ -304,7 +316,7 @@ class FineTuning:
         if outcome.best is not None:
             checkpoint.load_weights(objective, outcome.best)
         evaluated = self.evaluate(objective, self.splits)
-        notes = [*evaluated.notes, *([too_long] if too_long else [])]
+        notes = [*evaluated.notes, *filter(None, (too_long, self._unlearnt(form, recipe)))]
         if self.model.config.task is not None:
             notes.append(said)
         if isinstance(network, Model):
@@ -323,6 +335,26 @@ class FineTuning:
         }
         self.write(objective, record, evaluated)
         return Result(folder=self.out, record=record, model=self.out / "model", predictions=evaluated.predictions)
+
+    def _unlearnt(self, form: Form, recipe: Recipe) -> str:
+        """A note if the loss never fell below that of guessing labels by how often they occur; else empty."""
+        if not self.world.main:
+            return ""
+        chances = {name: form.chance(self.splits[name].examples) for name in ("train", "dev") if name in self.splits}
+        lines = [json.loads(line) for line in (self.out / METRICS).read_text(encoding="utf-8").splitlines()]
+        found = [
+            line["losses"][form.name] / chance
+            for line in lines
+            for chance in [chances.get({"train": "train", "valid": "dev"}.get(line["split"], ""))]
+            if chance and line.get("losses", {}).get(form.name) is not None
+        ]
+        if not found or min(found) < 0.95:
+            return ""
+        chance, trained = chances["train"], f"rate {recipe.optim.lr:g}, {recipe.budget.amount:,.0f} updates"
+        return (
+            f"nothing was learnt: the loss never left {chance:.2f} nats, that of guessing by how often labels occur "
+            f"({trained}); raise optim.lr or train longer"
+        )
 
     def mend(self, finished: Result) -> Result | None:
         """A finished run whose damaged files are made again from its weights; None if these are damaged, so that it has
@@ -466,7 +498,7 @@ def resolved(recipe: Recipe, task: Task, items: Sequence[Item]) -> Recipe:
     if not items:
         raise DataError(f"task {task.name!r}: no training example can be learned from; check labels and answers")
     per_epoch = math.ceil(len(items) / recipe.batch)
-    steps = recipe.steps or max(1, round(recipe.epochs * per_epoch))
+    steps = recipe.updates(len(items))
     longest = max(len(sequence) for item in items for sequence in item.sequences)
     chosen = recipe.select == "best_epoch"  # else one validation at the end is enough
     return replace(

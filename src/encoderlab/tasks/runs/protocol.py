@@ -37,6 +37,7 @@ class Protocol:
         sizes: fields by published size (``deberta-base``) and task name, for models of that architecture.
         elsewhere: tasks that the source treats in another way, with the protocol that has it.
         widths: fields by least width of the model; of the entries that are not wider, the widest applies.
+        batches: examples per step by least number of training examples, as ``widths``.
         grid: values to try for fields, on the development set with ``search_seeds`` seeds.
         seeds: number of runs at the chosen point.
         report: which of their scores is reported.
@@ -49,13 +50,15 @@ class Protocol:
     sizes: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     widths: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    batches: Mapping[int, int] = field(default_factory=dict)
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     search_seeds: int = 1
     seeds: int = 1
     report: Report = "median"
 
-    def recipe_for(self, task: Task, model: Model) -> Recipe:
-        """The recipe of one task for a model of this size; sequences no longer than the model can read.
+    def recipe_for(self, task: Task, model: Model, examples: int | None = None) -> Recipe:
+        """The recipe of one task for a model of this size and, where known, a number of training ``examples``;
+        sequences are no longer than the model can read.
 
         Raises:
             ConfigError: another protocol has this task.
@@ -65,9 +68,10 @@ class Protocol:
                 f"protocol {self.name} does not cover {task.name}, for which its source does otherwise; "
                 f"give --protocol {self.elsewhere[task.name]}"
             )
-        narrower = [width for width in self.widths if width <= model.config.encoder.width]
+        batch = None if examples is None else _widest(self.batches, examples)
         fields: dict[str, Any] = {
-            **(self.widths[max(narrower)] if narrower else {}),
+            **({} if batch is None else {"batch": batch}),
+            **(_widest(self.widths, model.config.encoder.width) or {}),
             **self.tasks.get(f"form:{task.form}", {}),
             **self.tasks.get(task.name, {}),
             **self.sizes.get(_size(model), {}).get(task.name, {}),
@@ -78,6 +82,11 @@ class Protocol:
         if limit is not None and recipe.form.max_length > limit:
             recipe = replace(recipe, form=replace(recipe.form, max_length=limit))
         return recipe
+
+
+def _widest(table: Mapping[int, Any], size: int) -> Any:
+    """The value of the largest key that is not above ``size``; None if all are."""
+    return table[max(fitting)] if (fitting := [key for key in table if key <= size]) else None
 
 
 def _size(model: Model) -> str:
@@ -98,8 +107,8 @@ def fields_of(form: type[Form]) -> set[str]:
 
 
 def at_point(recipe: Recipe, point: Mapping[str, Any], *, where: str) -> Recipe:
-    """``recipe`` with the fields of ``point``; given epochs replace the number of steps of a protocol. ``where`` is for
-    messages.
+    """``recipe`` with the fields of ``point``; given epochs replace the steps, or the least updates, of a protocol.
+    ``where`` is for messages.
 
     Raises:
         ConfigError: an unknown field, one of another form, or a value that it cannot have.
@@ -110,7 +119,8 @@ def at_point(recipe: Recipe, point: Mapping[str, Any], *, where: str) -> Recipe:
         if name != path and name not in fields_of(own):
             if others := [form.name for form in FORMS.values() if name in fields_of(form)]:
                 raise ConfigError(f"{where}: {path} is for {' and '.join(others)}, not for {own.name}; leave it out")
-    return override(recipe, {"steps": None, **point} if "epochs" in point else point, where=where)
+    free = {"steps": None, "least_updates": 0} if "epochs" in point else {}
+    return override(recipe, {**free, **point}, where=where)
 
 
 def spelled_out(assignment: str) -> str:

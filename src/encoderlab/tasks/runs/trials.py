@@ -109,7 +109,7 @@ def run(
         Diverged: every point of the grid failed, or every seed at the chosen point.
     """
     start = time.perf_counter()
-    base = adjust(protocol.recipe_for(task, model))
+    base = adjust(protocol.recipe_for(task, model, len(splits["train"])))
     points: list[Point] = [
         dict(zip(protocol.grid, values, strict=True)) for values in itertools.product(*protocol.grid.values())
     ]
@@ -134,6 +134,7 @@ def run(
             scores = [result.scores["dev"][task.metric] for result in tried]
             search.append({"point": point, "dev": scores, "failed": protocol.search_seeds - len(scores)})
     chosen = _best_point(search, task)
+    say(f"{task.name}: {in_words(recipes[chosen], len(splits['train']))}")
     found = attempts(chosen, protocol.seeds, splits)
     finished = _finished(found)
     if not finished:
@@ -191,6 +192,18 @@ def best_seed(folder: Path, say: Say) -> Path:
     which = f"the best of {len(scores)} on the development set" if len(scores) > 1 else "the only one with scores"
     say(f"seed {best}, {which}")
     return folder / folder_name(found["chosen"]) / f"seed-{best}"
+
+
+def in_words(recipe: Recipe, examples: int) -> str:
+    """How long a recipe trains on so many examples, and at which rate; what a form makes of one example does not
+    count.
+    """
+    updates = recipe.updates(examples)
+    epochs = updates * recipe.batch / max(examples, 1)
+    return (
+        f"{examples:,} examples in batches of {recipe.batch}, {updates:,} updates (about {epochs:.3g} epochs), "
+        f"rate {recipe.optim.lr:g}"
+    )
 
 
 def describe(point: Point) -> str:

@@ -94,7 +94,7 @@ def tune(
         import optuna
     except ImportError:
         raise MissingDependency("optuna", "tune", "searching hyperparameters") from None
-    base = adjust(protocol.recipe_for(task, model))
+    base = adjust(protocol.recipe_for(task, model, len(splits["train"])))
     for name, values in search.space.items():  # a wrong one is refused before any training
         for value in (values.low, values.high) if isinstance(values, Range) else values:
             at_point(base, {name: value}, where="--tune")
