@@ -79,7 +79,8 @@ def train(
 class Place:
     """How far a run has come. A checkpoint holds this, the state of the batch source and that of the engine.
 
-    ``window_...`` are sums since the last line of metrics; ``best`` is the best validation so far.
+    ``window_...`` are sums since the last line of metrics; ``best`` is the best validation so far, ``stale`` how many
+    came after it.
     """
 
     step: int = 0
@@ -92,6 +93,7 @@ class Place:
     window_positions: int = 0
     window_norm: float = 0.0
     best: float | None = None
+    stale: int = 0
 
     def spent(self, budget: Budget) -> float:
         """How much of ``budget`` is used up, in its unit."""
@@ -172,13 +174,13 @@ class _Run:
     def finish(self) -> Outcome:
         """Go on to the end of the budget, or to whatever stops the run before."""
         recipe, place = self.recipe, self.place
-        while place.spent(recipe.budget) < recipe.budget.amount:
+        while not self._is_done():
             stop = self._step()
             if place.step % recipe.log_every == 0:
                 self._log()
             if place.step % recipe.evaluation.every == 0:
                 self._validate()
-            if place.spent(recipe.budget) >= recipe.budget.amount:
+            if self._is_done():
                 break  # what is saved below is the end of the run
             if stop is not None:
                 self._stop(stop)
@@ -197,6 +199,12 @@ class _Run:
             checkpoint=self.checkpoints / checkpoint.name(place.step),
             best=self.checkpoints / "best" if recipe.evaluation.best else None,
         )
+
+    def _is_done(self) -> bool:
+        """Whether the budget is spent, or validations have not become better for as long as the recipe waits."""
+        patience = self.recipe.evaluation.patience
+        spent = self.place.spent(self.recipe.budget) >= self.recipe.budget.amount
+        return spent or patience is not None and self.place.stale >= patience
 
     def _step(self) -> int | None:
         """One update. Returns why the run is to stop after it: a signal's number, 0 for the end of the session, or
@@ -392,8 +400,9 @@ class _Run:
             return
         value = evaluation.number(line)
         if not evaluation.improves(value, on=self.place.best):
+            self.place.stale += 1
             return
-        self.place.best = value
+        self.place.best, self.place.stale = value, 0
         weights = self.engine.weights()
         if self.writer is not None:
             state = {"step": self.place.step, evaluation.best: value}

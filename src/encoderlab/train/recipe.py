@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from encoderlab.batches.loader import Format
 from encoderlab.batches.pack import SegmentPairs
+from encoderlab.config import check_least
 from encoderlab.errors import ConfigError, nearest
 from encoderlab.models.base import ModelConfig
 from encoderlab.objectives.kinds import ObjectiveSettings
@@ -127,12 +128,14 @@ class Evaluation:
         rows: how many are validated on.
         best: ``loss``, or an accuracy or score of the validation such as ``f1``. The weights where the loss was lowest,
             or that number highest, are kept in ``checkpoints/best``; None keeps none.
+        patience: the run ends after so many validations in a row that were not the best; None never ends it.
         pairs: minimal pairs to score besides, as ``scores.minimal_pairs``: the accuracy of the model's first measure.
     """
 
     every: int = 1000
     rows: int = 1024
     best: str | None = None
+    patience: int | None = None
     pairs: PairSample | None = None
 
     def __post_init__(self) -> None:
@@ -140,6 +143,9 @@ class Evaluation:
             raise ConfigError(
                 f"evaluation every {self.every} steps on {self.rows} rows is none; give at least 1 of each"
             )
+        check_least(self, 1, "patience")
+        if self.patience is not None and self.best is None:
+            raise ConfigError("patience waits for a better validation; set evaluation.best to the number that counts")
 
     def number(self, line: Mapping[str, Any]) -> float:
         """What a line of validation metrics has under the name in ``best``.

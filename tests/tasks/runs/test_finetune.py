@@ -13,6 +13,7 @@ from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError, Stopped
 from encoderlab.interchange.load import load
 from encoderlab.model import Model, weights_hash
+from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
 from encoderlab.nn.noise import Noise
 from encoderlab.tasks.data.readers import Columns
@@ -20,6 +21,7 @@ from encoderlab.tasks.data.splits import completed
 from encoderlab.tasks.data.task import Remarks, Submission, Text
 from encoderlab.tasks.forms.base import FormSettings, Predictions
 from encoderlab.tasks.forms.batching import pack
+from encoderlab.tasks.forms.classification import ClassificationSettings
 from encoderlab.tasks.forms.features import Frozen
 from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.forms.regression import RegressionSettings
@@ -38,7 +40,7 @@ from encoderlab.train.optim import AdamW
 from encoderlab.train.recipe import Budget, Execution
 from encoderlab.train.schedule import Polynomial
 from tests.tasks.synthetic import data
-from tests.tasks.tiny import model
+from tests.tasks.tiny import WORDS, model
 
 RECIPE = Recipe(
     epochs=12,
@@ -513,3 +515,50 @@ def test_a_loss_that_never_left_that_of_guessing_is_a_finding(tmp_path, name):
     assert any(note.startswith("nothing was learnt: the loss never left") for note in notes)
     notes = finetune(model(), task, splits, replace(RECIPE, epochs=12), tmp_path / "run").record["notes"]
     assert not any("nothing was learnt" in note for note in notes)
+
+
+def test_patience_ends_a_run_that_does_not_get_better(tmp_path):
+    task, splits = data("single", train=32, dev=12)
+    lazy = replace(RECIPE, epochs=9, optim=AdamW(lr=1e-9), patience=2)
+    record = finetune(model(), task, splits, lazy, tmp_path / "run").record
+    assert (record["steps"], record["best_step"], record["epochs"]) == (3 * 2, 2, 3.0)
+    assert "stopped at step 6 of 18: no better development score for 2 epochs" in record["notes"]
+    with pytest.raises(Stopped):
+        finetune(model(), task, splits, lazy, tmp_path / "again", session=Budget(amount=5, unit="steps"))
+    assert finetune(model(), task, splits, lazy, tmp_path / "again").record["steps"] == 6
+    with pytest.raises(ConfigError, match="patience waits for a better epoch"):
+        replace(RECIPE, patience=2, select="last")
+
+
+def losses_of(labels, noisy=True, **settings):
+    """Scores (n, 3), targets and the loss of training on texts with these labels."""
+    task, _ = data("single")
+    task = replace(task, labels=("a", "b", "c"))
+    start = model()
+    form = form_of(task, start, ClassificationSettings(max_length=16, **settings))
+    network, _ = with_head(start, form, seed=1, head=replace(form.head(FAMILIES["bert"], start), dropout=0.0))
+    objective = TaskObjective(network, form)
+    items = form.items([Text(id=str(i), text=WORDS[i], label=label) for i, label in enumerate(labels)], train=True)
+    batch = pack(items, pad=0, room=64, mode="dynamic")
+    (term,) = objective(batch, noise=Noise(0, 0, batch.rows) if noisy else None)[0].values()
+    scores = np.array(Predictor(objective).outputs(items), dtype=np.float64)
+    return scores, [item.sequences[0].labels["target"] for item in items], float(term.sum.detach())
+
+
+def test_rare_classes_count_more_or_come_more_often():
+    labels = ["a"] * 6 + ["b"] * 3 + ["c"]
+    scores, target, loss = losses_of(labels, balance="weights")
+    log_p = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    weights = 10 / (3 * np.array([6, 3, 1]))
+    assert loss == pytest.approx(-sum(weights[y] * row[y] for row, y in zip(log_p, target, strict=True)), rel=1e-4)
+    _, _, plain = losses_of(labels)
+    assert losses_of(labels, noisy=False, balance="weights", smoothing=0.3)[2] == pytest.approx(plain, rel=1e-5)
+    _, target, _ = losses_of(labels, balance="sampling")
+    assert [target.count(i) for i in range(3)] == [6, 6, 6]
+
+
+def test_smoothed_labels_give_every_class_a_share():
+    scores, target, loss = losses_of(["a", "b", "c", "c"], smoothing=0.3)
+    log_p = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    shares = 0.7 * np.eye(3)[target] + 0.1
+    assert loss == pytest.approx(-(shares * log_p).sum(), rel=1e-4)

@@ -199,10 +199,9 @@ class Form:
         """As :meth:`score`, from all that is known of the predictions."""
         return cls.score(task, examples, found.values)
 
-    @classmethod
-    def chance(cls, examples: Sequence[Any]) -> float | None:
-        """The loss of a model that has learnt how often each label occurs and nothing else, in nats; None if nobody
-        knows.
+    def chance(self, examples: Sequence[Any]) -> float | None:
+        """The loss of a model that has learnt how often each label occurs and nothing else, in nats; None if it is not
+        known.
         """
         return None
 

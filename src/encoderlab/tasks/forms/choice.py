@@ -117,8 +117,7 @@ class ChoiceForm(Form):
             scores |= {name: value / 100 for name, value in answers.record(gold, guesses).items()}
         return scores
 
-    @classmethod
-    def chance(cls, examples: Sequence[Any]) -> float | None:
+    def chance(self, examples: Sequence[Any]) -> float | None:
         return float(np.mean([np.log(len(example.options)) for example in examples]))
 
     # Encoding and losses

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from encoderlab.batches.batch import IGNORE
+from encoderlab.config import check_shares
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.model import Model
@@ -42,14 +43,36 @@ NO_LABEL = ("", "-1", "-1.0", "None", "null", "nan", "NaN")  # what test files h
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationSettings(TextSettings):
+class LabelSettings(TextSettings):
+    """How one label per text is learned.
+
+    Args:
+        balance: of rare and frequent classes in training: ``weights`` multiplies the loss of an example by n / (C n_c),
+            for n examples of C classes and n_c of its own; ``sampling`` repeats examples until all classes have as many
+            as the most frequent one.
+        smoothing: the share of the target that all classes have in equal parts (Szegedy et al., 2016, section 7).
+    """
+
+    balance: Literal["none", "weights", "sampling"] = "none"
+    smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_shares(self, "smoothing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationSettings(LabelSettings):
     """Settings of classification."""
 
     kind: Literal["classification"] = "classification"
 
 
 class ClassificationForm(TextForm):
-    """Cross-entropy over the classes."""
+    """Cross-entropy over the classes.
+
+    ``weights`` are those of the classes, as training learned them; None where all count alike.
+    """
 
     name = "classification"
     description = "a label for one or two texts"
@@ -62,6 +85,8 @@ class ClassificationForm(TextForm):
     }
     labelled = True
     collapses = True
+    learned = ("cut", "weights")
+    settings: LabelSettings
 
     # Data
 
@@ -108,15 +133,31 @@ class ClassificationForm(TextForm):
         }
         return {name: named[name]() for name in dict.fromkeys(("accuracy", *task.metrics))}
 
-    @classmethod
-    def chance(cls, examples: Sequence[Any]) -> float | None:
-        return entropy(example.label for example in examples)
+    def chance(self, examples: Sequence[Any]) -> float | None:
+        plain = self.settings.balance == "none" and not self.settings.smoothing
+        return entropy(example.label for example in examples) if plain else None
 
     # Encoding and losses
 
     def __init__(self, task: Task, tokenizer: Tokenizer, settings: FormSettings) -> None:
         super().__init__(task, tokenizer, settings)
         self.index = {label: i for i, label in enumerate(task.labels or ())}
+        self.weights: list[float] | None = None
+
+    def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
+        items = super().items(examples, train=train)
+        if not train or self.settings.balance == "none":
+            return items
+        of_class: dict[int, list[Item]] = {i: [] for i in self.index.values()}
+        for item in items:
+            of_class[item.sequences[0].labels["target"]].append(item)
+        counts = {i: len(some) for i, some in of_class.items()}
+        if self.settings.balance == "weights":
+            classes = sum(count > 0 for count in counts.values())
+            self.weights = [len(items) / (classes * count) if count else 0.0 for count in counts.values()]
+            return items
+        most = max(counts.values())
+        return [some[i % len(some)] for some in of_class.values() if some for i in range(most)]
 
     def head(self, family: Family, model: Model) -> TaskHead:
         if not self.index:
@@ -136,7 +177,11 @@ class ClassificationForm(TextForm):
 
     def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
         scores, target = self.known_scores(model, states, batch, noise)
-        loss = F.cross_entropy(scores.float(), target, reduction="sum")
+        how: dict[str, Any] = {}
+        if noise is not None:  # validation is plain
+            how["label_smoothing"] = self.settings.smoothing
+            how["weight"] = None if self.weights is None else torch.tensor(self.weights, device=scores.device)
+        loss = F.cross_entropy(scores.float(), target, reduction="sum", **how)
         return {self.name: Term(loss, len(target), hits=(scores.argmax(-1) == target).sum())}
 
     # Predictions

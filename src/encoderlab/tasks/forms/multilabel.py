@@ -125,8 +125,7 @@ class MultiLabelForm(TextForm):
         }
         return scores | {"exact": float(exact)}
 
-    @classmethod
-    def chance(cls, examples: Sequence[Any]) -> float | None:
+    def chance(self, examples: Sequence[Any]) -> float | None:
         labels = labels_of(examples)
         found = (entropy(label in example.labels for example in examples) or 0.0 for label in labels)
         return float(np.mean(list(found))) if labels else None

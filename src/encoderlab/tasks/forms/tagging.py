@@ -136,8 +136,7 @@ class TaggingForm(Form):
         scores |= {"f1": every.f1, "precision": every.precision, "recall": every.recall}
         return scores | {f"f1_{kind}": value.f1 for kind, value in by_type.items()}
 
-    @classmethod
-    def chance(cls, examples: Sequence[Any]) -> float | None:
+    def chance(self, examples: Sequence[Any]) -> float | None:
         return entropy(tag for example in examples for tag in example.labels)
 
     # Encoding and losses

@@ -84,6 +84,7 @@ class Recipe(Training):
         frozen: train on the activations of the frozen encoder instead.
         sift: add DeBERTa's adversarial term.
         distill: learn from a fine-tuned teacher too.
+        patience: stop after so many epochs without a better development score; the schedule stays that of all epochs.
         select: keep the weights of the epoch that validates best, or the last ones.
     """
 
@@ -102,13 +103,16 @@ class Recipe(Training):
     sift: SiFT | None = None
     distill: Teaching | None = None
     select: Literal["best_epoch", "last"] = "best_epoch"
+    patience: int | None = None
     optim: Optim = AdamW(lr=5e-5, eps=1e-6, weight_decay=0.01)
     schedule: Schedule = Polynomial(warmup=0.1)
     checkpoints: Checkpoints = Checkpoints(minutes=10.0, keep=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("batch", "steps", "row_length"):
+        if self.patience is not None and self.select != "best_epoch":
+            raise ConfigError("patience waits for a better epoch; set select to best_epoch, or leave patience unset")
+        for name in ("batch", "steps", "row_length", "patience"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} {value} is not positive; give at least 1")
@@ -319,6 +323,9 @@ class FineTuning:
         notes = [*evaluated.notes, *filter(None, (too_long, self._unlearnt(form, recipe)))]
         if self.model.config.task is not None:
             notes.append(said)
+        if outcome.step < recipe.budget.amount:
+            planned = f"{outcome.step:,} of {recipe.budget.amount:,.0f}"
+            notes.append(f"stopped at step {planned}: no better development score for {recipe.patience} epochs")
         if isinstance(network, Model):
             form.finish(network)
         self.world.wait()  # every process has read the weights that the first one now deletes
@@ -328,7 +335,7 @@ class FineTuning:
             "scores": evaluated.scores,
             "notes": notes,
             "head": said,
-            "epochs": round(recipe.budget.amount * recipe.batch / len(items), 2),
+            "epochs": round(outcome.step * recipe.batch / len(items), 2),
             "cut": cut,
             "threshold": form.threshold,
             **self.about,
@@ -505,7 +512,11 @@ def resolved(recipe: Recipe, task: Task, items: Sequence[Item]) -> Recipe:
         recipe,
         budget=Budget(amount=steps, unit="steps"),
         phases=(Phase(length=longest, rows=recipe.batch),),
-        evaluation=Evaluation(every=min(per_epoch, steps) if chosen else steps, best=task.metric if chosen else None),
+        evaluation=Evaluation(
+            every=min(per_epoch, steps) if chosen else steps,
+            best=task.metric if chosen else None,
+            patience=recipe.patience,
+        ),
     )
 
 
