@@ -7,6 +7,7 @@ import pytest
 
 from encoderlab.commands.finetune_stages import _adjustment, _check_searched, _unset, check_folder, fields_of
 from encoderlab.errors import ConfigError
+from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.finetune import Recipe
 from encoderlab.tasks.runs.published import protocol
 
@@ -76,3 +77,15 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         check_folder(data)
     with pytest.raises(ConfigError, match="holds another run"):
         check_folder(pretraining)
+
+
+def test_in_a_suite_an_option_of_a_form_is_for_its_tasks_alone():
+    """CoLA has no range of numbers, STS-B has one."""
+    fields = fields_of(None, [], ["form.targets=raw", "form.max_length=64"])
+    recipes = {name: Recipe(form=FORMS[name].settings_type()) for name in ("classification", "regression")}
+    made = {name: _adjustment(fields, suite=True)(recipe).form for name, recipe in recipes.items()}
+    assert made["regression"].targets == "raw" and made["classification"].max_length == 64
+    with pytest.raises(ConfigError, match="form.targets is for regression, not for classification"):
+        _adjustment(fields)(recipes["classification"])
+    with pytest.raises(ConfigError, match="unknown key 'form.tragets'"):
+        _adjustment(fields_of(None, [], ["form.tragets=raw"]), suite=True)(recipes["regression"])

@@ -106,13 +106,13 @@ def finetune(
     from encoderlab.tasks.runs.trials import best_seed
 
     fields = stages.fields_of(epochs, config or (), [spelled_out(word) for word in set_ or ()])
-    plan = stages.plan_of(protocol, seeds, grid, tune, trials, fields)
+    is_suite = task.lower() in SUITES
+    plan = stages.plan_of(protocol, seeds, grid, tune, trials, fields, suite=is_suite)
     stages.check_folder(out)
     given = Given(form=form, text=text, pair=pair, label=label)  # type: ignore[arg-type]
     jobs = stages.jobs_of(task, data, dev, test, given)
     start = stages.Start.read(best_seed(model, note))
     teaching = stages.teaching_of(teacher, temperature, teacher_weight)
-    is_suite = task.lower() in SUITES
     lessons = {job.task.name: stages.lesson_of(teaching, start.model, job, is_suite) for job in jobs if teaching}
     for job in jobs:
         plan.taught(lessons.get(job.task.name)).check(start, job)

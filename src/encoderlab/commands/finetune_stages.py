@@ -25,7 +25,7 @@ from encoderlab.tasks.runs import trials
 from encoderlab.tasks.runs.distill import Teaching, check_teacher
 from encoderlab.tasks.runs.finetune import Recipe
 from encoderlab.tasks.runs.folder import read_task
-from encoderlab.tasks.runs.protocol import Protocol, at_point, parse_grid
+from encoderlab.tasks.runs.protocol import Protocol, at_point, others_with, parse_grid
 from encoderlab.tasks.runs.published import protocol
 from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Outcome, best_seed
 from encoderlab.tasks.runs.tune import Search, parse_space, tune
@@ -40,12 +40,15 @@ def fields_of(epochs: float | None, files: Sequence[Path], assignments: Sequence
     return given if epochs is None else [*given, ("--epochs", {"epochs": epochs})]
 
 
-def _adjustment(given: Fields) -> Adjust:
-    """A function that sets the user's fields in the recipe of a protocol; given epochs replace its steps."""
+def _adjustment(given: Fields, *, suite: bool = False) -> Adjust:
+    """A function that sets the user's fields in the recipe of a protocol; given epochs replace its steps. In a
+    ``suite``, options of a form are set for tasks of that form alone.
+    """
 
     def adjust(recipe: Recipe) -> Recipe:
         for where, fields in given:
-            recipe = at_point(recipe, fields, where=where)
+            ours = {path: value for path, value in fields.items() if not (suite and others_with(path, recipe))}
+            recipe = at_point(recipe, ours, where=where) if ours else recipe
         return recipe
 
     return adjust
@@ -124,9 +127,17 @@ class Plan:
 
 
 def plan_of(
-    name: str, seeds: int | None, grid: list[str] | None, space: list[str] | None, num_trials: int, fields: Fields
+    name: str,
+    seeds: int | None,
+    grid: list[str] | None,
+    space: list[str] | None,
+    num_trials: int,
+    fields: Fields,
+    *,
+    suite: bool = False,
 ) -> Plan:
-    """The protocol ``name`` with what the user wants instead: seeds, a grid, or a search of ``space``; and fields.
+    """The protocol ``name`` with what the user wants instead: seeds, a grid, or a search of ``space``; and fields, also
+    for a ``suite`` of tasks.
 
     Raises:
         ConfigError: an impossible option, or a field that is both searched and set.
@@ -147,7 +158,7 @@ def plan_of(
         _check_searched(search.space, fields)
     else:
         chosen = replace(chosen, grid=_unset(chosen, fields))
-    return Plan(protocol=chosen, adjust=_adjustment(fields), search=search)
+    return Plan(protocol=chosen, adjust=_adjustment(fields, suite=suite), search=search)
 
 
 def check_folder(out: Path) -> None:

@@ -205,7 +205,9 @@ def test_an_ensemble_averages_probabilities_and_thresholds() -> None:
     members[0].form.threshold, members[1].form.threshold = 0.4, 0.6
     together, own = predict_ensemble(members, splits["dev"].examples)
     for one, *others in zip(together.details, *(member.details for member in own), strict=True):
-        np.testing.assert_allclose(one["probabilities"], np.mean([o["probabilities"] for o in others], axis=0))
+        means = np.mean([list(other["probabilities"].values()) for other in others], axis=0)
+        np.testing.assert_allclose(list(one["probabilities"].values()), means)
+        assert tuple(one["probabilities"]) == task.labels
     assert together.threshold == pytest.approx(0.5)
 
 
@@ -228,6 +230,6 @@ def test_the_threshold_is_chosen_and_kept() -> None:
     form = form_of(task, network, FormSettings())
     examples = [Text(id="0", text="", label=("red",)), Text(id="1", text="", label=())]
     probabilities = [np.array([0.1, 0.1, 0.3]), np.array([0.1, 0.1, 0.2])]
-    details = [{"probabilities": one} for one in probabilities]
+    details = [{"probabilities": dict(zip(task.labels, one, strict=True))} for one in probabilities]
     said = form.choose_threshold(examples, Predictions(values=[(), ()], details=details))
     assert form.threshold == pytest.approx(0.25) and "above 0.2500, chosen on dev" in said

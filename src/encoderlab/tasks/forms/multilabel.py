@@ -175,13 +175,14 @@ class MultiLabelForm(TextForm):
         for scores in outputs:
             probability = 1 / (1 + np.exp(-np.asarray(scores, dtype=np.float64)))
             values.append(tuple(names[i] for i in np.flatnonzero(probability > self.threshold)))
-            details.append({"probabilities": probability})
+            details.append({"probabilities": dict(zip(names, map(float, probability), strict=True))})
         return Predictions(values=values, details=details, threshold=self.threshold)
 
     def choose_threshold(self, examples: Sequence[Example], found: Predictions) -> str:
         gold = [example.labels for example in examples]
         wanted = np.array([[label in labels for label in self.index] for labels in gold])
-        self.threshold = best_threshold(np.array([detail["probabilities"] for detail in found.details]), wanted)
+        given = np.array([list(detail["probabilities"].values()) for detail in found.details])
+        self.threshold = best_threshold(given, wanted)
         return f"a label is given where its probability is above {self.threshold:.4f}, chosen on dev"
 
     # Ensembles

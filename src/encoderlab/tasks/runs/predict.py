@@ -218,6 +218,8 @@ def record(example: Example, value: Any, detail: dict[str, Any]) -> dict[str, An
     for key, item in detail.items():
         if isinstance(item, float):
             plain[key] = round(item, 6)
+        elif isinstance(item, dict):
+            plain[key] = {label: round(float(x), 6) for label, x in item.items()}
         elif isinstance(item, (np.ndarray, list)):
             plain[key] = [round(float(x), 6) for x in item]
     return plain

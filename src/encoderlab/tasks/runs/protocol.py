@@ -7,7 +7,6 @@ out.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -18,7 +17,6 @@ from encoderlab.model import Model
 from encoderlab.models import FAMILIES
 from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.tasks.data.task import Task
-from encoderlab.tasks.forms.base import Form
 from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs.finetune import Recipe
 
@@ -101,9 +99,12 @@ def _shape(encoder: EncoderConfig) -> tuple[Any, ...]:
     return encoder.layers, encoder.width, encoder.attention_biases, encoder.stem_conv is not None
 
 
-def fields_of(form: type[Form]) -> set[str]:
-    """The names of the settings of a form."""
-    return {field.name for field in dataclasses.fields(form.settings_type)}
+def others_with(path: str, recipe: Recipe) -> list[str]:
+    """The forms that have the setting at ``path`` of a recipe, if its own form has none of that name."""
+    name, own = path.removeprefix("form."), FORMS.get(recipe.form.kind)
+    if name == path or own is None or hasattr(own.settings_type, name):
+        return []
+    return [form.name for form in FORMS.values() if hasattr(form.settings_type, name)]
 
 
 def at_point(recipe: Recipe, point: Mapping[str, Any], *, where: str) -> Recipe:
@@ -113,12 +114,11 @@ def at_point(recipe: Recipe, point: Mapping[str, Any], *, where: str) -> Recipe:
     Raises:
         ConfigError: an unknown field, one of another form, or a value that it cannot have.
     """
-    own = FORMS[recipe.form.kind]
     for path in point:
-        name = path.removeprefix("form.")
-        if name != path and name not in fields_of(own):
-            if others := [form.name for form in FORMS.values() if name in fields_of(form)]:
-                raise ConfigError(f"{where}: {path} is for {' and '.join(others)}, not for {own.name}; leave it out")
+        if others := others_with(path, recipe):
+            raise ConfigError(
+                f"{where}: {path} is for {' and '.join(others)}, not for {recipe.form.kind}; leave it out"
+            )
     free = {"steps": None, "least_updates": 0} if "epochs" in point else {}
     return override(recipe, {**free, **point}, where=where)
 
