@@ -37,11 +37,11 @@ def assemble(
         DataError: weights are missing, have another shape or are not finite.
     """
     folders.check_depth(config, len(tensors), source)
-    expected = _shapes(_unfilled(config))
+    expected = _shapes(folders.unfilled(config, source))
     reading = names.read(layout, tensors, expected, config.encoder, source=str(source))
     config = heads.without(config, reading.missing, expected)
     config = _settle(config, reading, tensors, source)
-    model = _unfilled(config)
+    model = folders.unfilled(config, source)
     expected = _shapes(model)
     state = {name: tensor for name, tensor in reading.weights.items() if name in expected}
     missing = [name for name in expected if name not in state]
@@ -62,11 +62,6 @@ def assemble(
         state |= {name: fresh[name].detach() for name in missing}
     folders.fill(model, state, source)
     return model.eval()
-
-
-def _unfilled(config: ModelConfig) -> Model:
-    with torch.device("meta"):
-        return Model(config)
 
 
 def _shapes(model: Model) -> dict[str, torch.Size]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from encoderlab.errors import DataError
 from encoderlab.interchange import heads, names, tables
 from encoderlab.interchange.assemble import Models, assemble
 from encoderlab.interchange.configs.fields import Fields
-from encoderlab.interchange.files import read_pickled
+from encoderlab.interchange.files import read_json, read_pickled, unreadable
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.nn.heads import LM, Classification
@@ -126,19 +125,22 @@ def read_dictionary(path: Path) -> list[str]:
     Raises:
         DataError: missing, or a line that is not ``SYMBOL COUNT``.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{path}: cannot be read ({str(error).splitlines()[0]}); it belongs to the checkpoint"
-        ) from None
     symbols = list(FIRST_SYMBOLS)
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_lines(path), start=1):
         symbol, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
         if not symbol or not count.isdigit():
             raise DataError(f"{path}, line {number}: {line!r} is not SYMBOL COUNT; restore the file")
         symbols.append(symbol)
     return symbols if MASK in symbols else [*symbols, MASK]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except ValueError:
+        raise DataError(f"{path}: is not UTF-8; restore it, it belongs to the checkpoint") from None
 
 
 def tokenizer(dictionary: Path, gpt2: Path) -> Tokenizer:
@@ -151,8 +153,8 @@ def tokenizer(dictionary: Path, gpt2: Path) -> Tokenizer:
     Raises:
         DataError: a file is missing, or the dictionary belongs to another vocabulary.
     """
-    vocabulary = json.loads(_first(gpt2, "vocab.json", "encoder.json"))
-    lines = _first(gpt2, "merges.txt", "vocab.bpe").splitlines()
+    vocabulary = read_json(_first(gpt2, "vocab.json", "encoder.json"))
+    lines = _lines(_first(gpt2, "merges.txt", "vocab.bpe"))
     merges = [(first, second) for first, _, second in (line.partition(" ") for line in lines) if second]
     symbols = read_dictionary(dictionary)
     strange = sorted({symbol for symbol in symbols if symbol.isdigit()} - {str(index) for index in vocabulary.values()})
@@ -171,8 +173,8 @@ def reordered(
     return Tokenizer(byte_bpe(ids, known), layout)
 
 
-def _first(folder: Path, *choices: str) -> str:
+def _first(folder: Path, *choices: str) -> Path:
     for name in choices:
         if (folder / name).exists():
-            return (folder / name).read_text(encoding="utf-8")
+            return folder / name
     raise DataError(f"{folder}: holds no {' or '.join(choices)}; give a folder with GPT-2's vocabulary")

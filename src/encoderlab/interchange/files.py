@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+import pickle
+import pickletools
+import re
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from encoderlab.errors import DataError
-from encoderlab.interchange import folder as folders
 from encoderlab.interchange.configs.fields import Fields
 
 SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+PRECISIONS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+DEPTH = 32  # of the values in a JSON file; tokenizers have about ten
+_IMPORTS = ("GLOBAL", "STACK_GLOBAL", "INST")  # opcodes of pickle
+_RUNS_CODE = re.compile(r"(?i)\b(global|class|module|callable|function|instantiate|reduce|build)\b")
 
 
 # JSON -----------------------------------------------------------------------------------------------------------------
@@ -25,17 +34,40 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        DataError: missing, unreadable, or not an object.
+        DataError: missing, unreadable, damaged, or not an object.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path.parent}: holds no {path.name}; give a model folder") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({str(error).splitlines()[0]}); restore it") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: is damaged ({str(error).splitlines()[0]}); restore it") from None
     if not isinstance(data, dict):
         raise DataError(f"{path}: holds {type(data).__name__}, expected an object of fields; restore it")
+    _check_depth(data, path)
     return data
+
+
+def _check_depth(data: Any, path: Path) -> None:
+    """Refuse values in values in values, which no file of a model has, before a reader of them runs out of stack."""
+    inside = [data]
+    for _ in range(DEPTH):
+        inside = [
+            item
+            for value in inside
+            if isinstance(value, (dict, list))
+            for item in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not inside:
+            return
+    raise DataError(f"{path}: is nested deeper than {DEPTH} levels; restore it")
+
+
+def unreadable(path: Path, error: OSError) -> DataError:
+    """What the system says of a file that it does not give us: the file may be whole."""
+    return DataError(f"{path}: cannot be read ({error.strerror or error}); check the path and its permissions")
 
 
 def read_fields(path: Path) -> Fields:
@@ -88,21 +120,107 @@ def read_pickled(path: Path) -> Any:
         DataError: missing or damaged, or it would have to run code to be read.
     """
     try:
-        folders.refuse_text(path)
+        if not _is_program(path):  # of the first protocol, which is text
+            refuse_text(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about how old the file's pickle protocol is
             return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise DataError(f"{path}: does not exist") from None
     except DataError:
         raise
+    except OSError as error:
+        raise unreadable(path, error) from None
     except Exception as error:  # a foreign file makes the reader fail in any way
-        if "Unsupported" in str(error) or "unsafe" in str(error).lower():
+        if _RUNS_CODE.search(str(error)) or _is_program(path):
             raise DataError(
-                f"{path}: holds more than weights and would run code when read; save its state dict as safetensors"
+                f"{path}: holds more than weights and would run code when read, which is refused; "
+                "save its state dict as safetensors where you trust it"
             ) from None
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        # What torch says of a broken pickle advises to read it unsafely.
+        reason = "its pickle cannot be read" if isinstance(error, pickle.UnpicklingError) else str(error).strip()
+        reason = reason.splitlines()[0] if reason else type(error).__name__
         raise DataError(f"{path}: is damaged ({reason}); copy it again from its source") from None
+
+
+def _is_program(path: Path) -> bool:
+    """Whether the file is a whole pickle, outside the formats of PyTorch, that imports and calls something."""
+    try:
+        with path.open("rb") as file:
+            return any(opcode.name in _IMPORTS for opcode, _, _ in pickletools.genops(file))
+    except Exception:  # which is what it raises where there is no pickle
+        return False
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: does not exist; a model folder holds config.json and {SAFE}")
+    try:
+        refuse_text(path)
+        if not _is_utf8(path):
+            return safetensors.torch.load(path.read_bytes())
+        return safetensors.torch.load_file(path)
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except SafetensorError as error:
+        raise DataError(f"{path}: is damaged ({error}); copy it again from its source") from None
+
+
+def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file, with the permissions that the system gives to a new file; the library's are narrower.
+
+    Raises:
+        OSError, SafetensorError: it cannot be written.
+    """
+    about = {"format": "pt"}
+    if not _is_utf8(path):
+        path.write_bytes(safetensors.torch.save(dict(tensors), about))
+        return
+    path.touch()
+    mode = path.stat().st_mode
+    safetensors.torch.save_file(dict(tensors), path, about)
+    path.chmod(mode)
+
+
+def _is_utf8(path: Path) -> bool:
+    """Whether the library of safetensors can open the path."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_precision(name: str, tensor: Tensor, source: Path | str) -> None:
+    """Refuse a tensor that holds no weights.
+
+    Raises:
+        DataError: its type is none of :data:`PRECISIONS`.
+    """
+    if tensor.dtype not in PRECISIONS:
+        raise DataError(
+            f"{source}: {name} holds {str(tensor.dtype).removeprefix('torch.')}; "
+            "quantised weights are not read, give the model before it was quantised"
+        )
+
+
+def refuse_text(path: Path) -> None:
+    """Refuse what downloads leave in place of weights: an error page, or a pointer of git-lfs.
+
+    Raises:
+        DataError: the file is missing, or begins with text, as no weights do.
+        OSError: it cannot be opened.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(24).decode("latin-1")
+    except FileNotFoundError:
+        raise DataError(f"{path}: does not exist") from None
+    if start and start.isascii() and "".join(start.split()).isprintable():
+        raise DataError(f"{path}: holds text and no weights (begins with {start!r}); download it again")
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
@@ -123,7 +241,7 @@ def read_file(path: Path) -> dict[str, Tensor]:
     Raises:
         DataError: as for :func:`read_state`.
     """
-    return folders.read_weights(path) if path.suffix == ".safetensors" else read_state(path)
+    return read_weights(path) if path.suffix == ".safetensors" else read_state(path)
 
 
 def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
@@ -19,6 +18,7 @@ from encoderlab.config import from_dict, to_dict
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import checksums
+from encoderlab.interchange.files import SAFE, check_precision, read_json, read_weights, write_weights
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
 
@@ -56,7 +56,7 @@ def save(model: Model, folder: str | os.PathLike[str]) -> None:
 
     def fill(aside: Path) -> None:
         write_fields(aside / "config.json", config)
-        safetensors.torch.save_file(weights(model), aside / "model.safetensors", metadata={"format": "pt"})
+        write_weights(aside / SAFE, weights(model))
         if model.tokenizer is not None:
             model.tokenizer.save(aside)
         (aside / "README.md").write_text(_card(model), encoding="utf-8")
@@ -110,9 +110,8 @@ def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
 def is_ours(folder: Path) -> bool:
     """Whether the folder holds a model in this format."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return isinstance(config, dict) and config.get("format") == FORMAT["format"]
-    except (OSError, ValueError):
+        return read_json(folder / "config.json").get("format") == FORMAT["format"]
+    except DataError:
         return False
 
 
@@ -125,14 +124,26 @@ def load(folder: str | os.PathLike[str]) -> Model:
     folder = Path(folder)
     checksums.verify(folder)
     config = _read_config(folder)
-    state = read_weights(folder / "model.safetensors")
+    state = read_weights(folder / SAFE)
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
     check_depth(config, len(state), folder)
-    with torch.device("meta"):
-        model = Model(config)
+    model = unfilled(config, folder)
     fill(model, state, folder)
     give_tokenizer(model, tokenizer, folder)
     return model.eval()
+
+
+def unfilled(config: ModelConfig, source: Path) -> Model:
+    """A model on the meta device, for weights that come from ``source``.
+
+    Raises:
+        DataError: sizes that make no model.
+    """
+    try:
+        with torch.device("meta"):
+            return Model(config)
+    except ConfigError as error:
+        raise DataError(f"{source}: {error}") from None
 
 
 def check_depth(config: ModelConfig, weights: int, source: Path) -> None:
@@ -169,7 +180,7 @@ def fill(model: Model, state: dict[str, Tensor], source: Path) -> None:
     """Give a model made on the meta device its weights.
 
     Raises:
-        DataError: names or shapes differ, or a weight is not a number.
+        DataError: names, shapes or types differ, or a weight is not finite.
     """
     expected = {name: parameter.shape for name, parameter in model.named_parameters()}
     missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
@@ -184,48 +195,20 @@ def fill(model: Model, state: dict[str, Tensor], source: Path) -> None:
                 f"{source}: {name} has shape {tuple(tensor.shape)}, the configuration says {tuple(expected[name])}; "
                 "restore the folder's own config.json"
             )
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        check_precision(name, tensor, source)
+        if not bool(torch.isfinite(tensor).all()):
             raise DataError(f"{source}: {name} holds values that are not finite; take an earlier checkpoint")
+    kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in state.values()})
+    if len(kinds) > 1:
+        raise DataError(f"{source}: weights of {' and '.join(kinds)}, expected one precision; restore the folder")
     model.load_state_dict(state, strict=False, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
-    if not path.exists():
-        raise DataError(f"{path}: does not exist; a model folder holds config.json and model.safetensors")
-    try:
-        refuse_text(path)
-        return safetensors.torch.load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise DataError(f"{path}: is damaged ({str(error).splitlines()[0]}); copy it again from its source") from None
-
-
-def refuse_text(path: Path) -> None:
-    """Refuse what downloads leave in place of weights: an error page, or a pointer of git-lfs.
-
-    Raises:
-        DataError: the file begins with text, as no weights do.
-    """
-    with path.open("rb") as file:
-        start = file.read(24).decode("latin-1")
-    if start and start.isascii() and "".join(start.split()).isprintable():
-        raise DataError(f"{path}: holds text and no weights (begins with {start!r}); download it again")
-
-
 def _read_config(folder: Path) -> ModelConfig:
     path = folder / "config.json"
-    try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{folder}: holds no config.json; give a model folder") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({str(error).splitlines()[0]}); restore it") from None
+    data = read_json(path)
     version = data.pop("version", None)
     if data.pop("format", None) != FORMAT["format"] or version != FORMAT["version"]:
         raise DataError(

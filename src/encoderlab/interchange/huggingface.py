@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import checksums, configs, heads, names, tables
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange.assemble import assemble
-from encoderlab.interchange.files import SAFE, read_json, read_tensors
+from encoderlab.interchange.files import SAFE, read_json, read_tensors, write_weights
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.heads import Classification
@@ -109,7 +108,7 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
 
     def fill(aside: Path) -> None:
         folders.write_fields(aside / "config.json", data)
-        safetensors.torch.save_file(tensors, aside / SAFE, metadata={"format": "pt"})
+        write_weights(aside / SAFE, tensors)
         if model.tokenizer is not None:
             model.tokenizer.save(aside)
             _fit_tokenizer(aside / "tokenizer_config.json", config)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from encoderlab.errors import DataError
+from encoderlab.interchange.files import check_precision
 from encoderlab.nn.encoder import EncoderConfig
 
 # Layouts --------------------------------------------------------------------------------------------------------------
@@ -150,7 +151,6 @@ class Layout:
 
 # Reading and writing --------------------------------------------------------------------------------------------------
 
-PRECISIONS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 RENAMES = ((r"\bLayerNorm\.gamma$", "LayerNorm.weight"), (r"\bLayerNorm\.beta$", "LayerNorm.bias"))
 IGNORED = (
     r"\bposition_ids$",
@@ -202,11 +202,7 @@ def read(
         covered.add(rule.ours)
         used |= {*rule.theirs, *rule.ties, *rule.dialect}
         for name in (name for names in given for name in names):
-            if found[name].dtype not in PRECISIONS:
-                raise DataError(
-                    f"{source}: {name} holds {str(found[name].dtype).removeprefix('torch.')}; "
-                    "quantised weights are not read, give the model before it was quantised"
-                )
+            check_precision(name, found[name], source)
         first, *others = ([found[name] for name in names] for names in given)
         value = _read_one(rule, first, expected[rule.ours], config)
         if value is None:

@@ -69,7 +69,8 @@ class AdaptiveTable(nn.Module):
         widths = [embed_width // adaptive.divisor**i for i in range(len(self.clusters))]
         if widths[-1] < 1:
             tails = len(adaptive.cutoffs)
-            largest = max(d for d in range(1, embed_width + 1) if embed_width // d**tails >= 1)
+            largest = round(embed_width ** (1 / tails))
+            largest -= largest**tails > embed_width
             raise ConfigError(
                 f"divisor {adaptive.divisor} leaves the last of {tails + 1} clusters no width of embed_width "
                 f"{embed_width}; set adaptive.divisor to at most {largest}"

@@ -170,7 +170,7 @@ class EncoderConfig:
         check_most(self, WIDEST, "width", "heads", "head_width", "ff_width", "ff_groups", "embed_width", "types")
         check_most(self, MOST_TOKENS, "vocab")
         if self.head_width is None and self.width % self.heads:
-            choices = [n for n in range(1, self.width + 1) if self.width % n == 0]
+            choices = [n for n in range(1, min(self.width, 256) + 1) if self.width % n == 0]
             raise ConfigError(
                 f"width {self.width} is not a multiple of heads {self.heads}; choose heads from {choices}"
             )
