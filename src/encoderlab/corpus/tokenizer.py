@@ -30,6 +30,8 @@ from encoderlab.files import write_text
 
 log = logging.getLogger(__name__)
 
+MOST_GAPS = 100_000  # ids without a token; more are damage, and would take the memory of as many tokens
+
 
 @dataclass(frozen=True, kw_only=True)
 class Special:
@@ -108,6 +110,10 @@ class Tokenizer:
         backend.post_processor = layout.post_processor(ids)
         self.backend = backend
         self.vocab_size = 1 + max(vocabulary.values())
+        if self.vocab_size > len(vocabulary) + MOST_GAPS:
+            raise DataError(
+                f"the vocabulary has {len(vocabulary):,} tokens and ids up to {self.vocab_size - 1:,}; restore the file"
+            )
         self._tokens = [""] * self.vocab_size
         for token, index in vocabulary.items():
             self._tokens[index] = token

@@ -373,7 +373,7 @@ def _text(file: Path) -> str:
 def _json(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(_text(file))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: not valid JSON ({error}); write it again or fetch it anew") from None
     if not isinstance(data, dict):
         raise DataError(f"{file}: holds {type(data).__name__}, expected an object")

@@ -43,6 +43,14 @@ def verify(folder: Path) -> None:
     if not (folder / NAME).exists():
         _say_unrecorded(folder.resolve())
         return
+    try:
+        _compare(folder)
+    except OSError as error:
+        where = error.filename or folder
+        raise DataError(f"{where}: cannot be read ({error.strerror}); check its permissions") from None
+
+
+def _compare(folder: Path) -> None:
     for name, expected in _read(folder).items():
         path = folder / name
         if not path.is_file():

@@ -1,0 +1,218 @@
+"""Files of a model folder that are odd, hostile or out of reach: one line that names the file, and never a bug."""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import functools
+import json
+import os
+import pickle
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from encoderlab import load
+from encoderlab.cli import main
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError, DataError, EncoderlabError
+from encoderlab.interchange import files, huggingface
+from encoderlab.models.base import resized
+from tests.interchange.tiny_models import CONFIGS, make, same_weights
+
+TEXTS = ["The river flows past the old mill and the bridge."] * 9
+FAMILIES = ["bert", "albert", "convbert", "deberta-v2", "xlnet", "transformer-xl-adaptive"]
+ODD: list[Any] = [
+    10**10, 10**18, 10**30, 2**31, -1, 0, 1, 3, 1.5, 1e300, float("nan"), "", "many", None, True, [], {}, [[[3]]],
+    {"kind": "absolute"},
+]  # fmt: skip
+
+KINDS = pytest.mark.parametrize("whole", [("encoderlab", "bert"), ("hf", "bert")], ids=str, indirect=True)
+
+
+@pytest.fixture(scope="module", params=[(kind, name) for kind in ("encoderlab", "hf") for name in FAMILIES], ids=str)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder whose checksums were deleted, as if every change were meant."""
+    kind, name = request.param
+    tokenizer = Tokenizer.train("wordpiece", TEXTS, 60)
+    model = make(resized(CONFIGS[name], vocab=max(50, tokenizer.vocab_size)))
+    model.tokenizer = tokenizer
+    folder = tmp_path_factory.mktemp("whole") / "model"
+    model.save(folder) if kind == "encoderlab" else huggingface.save(model, folder)
+    (folder / "SHA256SUMS").unlink()
+    return folder
+
+
+def used(folder: Path) -> None:
+    """Load and use a model; what is wrong with it is one line."""
+    try:
+        load(folder).encode(["The river"])
+    except (DataError, ConfigError) as error:
+        assert 20 < len(str(error)) < 700 and "\n" not in str(error)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where the values inside a JSON value stand."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*path, key)
+        yield from places(item, (*path, key))
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_odd_values_anywhere(whole: Path, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(["config.json", "config.json", "tokenizer.json", "tokenizer_config.json"]))
+    before = (whole / name).read_bytes()
+    fields = json.loads(before)
+    path = data.draw(st.sampled_from(list(places(fields))))
+    changed = copy.deepcopy(fields)
+    inner = functools.reduce(lambda value, key: value[key], path[:-1], changed)
+    inner[path[-1]] = data.draw(st.sampled_from(ODD))
+    try:
+        (whole / name).write_text(json.dumps(changed))
+        used(whole)
+    finally:
+        (whole / name).write_bytes(before)
+
+
+@KINDS
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"encoder": ' + "[" * 900 + "]" * 900 + "}"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_deep_json(name: str, text: str, tmp_path: Path, whole: Path) -> None:
+    shutil.copytree(whole, tmp_path / "model")
+    (tmp_path / "model" / name).write_text(text)
+    if name == "tokenizer_config.json" and text.endswith("}"):
+        load(tmp_path / "model")  # a field that nobody reads
+        return
+    with pytest.raises(DataError) as caught:
+        load(tmp_path / "model")
+    assert name in str(caught.value) and len(str(caught.value)) < 300
+
+
+@KINDS
+@pytest.mark.parametrize("kinds", [["int32"], ["int8", "float32"], ["float16", "float32"], ["float8_e4m3fn"], ["bool"]])
+def test_types_of_weights(kinds: list[str], tmp_path: Path, whole: Path) -> None:
+    """Integers are refused; other libraries' floats of any precision are read as float32, ours have one precision."""
+    shutil.copytree(whole, tmp_path / "model")
+    file = tmp_path / "model/model.safetensors"
+    tensors = sorted(safetensors.torch.load_file(file).items())
+    types = [getattr(torch, kind) for kind in kinds]
+    safetensors.torch.save_file({name: t.to(types[i % len(types)]) for i, (name, t) in enumerate(tensors)}, file)
+    ours = "encoderlab" in (tmp_path / "model/config.json").read_text()
+    if set(kinds) == {"float16", "float32"} and not ours:
+        assert {parameter.dtype for parameter in load(tmp_path / "model").parameters()} == {torch.float32}
+        return
+    with pytest.raises(DataError, match="expected one precision|quantised weights are not read"):
+        load(tmp_path / "model")
+
+
+class System:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch pwned",)
+
+
+class Evaluated:
+    def __reduce__(self) -> Any:
+        return builtins.eval, ("open('pwned', 'w')",)
+
+
+@pytest.mark.parametrize("value", [System(), Evaluated(), torch.nn.Linear(2, 2), Path, print], ids=repr)
+@pytest.mark.parametrize("protocol", ["zip", "legacy", 0, 1, 2, 3, 4, 5])
+def test_a_pickle_that_would_run_code_has_its_own_line(
+    value: Any, protocol: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "pytorch_model.bin"
+    if isinstance(protocol, int):
+        file.write_bytes(pickle.dumps({"weights": value}, protocol))
+    else:
+        torch.save({"weights": value}, file, _use_new_zipfile_serialization=protocol == "zip")
+    with pytest.raises(DataError) as caught:
+        files.read_pickled(file)
+    assert "would run code when read" in str(caught.value)
+    assert "damaged" not in str(caught.value) and "weights_only" not in str(caught.value)
+    assert not (tmp_path / "pwned").exists()
+
+
+@settings(max_examples=150)
+@given(place=st.integers(0, 10**6), bit=st.integers(0, 7), cut=st.booleans(), legacy=st.booleans())
+def test_damaged_pickles(
+    place: int, bit: int, cut: bool, legacy: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "weights.bin"
+    tensors = {f"w{number}": torch.arange(9.0) for number in range(3)}
+    torch.save(tensors, file, _use_new_zipfile_serialization=not legacy)
+    data = bytearray(file.read_bytes())
+    place %= len(data)
+    if cut:
+        del data[place:]
+    else:
+        data[place] ^= 1 << bit
+    file.write_bytes(data)
+    try:
+        files.read_state(file)
+    except DataError as error:
+        assert "weights_only" not in str(error) and "\n" not in str(error)
+
+
+@KINDS
+def test_what_the_system_refuses_is_not_called_damage(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.open
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "SHA256SUMS"):
+        folder = tmp_path / name
+        shutil.copytree(whole, folder)
+        if name == "SHA256SUMS":
+            (folder / name).write_text("")
+
+        def refuse(path: Path, *args: Any, name: str = name, **more: Any) -> Any:
+            if path.name == name:
+                raise PermissionError(13, "Permission denied", str(path))
+            return real(path, *args, **more)
+
+        monkeypatch.setattr(Path, "open", refuse)
+        with pytest.raises(EncoderlabError) as caught:
+            load(folder)
+        assert "Permission denied" in str(caught.value) and name in str(caught.value)
+        assert "damaged" not in str(caught.value) and "restore" not in str(caught.value)
+        monkeypatch.setattr(Path, "open", real)
+
+
+def test_paths_need_not_be_utf_8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"mod\xe8le")
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("this file system takes UTF-8 only")
+    model = make(CONFIGS["bert"])
+    model.tokenizer = Tokenizer.train("wordpiece", TEXTS, 50)
+    model.save(folder / "ours")
+    huggingface.save(model, folder / "theirs")
+    for name in ("ours", "theirs"):
+        assert same_weights(load(folder / name), model)
+    assert main(["encode", str(folder / "ours"), "The river"]) == 0
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_files_have_the_mode_of_the_umask(mask: int, tmp_path: Path) -> None:
+    model = make(CONFIGS["bert"])
+    model.tokenizer = Tokenizer.train("wordpiece", TEXTS, 50)
+    before = os.umask(mask)
+    try:
+        model.save(tmp_path / "ours")
+        huggingface.save(model, tmp_path / "theirs")
+    finally:
+        os.umask(before)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) == 12
+    assert {oct(stat.S_IMODE(path.stat().st_mode)) for path in written} == {oct(0o666 & ~mask)}
