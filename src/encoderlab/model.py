@@ -54,7 +54,7 @@ class Model(nn.Module):
                 self._make_parts(config)
         except (RuntimeError, TypeError, OverflowError):  # what torch says of a shape whose size is no 64-bit number
             raise ConfigError(
-                "the sizes of the model make a tensor larger than any memory; make them smaller"
+                "the sizes of the model make a tensor larger than any memory; reduce them"
             ) from None
         self.to_empty(device=torch.get_default_device())
 
