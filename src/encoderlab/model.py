@@ -53,9 +53,7 @@ class Model(nn.Module):
             with torch.device("meta"):  # torch's own initial values would be drawn for nothing
                 self._make_parts(config)
         except (RuntimeError, TypeError, OverflowError):  # what torch says of a shape whose size is no 64-bit number
-            raise ConfigError(
-                "the sizes of the model make a tensor larger than any memory; reduce them"
-            ) from None
+            raise ConfigError("the sizes of the model make a tensor larger than any memory; reduce them") from None
         self.to_empty(device=torch.get_default_device())
 
     def _make_parts(self, config: ModelConfig) -> None:

@@ -139,6 +139,26 @@ def test_heads_of_fine_tuned_xlnet(
     assert load(tmp_path / "hf").config == config and not caplog.records
 
 
+@pytest.mark.parametrize("said", [{"untie_r": False}, {}])
+def test_xlnet_with_tied_biases_and_heads_of_another_width(
+    said: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    """One tensor holds the biases of all layers; the model has it in each, which computes the same."""
+    config = resized(CONFIGS["xlnet"], head_width=24)
+    model = make(config)
+    terms = [model.encoder.block(layer).attention.term for layer in range(2)]
+    with torch.no_grad():
+        for name in "uvs":
+            getattr(terms[1], name).copy_(getattr(terms[0], name))
+    tensors = names.write(tables.XLNET_TF, folder.weights(model), config.encoder)
+    for name in ("r_w_bias", "r_r_bias", "r_s_bias"):
+        tensors[f"model/transformer/{name}"] = tensors[f"model/transformer/{name}"][0]
+    sizes = {"n_layer": 2, "d_model": 128, "n_head": 2, "d_head": 24, "d_inner": 512, "n_token": 50}
+    (tmp_path / "xlnet_config.json").write_text(json.dumps(sizes | {"ff_activation": "gelu"} | said))
+    monkeypatch.setattr(tensorflow, "Checkpoint", lambda path: Recorded(tensors, tmp_path))
+    assert same_weights(tensorflow.read(tmp_path)["model"], model)
+
+
 @pytest.mark.parametrize("tied", ["all_but_first", "none"])
 def test_clusters_as_wide_as_the_layers_may_have_no_map(tied: Any) -> None:
     """TensorFlow's ``proj_same_dim=False``, with which its one-billion-word models were trained."""

@@ -65,6 +65,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any], bool]] = {
     "bert-causal": ("BertLMHeadModel", "BertConfig", BERT | {"is_decoder": True}, True),
     "roberta": ("RobertaForMaskedLM", "RobertaConfig", BERT | {"type_vocab_size": 1, "layer_norm_eps": 1e-5}, False),
     "roberta-relu": ("RobertaForMaskedLM", "RobertaConfig", BERT | {"type_vocab_size": 2, "hidden_act": "relu"}, True),
+    "xlm-roberta": ("XLMRobertaForMaskedLM", "XLMRobertaConfig", BERT | {"type_vocab_size": 1}, False),
+    "camembert": ("CamembertForMaskedLM", "CamembertConfig", BERT | {"type_vocab_size": 1}, False),
+    "albert-square": ("AlbertForPreTraining", "AlbertConfig", BERT | {"embedding_size": WIDTH}, True),
     "albert": ("AlbertForPreTraining", "AlbertConfig", BERT | {"embedding_size": 24}, True),
     "albert-groups": (
         "AlbertForMaskedLM",
@@ -150,7 +153,7 @@ def batch_of(case: str, lengths: list[int], segments: bool) -> dict[str, Tensor]
     places = torch.arange(length)
     left = case == "xlnet"
     real = torch.stack([places >= length - n if left else places < n for n in lengths])
-    pad = {"roberta": 1, "roberta-relu": 1, "xlnet": 5}.get(case, 0)
+    pad = 5 if case == "xlnet" else 1 if "bert" in case and case.startswith(("rob", "xlm", "cam")) else 0
     batch = {"ids": torch.where(real, ids, pad), "real": real}
     if segments:
         batch["segments"] = ((places[None] + torch.tensor(lengths)[:, None]) // 7 % 2) * real
@@ -239,7 +242,7 @@ def test_gradients(pair: tuple[str, Any, Model]) -> None:
         (loss + out["states"][1][batch["real"]].pow(2).sum()).backward()
     given = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in theirs.named_parameters()}
     expected = {name: parameter.shape for name, parameter in ours.named_parameters()}
-    layout = huggingface.layout_of(ours.config, theirs.config.model_type)
+    layout = huggingface.layout_of(ours.config, configs.format_of(ours.config).model_type)
     read = names.read(layout, given, expected, ours.config.encoder, source=case)
     assert not read.missing and not read.unexpected
     largest = max(float(g.abs().max()) for g in read.weights.values())
@@ -268,6 +271,8 @@ def test_folders_come_back_unchanged(pair: tuple[str, Any, Model], tmp_path: Pat
     for name, value in theirs.config.to_dict().items():
         if name.startswith("max_") and not getattr(theirs.config, "position_biased_input", True):
             continue  # a table that this model does not have
+        if name == "model_type":
+            value = configs.SAME_AS.get(value, value)  # XLM-R and CamemBERT are RoBERTa with another tokenizer
         if name in fields or name in ("model_type", "pad_token_id", "type_vocab_size", "layer_norm_eps", "dropout"):
             assert config[name] == value or config[name] == pytest.approx(value) or str(config[name]) == str(value), (
                 name
@@ -574,3 +579,30 @@ def test_what_modernbert_here_is_not_is_refused(changes: dict[str, Any], message
         del data["rope_parameters"]
     with pytest.raises(DataError, match=message):
         configs.read(data | changes, "config.json")
+
+
+@pytest.mark.parametrize("untied", [True, False])
+def test_xlnet_with_heads_of_another_width(untied: bool, tmp_path: Path) -> None:
+    """``transformers`` builds it, although its configuration says no; ``untie_r`` it does not read."""
+    config = transformers.XLNetConfig(**XLNET, untie_r=untied)
+    object.__setattr__(config, "d_head", 12)
+    torch.manual_seed(3)
+    theirs = transformers.XLNetLMHeadModel(config).eval()
+    weights = {name: tensor.clone() for name, tensor in theirs.state_dict().items() if name != "lm_loss.weight"}
+    safetensors.torch.save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict() | {"d_head": 12}, default=str))
+    ours, batch = load(tmp_path), batch_of("xlnet", LENGTHS["odd"], True)
+    assert ours.config.encoder.key_width == 12
+    with torch.no_grad():
+        mine, other = our_outputs(ours, batch, padded=True), their_outputs(theirs, batch, padded=True)
+    assert_equal(mine, other, batch["real"])
+
+
+def test_fields_that_transformers_does_not_read_change_nothing(tmp_path: Path) -> None:
+    theirs = theirs_of("bert")
+    theirs.save_pretrained(tmp_path)
+    expected = load(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    fields |= {"xla_device": True, "_commit_hash": "0", "attn_implementation": "eager", "total_flos": 1e9}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert same_weights(load(tmp_path), expected)

@@ -17,7 +17,7 @@ from tests.interchange.tiny_models import CONFIGS, make
 from tests.parity.test_huggingface import CASES, VOCAB, theirs_of
 
 LENGTH = 12
-PAD = {"roberta": 1, "xlnet": 5}
+PAD = {"roberta": 1, "xlm": 1, "camembert": 1, "xlnet": 5}
 LAID_OUT = {
     "full": [1] * LENGTH,
     "right": [1] * 7 + [0] * 5,

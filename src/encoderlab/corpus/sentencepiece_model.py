@@ -12,7 +12,7 @@ it takes. On 20,000 random strings of letters, marks, Jamo, kana and full-width 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
@@ -82,6 +82,16 @@ def parse(data: bytes) -> Model:
         dummy_prefix=bool(normalizer.get(3, 1)),
         remove_extra_spaces=bool(normalizer.get(4, 1)),
     )
+
+
+def with_ids_of_fairseq(model: Model, front: tuple[str, ...], first: int) -> Model:
+    """The model with the ids of fairseq: tokens in ``front``, the pieces from ``first`` on, ``<mask>`` last."""
+    score = min(piece.score for piece in model.pieces)
+    tokens = [
+        Piece(text=text, score=score, type=UNKNOWN if text == "<unk>" else CONTROL) for text in (*front, "<mask>")
+    ]
+    pieces = [*tokens[:-1], *model.pieces[first:], tokens[-1]]
+    return replace(model, pieces=tuple(pieces))
 
 
 def unigram(model: Model, *, before: list[normalizers.Normalizer], split_numbers: bool = False) -> tokenizers.Tokenizer:

@@ -95,6 +95,8 @@ def read(
     elif suffix == "json" and lowercase != config.options.get("do_lower_case", False):
         raise ConfigError(f"{file}: says itself what becomes of upper case; leave lowercase={lowercase} out")
     meant = family or config.family
+    if meant in _FAIRSEQ:
+        config.fairseq, meant = meant, "roberta"
     if suffix == "json":
         found = _read_json(file, merges, config)
     elif suffix == "txt":
@@ -118,7 +120,7 @@ def read(
 _NAMES = "vocab.txt, vocab.json with merges.txt, a SentencePiece .model, or tokenizer.json"
 _FILES = (
     "tokenizer.json", "vocab.txt", "vocab.txt.gz", "vocab.json", "vocab.json.gz", "spiece.model", "spm.model",
-    "sentencepiece.model", "tokenizer.model",
+    "sentencepiece.model", "sentencepiece.bpe.model", "tokenizer.model",
 )  # fmt: skip
 
 # What the folders of published models say, and the family whose tokens and normalisation they mean.
@@ -126,10 +128,26 @@ _CLASSES = {
     "BertTokenizer": "bert", "ElectraTokenizer": "bert", "DistilBertTokenizer": "bert", "ConvBertTokenizer": "bert",
     "RobertaTokenizer": "roberta", "GPT2Tokenizer": "roberta", "DebertaTokenizer": "deberta",
     "DebertaV2Tokenizer": "deberta-v2", "AlbertTokenizer": "albert", "XLNetTokenizer": "xlnet",
+    "XLMRobertaTokenizer": "xlm-roberta", "CamembertTokenizer": "camembert",
 }  # fmt: skip
 _MODEL_TYPES = {
-    "bert": "bert", "electra": "bert", "distilbert": "bert", "convbert": "bert", "roberta": "roberta",
-    "deberta": "deberta", "deberta-v2": "deberta-v2", "albert": "albert", "xlnet": "xlnet",
+    "bert": "bert",
+    "electra": "bert",
+    "distilbert": "bert",
+    "convbert": "bert",
+    "roberta": "roberta",
+    "deberta": "deberta",
+    "deberta-v2": "deberta-v2",
+    "albert": "albert",
+    "xlnet": "xlnet",
+    "xlm-roberta": "xlm-roberta",
+    "camembert": "camembert",
+}
+# Families that have RoBERTa's special tokens, and in a SentencePiece model the ids of fairseq: the tokens in front of
+# the pieces, and the first of the pieces that are kept. <mask> comes last.
+_FAIRSEQ = {
+    "xlm-roberta": (("<s>", "<pad>", "</s>", "<unk>"), 3),
+    "camembert": (("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"), 1),
 }  # fmt: skip
 
 
@@ -152,6 +170,7 @@ class _Config:
     added: list[tuple[str, int]] = field(default_factory=list)  # tokens after the vocabulary, in the order of ids
     framing: layouts.FramingKind | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    fairseq: str | None = None  # a key of _FAIRSEQ
 
 
 _OPTIONS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "split_by_punct")
@@ -264,6 +283,9 @@ def _read_sentencepiece(file: Path, family: str | None, lowercase: bool | None, 
         model = sentencepiece_model.parse(_bytes(file))
     except (ValueError, UnicodeDecodeError, struct.error) as error:
         raise DataError(f"{file}: not a SentencePiece model ({error}); fetch it anew") from None
+    if config.fairseq is not None:
+        front, first = _FAIRSEQ[config.fairseq]
+        model = sentencepiece_model.with_ids_of_fairseq(model, front, first)
     if model.model_type != sentencepiece_model.UNIGRAM:
         raise DataError(f"{file}: a SentencePiece model of type {model.model_type}, expected 1 (Unigram)")
     if config.options.get("split_by_punct"):

@@ -40,7 +40,7 @@ def assemble(
     expected = _shapes(folders.unfilled(config, source))
     reading = names.read(layout, tensors, expected, config.encoder, source=str(source))
     config = heads.without(config, reading.missing, expected)
-    config = _settle(config, reading, tensors, source)
+    config = _settle(config, reading)
     model = folders.unfilled(config, source)
     expected = _shapes(model)
     state = {name: tensor for name, tensor in reading.weights.items() if name in expected}
@@ -68,13 +68,10 @@ def _shapes(model: Model) -> dict[str, torch.Size]:
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
-def _settle(config: ModelConfig, reading: names.Reading, tensors: Mapping[str, Tensor], source: Path) -> ModelConfig:
+def _settle(config: ModelConfig, reading: names.Reading) -> ModelConfig:
     """The configuration without what ``transformers`` always has and what computes nothing in this model: one row of
     segments that is zero (RoBERTa), a mask vector that is zero (XLNet), and the identity as map of embeddings that are
     as wide as the layers (ALBERT). :func:`encoderlab.interchange.huggingface.save` adds them again.
-
-    Raises:
-        DataError: such a map of ALBERT is not the identity.
     """
     encoder = config.encoder
     types = reading.weights.get("encoder.embeddings.types")
@@ -86,12 +83,10 @@ def _settle(config: ModelConfig, reading: names.Reading, tensors: Mapping[str, T
     if start is not None and not bool(start.any()):
         config = replace(config, mask_vector=False)
         del reading.weights["mask_vector"]
-    if config.family == "albert" and encoder.word_width == encoder.width:
-        name = "encoder.embedding_hidden_mapping_in"
-        found = {key: value for key, value in tensors.items() if f"{name}." in key}
-        reading.unexpected = [key for key in reading.unexpected if f"{name}." not in key]
-        for key, value in found.items():
-            neutral = torch.eye(encoder.width) if key.endswith("weight") else torch.zeros(encoder.width)
-            if not torch.equal(value.float(), neutral):
-                raise DataError(f"{source}: {key} maps embeddings of the layers' own width, which is not implemented")
+    name = "encoder.embeddings.map."
+    if encoder.embed_map and name + "weight" in reading.weights:
+        same = torch.equal(reading.weights[name + "weight"], torch.eye(encoder.width))
+        if same and not bool(reading.weights[name + "bias"].any()):
+            config = replace(config, encoder=replace(config.encoder, embed_map=False))
+            del reading.weights[name + "weight"], reading.weights[name + "bias"]
     return config

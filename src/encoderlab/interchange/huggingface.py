@@ -175,7 +175,7 @@ def _additions(config: ModelConfig, model_type: str) -> dict[str, Tensor]:
     if isinstance(encoder.position, Absolute) and not encoder.types and model_type != "distilbert":
         name = f"{LAYOUTS[model_type].prefix}embeddings.token_type_embeddings.weight"
         found[name] = torch.zeros(1, encoder.word_width)
-    if model_type == "albert" and encoder.word_width == encoder.width:
+    if model_type == "albert" and encoder.word_width == encoder.width and not encoder.embed_map:
         name = "albert.encoder.embedding_hidden_mapping_in"
         found |= {f"{name}.weight": torch.eye(encoder.width), f"{name}.bias": torch.zeros(encoder.width)}
     if model_type == "xlnet" and not config.mask_vector:  # which pretraining alone reads

@@ -86,7 +86,7 @@ def _with_task(config: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelConfi
     return config
 
 
-def _xlnet(fields: Fields, tensors: Mapping[str, Tensor]) -> tuple[ModelConfig, names.Layout]:
+def _xlnet(fields: Fields, tensors: dict[str, Tensor]) -> tuple[ModelConfig, names.Layout]:
     """The configuration in XLNet's own names of fields, with the head that its scripts train, where there is one, and
     the names of the weights. Dropout was an option of the run, 0.1 in the published ones.
     """
@@ -96,7 +96,12 @@ def _xlnet(fields: Fields, tensors: Mapping[str, Tensor]) -> tuple[ModelConfig, 
     )
     if fields.data.get("ff_activation") == "gelu":
         fields.data["ff_activation"] = "gelu_new"
+    tied = fields.data.get("untie_r", False) is False
     config, layout = configs.read_as("xlnet", fields), tables.XLNET_TF
+    if tied:  # one tensor for all layers; XLNet's code ties where nothing is said
+        for name in ("model/transformer/r_w_bias", "model/transformer/r_r_bias", "model/transformer/r_s_bias"):
+            if name in tensors and tensors[name].ndim == 2:
+                tensors[name] = tensors[name].expand(config.encoder.layers, -1, -1)
     if "start_logits/dense/kernel" in tensors:
         head = replace(config, task=Span(form="beam", dropout=0.1))
         return head, replace(layout, rules=(*layout.rules, *tables.XLNET_TF_SPAN))

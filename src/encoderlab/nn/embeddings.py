@@ -98,7 +98,7 @@ class AdaptiveTable(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Token + position + segment tables of width E, a norm and dropout, and a map from E to D where they differ.
+    """Token + position + segment tables of width E, a norm and dropout, and if ``mapped`` a map from E to D.
 
     ``norm``: at width E before the map (BERT, ALBERT, ELECTRA), at width D after it (DeBERTa, whose map has no bias),
     or none (XLNet, Transformer-XL). ``types`` 0 leaves the segment table out; with 1, as RoBERTa has it,
@@ -111,6 +111,7 @@ class Embeddings(nn.Module):
         vocab: int,
         embed_width: int,
         width: int,
+        mapped: bool,
         position: Position,
         types: int,
         norm: EmbeddingNorm,
@@ -143,7 +144,7 @@ class Embeddings(nn.Module):
         if norm != "none":
             self.norm = make_norm(normalization, summed if norm == "embedding" else width, eps)
         self.map = None
-        if embed_width != width and adaptive is None:
+        if mapped and adaptive is None:
             self.map = nn.Linear(embed_width, width, bias=norm == "embedding")
 
     def forward(self, ids: Tensor, positions: Tensor | None, segments: Tensor | None, keys: Tensor | None) -> Tensor:

@@ -101,6 +101,7 @@ class EncoderConfig:
         ff_gated: a second map, as wide as the first, is multiplied with the activations (GLU; with GELU, GeGLU).
         ff_biases: whether the maps of the feed-forward block have biases.
         embed_width: E, of the embedding tables, with a map to D where they differ; None means ``width``.
+        embed_map: the map from E to D stands where they are equal too (ALBERT).
         embed_norm: the norm of the embeddings at width E (``embedding``), at width D (``width``), or none.
         adaptive: word tables of several widths by frequency (Transformer-XL).
         types: rows of the segment table; 0 for no table.
@@ -140,6 +141,7 @@ class EncoderConfig:
     ff_gated: bool = False
     ff_biases: bool = True
     embed_width: int | None = None
+    embed_map: bool = False
     embed_norm: EmbeddingNorm = "embedding"
     adaptive: Adaptive | None = None
     types: int = 2
@@ -405,6 +407,7 @@ class Encoder(nn.Module):
             vocab=config.vocab,
             embed_width=config.word_width,
             width=config.width,
+            mapped=config.embed_map or config.word_width != config.width,
             position=config.position,
             types=config.types,
             norm=config.embed_norm,

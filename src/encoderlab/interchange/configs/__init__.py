@@ -46,7 +46,12 @@ FORMATS = {
         Format("transfo-xl", "TransfoXL", relative.read_transformer_xl, relative.write_transformer_xl),
     )
 }
-OLD_TYPES = {"conv_bert": "convbert", "debertav2": "deberta-v2"}
+SAME_AS = {  # other names of a format: of old files, and of models that differ in their tokenizer alone
+    "conv_bert": "convbert",
+    "debertav2": "deberta-v2",
+    "xlm-roberta": "roberta",
+    "camembert": "roberta",
+}
 
 
 def read(data: dict[str, Any], source: str) -> tuple[Format, ModelConfig]:
@@ -56,9 +61,11 @@ def read(data: dict[str, Any], source: str) -> tuple[Format, ModelConfig]:
         DataError: an unknown ``model_type``, or a field that is missing, wrong or not implemented.
     """
     name = data.get("model_type")
-    form = FORMATS.get(OLD_TYPES.get(name, name)) if isinstance(name, str) else None
+    form = FORMATS.get(SAME_AS.get(name, name)) if isinstance(name, str) else None
     if form is None:
-        raise DataError(f"{source}: model_type {name!r} is not implemented; known are {', '.join(FORMATS)}")
+        raise DataError(
+            f"{source}: model_type {name!r} is not implemented; known are {', '.join((*FORMATS, *SAME_AS))}"
+        )
     return form, read_as(form.model_type, Fields(data, source))
 
 
@@ -134,6 +141,8 @@ def comparable(encoder: EncoderConfig, name: str) -> Any:
         theta = getattr(encoder.position, "theta", None) if value.theta is None else value.theta
         full = tuple(encoder.sees_all(layer) for layer in range(encoder.layers))
         return None if all(full) else (value.reach, theta, full)
+    if name == "embed_map":
+        return None  # ALBERT always has a map there, which is the identity where we have none
     if name == "sharing" and value == Sharing(groups=encoder.layers):
         return None  # every layer has weights of its own
     if name == "types" and value == 1 and isinstance(encoder.position, Absolute):

@@ -74,6 +74,7 @@ def read_albert(f: Fields) -> ModelConfig:
         position=Absolute(length=f.count("max_position_embeddings", 512)),
         types=f.count("type_vocab_size", 2),
         embed_width=f.count("embedding_size", 128),
+        embed_map=f.data.get("embedding_size", 128) == f.data.get("hidden_size"),
         sharing=Sharing(groups=f.count("num_hidden_groups", 1), inner=f.count("inner_group_num", 1)),
         truncated_init=True,
     )

@@ -28,7 +28,10 @@ INERT = frozenset(
     "_num_labels finetuning_task task_specific_params tokenizer_class language name _attn_implementation_autoset "
     # How results are returned, and how memory is saved; the results are the same.
     "output_attentions output_hidden_states return_dict use_cache output_past torchscript use_bfloat16 tf_legacy_loss "
-    "gradient_checkpointing chunk_size_feed_forward tie_weights_ "
+    "gradient_checkpointing chunk_size_feed_forward tie_weights_ xla_device _commit_hash "
+    "attn_implementation _attn_implementation _flash_attn_2_enabled "
+    # What scripts of training keep.
+    "model_max_length max_seq_length save_step total_flos train_batch_size do_lower_case vocab_file "
     # Ids of the tokenizer, which comes in files of its own.
     "bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id padding_idx "
     "decoder_start_token_id eos_token_ids "
@@ -36,7 +39,7 @@ INERT = frozenset(
     "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k "
     "top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids "
     "num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id prefix "
-    "remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
+    "renormalize_logits remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
     # Heads of fine-tuning, read where the folder has one; fields that no released code reads.
     "problem_type classifier_dropout classifier_dropout_prob qa_dropout seq_classif_dropout cls_dropout summary_type "
     "summary_use_proj summary_activation summary_last_dropout pooler_dropout pooler_hidden_act pooler_hidden_size "

@@ -115,19 +115,22 @@ def write_deberta_v2(config: ModelConfig) -> dict[str, Any]:
 
 
 def read_xlnet(f: Fields) -> ModelConfig:
-    f.only("untie_r", True)
+    f.take("untie_r", True)  # tied biases are read as equal ones, which compute the same
     f.only("attn_type", "bi")
     f.only("same_length", False)
     f.only("bi_data", False)
     for name in ("mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "use_mems"):
         f.take(name, None)  # how much to remember between rows: given at the call here
     clamp = f.count("clamp_len", -1, least=-1)
+    width, heads = f.count("d_model"), f.count("n_head")
+    head_width = f.count("d_head", max(1, width // heads))
     dropout = f.number("dropout", 0.1)
     encoder = EncoderConfig(
         vocab=f.count("vocab_size"),
         layers=f.count("n_layer"),
-        width=f.count("d_model"),
-        heads=f.count("n_head"),
+        width=width,
+        heads=heads,
+        head_width=None if head_width * heads == width else head_width,
         ff_width=f.count("d_inner"),
         activation=f.activation("ff_activation"),
         dropout=dropout,
@@ -141,7 +144,6 @@ def read_xlnet(f: Fields) -> ModelConfig:
         embed_norm="none",
         attention_biases="none",
     )
-    f.only("d_head", encoder.key_width)
     return ModelConfig(family="xlnet", encoder=encoder, lm=LM(transform=False), mask_vector=True)
 
 
