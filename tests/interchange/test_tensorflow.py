@@ -199,6 +199,39 @@ def test_a_configuration_that_cannot_be(shared: Path, tmp_path: Path) -> None:
         read(tmp_path / "tf")
 
 
+@pytest.mark.parametrize("width", [24, 32, 16])
+def test_an_electra_with_untied_embeddings(width: int, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+    """``untied_generator_embeddings``: tables of the generator's own, of equal width (24) or another, perhaps its own
+    (32), where there is no map."""
+    models = {
+        "generator": make(resized(CONFIGS["electra-generator"], embed_width=width, heads=1), seed=1),
+        "discriminator": make(resized(CONFIGS["electra"], heads=1)),
+    }
+    tensors = {}
+    for name, model in models.items():
+        scope = {"generator": "generator", "discriminator": "electra"}[name]
+        layout = tables.electra_tf(generator=name == "generator", embeddings=scope)
+        tensors |= names.write(layout, folder.weights(model), model.config.encoder)
+    assert tensors["generator/embeddings/word_embeddings"].shape == (50, width)
+    monkeypatch.setattr(tensorflow, "Checkpoint", lambda path: Recorded(tensors, tmp_path))
+    found = tensorflow.read(tmp_path)
+    assert found.keys() == models.keys() and not caplog.records
+    assert all(same_weights(found[name], model) for name, model in models.items())
+
+
+@pytest.mark.parametrize("heads", ["both", "lm"])
+def test_an_electra_that_is_one_network(heads: str, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+    """``untied_generator=False``, or ``electra_objective=False``, which trains no detection."""
+    config = replace(CONFIGS["electra"], lm=CONFIGS["electra-generator"].lm)
+    model = make(resized(config if heads == "both" else replace(config, rtd=None), heads=1))
+    tensors = names.write(tables.electra_tf(generator=False, joint=True), folder.weights(model), model.config.encoder)
+    monkeypatch.setattr(tensorflow, "Checkpoint", lambda path: Recorded(tensors, tmp_path))
+    found = tensorflow.read(tmp_path)
+    assert found.keys() == {"model"} and same_weights(found["model"], model) and not caplog.records
+    found["model"].save(tmp_path / "ours")
+    assert same_weights(load(tmp_path / "ours"), model)
+
+
 @pytest.mark.parametrize(
     ("left_out", "message"), [("attention/self/query", "holds no electra/encoder/layer_0"), ("", "no layers")]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from encoderlab.interchange.names import (
     COLUMN,
@@ -346,28 +347,33 @@ CONVBERT = Layout(
 )
 
 
-def electra_tf(*, generator: bool) -> Layout:
-    """One of the two networks in a joint checkpoint of ELECTRA or ConvBERT; they share the scope
-    ``electra/embeddings``.
+def electra_tf(*, generator: bool, joint: bool = False, embeddings: str = "electra") -> Layout:
+    """One of the two networks in a checkpoint of ELECTRA or ConvBERT, or the one that is both (``joint``).
+
+    ``embeddings``: the scope of its embeddings, which the two share unless they were untied.
     """
     scope = "generator" if generator else "electra"
     theirs = scope + "/encoder/layer_{layer}/"
     self_attention = theirs + "attention/self/"
-    heads: Rules
-    if generator:
-        heads = (
-            *tf_linear("lm.dense", "generator_predictions/dense"),
-            *tf_norm("lm.norm", "generator_predictions/LayerNorm"),
-            Rule("lm.bias", ("generator_predictions/output_bias",)),
-        )
-    else:
-        heads = (
-            *tf_linear("rtd.dense", "discriminator_predictions/dense"),
-            *tf_linear("rtd.out", "discriminator_predictions/dense_1"),
+    lm = (
+        *tf_linear("lm.dense", "generator_predictions/dense"),
+        *tf_norm("lm.norm", "generator_predictions/LayerNorm"),
+        Rule("lm.bias", ("generator_predictions/output_bias",)),
+    )
+    rtd = (
+        *tf_linear("rtd.dense", "discriminator_predictions/dense"),
+        *tf_linear("rtd.out", "discriminator_predictions/dense_1"),
+    )
+    others: tuple[str, ...] = ()
+    if not joint:
+        others = (
+            (r"^electra/", r"^discriminator_predictions/")
+            if generator
+            else (r"^generator/", r"^generator_predictions/")
         )
     return Layout(
         rules=(
-            *_tf_embeddings("electra"),
+            *_tf_embeddings(embeddings),
             *tf_linear(EMBEDDINGS + "map", f"{scope}/embeddings_project"),
             Rule(_CONVOLUTION + "depthwise", (self_attention + "conv_attn_key/depthwise_kernel",), DEPTHWISE_TF),
             Rule(_CONVOLUTION + "pointwise.weight", (self_attention + "conv_attn_key/pointwise_kernel",), POINTWISE_TF),
@@ -375,19 +381,16 @@ def electra_tf(*, generator: bool) -> Layout:
             *tf_linear(_CONVOLUTION + "kernel", self_attention + "conv_attn_kernel"),
             *tf_linear(_CONVOLUTION + "value", self_attention + "conv_attn_point"),
             *_tf_layers(scope),
-            *heads,
+            *(lm if generator or joint else ()),
+            *(() if generator else rtd),
         ),
-        ignored=(
-            (r"^electra/(?!embeddings/)", r"^discriminator_predictions/")
-            if generator
-            else (r"^generator/", r"^generator_predictions/")
-        ),
+        ignored=others,
     )
 
 
-def electra_tf_grouped(*, generator: bool) -> Layout:
+def electra_tf_grouped(*, generator: bool, **more: Any) -> Layout:
     """The same with ConvBERT's grouped feed-forward maps (G, in / G, out / G), which have a name of their own."""
-    layout = electra_tf(generator=generator)
+    layout = electra_tf(generator=generator, **more)
     theirs = ("generator" if generator else "electra") + "/encoder/layer_{layer}/"
     grouped = (
         Rule(BLOCK + "feed_forward.up.weight", (theirs + "intermediate/g_dense/kernel",)),

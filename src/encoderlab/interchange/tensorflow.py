@@ -115,15 +115,20 @@ def _xlnet(fields: Fields, tensors: dict[str, Tensor]) -> tuple[ModelConfig, nam
 
 
 def _read_electra(tensors: Mapping[str, Tensor], source: Path, *, allow_missing: bool) -> Models:
-    """Both networks of a joint checkpoint; one that holds the discriminator alone gives one. The number of heads,
-    which shapes do not tell, may be given in ``generator_config.json`` and ``discriminator_config.json``.
+    """Both networks of a checkpoint; one that holds the discriminator alone gives one, and so does one network that was
+    trained as both, which has both heads. The number of heads, which shapes do not tell, may be given in
+    ``generator_config.json`` and ``discriminator_config.json``.
     """
     found: Models = {}
+    one = not any(key.startswith("generator/encoder/") for key in tensors)
+    joint = one and "generator_predictions/dense/kernel" in tensors
     for name, scope in (("generator", "generator"), ("discriminator", "electra")):
         if not any(key.startswith(f"{scope}/encoder/") for key in tensors):
             continue
+        untied = f"{scope}/embeddings/word_embeddings" in tensors  # the generator has tables of its own
+        embeddings = scope if untied else "electra"
         try:
-            config = _electra_config(tensors, scope)
+            config = _electra_config(tensors, scope, embeddings)
         except KeyError as error:
             raise DataError(f"{source}: holds no {error.args[0]}; copy the checkpoint again from its source") from None
         beside = source.parent / f"{name}_config.json"
@@ -131,20 +136,25 @@ def _read_electra(tensors: Mapping[str, Tensor], source: Path, *, allow_missing:
             fields = read_fields(beside)
             count, dropout = fields.count("num_attention_heads"), fields.number("hidden_dropout_prob", 0.1)
             config = replace(config, encoder=replace(config.encoder, heads=count, dropout=dropout))
+        if joint:
+            config = replace(config, lm=LM())
         grouped = config.encoder.ff_groups > 1
-        layout = (tables.electra_tf_grouped if grouped else tables.electra_tf)(generator=scope == "generator")
+        layout = (tables.electra_tf_grouped if grouped else tables.electra_tf)(
+            generator=scope == "generator", joint=joint, embeddings=embeddings
+        )
         found[name] = assemble(config, tensors, layout, source, allow_missing=allow_missing)
     if not found:
         raise DataError(f"{source}: holds the embeddings of ELECTRA and no layers; copy it again from its source")
     return found if "generator" in found else {"model": found["discriminator"]}
 
 
-def _electra_config(tensors: Mapping[str, Tensor], scope: str) -> ModelConfig:
-    """The sizes of one network from the shapes of its variables. ELECTRA's heads are 64 wide, or one where none would
-    fit; ConvBERT's are told by its convolution kernels.
+def _electra_config(tensors: Mapping[str, Tensor], scope: str, embeddings: str) -> ModelConfig:
+    """The sizes of one network from the shapes of its variables, under their two scopes.
+
+    ELECTRA's heads are 64 wide, or one where none would fit; ConvBERT's are told by its convolution kernels.
     """
     layer = f"{scope}/encoder/layer_0/"
-    vocab, embed_width = tensors["electra/embeddings/word_embeddings"].shape
+    vocab, embed_width = tensors[f"{embeddings}/embeddings/word_embeddings"].shape
     width, inner = tensors[layer + "attention/self/query/kernel"].shape
     layers = 1 + max(int(match[1]) for name in tensors if (match := re.match(rf"{scope}/encoder/layer_(\d+)/", name)))
     num_heads, conv, groups = max(1, width // 64), None, 1
@@ -166,8 +176,8 @@ def _electra_config(tensors: Mapping[str, Tensor], scope: str) -> ModelConfig:
         width=width,
         heads=num_heads,
         ff_width=ff_width,
-        position=Absolute(length=len(tensors["electra/embeddings/position_embeddings"])),
-        types=len(tensors["electra/embeddings/token_type_embeddings"]),
+        position=Absolute(length=len(tensors[f"{embeddings}/embeddings/position_embeddings"])),
+        types=len(tensors[f"{embeddings}/embeddings/token_type_embeddings"]),
         embed_width=embed_width,
         conv=conv,
         ff_groups=groups,
