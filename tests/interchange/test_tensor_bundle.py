@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 
 from encoderlab.errors import DataError
 from encoderlab.interchange import tensor_bundle
-from encoderlab.interchange.tensor_bundle import Checkpoint, crc32c
+from encoderlab.interchange.tensor_bundle import Checkpoint
 
 CASES = (
     "albert_pretraining",
@@ -26,19 +29,28 @@ CASES = (
 )
 
 
-def test_crc32c_of_published_vectors() -> None:
-    """The examples of RFC 3720, section B.4."""
-    assert crc32c(bytes(32)) == 0x8A9136AA
-    assert crc32c(b"\xff" * 32) == 0x62A8AB43
-    assert crc32c(bytes(range(32))) == 0x46DD794E
-    assert crc32c(b"123456789") == 0xE3069283
+@pytest.fixture(scope="module")
+def checksums() -> None:
+    pytest.importorskip("google_crc32c", reason="checksums need the extra [tf]")
 
 
-@settings(max_examples=20, deadline=None)
-@given(length=st.integers(0, 3 * tensor_bundle._MIN_LANES_BYTES), seed=st.integers(0, 9))
-def test_crc32c_in_lanes_equals_byte_by_byte(length: int, seed: int) -> None:
-    data = np.random.default_rng(seed).bytes(length)
-    assert crc32c(data) == tensor_bundle._crc_bytes(data, 0xFFFFFFFF) ^ 0xFFFFFFFF
+def test_without_the_package_sizes_are_checked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And it is said once."""
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    monkeypatch.setattr(tensor_bundle, "_checksum", functools.cache(tensor_bundle._checksum.__wrapped__))
+    with caplog.at_level(logging.INFO, logger="encoderlab"):
+        checkpoint = Checkpoint(folder)
+        for name in list(checkpoint)[:3]:
+            checkpoint.read(name)
+    (record,) = caplog.records
+    assert "pip install 'encoderlab[tf]'" in record.getMessage()
+    path = folder / "model.ckpt.data-00000-of-00001"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match="ends inside"):
+        for name in checkpoint:
+            checkpoint.read(name)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -98,7 +110,9 @@ def test_a_truncated_index_is_refused(folder: Path, keep: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(position=st.integers(0, 10**6), bit=st.integers(0, 7))
-def test_a_flipped_bit_in_the_index_is_refused_or_harmless(shared: Path, position: int, bit: int) -> None:
+def test_a_flipped_bit_in_the_index_is_refused_or_harmless(
+    shared: Path, checksums: None, position: int, bit: int
+) -> None:
     """No flipped bit gives other tensors: it is refused, or lies in the unused bytes of the footer or the empty meta
     block.
     """
@@ -115,7 +129,7 @@ def test_a_flipped_bit_in_the_index_is_refused_or_harmless(shared: Path, positio
             assert entries == Checkpoint(source).entries
 
 
-def test_flipped_and_truncated_data_are_refused(folder: Path) -> None:
+def test_flipped_and_truncated_data_are_refused(folder: Path, checksums: None) -> None:
     path = folder / "model.ckpt.data-00000-of-00001"
     checkpoint, name = Checkpoint(folder), "bert/pooler/dense/kernel"
     data, entry = bytearray(path.read_bytes()), checkpoint.entries[name]

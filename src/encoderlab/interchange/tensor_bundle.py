@@ -6,14 +6,16 @@ empty key and ``BundleEntryProto`` (type, shape, shard, offset, size, checksum) 
 files are the raw tensors. Format: ``tensorflow/core/util/tensor_bundle`` and ``tensorflow/core/lib/io/format.cc`` of
 the TensorFlow sources.
 
-Every block and every tensor that is read is checked against its CRC-32C, at about 5 ns per byte.
+Every block and every tensor that is read is checked against its CRC-32C where ``google-crc32c`` is installed (the
+extra ``tf``); without it only sizes are.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,8 @@ import numpy as np
 
 from encoderlab.errors import DataError, nearest
 from encoderlab.protobuf import fields, varint
+
+log = logging.getLogger(__name__)
 
 FOOTER_BYTES = 48
 MAGIC = 0xDB4775248B80FB57
@@ -113,7 +117,7 @@ class Checkpoint:
             raise DataError(
                 f"{path}: ends inside tensor {name!r} (needs bytes up to {entry.offset + entry.size}); copy it again"
             )
-        if mask_crc(crc32c(data)) != entry.crc:
+        if _differs(data, entry.crc):
             raise DataError(f"{path}: tensor {name!r} does not match its checksum; the file is damaged, copy it again")
         array = np.frombuffer(data, dtype=dtype).reshape(entry.shape)
         if entry.dtype == BFLOAT16:
@@ -198,7 +202,7 @@ def _read_table(path: Path) -> dict[bytes, bytes]:
 def _block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
     """The entries of one block; each key is stored as the length shared with the key before it and the rest."""
     block, kind, stored = data[offset : offset + size], data[offset + size], data[offset + size + 1 : offset + size + 5]
-    if mask_crc(crc32c(data[offset : offset + size + 1])) != int.from_bytes(stored, "little"):
+    if _differs(data[offset : offset + size + 1], int.from_bytes(stored, "little")):
         raise ValueError(f"block at byte {offset} does not match its checksum")
     if kind != 0:
         raise ValueError(
@@ -234,91 +238,27 @@ def _fields(message: bytes, path: Path) -> dict[int, list]:
     return found
 
 
-# CRC-32C --------------------------------------------------------------------------------------------------------------
+def _differs(data: bytes, stored: int) -> bool:
+    """Whether ``data`` does not match its CRC-32C, as far as that can be known: see :func:`_checksum`.
 
-_POLYNOMIAL = 0x82F63B78
-_MIN_LANES_BYTES = 1 << 14
-
-
-def mask_crc(crc: int) -> int:
-    """The rotated and shifted form in which LevelDB and TensorFlow store a checksum of data that may itself hold
-    checksums.
+    LevelDB and TensorFlow store a checksum rotated and shifted, because the data may itself hold checksums.
     """
-    return (((crc >> 15) | (crc << 17)) + MASK_DELTA) & 0xFFFFFFFF
-
-
-def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli) of ``data``.
-
-    A checksum is linear over GF(2), so a long input is cut into equal lanes that advance together four bytes a step as
-    one NumPy operation, and the lanes' checksums are then joined in pairs: ``crc(a + b) = shift(crc(a), len(b)) ^
-    crc(b)``.
-    """
-    if len(data) < _MIN_LANES_BYTES:
-        return _crc_bytes(data, 0xFFFFFFFF) ^ 0xFFFFFFFF
-    lanes = 1 << min(13, (len(data) // 512).bit_length() - 1)
-    width = len(data) // lanes // 4 * 4
-    low, high = _word_tables()
-    words = np.frombuffer(data, dtype="<u4", count=lanes * width // 4).reshape(lanes, -1)
-    crc = np.zeros(lanes, np.uint32)
-    crc[0] = 0xFFFFFFFF
-    for column in np.ascontiguousarray(words.T):
-        crc ^= column
-        crc = low[crc & 0xFFFF] ^ high[crc >> 16]
-    shift = _zero_bytes_operator(width)
-    while len(crc) > 1:
-        crc = _apply(shift, crc[::2]) ^ crc[1::2]
-        shift = _apply(shift, shift)
-    return _crc_bytes(data[lanes * width :], int(crc[0])) ^ 0xFFFFFFFF
-
-
-def _crc_bytes(data: bytes, crc: int) -> int:
-    table = _byte_table()
-    for byte in data:
-        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    return crc
+    checksum = _checksum()
+    if checksum is None:
+        return False
+    crc = checksum(data)
+    return (((crc >> 15) | (crc << 17)) + MASK_DELTA) & 0xFFFFFFFF != stored
 
 
 @functools.cache
-def _byte_table() -> list[int]:
-    """The register after one byte, for each value of its low byte."""
-    table = []
-    for crc in range(256):
-        for _ in range(8):
-            crc = (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)
-        table.append(crc)
-    return table
-
-
-@functools.cache
-def _word_tables() -> tuple[np.ndarray, np.ndarray]:
-    """The register after four bytes, for each value of its low and of its high 16 bits."""
-    table = np.array(_byte_table(), np.uint32)
-    halves = []
-    for half in (np.arange(1 << 16, dtype=np.uint32), np.arange(1 << 16, dtype=np.uint32) << 16):
-        for _ in range(4):
-            half = table[half & 0xFF] ^ (half >> 8)
-        halves.append(half)
-    return halves[0], halves[1]
-
-
-def _zero_bytes_operator(count: int) -> np.ndarray:
-    """The linear map of the register that ``count`` zero bytes make, as the images of its 32 bits."""
-    table = np.array(_byte_table(), np.uint32)
-    square = np.uint32(1) << np.arange(32, dtype=np.uint32)
-    result = square.copy()
-    square = table[square & 0xFF] ^ (square >> 8)
-    while count:
-        if count & 1:
-            result = _apply(square, result)
-        square = _apply(square, square)
-        count >>= 1
-    return result
-
-
-def _apply(operator: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The images of ``values`` under a linear map given by the images of the 32 bits."""
-    images = np.zeros_like(values)
-    for bit in range(32):
-        images ^= np.where(values >> np.uint32(bit) & np.uint32(1), operator[bit], np.uint32(0))
-    return images
+def _checksum() -> Callable[[bytes], int] | None:
+    """CRC-32C of the package ``google-crc32c``; None, said once, without it."""
+    try:
+        import google_crc32c
+    except ImportError:
+        log.info(
+            "google-crc32c is not installed: of TensorFlow checkpoints the sizes are checked and not the checksums; "
+            "pip install 'encoderlab[tf]'"
+        )
+        return None
+    return google_crc32c.value  # type: ignore[no-any-return]
