@@ -9,9 +9,9 @@ import pytest
 from encoderlab.cli import main
 
 
-def messages(capsys: pytest.CaptureFixture[str], code: int, *words: object) -> str:
+def messages(capsys: pytest.CaptureFixture[str], code: int, *words: object, program: str = "encoderlab") -> str:
     """What a command that ends with ``code`` says on standard error."""
-    assert main(list(map(str, words))) == code
+    assert main(list(map(str, words)), program) == code
     return " ".join(capsys.readouterr().err.split())
 
 

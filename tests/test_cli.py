@@ -54,16 +54,16 @@ def test_importing_the_package_imports_no_heavy_module():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("name", cli.VERBS)
-def test_help_of_every_verb_has_an_example_and_needs_no_torch(name):
+@pytest.mark.parametrize(("program", "name"), [(p, name) for p, (verbs, _) in cli.PROGRAMS.items() for name in verbs])
+def test_help_of_every_verb_has_an_example_and_needs_no_torch(program, name):
     code = (
-        f"import sys, encoderlab.cli as c; code = c.main({[*name.split(), '--help']});"
+        f"import sys, encoderlab.cli as c; code = c.main({[*name.split(), '--help']}, {program!r});"
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     example = done.stdout.split("Example:")[1].split("\n\n")[0].strip().splitlines()
-    assert example[0].strip().startswith(f"encoderlab {name}")
+    assert example[0].strip().startswith(f"{program} {name}")
     assert all(line.endswith("\\") for line in example[:-1]), "a line that breaks at 80 columns cannot be copied"
 
 

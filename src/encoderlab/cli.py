@@ -57,16 +57,26 @@ VERBS: dict[str, tuple[str, str, str]] = {  # verb: group, import string, one li
     "bench predict": (STUDY, "bench:predict", "Measure prediction speed."),
     "bench corpus": (STUDY, "bench:corpus", "Measure the speed of corpus building."),
     "bench scaling": (STUDY, "bench:scaling", "Measure how training scales over processes."),
-    "text_classification": (USE, "compat:text_classification", "fengshen-pipeline: train or predict labels of texts."),
-    "sequence_tagging": (USE, "compat:sequence_tagging", "fengshen-pipeline: train or predict labels of tokens."),
-    "multiplechoice": (USE, "compat:multiplechoice", "fengshen-pipeline: train or predict the right option."),
+}
+FENGSHEN: dict[str, tuple[str, str, str]] = {  # of the program fengshen-pipeline
+    "text_classification": (USE, "compat:text_classification", "Train on, or predict, labels of texts."),
+    "sequence_tagging": (USE, "compat:sequence_tagging", "Train on, or predict, labels of tokens."),
+    "multiplechoice": (USE, "compat:multiplechoice", "Train on, or predict, the right one of several options."),
+}
+PROGRAMS = {  # what the help of each says first
+    "encoderlab": (
+        VERBS,
+        "Raw text to a pretrained, fine-tuned and measured text encoder, for the whole BERT family.\n\n"
+        "First run: `encoderlab quickstart`. Help with an example for each verb: `encoderlab VERB --help`.",
+    ),
+    "fengshen-pipeline": (FENGSHEN, "The tasks of Fengshenbang-LM's fengshen-pipeline, with its flags and folders."),
 }
 FAMILIES = {"corpus": (DATA, "Build, merge and inspect corpora."), "bench": (STUDY, "Measure speed and memory.")}
 GROUPS = {name: Group(name, sort_key=place) for place, name in enumerate([DATA, TRAIN, USE, STUDY])}
 EVERYWHERE = Group("Everywhere", sort_key=90)
 
 
-def make_app(tokens: Sequence[str] = ()) -> App:
+def make_app(tokens: Sequence[str] = (), program: str = "encoderlab") -> App:
     """The cyclopts application. A verb named in ``tokens`` shows its whole docstring as help, the others one line."""
     settings: dict[str, Any] = {
         "version": __version__,
@@ -75,10 +85,10 @@ def make_app(tokens: Sequence[str] = ()) -> App:
         "help_formatter": _Help(),
         "suppress_keyboard_interrupt": False,
     }
+    verbs, text = PROGRAMS[program]
     app = App(
-        name="encoderlab",
-        help="Raw text to a pretrained, fine-tuned and measured text encoder, for the whole BERT family.\n\n"
-        "First run: `encoderlab quickstart`. Help with an example for each verb: `encoderlab VERB --help`.",
+        name=program,
+        help=text,
         result_action="return_value",
         exit_on_error=False,
         print_error=False,
@@ -87,14 +97,15 @@ def make_app(tokens: Sequence[str] = ()) -> App:
     families = {
         name: App(name=name, help=text, group=GROUPS[group], **settings) for name, (group, text) in FAMILIES.items()
     }
-    for verb, (group, target, summary) in VERBS.items():
+    for verb, (group, target, summary) in verbs.items():
         *family, name = verb.split()
         app_or_family = families[family[0]] if family else app
         help_text = None if name in tokens else summary
         where: dict[str, Any] = {} if family else {"group": GROUPS[group]}
         app_or_family.command(f"encoderlab.commands.{target}", name=name, help=help_text, **where)
-    for member in families.values():
-        app.command(member)
+    for name, member in families.items():
+        if any(verb.startswith(f"{name} ") for verb in verbs):
+            app.command(member)
     app.register_install_completion_command(add_to_startup=True, group=EVERYWHERE)
     for flag in ("--help", "--version"):
         app[flag].group = (EVERYWHERE,)
@@ -149,7 +160,12 @@ def _flow(description: Any) -> None:
     text.plain = "\n\n".join(paragraphs).replace("``", "").replace("`", "")
 
 
-def main(tokens: Sequence[str] | None = None) -> int:
+def fengshen_pipeline(tokens: Sequence[str] | None = None) -> int:
+    """Run one command of ``fengshen-pipeline``."""
+    return main(tokens, "fengshen-pipeline")
+
+
+def main(tokens: Sequence[str] | None = None, program: str = "encoderlab") -> int:
     """Run one command and return its exit code."""
     _open_streams()
     if (limit := _address_space()) < LEAST_MEMORY:
@@ -161,7 +177,7 @@ def main(tokens: Sequence[str] | None = None) -> int:
     terminal.configure(json="--json" in tokens, verbose=not {"-v", "--verbose"}.isdisjoint(tokens))
     try:
         kernels_wanted()  # a wrong value is refused before any work
-        result = make_app(tokens)(tokens)
+        result = make_app(tokens, program)(tokens)
         if terminal.json_mode() and isinstance(result, dict):
             _print_json(finite(result))
         sys.stdout.flush()
@@ -176,9 +192,9 @@ def main(tokens: Sequence[str] | None = None) -> int:
         _mute()
         return 141
     except UnknownCommandError as error:
-        return _fail(_unknown_verb(tokens, (error.unused_tokens or [""])[0]), ConfigError.code)
+        return _fail(_unknown_verb(tokens, (error.unused_tokens or [""])[0], program), ConfigError.code)
     except MissingArgumentError as error:
-        return _fail(_missing(error), ConfigError.code)
+        return _fail(_missing(error, program), ConfigError.code)
     except CycloptsError as error:
         return _fail(" ".join(str(error).split()), ConfigError.code)
     except EncoderlabError as error:
@@ -215,19 +231,19 @@ def _mute() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _unknown_verb(tokens: Sequence[str], word: str) -> str:
+def _unknown_verb(tokens: Sequence[str], word: str, program: str) -> str:
     """Names the nearest verb, from the table alone: cyclopts' own message would import every verb."""
     family = next((f"{name} " for name in FAMILIES if name in tokens and word != name), "")
-    known = {verb.removeprefix(family).split()[0] for verb in VERBS if verb.startswith(family)}
+    known = {verb.removeprefix(family).split()[0] for verb in PROGRAMS[program][0] if verb.startswith(family)}
     return f"unknown verb {family + word!r}{nearest(word, known)}"
 
 
-def _missing(error: MissingArgumentError) -> str:
+def _missing(error: MissingArgumentError, program: str) -> str:
     """The message for an argument that was not given; for an option without its value it is that of cyclopts."""
     if error.argument is None or error.keyword is not None or error.argument.tokens or not error.command_chain:
         return " ".join(str(error).split())
     verb = " ".join(error.command_chain)
-    return f"{verb}: {error.argument.name} is missing; see the example of encoderlab {verb} --help"
+    return f"{verb}: {error.argument.name} is missing; see the example of {program} {verb} --help"
 
 
 def _unexpected(error: Exception) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 from collections.abc import Sequence
@@ -14,9 +15,11 @@ from encoderlab.commands import compat
 from encoderlab.errors import ConfigError, DataError
 from tests.tasks.runs.test_apply import ready, saved
 from tests.tasks.tiny import model
-from tests.terminal import messages
+from tests import terminal
 
 ROWS = [{"sentence": "the red cat", "label": "0"}, {"sentence": "the blue dog", "label": "1"}] * 4
+
+messages = functools.partial(terminal.messages, program="fengshen-pipeline")
 
 
 @pytest.fixture
@@ -83,7 +86,7 @@ def test_differences_are_said_once_and_flags_without_values_are_ignored(tmp_path
 def test_the_recipe_ends_as_the_original_does():
     recipe = compat._recipe(compat.Flags(model=Path("m"), rate=1e-5), None)
     assert recipe.form.max_length == 512 and recipe.select == "last"
-    with pytest.raises(ConfigError, match="max_length 0 is not positive"):
+    with pytest.raises(ConfigError, match="max_length 0 is below 1"):
         compat._recipe(compat.Flags(model=Path("m"), max_length=0), None)
     assert recipe.optim.lr * recipe.schedule.share(100, 100) == pytest.approx(1e-7)
 
@@ -112,8 +115,12 @@ def test_a_gpu_that_is_not_there_is_one_line(tmp_path, tiny, capsys, monkeypatch
     ("kind", "verb", "remedy"),
     [
         ("question", "text_classification", "span, expected classification; run: encoderlab predict "),
-        ("single", "multiplechoice", "classification, expected choice; run: encoderlab text_classification predict "),
-        ("choice", "sequence_tagging", "choice, expected tagging; run: encoderlab multiplechoice predict "),
+        (
+            "single",
+            "multiplechoice",
+            "classification, expected choice; run: fengshen-pipeline text_classification predict ",
+        ),
+        ("choice", "sequence_tagging", "choice, expected tagging; run: fengshen-pipeline multiplechoice predict "),
     ],
 )
 def test_a_model_with_the_head_of_another_verb_is_refused(kind, verb, remedy, tmp_path, capsys):

@@ -75,12 +75,12 @@ def text_classification(
     textb_name: Annotated[str | None, Parameter(name="--textb_name")] = None,
     label_name: LabelName = None,
 ) -> dict[str, Any]:
-    """fengshen-pipeline: train on, or predict, labels of texts.
+    """Train on, or predict, labels of texts.
 
     The model is written to --save_ckpt_path. Other flags of the original are named and ignored.
 
     Example:
-        encoderlab text_classification train --model erlangshen-97m \\
+        fengshen-pipeline text_classification train --model erlangshen-97m \\
             --datasets AFQMC --texta_name=sentence1 --gpus=0 --strategy=ddp
 
     Parameters
@@ -98,12 +98,12 @@ def text_classification(
 
 
 def sequence_tagging(action: Action, /, *others: Others, flags: Flags, label_name: LabelName = None) -> dict[str, Any]:
-    """fengshen-pipeline: train on, or predict, labels of words.
+    """Train on, or predict, labels of words.
 
     Words of a text to predict are separated by spaces; without spaces every character is one.
 
     Example:
-        encoderlab sequence_tagging train --model erlangshen-97m --datasets CLUENER
+        fengshen-pipeline sequence_tagging train --model erlangshen-97m --datasets CLUENER
 
     Parameters
     ----------
@@ -116,12 +116,12 @@ def sequence_tagging(action: Action, /, *others: Others, flags: Flags, label_nam
 
 
 def multiplechoice(action: Action, /, *others: Others, flags: Flags, label_name: LabelName = None) -> dict[str, Any]:
-    """fengshen-pipeline: train on, or predict, the right one of several options.
+    """Train on, or predict, the right one of several options.
 
     To predict, --text takes the context, the question and the options, each separated by [SEP].
 
     Example:
-        encoderlab multiplechoice train --model erlangshen-97m --datasets C3
+        fengshen-pipeline multiplechoice train --model erlangshen-97m --datasets C3
 
     Parameters
     ----------
@@ -145,7 +145,8 @@ def _run(
     if others:
         names = ", ".join(word.partition("=")[0] for word in others if word.startswith("--"))
         note(
-            f"ignored: {names}" + (" (for several processes: torchrun -m encoderlab ...)" if action == "train" else "")
+            f"ignored: {names}"
+            + (" (for several processes: torchrun --no-python fengshen-pipeline ...)" if action == "train" else "")
         )
     if action == "predict":
         return _predict(form, flags)
@@ -179,7 +180,9 @@ def _say_gpus(gpus: str) -> None:
     if int(gpus) == 0:
         note(f"--gpus=0: taken as the number of a GPU (Lightning would use none); {where}")
     elif int(gpus) != processes or not torch.cuda.is_available():
-        note(f"--gpus={gpus}: taken as how many; {where}; for several: torchrun --nproc-per-node=N -m encoderlab ...")
+        note(
+            f"--gpus={gpus}: taken as how many; {where}; for several: torchrun --nproc-per-node=N --no-python fengshen-pipeline ..."
+        )
 
 
 def _recipe(flags: Flags, limit: int | None) -> Recipe:
@@ -309,10 +312,8 @@ def _predict(wanted: str, flags: Flags) -> dict[str, Any]:
     predictor = predictor_of(flags.model, note)
     form = predictor.form.task.form
     if VERBS.get(form) != VERBS[wanted]:
-        usage = f"{VERBS[form]} predict --model" if form in VERBS else "predict"
-        raise ConfigError(
-            f"{flags.model}: its head is for {form}, expected {wanted}; run: encoderlab {usage} {flags.model} ..."
-        )
+        usage = f"fengshen-pipeline {VERBS[form]} predict --model" if form in VERBS else "encoderlab predict"
+        raise ConfigError(f"{flags.model}: its head is for {form}, expected {wanted}; run: {usage} {flags.model} ...")
     if flags.max_length is not None:
         limit = predictor.objective.model.config.encoder.max_length
         predictor.form.settings = replace(predictor.form.settings, max_length=_length(flags.max_length, limit))

@@ -221,16 +221,17 @@ def test_verbs_of_fengshen(verb, tmp_path, tiny, capsys):
         (folder / f"{split}.json").write_text("".join(json.dumps(r) + "\n" for r in [RECORDS[verb], other] * 4))
     names = ["--texta_name=sentence1"] if verb == "text_classification" else []
     words = [verb, "train", "--model", tiny, "--datasets", folder, "--save_ckpt_path", tmp_path / "ckpt", *names]
-    said = messages(capsys, 0, *words, "--max_length", 900, "--gpus=0", "--strategy=ddp")
+    program = "fengshen-pipeline"
+    said = messages(capsys, 0, *words, "--max_length", 900, "--gpus=0", "--strategy=ddp", program=program)
     for part in ("--gpus=0: taken as the number of a GPU", "3 epochs (the original would train for 1,000)",
                  "ignored: --strategy", "exceeds the model's 512 positions"):  # fmt: skip
         assert part in said
     text, keys = ASKED[verb]
-    assert main([verb, "predict", "--model", str(tmp_path / "ckpt"), "--text", text]) == 0
+    assert main([verb, "predict", "--model", str(tmp_path / "ckpt"), "--text", text], program) == 0
     (answer,) = json.loads(capsys.readouterr().out)
     assert set(answer) == keys
     assert "data sets are not downloaded" in messages(
-        capsys, 3, verb, "train", "--model", tiny, "--datasets", "IDEA/AFQMC"
+        capsys, 3, verb, "train", "--model", tiny, "--datasets", "IDEA/AFQMC", program=program
     )
 
 
