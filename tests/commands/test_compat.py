@@ -13,9 +13,9 @@ import torch
 
 from encoderlab.commands import compat
 from encoderlab.errors import ConfigError, DataError
+from tests import terminal
 from tests.tasks.runs.test_apply import ready, saved
 from tests.tasks.tiny import model
-from tests import terminal
 
 ROWS = [{"sentence": "the red cat", "label": "0"}, {"sentence": "the blue dog", "label": "1"}] * 4
 

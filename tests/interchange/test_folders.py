@@ -369,8 +369,8 @@ def test_many_missing_weights_are_counted(bert: tuple[Model, Path]) -> None:
 
 
 def test_more_layers_than_weights_are_refused_before_they_are_laid_out(bert: tuple[Model, Path]) -> None:
-    configure(bert[1], num_hidden_layers=2**31 - 1)
-    refused(bert[1], "says 2,147,483,647 blocks of layers")
+    configure(bert[1], num_hidden_layers=900)
+    refused(bert[1], "says 900 blocks of layers")
 
 
 def test_two_heads_under_two_names(tmp_path: Path) -> None:

@@ -103,7 +103,8 @@ def sequence_tagging(action: Action, /, *others: Others, flags: Flags, label_nam
     Words of a text to predict are separated by spaces; without spaces every character is one.
 
     Example:
-        fengshen-pipeline sequence_tagging train --model erlangshen-97m --datasets CLUENER
+        fengshen-pipeline sequence_tagging train --model erlangshen-97m \\
+            --datasets CLUENER
 
     Parameters
     ----------
@@ -181,7 +182,8 @@ def _say_gpus(gpus: str) -> None:
         note(f"--gpus=0: taken as the number of a GPU (Lightning would use none); {where}")
     elif int(gpus) != processes or not torch.cuda.is_available():
         note(
-            f"--gpus={gpus}: taken as how many; {where}; for several: torchrun --nproc-per-node=N --no-python fengshen-pipeline ..."
+            f"--gpus={gpus}: taken as how many; {where}; "
+            "for several: torchrun --nproc-per-node=N --no-python fengshen-pipeline ..."
         )
 
 
