@@ -142,10 +142,12 @@ def read_pickled(path: Path) -> Any:
 
 
 def _is_program(path: Path) -> bool:
-    """Whether the file is a whole pickle, outside the formats of PyTorch, that imports and calls something."""
+    """Whether the file is a pickle, outside the formats of PyTorch, that imports something in its first megabyte."""
     try:
         with path.open("rb") as file:
-            return any(opcode.name in _IMPORTS for opcode, _, _ in pickletools.genops(file))
+            start = file.read(1 << 20)
+        is_zip = start.startswith(b"PK")
+        return not is_zip and any(opcode.name in _IMPORTS for opcode, _, _ in pickletools.genops(start))
     except Exception:  # which is what it raises where there is no pickle
         return False
 
