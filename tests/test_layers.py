@@ -27,6 +27,7 @@ ORDER = [  # first to last: each group may use those before it
     ["measure"],
     ["inspection"],
     ["study"],
+    ["deploy"],
     ["commands"],
     ["cli"],
     ["__main__"],

@@ -42,6 +42,7 @@ VERBS: dict[str, tuple[str, str, str]] = {  # verb: group, import string, one li
     "fill-mask": (USE, "encode:fill_mask", "Guess the masked words of a text."),
     "encode": (USE, "encode:encode", "Turn texts into vectors."),
     "convert": (USE, "convert:convert", "Convert a model folder or checkpoint to or from another library's format."),
+    "export": (USE, "export:export", "Export a model to ONNX, for other libraries and servers."),
     "describe": (STUDY, "describe:describe", "Show an architecture: shapes, parameters, FLOPs, memory."),
     "doctor": (STUDY, "doctor:doctor", "Say what is wrong with a run."),
     "perplexity": (STUDY, "perplexity:perplexity", "Measure left-to-right language models on a corpus."),

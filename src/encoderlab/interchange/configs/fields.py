@@ -46,6 +46,8 @@ INERT = frozenset(
     "start_n_top end_n_top "
     "directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type "
     "net_structure_type gap_size num_memory_blocks down_scale_factor sinusoidal_pos_embds legacy generator_size "
+    # Written for servers: a browser's choice of files, and usual names where the family has its own for the same.
+    "transformers.js_config hidden_size num_hidden_layers num_attention_heads max_position_embeddings "
     # What sentence-transformers does with the scores of a cross-encoder.
     "sentence_transformers sbert_ce_default_activation_function".split()
 )

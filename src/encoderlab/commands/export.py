@@ -1,0 +1,79 @@
+"""``encoderlab export``: a model for other libraries and servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from encoderlab.commands import terminal
+from encoderlab.errors import ConfigError
+
+
+def export(
+    model: Path,
+    out: Path,
+    /,
+    *,
+    use: Annotated[Literal["task", "states", "fill-mask"] | None, Parameter(name="--as")] = None,
+    to: Annotated[list[Literal["onnx", "pt2"]] | None, Parameter(negative=())] = None,
+    pooling: Literal["mean", "first", "last"] = "mean",
+    normalize: Annotated[bool, Parameter(negative="--no-normalize")] = True,
+    length: int | None = None,
+) -> dict[str, Any]:
+    """Export a model for other libraries and servers.
+
+    Writes one folder that transformers, sentence-transformers, ONNX Runtime,
+    transformers.js, text-embeddings-inference and vLLM open, each as far as it has the
+    architecture. The graph is made from our network and compared with it at short, long
+    and odd lengths, padded on either side; if they differ, nothing is written. The
+    folder's README has the code for each tool.
+
+    Example:
+        encoderlab export runs/reviews reviews-onnx
+
+    Parameters
+    ----------
+    model
+        Model folder, or run folder.
+    out
+        New folder.
+    use
+        What to export: the head of fine-tuning (task), states of tokens, from which
+        vectors of texts are made (states), or guesses of masked words (fill-mask). By
+        default the task's head, or states where there is none.
+    to
+        File with the graph: onnx (default), or torch's archive pt2 (repeatable).
+    pooling
+        Of states, what stands for a text: the mean over its tokens, its first, or last.
+    normalize
+        Vectors of texts have length 1.
+    length
+        The longest text to read, in tokens; by default as long as the model can, up to 512.
+    """
+    from encoderlab.deploy.export.folder import Settings
+    from encoderlab.deploy.export.folder import export as write
+    from encoderlab.deploy.export.trace import require
+    from encoderlab.deploy.graph import use_of
+    from encoderlab.inference import tokenizer_of
+    from encoderlab.interchange.load import load
+    from encoderlab.tasks.runs.folder import find_task
+    from encoderlab.tasks.runs.trials import best_seed
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: exists and is not empty; choose another folder")
+    require("onnx", "onnxscript", "onnxruntime")
+    place = best_seed(model, terminal.say)
+    network = load(place)
+    tokenizer_of(network)
+    found = use_of(network, use)
+    settings = Settings(to=tuple(to or ("onnx",)), pooling=pooling, normalize=normalize, length=length)
+    task = find_task(place) if found not in ("states", "fill-mask") else None
+    record = write(network, found, out, settings, task=task, say=terminal.note)
+    for text in record["notes"]:
+        terminal.note(f"note: {text}")
+    largest = {name: max(one["largest"] for one in checked) for name, checked in record["checked"].items()}
+    files = ", ".join(f"{name} ({value:.1e} from the model)" for name, value in largest.items())
+    terminal.say(f"{network.config.family}, {found}, written to {out}: {files}; see {out / 'README.md'}")
+    return {"model": model, "out": out, "use": found, "format": record["format"], "difference": largest}

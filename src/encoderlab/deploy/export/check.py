@@ -1,0 +1,160 @@
+"""Whether an exported graph gives the model's numbers: at short, long and odd lengths, padded on either side.
+
+The reference is each row alone, without padding, through our own kernels; the graph reads rows together. So what is
+found is the exporter's fault, the runtime's, or padding that leaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from encoderlab.deploy.graph import Graph
+from encoderlab.errors import EncoderlabError
+from encoderlab.seeds import generator
+
+LENGTHS = (2, 3, 129, 130)  # and the longest; distances beyond 128 are where DeBERTa's buckets begin to be shared
+LARGEST_DIFFERENCE = 1e-4
+SCORES = 2**28  # numbers of one output that are held at a time
+
+Arrays = dict[str, np.ndarray]
+Run = Callable[[Arrays], Arrays]
+"""A runtime: inputs by name to outputs by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Rows of mixed lengths, padded on a side: inputs by name, and the tokens of each row."""
+
+    side: Literal["left", "right"]
+    inputs: Arrays
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The largest difference of the outputs at one length and side of padding.
+
+    ``largest`` is absolute for values up to 1 and relative to larger ones.
+    """
+
+    length: int
+    side: str
+    rows: int
+    largest: float
+
+
+def batches(graph: Graph, longest: int) -> Iterator[Batch]:
+    """Batches of 1, 3 and 5 rows at the lengths to check, with random tokens, segments and masks."""
+    encoder = graph.model.config.encoder
+    for length in sorted({*(n for n in LENGTHS if n < longest), longest}):
+        for side in ("right", "left"):
+            most = max(2, SCORES // (length * encoder.vocab)) if graph.use == "fill-mask" else 5
+            for rows in (1, 3, 5):
+                lengths = tuple(max(2, length - i * length // 4) for i in range(min(rows, most)))
+                yield Batch(side=side, inputs=_inputs(graph, side, length, lengths), lengths=lengths)
+
+
+def _inputs(graph: Graph, side: str, length: int, lengths: tuple[int, ...]) -> Arrays:
+    rng = generator("export", side, length, len(lengths))
+    arrays = {name: np.zeros((len(lengths), length), np.int64) for name in graph.inputs}
+    for row, tokens in enumerate(lengths):
+        part = _part(side, length, tokens)
+        ids = rng.integers(0, graph.model.config.encoder.vocab, tokens)
+        if graph.use == "fill-mask":
+            ids[rng.integers(tokens)] = graph.mask_id
+        arrays["input_ids"][row, part] = ids
+        arrays["attention_mask"][row, part] = 1
+        if "token_type_ids" in arrays:
+            arrays["token_type_ids"][row, part] = np.arange(tokens) >= (tokens + 1) // 2
+        if "p_mask" in arrays:
+            arrays["p_mask"][row, part] = rng.random(tokens) < 0.3
+            arrays["p_mask"][row, part][0] = 0  # at least one place is allowed
+    return arrays
+
+
+def _part(side: str, length: int, tokens: int) -> slice:
+    return slice(length - tokens, length) if side == "left" else slice(0, tokens)
+
+
+def compare(graph: Graph, run: Run, longest: int) -> list[Difference]:
+    """The differences of a runtime's outputs from the model's.
+
+    Raises:
+        EncoderlabError: one is larger than :data:`LARGEST_DIFFERENCE`, or not finite.
+    """
+    found = []
+    for batch in batches(graph, longest):
+        theirs = run(batch.inputs)
+        length = batch.inputs["input_ids"].shape[1]
+        largest = 0.0
+        for row, tokens in enumerate(batch.lengths):
+            part = _part(batch.side, length, tokens)
+            ours = own(graph)({name: array[row : row + 1, part] for name, array in batch.inputs.items()})
+            of_row = {name: array[row] for name, array in theirs.items()}
+            if graph.beam:
+                largest = max(largest, _of_places(of_row, {name: x[0] for name, x in ours.items()}, part.start))
+                continue
+            for name, array in ours.items():
+                seen = of_row[name] if graph.use == "classification" else of_row[name][part]
+                largest = max(largest, _largest(seen, array[0]))
+        found.append(Difference(length=length, side=batch.side, rows=len(batch.lengths), largest=largest))
+        if not largest <= LARGEST_DIFFERENCE:
+            raise EncoderlabError(
+                f"the exported graph differs from the model by {largest:.2g} at {length} tokens, padded on the "
+                f"{batch.side}; at most {LARGEST_DIFFERENCE:g} is allowed. Nothing was written; report this"
+            )
+    return found
+
+
+def _of_places(theirs: Arrays, ours: Arrays, shift: int) -> float:
+    """The largest difference of the best starts and ends of a row that begins at place ``shift`` in theirs.
+
+    Starts whose scores are equal may come in any order; the ends behind them are compared where the starts agree.
+    """
+    scores, same = ours["start_top_log_probs"], theirs["start_top_index"] - shift == ours["start_top_index"]
+    with np.errstate(invalid="ignore"):
+        gaps = np.abs(np.diff(scores, prepend=np.inf, append=-np.inf))
+    apart = np.isfinite(scores) & (np.minimum(gaps[:-1], gaps[1:]) > 10 * LARGEST_DIFFERENCE)
+    if (apart & ~same).any():
+        return float("inf")
+    ends = "end_top_log_probs"
+    names = ("start_top_log_probs", "cls_logits")
+    return max(*(_largest(theirs[name], ours[name]) for name in names), _largest(theirs[ends][same], ours[ends][same]))
+
+
+def _largest(theirs: np.ndarray, ours: np.ndarray) -> float:
+    """The largest difference, infinite where only one of two values is finite."""
+    if theirs.shape != ours.shape:
+        return float("inf")
+    same = theirs == ours  # also of infinities
+    with np.errstate(invalid="ignore"):
+        difference = np.where(same, 0.0, np.abs(theirs - ours) / np.maximum(1.0, np.abs(ours)))
+    return float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0))
+
+
+def own(graph: Graph) -> Run:
+    """The model itself as a runtime."""
+
+    @torch.inference_mode()
+    def run(inputs: Arrays) -> Arrays:
+        outputs = graph(**{name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in inputs.items()})
+        return {name: output.numpy() for name, output in zip(graph.outputs, outputs, strict=True)}
+
+    return run
+
+
+def traced(program: torch.export.ExportedProgram, names: tuple[str, ...]) -> Run:
+    """A traced graph as a runtime."""
+    module = program.module()
+
+    @torch.inference_mode()
+    def run(inputs: Arrays) -> Arrays:
+        outputs = module(**{name: torch.from_numpy(array) for name, array in inputs.items()})
+        return {name: output.numpy() for name, output in zip(names, outputs, strict=True)}
+
+    return run

@@ -1,0 +1,199 @@
+"""The folder of an exported model, which other libraries and servers open by their own published rules."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from encoderlab import __version__
+from encoderlab.deploy.export import check, readme, trace
+from encoderlab.deploy.graph import Graph, Use
+from encoderlab.deploy.onnx import OnnxRun
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import write_json
+from encoderlab.inference import Pooling
+from encoderlab.interchange import folder as folders
+from encoderlab.interchange import huggingface
+from encoderlab.interchange.files import read_json
+from encoderlab.model import Model, weights_hash
+from encoderlab.tasks.runs.folder import TASK_FILE
+
+Say = Callable[[str], None]
+Form = Literal["onnx", "pt2"]
+GRAPH, QUANTIZED, ARCHIVE, RECORD = "onnx/model.onnx", "onnx/model_quantized.onnx", "model.pt2", "export.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is exported.
+
+    Args:
+        to: files with the graph: ``onnx``, and torch's archive ``pt2``.
+        pooling: of states, what stands for a text; written for sentence-transformers and servers.
+        normalize: texts' vectors have length 1.
+        length: the longest text that tools should read; None for what the model allows, at most 512.
+    """
+
+    to: tuple[Form, ...] = ("onnx",)
+    pooling: Pooling = "mean"
+    normalize: bool = True
+    length: int | None = None
+
+
+def export(
+    model: Model, use: Use, out: Path, settings: Settings, *, task: Path | None = None, say: Say
+) -> dict[str, Any]:
+    """Write the folder, whole or not at all, and return what ``export.json`` holds.
+
+    Args:
+        task: the ``task.json`` of a fine-tuned model, which is kept.
+
+    Raises:
+        ConfigError: ``out`` is not empty, or a length that the model does not have.
+        EncoderlabError: the graph cannot be made, or its numbers are not the model's.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: exists and is not empty; choose another folder")
+    graph = Graph(model, use)
+    longest = _longest(graph, settings.length)
+    record: dict[str, Any] = {
+        "encoderlab": __version__,
+        "family": model.config.family,
+        "use": use,
+        "weights": weights_hash(model),
+        "inputs": list(graph.inputs),
+        "outputs": list(graph.outputs),
+        "longest": longest,
+        "made_with": {
+            name: importlib.metadata.version(name) for name in ("torch", "onnx", "onnxscript", "onnxruntime")
+        },
+        "processor": platform.machine(),
+    }
+    if use == "states":
+        record |= {"pooling": settings.pooling, "normalize": settings.normalize}
+
+    def fill(aside: Path) -> None:
+        record["format"], record["notes"] = _model_files(model, aside)
+        if record["format"] == "hf":
+            _complete_config(aside, graph, longest)
+            if use == "states":
+                _sentence_files(aside, model, settings, longest)
+        if task is not None:
+            shutil.copyfile(task, aside / TASK_FILE)
+        record["checked"] = _graph_files(graph, aside, settings.to, longest, say)
+        write_json(aside / RECORD, record)
+        (aside / "README.md").write_text(readme.text(record, graph, model), encoding="utf-8")
+
+    folders.write_whole(out, fill)
+    return record
+
+
+def _longest(graph: Graph, wanted: int | None) -> int:
+    if wanted is None:
+        return graph.longest
+    most = graph.model.config.encoder.max_length
+    if wanted < 2 or (most is not None and wanted > most):
+        raise ConfigError(f"length {wanted}, expected 2 to {most or 'any number of'} tokens, special ones included")
+    return wanted
+
+
+def _model_files(model: Model, aside: Path) -> tuple[str, list[str]]:
+    """Weights, configuration and tokenizer: Hugging Face's where ``transformers`` has the architecture and its head,
+    else ours; the format, and what a user should know about it.
+    """
+    try:
+        return "hf", huggingface.save(model, aside)
+    except DataError as error:
+        folders.save(model, aside)
+        return "encoderlab", [f"the weights are in the format of encoderlab, because {error}"]
+
+
+def _complete_config(aside: Path, graph: Graph, longest: int) -> None:
+    """Fields that servers read under one name for all families, and that ``transformers`` derives."""
+    path, encoder = aside / "config.json", graph.model.config.encoder
+    config = read_json(path)
+    usual = {
+        "hidden_size": encoder.width,
+        "num_hidden_layers": encoder.layers,
+        "num_attention_heads": encoder.heads,
+        "max_position_embeddings": longest,
+    }
+    if config["model_type"] in ("xlnet", "transfo-xl"):  # which have their own names, and no field for the length
+        usual = {"max_position_embeddings": longest}
+    config = {**usual, **config}
+    if config["model_type"].startswith("deberta"):
+        config.setdefault("pooler_hidden_size", encoder.width)
+        config.setdefault("pooler_hidden_act", "gelu")
+    config["transformers.js_config"] = {"dtype": "fp32"}  # in a browser it would ask for a quantized file
+    folders.write_fields(path, config)
+    tokenizer = aside / "tokenizer_config.json"
+    if tokenizer.exists():
+        folders.write_fields(tokenizer, read_json(tokenizer) | {"model_max_length": longest})
+
+
+def _sentence_files(aside: Path, model: Model, settings: Settings, longest: int) -> None:
+    """What sentence-transformers, text-embeddings-inference and vLLM read of how states become the vector of a text.
+
+    The keys of 1_Pooling are those before sentence-transformers 5.4, which all of them read; the newer key alone makes
+    vLLM take the first token without a word, and text-embeddings-inference 1.9 fail.
+    """
+    modules = ["Transformer", "Pooling", *(["Normalize"] if settings.normalize else [])]
+    folders.write_fields(
+        aside / "modules.json",
+        [  # type: ignore[arg-type]
+            {
+                "idx": number,
+                "name": str(number),
+                "path": f"{number}_{name}" if number else "",
+                "type": f"sentence_transformers.models.{name}",
+            }
+            for number, name in enumerate(modules)
+        ],
+    )
+    for number, name in enumerate(modules[1:], 1):
+        (aside / f"{number}_{name}").mkdir()
+    chosen = {"mean": "mean_tokens", "first": "cls_token", "last": "lasttoken"}[settings.pooling]
+    kinds = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    pooling = {"word_embedding_dimension": model.config.encoder.width}
+    pooling |= {f"pooling_mode_{kind}": kind == chosen for kind in kinds}
+    folders.write_fields(aside / "1_Pooling" / "config.json", pooling | {"include_prompt": True})
+    if settings.normalize:  # the module has nothing to configure, but an empty folder is lost on the way
+        folders.write_fields(aside / "2_Normalize" / "config.json", {})
+    folders.write_fields(aside / "sentence_bert_config.json", {"max_seq_length": longest, "do_lower_case": False})
+    folders.write_fields(
+        aside / "config_sentence_transformers.json",
+        {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+    )
+
+
+def _graph_files(
+    graph: Graph, aside: Path, to: Sequence[Form], longest: int, say: Say
+) -> dict[str, list[dict[str, Any]]]:
+    """Write the graph's files and compare each with the model; the differences by file."""
+    program = trace.trace(graph)
+    checked = {}
+    if "onnx" in to:
+        path = aside / GRAPH
+        path.parent.mkdir()
+        trace.write_onnx(program, graph, path)
+        checked[GRAPH] = check.compare(graph, OnnxRun(path), longest)
+    if "pt2" in to:
+        torch.export.save(program, aside / ARCHIVE)
+        checked[ARCHIVE] = check.compare(graph, check.traced(program, graph.outputs), longest)
+    for name, found in checked.items():
+        say(f"{name}: differs from the model by at most {max(one.largest for one in found):.1e}")
+    return {name: [asdict(one) for one in found] for name, found in checked.items()}
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """What was written in ``export.json`` of a folder; None where it holds none."""
+    path = folder / RECORD
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

@@ -1,0 +1,156 @@
+"""The page that an exported folder carries: what it is, what was checked, and the code that opens it in each tool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from encoderlab.deploy.graph import Graph
+from encoderlab.model import Model
+
+PIPELINES = {
+    "states": "feature-extraction",
+    "fill-mask": "fill-mask",
+    "classification": "text-classification",
+    "tagging": "token-classification",
+    "span": "question-answering",
+}
+SERVED = {  # by text-embeddings-inference 1.9: on any processor, or by its image for CPUs through ONNX Runtime
+    "any": ("bert", "roberta", "distilbert", "deberta-v2"),
+    "cpu": ("albert", "electra", "convbert", "deberta", "xlnet"),
+}
+
+_ONNX = """```python
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+tokenizer = Tokenizer.from_file("tokenizer.json")  # adds the special tokens
+tokenizer.enable_truncation({longest})
+tokenizer.enable_padding(pad_id={pad}, pad_token="{pad_token}", direction="{side}")
+session = onnxruntime.InferenceSession("onnx/model.onnx")
+rows = tokenizer.encode_batch(["one text", "another, which is longer"])
+outputs = session.run(
+    None,
+    {{
+{feeds}
+    }},
+)
+print({shown})
+```"""
+ANSWERS = """from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModelForQuestionAnswering.from_pretrained(".")
+row = tokenizer("Who?", "It was Ann.", return_tensors="pt")
+scores = model(**row)
+print(tokenizer.decode(row["input_ids"][0, scores.start_logits.argmax() : scores.end_logits.argmax() + 1]))"""
+_FEEDS = {
+    "input_ids": "[row.ids for row in rows]",
+    "attention_mask": "[row.attention_mask for row in rows]",
+    "token_type_ids": "[row.type_ids for row in rows]",
+    "p_mask": "[[mask == 0 for mask in row.attention_mask] for row in rows]",
+}
+
+
+def text(record: dict[str, Any], graph: Graph, model: Model) -> str:
+    """The page in Markdown."""
+    assert model.tokenizer is not None
+    count = sum(parameter.numel() for parameter in {id(p): p for p in model.parameters()}.values())
+    parts = [
+        f"# {model.config.family}, {graph.use}",
+        f"A text encoder of family {model.config.family}, {count:,} parameters, exported by encoderlab "
+        f"{record['encoderlab']}. Texts have up to {record['longest']} tokens.",
+        *(f"- {note}" for note in record["notes"]),
+        "## What was checked",
+        _checked(record),
+        "## ONNX Runtime",
+        f"Inputs {', '.join(graph.inputs)}: int64, (rows, tokens), any number of rows, 2 tokens or more, padded on "
+        f"either side. Outputs: {', '.join(graph.outputs)}.",
+        _onnx(record, graph, model),
+        "## encoderlab",
+        "`encoderlab serve .` answers by HTTP, in the protocols of text-embeddings-inference, OpenAI, Cohere and "
+        "Hugging Face.",
+    ]
+    if record["format"] == "hf":
+        parts += _others(record, graph, model)
+    return "\n\n".join(parts) + "\n"
+
+
+def _checked(record: dict[str, Any]) -> str:
+    lines = ["| file | tokens | padded on the | largest difference |", "|---|---:|---|---:|"]
+    for name, found in record["checked"].items():
+        largest: dict[tuple[int, str], float] = {}
+        for one in found:
+            place = (one["length"], one["side"])
+            largest[place] = max(one["largest"], largest.get(place, 0.0))
+        lines += [f"| {name} | {length} | {side} | {value:.1e} |" for (length, side), value in largest.items()]
+    made = ", ".join(f"{name} {version}" for name, version in record["made_with"].items())
+    return (
+        "Every output, at 1, 3 and 5 rows of different lengths, against the model itself, one row at a time and "
+        f"without padding; made with {made}.\n\n" + "\n".join(lines)
+    )
+
+
+def _onnx(record: dict[str, Any], graph: Graph, model: Model) -> str:
+    assert model.tokenizer is not None
+    special = model.tokenizer.special
+    feeds = [f'        "{name}": np.array({_FEEDS[name]}, np.int64),' for name in graph.inputs]
+    return _ONNX.format(
+        longest=record["longest"],
+        pad=special.pad,
+        pad_token=model.tokenizer.token(special.pad),
+        side=model.tokenizer.padding_side,
+        feeds="\n".join(feeds),
+        shown=", ".join(f"outputs[{i}].shape" for i in range(len(graph.outputs))),
+    )
+
+
+def _others(record: dict[str, Any], graph: Graph, model: Model) -> list[str]:
+    """Sections for tools that read a Hugging Face folder."""
+    from encoderlab.interchange import configs
+
+    model_type = configs.format_of(model.config).model_type
+    assert model.tokenizer is not None
+    parts = []
+    mask = model.tokenizer.token(model.tokenizer.special.mask)
+    sentence = f"The {mask} of a list." if graph.use == "fill-mask" else "One text."
+    asked = 'question="Who?", context="It was Ann."' if graph.use == "span" else f'"{sentence}"'
+    choice = model.config.labels == ("choice",)
+    nonsense = graph.use == "fill-mask" and (model.mask_positions is not None or model.mask_vector is not None)
+    if model_type != "transfo-xl" and not choice and not nonsense and not graph.beam:
+        pipe = f'from transformers import pipeline\n\nprint(pipeline("{PIPELINES[graph.use]}", ".")({asked}))'
+        code = ANSWERS if graph.use == "span" else pipe  # transformers 5 has no pipeline for answers
+        parts += ["## transformers", f"```python\n{code}\n```"]
+    if graph.use == "states" and model_type != "transfo-xl":
+        code = (
+            "from sentence_transformers import SentenceTransformer\n\n"
+            'print(SentenceTransformer(".").encode(["one text", "another"]).shape)'
+        )
+        how = (
+            f"The vector of a text is the {record['pooling']} of its tokens"
+            if record["pooling"] == "mean"
+            else (f"The vector of a text is that of its {record['pooling']} token")
+        )
+        parts += [
+            "## sentence-transformers",
+            how + (", at length 1." if record["normalize"] else "."),
+            f"```python\n{code}\n```",
+        ]
+    if not graph.beam and model_type not in ("xlnet", "transfo-xl") and not choice:
+        given = '"Who?", "It was Ann."' if graph.use == "span" else f'"{sentence}"'
+        code = (
+            'import { env, pipeline } from "@huggingface/transformers";\n\n'
+            'env.allowRemoteModels = false;\nenv.localModelPath = "..";  // the folder that this folder lies in\n'
+            f'const pipe = await pipeline("{PIPELINES[graph.use]}", "THIS_FOLDER", {{ dtype: "fp32" }});\n'
+            f"console.log(await pipe({given}));"
+        )
+        parts += ["## transformers.js", f"```js\n{code}\n```"]
+    if graph.use in ("states", "classification") and not choice and model_type in sum(SERVED.values(), ()):
+        image = "cpu-1.9" if model_type in SERVED["cpu"] else "cpu-1.9 (or an image for GPUs)"
+        parts += [
+            "## text-embeddings-inference",
+            f"`docker run -p 8080:80 -v $PWD:/model ghcr.io/huggingface/text-embeddings-inference:{image} "
+            "--model-id /model`, by its published rules.",
+        ]
+    if model_type in ("bert", "roberta") and graph.use in ("states", "classification"):
+        parts += ["## vLLM", "`vllm serve . --runner pooling`, by its published rules."]
+    return parts

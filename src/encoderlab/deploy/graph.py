@@ -1,0 +1,196 @@
+"""What a model computes when it is used: token ids and an attention mask in, named arrays out, for rows of any length.
+
+This module is called with torch tensors to serve a model with our kernels, and traced to export it, so both give the
+same numbers by construction. Names of inputs and outputs are those of ``transformers``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from encoderlab.errors import ConfigError
+from encoderlab.inference import limit, reading_apart, tokenizer_of
+from encoderlab.model import Model
+from encoderlab.nn.encoder import Chosen, States
+from encoderlab.nn.heads import Classification, LMHead, SpanHead, TaggingHead
+
+Use = Literal["states", "fill-mask", "classification", "tagging", "span"]
+"""What is computed: the last layer's states, the scores of all tokens, or those of the head of fine-tuning."""
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids", "p_mask")
+OUTPUTS: dict[str, tuple[str, ...]] = {
+    "states": ("last_hidden_state",),
+    "fill-mask": ("logits",),
+    "classification": ("logits",),
+    "tagging": ("logits",),
+    "span": ("start_logits", "end_logits"),
+    "span of places": (
+        "start_top_log_probs",
+        "start_top_index",
+        "end_top_log_probs",
+        "end_top_index",
+        "cls_logits",
+    ),
+}
+BEAM = {"beam": 5, "conditional": 20}  # starts that are tried, as in fine-tuning
+
+
+def use_of(model: Model, wanted: Use | Literal["task"] | None = None) -> Use:
+    """What a model is used for: its head of fine-tuning if it has one, else its states; or what is wanted.
+
+    Raises:
+        ConfigError: the model lacks the head.
+    """
+    head = model.config.task
+    if wanted in (None, "task") and head is not None:
+        return head.kind
+    if wanted == "task":
+        raise ConfigError("the model has no task head; fine-tune it first (encoderlab finetune), or use its states")
+    if wanted == "fill-mask" and not isinstance(model.lm, LMHead):
+        raise ConfigError(
+            f"a model of family {model.config.family} without LM head cannot fill masks; "
+            "use its generator or a pretraining checkpoint"
+        )
+    return wanted or "states"
+
+
+class Graph(nn.Module):
+    """A model without dropout, its convolutions stopping at padding, with the head for its use.
+
+    Inputs, int64 (B, L): ``input_ids``; ``attention_mask``, 1 for tokens and 0 for padding on either side;
+    ``token_type_ids`` where the model reads segments; ``p_mask``, 1 where no answer may start or end, for answer heads
+    whose ends depend on the start. What a token computes does not depend on the padding around it.
+
+    Outputs, float32: ``last_hidden_state`` (B, L, D); ``logits`` of classes (B, labels), tags (B, L, labels) or tokens
+    (B, L, V); ``start_logits`` and ``end_logits`` (B, L). Of an answer head whose ends depend on the start, the S best
+    starts and the S best ends behind each: ``start_top_log_probs`` and ``start_top_index`` (B, S),
+    ``end_top_log_probs`` and ``end_top_index`` (B, S, S), and ``cls_logits`` (B,), the log-odds of "no answer".
+    """
+
+    def __init__(self, model: Model, use: Use) -> None:
+        super().__init__()
+        self.model = reading_apart(model).eval()
+        self.use = use
+        encoder, head = model.config.encoder, model.config.task
+        self.reads_segments = encoder.types > 1 or bool(getattr(encoder.position, "segments", False))
+        self.beam = BEAM.get(head.form) if use == "span" and head is not None and head.kind == "span" else None
+        self.summary_last = encoder.causal or tokenizer_of(model).framing == "xlnet"
+        self.mask_id = tokenizer_of(model).special.mask
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs, in the order of the arguments."""
+        segments = ("token_type_ids",) if self.reads_segments else ()
+        return ("input_ids", "attention_mask", *segments, *(("p_mask",) if self.beam else ()))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return OUTPUTS["span of places" if self.beam else self.use]
+
+    @property
+    def longest(self) -> int:
+        """The most tokens a row should have: the positions, the distances told apart, or 512."""
+        encoder = self.model.config.encoder
+        span = getattr(encoder.position, "span", None)
+        return limit(self.model) if encoder.max_length or span is None else min(span, limit(self.model))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+        p_mask: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """The outputs, in the order of :attr:`outputs`."""
+        model, encoder = self.model, self.model.encoder
+        doc = torch.where(attention_mask > 0, 0, -1)
+        given = {"doc": doc, "segments": token_type_ids if self.reads_segments else None}
+        if self.use == "fill-mask":
+            return (self._token_logits(input_ids, doc, given["segments"]),)
+        if self.use == "classification":
+            less = {"depth": encoder.depth - 1} if encoder.splits_last_layer else {}
+            return (self._class_logits(encoder(input_ids, **given, **less), doc),)
+        states = encoder(input_ids, **given)
+        if self.use == "states":
+            return (states.last.float(),)
+        if isinstance(model.task, TaggingHead):
+            return (model.task(states.last).float(),)
+        return self._spans(states, doc, p_mask)
+
+    def _summary(self, doc: Tensor) -> Tensor:
+        """The place of each row's summary token, (B,): its first, or for XLNet and left-to-right models its last."""
+        index = torch.arange(doc.shape[1], device=doc.device)
+        if self.summary_last:
+            return torch.where(doc >= 0, index, 0).amax(1)
+        return torch.where(doc >= 0, index, doc.shape[1] - 1).amin(1)
+
+    def _class_logits(self, states: States, doc: Tensor) -> Tensor:
+        model, place = self.model, self._summary(doc)
+        rows = torch.arange(doc.shape[0], device=doc.device)
+        x = model.encoder.last_at(states, Chosen(place[:, None], rows, torch.zeros_like(rows)))
+        head = model.config.task
+        if isinstance(head, Classification) and head.summary == "pooler":
+            assert model.pooler is not None
+            x = model.pooler(x)
+        assert model.task is not None
+        logits: Tensor = model.task(x)
+        return logits.float()
+
+    def _token_logits(self, ids: Tensor, doc: Tensor, segments: Tensor | None) -> Tensor:
+        """Scores of all tokens at every place, (B, L, V), computed as :func:`encoderlab.inference.fill_mask` does."""
+        model, encoder = self.model, self.model.encoder
+        assert isinstance(model.lm, LMHead)
+        rows, length = ids.shape
+        at = torch.arange(length, device=ids.device).expand(rows, -1)
+        if model.mask_vector is not None:
+            # A permutation model predicts from its query stream; masks are hidden from all other places.
+            masked = ids == self.mask_id
+            own = torch.eye(length, dtype=torch.bool, device=ids.device)
+            states = encoder(
+                ids,
+                doc=doc,
+                segments=segments,
+                visible=~masked[:, None] | own,
+                depth=encoder.depth - 1,
+                keep_keyed=True,
+            )
+            queries = model.mask_vector.expand(rows, length, -1)
+            seen = ((doc >= 0) & ~masked)[:, None].expand(-1, length, -1)
+            last = encoder.query_stream(states, queries, at, layers=range(encoder.depth), visible=seen)
+        elif model.mask_positions is not None:
+            states = encoder(ids, doc=doc, segments=segments, depth=encoder.depth - 1)
+            every = Chosen(at, torch.arange(rows, device=ids.device)[:, None], at[:1])
+            last = model.decode_masks(states, every)
+        else:
+            last = encoder(ids, doc=doc, segments=segments).last
+        return model.lm(last, model.words).float()
+
+    def _spans(self, states: States, doc: Tensor, p_mask: Tensor | None) -> tuple[Tensor, ...]:
+        head, x = self.model.task, states.last
+        assert isinstance(head, SpanHead)
+        real = doc >= 0
+        if self.beam is None:
+            any_start = torch.zeros_like(doc[:, :1], dtype=torch.long)
+            return head.start_logits(x, real).float(), head.end_logits(x, real, any_start)[:, 0].float()
+        assert p_mask is not None
+        allowed = real & (p_mask == 0)
+        starts = torch.where(real, head.start_logits(x, allowed).float(), -torch.inf)
+        start_scores, start_places = _best(starts, allowed, self.beam)
+        ends = head.end_logits(x, allowed, start_places).float()
+        ends = torch.where(real[:, None], ends, -torch.inf)
+        end_scores, end_places = _best(ends, allowed[:, None], self.beam)
+        end_scores = torch.where(start_scores[..., None] > -torch.inf, end_scores, -torch.inf)
+        first = x[torch.arange(x.shape[0], device=x.device), self._summary(doc)]
+        null = head.answer_logits(x, first, starts.to(x.dtype)).float()
+        return start_scores, start_places, end_scores, end_places, null
+
+
+def _best(scores: Tensor, allowed: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` largest log-probabilities of the last axis and their places; -inf where there are fewer."""
+    shares = torch.where(allowed, scores - scores.logsumexp(-1, keepdim=True), -torch.inf)
+    best, places = F.pad(shares, (0, count), value=-torch.inf).topk(count)
+    return best, places.clamp(max=scores.shape[-1] - 1)

@@ -1,0 +1,223 @@
+"""Exported folders: the numbers of every family and head, and the code in their README, which is run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from encoderlab.cli import main
+from encoderlab.deploy.export import check
+from encoderlab.deploy.export.folder import Settings, export, read_record
+from encoderlab.deploy.graph import Graph, use_of
+from encoderlab.deploy.onnx import OnnxRun
+from encoderlab.errors import ConfigError, DataError, EncoderlabError
+from encoderlab.inference import encode, fill_mask
+from encoderlab.interchange import folder as folders
+from encoderlab.interchange.load import load
+from encoderlab.model import Model
+from encoderlab.models import FAMILIES
+from encoderlab.models.base import resized
+from encoderlab.nn.heads import TaskHead
+from tests.tasks.tiny import model as tiny
+
+for package in ("onnx", "onnxscript", "onnxruntime"):
+    pytest.importorskip(package)
+
+logging.getLogger("torch.__trace").setLevel(logging.ERROR)  # pytest's handler would make torch write all it traces
+LABELS = ("good", "bad", "so-so")
+TEXTS = ["the red cat sat on the mat .", "who is it ?", "a", ""]
+
+
+def small(size: str, use: str = "states", *, positions: int = 0) -> Model:
+    """A tiny model with random biases, with the head that its family has for the use."""
+    model = tiny(size, positions=positions).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    family = FAMILIES[model.config.family]
+    heads: dict[str, TaskHead] = {
+        "classification": replace(family.classification, labels=3),
+        "tagging": replace(family.tagging, labels=3),
+        "span": family.span,
+    }
+    if use not in heads:
+        return model
+    head = heads[use]
+    if getattr(head, "summary", "") == "pooler" and model.pooler is None:
+        head = replace(head, summary="dense")
+    return model.with_task(head, LABELS if use != "span" else (), 0).eval()
+
+
+CASES = [  # family, use, the format of the weights
+    ("bert-tiny", "span", "hf"),
+    ("distilbert-tiny", "classification", "hf"),
+    ("deberta-v3-tiny", "tagging", "encoderlab"),
+    ("electra-tiny", "span", "encoderlab"),
+    ("xlnet-tiny", "span", "hf"),
+]
+SLOW = [
+    ("modernbert-tiny", "classification", "hf"),
+    ("bert-tiny", "fill-mask", "hf"),
+    ("bert-tiny", "tagging", "hf"),
+    ("roberta-tiny", "span", "hf"),
+    ("albert-tiny", "classification", "hf"),
+    ("convbert-tiny", "states", "hf"),
+    ("deberta-tiny", "fill-mask", "hf"),
+    ("deberta-v2-tiny", "classification", "hf"),
+    ("xlnet-tiny", "fill-mask", "hf"),
+    ("transformer-xl-tiny", "classification", "hf"),
+]
+
+
+def run_python(folder: Path) -> list[str]:
+    """Run the Python code of a folder's README in it; what each piece prints."""
+    code = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    told = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    printed = []
+    for piece in code:
+        if "sentence_transformers" in piece:  # in an environment of its own, see benchmarks/clients
+            continue
+        done = subprocess.run([sys.executable, "-c", piece], cwd=folder, env=told, capture_output=True, text=True)
+        assert done.returncode == 0, f"{piece}\n{done.stderr}"
+        printed.append(done.stdout)
+    return printed
+
+
+@pytest.mark.parametrize(
+    ("size", "use", "form"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+)
+def test_a_graph_has_the_numbers_of_the_model(size: str, use: Any, form: str, tmp_path: Path) -> None:
+    model = small(size, use)
+    record = export(model, use, tmp_path / "out", Settings(length=140), say=lambda _: None)
+    assert record["format"] == form
+    assert {one["length"] for one in record["checked"]["onnx/model.onnx"]} == {2, 3, 129, 130, 140}
+    assert max(one["largest"] for one in record["checked"]["onnx/model.onnx"]) < 2e-5
+    assert read_record(tmp_path / "out") == json.loads(json.dumps(record))
+    if form == "hf" and not size.startswith("transformer-xl"):
+        assert all(run_python(tmp_path / "out"))
+    again = load(tmp_path / "out")  # the weights of the folder give the graph's numbers too
+    if use != "fill-mask" or model.mask_positions is None:  # transformers has no place for the mask decoder
+        check.compare(Graph(again, use), OnnxRun(tmp_path / "out" / "onnx" / "model.onnx"), 12)
+
+
+def test_states_are_opened_by_the_code_in_the_folder(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    import transformers
+
+    model, out = small("bert-tiny"), tmp_path / "out"
+    record = export(model, "states", out, Settings(to=("onnx", "pt2"), length=140), say=lambda _: None)
+    assert set(record["checked"]) == {"onnx/model.onnx", "model.pt2"}
+    shape, states = run_python(out)
+    assert re.fullmatch(r"\(2, \d+, 64\)\n", shape) and states.startswith("[[[")
+    theirs = transformers.AutoModel.from_pretrained(out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    rows = tokenizer(TEXTS, padding=True, return_tensors="np")
+    (ours,) = OnnxRun(out / "onnx" / "model.onnx")(dict(rows)).values()
+    with torch.no_grad():
+        states = theirs(**{name: torch.from_numpy(x) for name, x in rows.items()}).last_hidden_state.numpy()
+    real = rows["attention_mask"] > 0
+    assert np.abs(ours - states)[real].max() < 2e-5
+    means = np.stack([ours[row, real[row]].mean(0) for row in range(len(TEXTS))])
+    assert np.abs(means - encode(model, TEXTS)).max() < 2e-5
+    graph = torch.export.load(out / "model.pt2").module()
+    with torch.no_grad():
+        (archived,) = graph(**{name: torch.from_numpy(x) for name, x in rows.items()})
+    assert np.abs(archived.numpy() - states)[real].max() < 2e-5
+    pooling = json.loads((out / "1_Pooling" / "config.json").read_text())
+    assert pooling["pooling_mode_mean_tokens"] is True and pooling["pooling_mode_cls_token"] is False
+    assert [module["type"].rpartition(".")[2] for module in json.loads((out / "modules.json").read_text())] == [
+        "Transformer", "Pooling", "Normalize",
+    ]  # fmt: skip
+
+
+def test_masks_are_filled_by_the_graph_as_by_the_model(tmp_path: Path) -> None:
+    """DeBERTa's guesses come from its mask decoder, which transformers lacks."""
+    model, out = small("deberta-tiny", "fill-mask"), tmp_path / "out"
+    export(model, "fill-mask", out, Settings(length=20), say=lambda _: None)
+    text = "the [MASK] sat on the [MASK] ."
+    ids, _ = model.tokenizer.frame(model.tokenizer.encode(text).ids)
+    run = OnnxRun(out / "onnx" / "model.onnx")
+    (logits,) = run({"input_ids": ids[None], "attention_mask": np.ones_like(ids)[None]}).values()
+    for place, guesses in zip(np.flatnonzero(ids == model.tokenizer.special.mask), fill_mask(model, text), strict=True):
+        assert list(np.argsort(-logits[0, place])[:5]) == [guess.token for guess in guesses]
+    assert "masks filled there are nonsense" in (out / "README.md").read_text()
+    assert "from transformers import" not in (out / "README.md").read_text()
+
+
+def test_a_graph_with_other_numbers_ends_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small("bert-tiny")
+    run = check.own(Graph(model, "states"))
+    monkeypatch.setattr("encoderlab.deploy.export.trace.trace", lambda graph: None)
+    monkeypatch.setattr("encoderlab.deploy.export.trace.write_onnx", lambda *_: None)
+    off = lambda _: lambda given: {name: x + 2e-4 for name, x in run(given).items()}  # noqa: E731
+    monkeypatch.setattr("encoderlab.deploy.export.folder.OnnxRun", off)
+    with pytest.raises(EncoderlabError, match="differs from the model by 0.0002 at 2 tokens.*Nothing was written"):
+        export(model, "states", tmp_path / "out", Settings(length=20), say=lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["start_top_index", "end_top_log_probs", "cls_logits"])
+def test_wrong_answers_are_seen(name: str) -> None:
+    graph = Graph(small("electra-tiny", "span"), "span")
+    run = check.own(graph)
+    assert max(one.largest for one in check.compare(graph, run, 20)) < 2e-5
+
+    def off(inputs: check.Arrays) -> check.Arrays:
+        outputs = run(inputs)
+        return outputs | {name: outputs[name] + 1}
+
+    with pytest.raises(EncoderlabError, match="differs"):
+        check.compare(graph, off, 20)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders.save(small("bert-tiny"), tmp_path / "model")
+    where = [str(tmp_path / "model"), str(tmp_path / "out")]
+    assert main(["export", *where, "--length", "12", "--no-normalize", "--pooling", "first", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["use"] == "states" and told["difference"]["onnx/model.onnx"] < 1e-5
+    assert not (tmp_path / "out" / "2_Normalize").exists()
+    pooling = json.loads((tmp_path / "out" / "1_Pooling" / "config.json").read_text())
+    assert pooling["pooling_mode_cls_token"] is True
+    assert main(["export", *where]) == 2
+    assert "exists and is not empty" in capsys.readouterr().err
+    other = [where[0], str(tmp_path / "other")]
+    for flags, message in (
+        (["--length", "9999"], "length 9999, expected 2 to 512 tokens"),
+        (["--as", "task"], "no task head; fine-tune it first"),
+    ):
+        assert main(["export", *other, *flags]) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
+    assert main(["export", str(tmp_path / "none"), str(tmp_path / "other")]) == 3
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_model_without_what_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match="without LM head cannot fill masks"):
+        use_of(replace_lm(small("bert-tiny")), "fill-mask")
+
+
+def replace_lm(model: Model) -> Model:
+    config = replace(model.config, lm=None, pair=False)
+    return Model(replace(config, encoder=resized(config).encoder), model.tokenizer)
+
+
+def test_damaged_graphs_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    with pytest.raises(DataError, match="no such file; run: encoderlab export"):
+        OnnxRun(path)
+    path.write_bytes(b"no graph")
+    with pytest.raises(DataError, match="ONNX Runtime cannot read it"):
+        OnnxRun(path)
