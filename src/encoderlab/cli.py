@@ -43,6 +43,7 @@ VERBS: dict[str, tuple[str, str, str]] = {  # verb: group, import string, one li
     "encode": (USE, "encode:encode", "Turn texts into vectors."),
     "convert": (USE, "convert:convert", "Convert a model folder or checkpoint to or from another library's format."),
     "export": (USE, "export:export", "Export a model to ONNX, for other libraries and servers."),
+    "serve": (USE, "serve:serve", "Answer requests by HTTP with a model."),
     "describe": (STUDY, "describe:describe", "Show an architecture: shapes, parameters, FLOPs, memory."),
     "doctor": (STUDY, "doctor:doctor", "Say what is wrong with a run."),
     "perplexity": (STUDY, "perplexity:perplexity", "Measure left-to-right language models on a corpus."),

@@ -181,16 +181,18 @@ def _encode(model: Model, framed: Sequence[tuple[np.ndarray, np.ndarray]], pooli
     for batch in batches(tokenizer_of(model), framed, batch_tokens(device)):
         batch = batch.to(device)
         last = model.encoder(batch.ids, doc=batch.documents, segments=batch.segments).last.float()
-        real = batch.doc >= 0
-        if pooling == "mean":
-            vectors = (last * real[..., None]).sum(1) / real.sum(1, keepdim=True)
-        else:
-            places = torch.arange(real.shape[1], device=real.device)
-            place = torch.where(real, places, -1).amax(1) if pooling == "last" else real.long().argmax(1)
-            vectors = last[torch.arange(len(last), device=device), place]
         assert batch.on_host.rows is not None
-        out[batch.on_host.rows.numpy()] = vectors.cpu().numpy()
+        out[batch.on_host.rows.numpy()] = pooled(last, batch.doc >= 0, pooling).cpu().numpy()
     return out
+
+
+def pooled(states: Tensor, real: Tensor, pooling: Pooling) -> Tensor:
+    """The vectors (B, D) of rows from their states (B, L, D); ``real`` (B, L) bool marks tokens that are no padding."""
+    if pooling == "mean":
+        return (states * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+    places = torch.arange(real.shape[1], device=real.device)
+    place = torch.where(real, places, -1).amax(1) if pooling == "last" else real.long().argmax(1)
+    return states[torch.arange(len(states), device=states.device), place]
 
 
 @torch.inference_mode()

@@ -1,0 +1,114 @@
+"""``encoderlab serve``: a model behind HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from encoderlab.commands import terminal
+from encoderlab.errors import ConfigError, MissingDependency
+
+
+def serve(
+    model: Path,
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    name: str | None = None,
+    key_file: Path | None = None,
+    no_key: bool = False,
+    allow_host: list[str] | None = None,
+    cors: str | None = None,
+    metrics: Literal["open", "key"] = "open",
+    max_batch_tokens: int = 4096,
+    max_queue_tokens: int | None = None,
+    max_texts: int = 1024,
+    max_body: Annotated[int, Parameter(help="Bytes of a request's body.")] = 2_000_000,
+    deadline: float = 60.0,
+    drain: float = 25.0,
+    drain_delay: float = 0.0,
+    accept_ids: bool = False,
+) -> dict[str, Any]:
+    """Answer requests by HTTP with a model.
+
+    Speaks the protocols of text-embeddings-inference, OpenAI (embeddings), Cohere and
+    Jina (rerank), and of Hugging Face's tasks at `POST /`. Listens on this machine alone
+    unless --host says otherwise, which needs keys. A signal ends it when all accepted
+    requests are answered.
+
+    Example:
+        encoderlab serve runs/reviews --port 8080
+
+    Parameters
+    ----------
+    model
+        Run folder, model folder, Hugging Face folder, or exported folder.
+    host
+        Address to listen on; other than this machine's own needs --key-file or --no-key.
+    port
+        Port to listen on; 0 for any that is free.
+    name
+        Name of the model for clients; by default that of its folder.
+    key_file
+        File with a key on each line, of which requests must bear one.
+    no_key
+        Let anybody ask, also from outside.
+    allow_host
+        Name that clients call this server by (repeatable); "*" for any.
+    cors
+        Origin whose pages may ask, such as https://example.org.
+    metrics
+        Whether /metrics needs a key.
+    max_batch_tokens
+        Tokens computed at once, padding included.
+    max_queue_tokens
+        Tokens that may wait before requests are refused; by default 64 batches.
+    max_texts
+        Texts of a request.
+    deadline
+        Seconds after which a request is given up.
+    drain
+        Seconds to wait for accepted requests at the end.
+    drain_delay
+        Seconds to go on taking requests after a signal, while /health says no.
+    accept_ids
+        Accept token ids of the model's own vocabulary in place of texts.
+    """
+    import importlib.util
+
+    for package in ("starlette", "uvicorn", "uvloop", "httptools", "orjson", "prometheus_client"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingDependency(package, "serve", "serving")
+    from encoderlab.deploy.serve.app import Server
+    from encoderlab.deploy.serve.engine import Engine
+    from encoderlab.deploy.serve.http import Guard, Limits
+    from encoderlab.deploy.serve.run import Address, read_keys, run
+    from encoderlab.deploy.serve.service import Service
+
+    counts = {"max-batch-tokens": max_batch_tokens, "max-texts": max_texts, "max-body": max_body}
+    for option, count in {**counts, "deadline": deadline, "max-queue-tokens": max_queue_tokens or 1}.items():
+        if count <= 0:
+            raise ConfigError(f"--{option} {count} is not above 0; give at least 1")
+    own = host in ("127.0.0.1", "localhost", "::1")
+    if not own and key_file is None and not no_key:
+        raise ConfigError(
+            f"--host {host} can be reached from outside; give --key-file FILE, or --no-key to let anybody ask"
+        )
+    keys = () if key_file is None else read_keys(key_file)
+    address = Address(host=host, port=port, delay=drain_delay, drain=drain)
+    listener = address.listen()
+    service = Service.of(model, name=name)
+    engine = Engine(service.compute, budget=max_batch_tokens, capacity=max_queue_tokens or 64 * max_batch_tokens)
+    hosts = ("localhost", "127.0.0.1", "::1", host, *(allow_host or ()))
+    health = ("/health", "/live", "/ping")
+    guard = Guard(keys=keys, hosts=hosts, open=health if metrics == "key" else (*health, "/metrics"), cors=cors)
+    limits = Limits(body=max_body, texts=max_texts, characters=250 * service.longest, deadline=deadline)
+    server = Server(service, engine, limits=limits, guard=guard, accept_ids=accept_ids)
+    place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    what = service.form or ("vectors and masks" if service.fills_masks else "vectors")
+    terminal.note(f"{service.name} ({service.model.config.family}, {what}) at {place}; Ctrl-C ends it")
+    run(server, address, listener)
+    return {"model": model, "address": place}

@@ -1,0 +1,579 @@
+"""The routes of a server: requests of four protocols to works for the engine, and results to their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from encoderlab import __version__
+from encoderlab.deploy.serve import shapes
+from encoderlab.deploy.serve.engine import Engine, Failed, Job, Late, Overloaded
+from encoderlab.deploy.serve.http import (
+    SECURITY,
+    Guard,
+    Guarded,
+    Limits,
+    Problem,
+    Protocol,
+    answer,
+    body_of,
+    error,
+    gone,
+    parsed,
+)
+from encoderlab.deploy.serve.metrics import Metrics
+from encoderlab.deploy.serve.service import Refused, Service, Works, probabilities, words_of
+from encoderlab.errors import EncoderlabError
+from encoderlab.tasks.data.examples import Question, Text, Words
+
+OPENAI, COHERE = ("/v1/embeddings", "/v1/models"), ("/v1/rerank", "/v2/rerank")
+
+
+def protocol_of(path: str) -> Protocol:
+    """Whose errors a path answers with."""
+    if path.startswith(COHERE):
+        return "cohere"
+    if path.startswith("/v1/"):
+        return "openai"
+    return "hf" if path == "/" else "tei"
+
+
+@dataclass
+class Timing:
+    """How long the stages of one request took, for its headers."""
+
+    began: float = field(default_factory=time.perf_counter)
+    tokenizing: float = 0.0
+    characters: int = 0
+    job: Job | None = None
+
+
+class Server:
+    """One model behind HTTP; ``app`` is an ASGI application."""
+
+    def __init__(
+        self,
+        service: Service,
+        engine: Engine,
+        *,
+        limits: Limits | None = None,
+        guard: Guard | None = None,
+        accept_ids: bool = False,
+    ) -> None:
+        self.service, self.engine, self.accept_ids = service, engine, accept_ids
+        self.limits = limits or Limits(characters=250 * service.longest)
+        self.metrics = Metrics(engine)
+        self.ready = self.draining = False
+        routes = [
+            Route(path, self._endpoint(path, shape, handler), methods=["POST"])
+            for path, (shape, handler) in self._handlers().items()
+        ]
+        routes += [Route(path, self.health, methods=["GET"]) for path in ("/health", "/ping")]
+        routes += [
+            Route("/live", self.live, methods=["GET"]),
+            Route("/metrics", self.show_metrics, methods=["GET"]),
+            Route("/info", self.info, methods=["GET"]),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self.models, methods=["GET"]),
+        ]
+        inner = Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown})
+        self.app: ASGIApp = Guarded(inner, guard or Guard(), protocol_of)
+
+    def _handlers(self) -> dict[str, tuple[Any, Callable[[Any, Timing, Request], Awaitable[Any]]]]:
+        found: dict[str, tuple[Any, Callable[[Any, Timing, Request], Awaitable[Any]]]] = {
+            "/embed": (shapes.Embed, self.embed),
+            "/embed_all": (shapes.EmbedAll, self.embed_all),
+            "/predict": (shapes.Predict, self.predict),
+            "/rerank": (shapes.Rerank, self.rerank),
+            "/similarity": (shapes.Similarity, self.similarity),
+            "/tokenize": (shapes.Tokenize, self.tokenize),
+            "/decode": (shapes.Decode, self.decode),
+            "/v1/embeddings": (shapes.OpenAIEmbeddings, self.openai),
+            "/v1/rerank": (shapes.CohereRerank, self.cohere),
+            "/v2/rerank": (shapes.CohereRerank, self.cohere),
+        }
+        form = self.service.form
+        if form in ("classification", "regression"):
+            found["/"] = (shapes.Classify, self.classify)
+        elif form == "tagging":
+            found["/"] = (shapes.Tag, self.tag)
+        elif form == "span":
+            found["/"] = (shapes.Answer, self.answer_question)
+        elif self.service.fills_masks:
+            found["/"] = (shapes.Embed | shapes.Similarity | shapes.FillMask, self.pretrained)
+        elif form is None:
+            found["/"] = (shapes.Embed | shapes.Similarity, self.pretrained)
+        return found
+
+    # Around every request
+
+    def _endpoint(
+        self, path: str, shape: Any, handler: Callable[[Any, Timing, Request], Awaitable[Any]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        adapter, protocol, method = shapes.adapter(shape), protocol_of(path), path.strip("/") or "task"
+
+        async def endpoint(request: Request) -> Response:
+            timing = Timing()
+            self.metrics.requests.labels(method).inc()
+            try:
+                if not self.ready:
+                    raise Problem(503, "the model is loading; try again soon", "Unhealthy", retry_after="2")
+                wanted = parsed(adapter, await body_of(request, self.limits))
+                result = await handler(wanted, timing, request)
+            except Problem as problem:
+                self.metrics.failure.labels(problem.kind.lower()).inc()
+                return error(problem, protocol)
+            return answer(result, headers=self._headers(method, timing))
+
+        return endpoint
+
+    def _headers(self, method: str, timing: Timing) -> dict[str, str]:
+        total = time.perf_counter() - timing.began
+        headers = {"x-compute-type": self.service.device.type, "x-total-time": _milliseconds(total)}
+        headers |= {"x-compute-characters": str(timing.characters), "x-request-id": uuid.uuid4().hex}
+        job = timing.job
+        if job is not None:
+            self.metrics.done(method, job, tokenizing=timing.tokenizing, total=total)
+            headers["x-compute-tokens"] = str(sum(entry.tokens for entry in job.entries))
+            headers["x-tokenization-time"] = _milliseconds(timing.tokenizing)
+            headers["x-queue-time"] = _milliseconds(max(job.started - job.arrived, 0.0))
+            headers["x-inference-time"] = headers["x-compute-time"] = _milliseconds(max(job.ended - job.started, 0.0))
+        return headers
+
+    def _check(self, texts: Sequence[Any], timing: Timing) -> None:
+        """Refuse too many or too long texts, before they are tokenized."""
+        if not texts:
+            raise Problem(400, "`inputs` cannot be empty", "Empty")
+        if len(texts) > self.limits.texts:
+            raise Problem(
+                422, f"batch size {len(texts)} > maximum allowed batch size {self.limits.texts}; send fewer at a time"
+            )
+        for text in texts:
+            if len(text) > self.limits.characters:
+                raise Problem(
+                    413, f"a text has {len(text)} characters, at most {self.limits.characters} are read; shorten it"
+                )
+            timing.characters += len(text) if isinstance(text, str) else 0
+
+    async def _prepared(self, timing: Timing, make: Callable[[], Any]) -> Any:
+        """What a function of texts makes in a thread beside the loop; tokenizing lets others run."""
+        began = time.perf_counter()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, make)
+        except Refused as refused:
+            raise Problem(422, str(refused)) from None
+        except EncoderlabError as refused:
+            raise Problem(422, str(refused)) from None
+        finally:
+            timing.tokenizing += time.perf_counter() - began
+
+    async def _computed(self, works: Works, timing: Timing, request: Request) -> list[Any]:
+        """The results of works; they are dropped when the client goes or the deadline passes."""
+        try:
+            job = self.engine.submit(works.kind, works.works, works.tokens, within=self.limits.deadline)
+        except Overloaded as full:
+            after = str(int(full.retry_after) + 1)
+            raise Problem(429, "the model is overloaded; try again later", "Overloaded", retry_after=after) from None
+        timing.job = job
+        watch = asyncio.ensure_future(gone(request))
+        try:
+            waited: set[asyncio.Future[Any]] = {job.future, watch}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if not job.future.done():
+                raise Problem(499, "the client has gone", "Validation")
+            return job.future.result()
+        except Late:
+            raise Problem(504, f"not answered within {self.limits.deadline:g} seconds", "Overloaded") from None
+        except Failed:
+            raise Problem(424, "the model failed on this request; the log of the server says why", "Backend") from None
+        finally:
+            watch.cancel()
+            if not job.future.done():
+                job.drop()
+
+    # Vectors
+
+    async def _vectors(
+        self, wanted: Any, texts: Sequence[Any], timing: Timing, request: Request, *, kind: Any = "vectors"
+    ) -> list[np.ndarray]:
+        self._check(texts, timing)
+        if self.service.form is not None:
+            raise Problem(424, f"the model has a head for {self.service.form} and gives no vectors", "Backend")
+        if not self.accept_ids and any(not isinstance(text, str) for text in texts):
+            raise Problem(
+                422,
+                "token ids are refused, because those of another tokenizer would be read as words; send texts (of "
+                "langchain: check_embedding_ctx_length=False), or start the server with --accept-ids",
+            )
+        truncate = getattr(wanted, "truncate", None) is not False
+        side = str(getattr(wanted, "truncation_direction", "Right")).capitalize()
+        make = lambda: self.service.texts(kind, texts, truncate=truncate, side=side)  # type: ignore[arg-type]  # noqa: E731
+        return await self._computed(await self._prepared(timing, make), timing, request)
+
+    def _finished(self, vectors: list[np.ndarray], dimensions: int | None, normalize: bool) -> np.ndarray:
+        """The first ``dimensions`` of the vectors, made 1 long."""
+        whole = np.stack(vectors)
+        if dimensions is not None and dimensions > whole.shape[1]:
+            raise Problem(422, f"dimensions {dimensions}, expected 1 to {whole.shape[1]}", param="dimensions")
+        whole = whole[:, :dimensions]
+        if normalize:
+            whole = whole / np.maximum(np.linalg.norm(whole, axis=1, keepdims=True), 1e-12)
+        return np.ascontiguousarray(whole, np.float32)
+
+    async def embed(self, wanted: shapes.Embed, timing: Timing, request: Request) -> Any:
+        vectors = await self._vectors(wanted, _several(wanted.inputs), timing, request)
+        return self._finished(
+            vectors, wanted.dimensions, self.service.normalize if wanted.normalize is None else wanted.normalize
+        )
+
+    async def embed_all(self, wanted: shapes.EmbedAll, timing: Timing, request: Request) -> Any:
+        return await self._vectors(wanted, _several(wanted.inputs), timing, request, kind="tokens")
+
+    async def similarity(self, wanted: shapes.Similarity, timing: Timing, request: Request) -> Any:
+        texts = [wanted.inputs.source_sentence, *wanted.inputs.sentences]
+        vectors = self._finished(await self._vectors(wanted.parameters, texts, timing, request), None, True)
+        return vectors[1:] @ vectors[0]
+
+    async def openai(self, wanted: shapes.OpenAIEmbeddings, timing: Timing, request: Request) -> Any:
+        self._check_model(wanted.model)
+        vectors = self._finished(
+            await self._vectors(wanted, _several(wanted.input), timing, request),
+            wanted.dimensions,
+            self.service.normalize,
+        )
+        plain = wanted.encoding_format == "float"
+        assert timing.job is not None
+        used = sum(entry.tokens for entry in timing.job.entries)
+        return {
+            "object": "list",
+            "data": [
+                {
+                    "object": "embedding",
+                    "index": index,
+                    "embedding": vector if plain else base64.b64encode(vector.astype("<f4").tobytes()).decode(),
+                }
+                for index, vector in enumerate(vectors)
+            ],
+            "model": self.service.name,
+            "usage": {"prompt_tokens": used, "total_tokens": used},
+        }
+
+    def _check_model(self, name: str) -> None:
+        if name not in ("", self.service.name):
+            raise Problem(
+                404, f"the model {name!r} does not exist; this server has {self.service.name!r}", param="model"
+            )
+
+    # Heads
+
+    async def _logits(self, examples: list[Any], timing: Timing, request: Request) -> list[np.ndarray]:
+        """The scores of classes of texts."""
+        works, _ = await self._prepared(timing, lambda: self.service.items(examples))
+        return await self._computed(works, timing, request)
+
+    async def _classes(
+        self, pairs: Sequence[Sequence[str]], wanted: Any, timing: Timing, request: Request, function: str | None
+    ) -> list[list[dict[str, Any]]]:
+        """Labels with their scores, the best first."""
+        form = self.service.form
+        if form not in ("classification", "regression"):
+            raise Problem(424, f"the model has no head for classes{_has(form)}; POST / takes its task", "Backend")
+        self._check(pairs, timing)
+        for pair in pairs:
+            self._check(pair, timing)
+        if getattr(wanted, "truncation_direction", "Right").capitalize() != "Right":
+            raise Problem(422, "a head of fine-tuning reads the beginning of a text; leave truncation_direction out")
+        if getattr(wanted, "truncate", None) is False:
+            await self._prepared(timing, lambda: self.service.check_lengths(pairs))
+        examples = [Text(id="", text=pair[0], pair=pair[1] if len(pair) > 1 else None) for pair in pairs]
+        found = []
+        for scores in await self._logits(examples, timing, request):
+            if form == "regression":
+                values = [float(scores[0])]
+            elif function == "none":
+                values = scores.tolist()
+            elif function == "sigmoid":
+                values = (1 / (1 + np.exp(-scores))).tolist()
+            else:
+                values = probabilities(scores).tolist()
+            named: list[dict[str, Any]] = [
+                {"score": score, "label": label} for label, score in zip(self.service.labels, values, strict=True)
+            ]
+            found.append(sorted(named, key=lambda one: -one["score"]))
+        return found
+
+    async def predict(self, wanted: shapes.Predict, timing: Timing, request: Request) -> Any:
+        given: Any = wanted.inputs
+        one = isinstance(given, str) or isinstance(given[0], str)  # a flat list of two texts is one pair
+        pairs = [[given] if isinstance(given, str) else given] if one else given
+        found = await self._classes(pairs, wanted, timing, request, "none" if wanted.raw_scores else None)
+        return found[0] if one else found
+
+    async def classify(self, wanted: shapes.Classify, timing: Timing, request: Request) -> Any:
+        parameters = wanted.parameters or shapes.ClassifyParameters()
+        pairs = [[text] for text in _several(wanted.inputs)]
+        found = await self._classes(pairs, None, timing, request, parameters.function_to_apply)
+        return [one[: parameters.top_k] for one in found]
+
+    async def _ranked(self, query: str, texts: Sequence[str], wanted: Any, timing: Timing, request: Request) -> Any:
+        """Indices and scores of texts, the best first."""
+        if self.service.form != "regression":
+            raise Problem(424, "the model is not a re-ranker, which gives one number for two texts", "Backend")
+        self._check([query], timing)
+        found = await self._classes([[query, text] for text in texts], wanted, timing, request, None)
+        scores = [one[0]["score"] for one in found]
+        return sorted(enumerate(scores), key=lambda one: -one[1])
+
+    async def rerank(self, wanted: shapes.Rerank, timing: Timing, request: Request) -> Any:
+        ranked = await self._ranked(wanted.query, wanted.texts, wanted, timing, request)
+        return [
+            {"index": index, "score": score} | ({"text": wanted.texts[index]} if wanted.return_text else {})
+            for index, score in ranked
+        ]
+
+    async def cohere(self, wanted: shapes.CohereRerank, timing: Timing, request: Request) -> Any:
+        self._check_model(wanted.model)
+        texts = [one if isinstance(one, str) else one.get("text", "") for one in wanted.documents]
+        ranked = (await self._ranked(wanted.query, texts, None, timing, request))[: wanted.top_n]
+        assert timing.job is not None
+        tokens = sum(entry.tokens for entry in timing.job.entries)
+        return {
+            "id": uuid.uuid4().hex,
+            "model": self.service.name,
+            "results": [
+                {"index": index, "relevance_score": score}
+                | ({"document": {"text": texts[index]}} if wanted.return_documents else {})
+                for index, score in ranked
+            ],
+            "usage": {"total_tokens": tokens, "prompt_tokens": tokens},
+            "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
+        }
+
+    async def tag(self, wanted: shapes.Tag, timing: Timing, request: Request) -> Any:
+        texts = _several(wanted.inputs)
+        self._check(texts, timing)
+        found = [words_of(text) for text in texts]
+        examples = [
+            Words(id=str(i), words=tuple(word for word, _, _ in words)) for i, words in enumerate(found) if words
+        ]
+        works, items = await self._prepared(timing, lambda: self.service.items(examples))
+        outputs = await self._computed(works, timing, request)
+        assert self.service.predictor is not None
+        predictions = self.service.predictor.form.decode(items, outputs, examples)
+        tags = iter(zip(predictions.values, predictions.details, strict=True))
+        parameters = wanted.parameters or shapes.TagParameters()
+        plain, ignored = parameters.aggregation_strategy == "none", parameters.ignore_labels or ["O"]
+        answers = []
+        for text, words in zip(texts, found, strict=True):
+            values, detail = next(tags) if words else ((), {"scores": []})
+            make = _entities if plain else _groups
+            answers.append(make(text, words, values, detail["scores"], ignored))
+        return answers[0] if isinstance(wanted.inputs, str) else answers
+
+    async def answer_question(self, wanted: shapes.Answer, timing: Timing, request: Request) -> Any:
+        asked = wanted.inputs
+        self._check([asked.question], timing)
+        self._check([asked.context], timing)
+        examples = [Question(id="q", question=asked.question, passage=asked.context)]
+        works, items = await self._prepared(timing, lambda: self.service.items(examples))
+        outputs = await self._computed(works, timing, request)
+        assert self.service.predictor is not None
+        predictions = self.service.predictor.form.decode(items, outputs, examples)
+        spans = (predictions.nbest or {}).get("q", [])
+        if predictions.values[0] == "":
+            spans = sorted(spans, key=lambda span: span["text"] != "")
+        answers = [
+            {"answer": s["text"], "score": s["probability"], "start": s.get("start", 0), "end": s.get("end", 0)}
+            for s in spans
+        ]
+        top = wanted.parameters.top_k if wanted.parameters else None
+        return answers[: top or 1] if top else answers[0]
+
+    async def pretrained(self, wanted: Any, timing: Timing, request: Request) -> Any:
+        """``POST /`` of a model without head: vectors, similarities, or masks where the text has one."""
+        if isinstance(wanted, shapes.Similarity):
+            return await self.similarity(wanted, timing, request)
+        texts = _several(wanted.inputs)
+        mask = self.service.tokenizer.token(self.service.tokenizer.special.mask)
+        masked = [isinstance(text, str) and (mask in text or "[MASK]" in text) for text in texts]
+        if isinstance(wanted, shapes.Embed) and not (self.service.fills_masks and any(masked)):
+            return await self.embed(wanted, timing, request)
+        self._check(texts, timing)
+        if not all(masked):
+            raise Problem(422, f"a text has no {mask}; write it where a word is to be guessed")
+        parameters = getattr(wanted, "parameters", None) or shapes.MaskParameters()
+        top = parameters.top_k or 5
+        given = [text.replace("[MASK]", mask) for text in texts]
+        sizes = await self._prepared(timing, lambda: [len(x) + 2 for x in self.service.tokenizer.encode_batch(given)])
+        works = Works("masks", [(text, top) for text in given], sizes)
+        found = await self._computed(works, timing, request)
+        answers = [
+            [[vars(guess) for guess in guesses] for guesses in masks] if len(masks) > 1 else [vars(g) for g in masks[0]]
+            for masks in found
+        ]
+        return answers[0] if isinstance(wanted.inputs, str) else answers
+
+    # Tokens
+
+    async def tokenize(self, wanted: shapes.Tokenize, timing: Timing, request: Request) -> Any:
+        texts = _several(wanted.inputs)
+        self._check(texts, timing)
+        tokenizer = self.service.tokenizer
+
+        def make() -> Any:
+            found = []
+            for encoding in tokenizer.backend.encode_batch(texts, add_special_tokens=wanted.add_special_tokens):
+                rows = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
+                found.append(
+                    [
+                        {
+                            "id": index,
+                            "text": token,
+                            "special": bool(special),
+                            "start": None if special else place[0],
+                            "stop": None if special else place[1],
+                        }
+                        for index, token, special, place in rows
+                    ]
+                )
+            return found
+
+        return await self._prepared(timing, make)
+
+    async def decode(self, wanted: shapes.Decode, timing: Timing, request: Request) -> Any:
+        rows: Any = wanted.ids if wanted.ids and isinstance(wanted.ids[0], list) else [wanted.ids]
+        self._check(rows, timing)
+        tokenizer = self.service.tokenizer
+        if any(index >= tokenizer.vocab_size for row in rows for index in row):
+            raise Problem(422, f"an id is outside the vocabulary of {tokenizer.vocab_size} tokens", param="ids")
+        return await self._prepared(
+            timing, lambda: [tokenizer.decode(row, skip_special=wanted.skip_special_tokens) for row in rows]
+        )
+
+    # About the server
+
+    async def health(self, request: Request) -> Response:
+        if self.ready and not self.draining and not self.engine.stuck:
+            return Response(status_code=200, headers=SECURITY)
+        return error(Problem(503, "loading, draining or stuck", "Unhealthy", retry_after="2"), "tei")
+
+    async def live(self, request: Request) -> Response:
+        return Response(status_code=200, headers=SECURITY)
+
+    async def show_metrics(self, request: Request) -> Response:
+        return Response(self.metrics.text(), headers=SECURITY, media_type="text/plain; version=0.0.4")
+
+    async def info(self, request: Request) -> Response:
+        service = self.service
+        named = {label: i for i, label in enumerate(service.labels)}
+        labels = {"id2label": {str(i): label for label, i in named.items()}, "label2id": named}
+        kind: dict[str, Any] = {
+            "embedding": {"pooling": {"mean": "mean", "first": "cls", "last": "last_token"}[service.pooling]}
+        }
+        if service.form is not None:
+            kind = {"reranker" if service.form == "regression" else "classifier": labels}
+        return answer(
+            {
+                "model_id": service.name,
+                "model_sha": None,
+                "model_dtype": "float32",
+                "served_model_name": service.name,
+                "model_type": kind,
+                "max_concurrent_requests": 512,
+                "max_input_length": service.longest,
+                "max_batch_tokens": self.engine.queue.budget,
+                "max_batch_requests": None,
+                "max_client_batch_size": self.limits.texts,
+                "auto_truncate": True,
+                "tokenization_workers": 1,
+                "version": __version__,
+                "sha": None,
+                "docker_label": None,
+                "family": service.model.config.family,
+                "task": service.form or ("fill-mask" if service.fills_masks else "states"),
+            }
+        )
+
+    async def models(self, request: Request) -> Response:
+        model = {"id": self.service.name, "object": "model", "created": 0, "owned_by": "encoderlab"}
+        name = request.path_params.get("name")
+        if name is None:
+            return answer({"object": "list", "data": [model]})
+        if name != self.service.name:
+            return error(Problem(404, f"the model {name!r} does not exist"), "openai")
+        return answer(model)
+
+
+def _several(inputs: Any) -> list[Any]:
+    """One text, texts, the ids of a text, or those of several, as a list of texts."""
+    one = isinstance(inputs, str) or (len(inputs) > 0 and isinstance(inputs[0], int))
+    return [inputs] if one else inputs
+
+
+def _has(form: str | None) -> str:
+    return "" if form is None else f", but one for {form}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3f}"
+
+
+async def _unknown(request: Request, failure: Exception) -> Response:
+    """Of a path that is not there, or another method."""
+    status = getattr(failure, "status_code", 404)
+    what = "no such path here" if status == 404 else "this path takes another method"
+    return error(Problem(status, f"{what}; see /info and docs/deploying.md"), protocol_of(request.url.path))
+
+
+Found = list[tuple[str, int, int]]
+
+
+def _entities(
+    text: str, words: Found, tags: Sequence[str], scores: Sequence[float], ignored: Sequence[str]
+) -> list[dict[str, Any]]:
+    """A record for every word."""
+    return [
+        {"entity": tag, "score": score, "index": i + 1, "word": word, "start": start, "end": end}
+        for i, ((word, start, end), tag, score) in enumerate(zip(words, tags, scores, strict=True))
+        if tag not in ignored
+    ]
+
+
+def _groups(
+    text: str, words: Found, tags: Sequence[str], scores: Sequence[float], ignored: Sequence[str]
+) -> list[dict[str, Any]]:
+    """A record for every run of words of one entity; B- begins a new one."""
+    found: list[dict[str, Any]] = []
+    last = None
+    for i, ((_, start, end), tag, score) in enumerate(zip(words, tags, scores, strict=True)):
+        name = tag[2:] if tag[:2] in ("B-", "I-", "E-", "S-", "M-") else tag
+        if tag in ignored or name in ignored:
+            continue
+        if found and last == i - 1 and found[-1]["entity_group"] == name and tag[:2] not in ("B-", "S-"):
+            group = found[-1]
+            group["end"], group["of"] = end, [*group["of"], score]
+        else:
+            found.append({"entity_group": name, "start": start, "end": end, "of": [score]})
+        last = i
+    return [
+        {
+            "entity_group": one["entity_group"],
+            "score": float(np.mean(one["of"])),
+            "word": text[one["start"] : one["end"]],
+            "start": one["start"],
+            "end": one["end"],
+        }
+        for one in found
+    ]

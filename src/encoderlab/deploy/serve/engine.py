@@ -1,0 +1,174 @@
+"""The one thread that computes: it takes batches from the queue and hands results back to the event loop.
+
+One thread holds all cores while it computes; a pool of them would make each other wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from encoderlab.deploy.serve.queue import Entry, Full, Queue
+
+log = logging.getLogger(__name__)
+
+Compute = Callable[[str, Sequence[Any]], list[Any]]
+"""The results of the works of one kind."""
+
+
+class Overloaded(Exception):
+    """The queue is full; ``retry_after`` is when it will have room, in seconds."""
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__(retry_after)
+        self.retry_after = retry_after
+
+
+class Late(Exception):
+    """The deadline of a request passed before it was computed."""
+
+
+class Failed(Exception):
+    """The computation raised an error, which is in the server's log."""
+
+
+@dataclass(eq=False)
+class Job:
+    """The entries of a request that belong together."""
+
+    future: asyncio.Future[list[Any]]
+    loop: asyncio.AbstractEventLoop
+    entries: list[Entry]
+    arrived: float
+    started: float = 0.0  # of its first batch
+    ended: float = 0.0
+    left: int = 0
+
+    def drop(self) -> None:
+        """Nobody waits for it."""
+        for entry in self.entries:
+            entry.dropped = True
+
+
+@dataclass
+class Watch:
+    """What observers are told; see :mod:`encoderlab.deploy.serve.metrics`."""
+
+    batch: Callable[[Sequence[Entry], float], None] = lambda entries, seconds: None
+    last_progress: float = field(default_factory=time.monotonic)
+
+
+class Engine:
+    """Runs ``compute`` on batches until it is stopped."""
+
+    def __init__(self, compute: Compute, *, budget: int, capacity: int) -> None:
+        self.compute = compute
+        self.queue = Queue(budget=budget, capacity=capacity)
+        self.watch = Watch()
+        self.rate = 2000.0  # tokens per second, as measured of late
+        self._jobs: dict[Entry, Job] = {}
+        self._wake = threading.Condition()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        with self._wake:
+            self._stopped = True
+            self._wake.notify()
+        self._thread.join(timeout=60)
+
+    @property
+    def waiting(self) -> int:
+        """Tokens in the queue."""
+        return self.queue.tokens
+
+    @property
+    def stuck(self) -> bool:
+        """Whether work waits and none was done for 30 seconds."""
+        return bool(self._jobs) and time.monotonic() - self.watch.last_progress > 30.0
+
+    def submit(self, kind: str, works: Sequence[Any], tokens: Sequence[int], *, within: float) -> Job:
+        """Queue the works of a request, whose results :attr:`Job.future` will hold in their order.
+
+        Raises:
+            Overloaded: the queue is full.
+        """
+        now, loop = time.monotonic(), asyncio.get_running_loop()
+        entries = [
+            Entry(kind=kind, tokens=size, work=work, deadline=now + within)
+            for work, size in zip(works, tokens, strict=True)
+        ]
+        job = Job(loop.create_future(), loop, entries, now, left=len(entries))
+        if not entries:
+            job.future.set_result([])
+            return job
+        with self._wake:
+            if not self._jobs:
+                self.watch.last_progress = now
+            try:
+                self.queue.add(entries)
+            except Full:
+                raise Overloaded(max(1.0, self.queue.tokens / self.rate)) from None
+            self._jobs |= dict.fromkeys(entries, job)
+            self._wake.notify()
+        return job
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self.queue.entries and not self._stopped:
+                    self._wake.wait()
+                if self._stopped and not self.queue.entries:
+                    return
+                batch, late = self.queue.take(time.monotonic())
+            for entry in late:
+                self._settle(entry, Late())
+            if batch:
+                self._do(batch)
+
+    def _do(self, batch: list[Entry]) -> None:
+        started = time.monotonic()
+        for entry in batch:
+            job = self._jobs[entry]
+            job.started = job.started or started
+        try:
+            results: list[Any] = self.compute(batch[0].kind, [entry.work for entry in batch])
+        except Exception:
+            log.exception("a batch of %d failed", len(batch))
+            results = [Failed()] * len(batch)
+        seconds = time.monotonic() - started
+        done = sum(entry.tokens for entry in batch)
+        self.rate += 0.1 * (done / max(seconds, 1e-6) - self.rate)
+        self.watch.last_progress = time.monotonic()
+        self.watch.batch(batch, seconds)
+        for entry, result in zip(batch, results, strict=True):
+            self._settle(entry, result)
+
+    def _settle(self, entry: Entry, result: Any) -> None:
+        """Note the result of an entry; the last one of a job wakes who waits for it."""
+        job = self._jobs.pop(entry)
+        entry.result = result
+        job.left -= 1
+        if isinstance(result, Exception):
+            job.drop()
+        if job.left == 0:
+            job.ended = time.monotonic()
+            job.loop.call_soon_threadsafe(_finish, job)
+
+
+def _finish(job: Job) -> None:
+    if job.future.done():  # cancelled: the client has gone
+        return
+    errors = [entry.result for entry in job.entries if isinstance(entry.result, Exception)]
+    if errors:
+        job.future.set_exception(next((one for one in errors if not isinstance(one, Late)), errors[0]))
+    else:
+        job.future.set_result([entry.result for entry in job.entries])

@@ -1,0 +1,214 @@
+"""Requests before their protocol: who may ask, how much, how fast; bodies, errors, headers.
+
+Everything here answers before a body is read where it can. Texts, paths and traces never leave in an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+Protocol = Literal["tei", "openai", "cohere", "hf"]
+SECURITY = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a request may ask for.
+
+    Args:
+        body: bytes.
+        body_seconds: until the whole body is there.
+        texts: of a request.
+        characters: of a text; longer ones are refused before they are tokenized.
+        deadline: seconds until an answer is of no use any more.
+    """
+
+    body: int = 2_000_000
+    body_seconds: float = 30.0
+    texts: int = 1024
+    characters: int = 128_000
+    deadline: float = 60.0
+
+
+class Problem(Exception):
+    """A request that ends with an error.
+
+    Args:
+        status: of HTTP.
+        message: what to change.
+        kind: of text-embeddings-inference: Validation, Empty, Overloaded, Unhealthy, Backend, Tokenizer.
+        param: the field that is wrong.
+        headers: of the answer.
+    """
+
+    def __init__(
+        self, status: int, message: str, kind: str = "Validation", *, param: str | None = None, **headers: str
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.kind, self.param = status, message, kind, param
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A value as JSON."""
+    body = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(body, status, {**SECURITY, **(headers or {})}, media_type="application/json")
+
+
+def error(problem: Problem, protocol: Protocol) -> Response:
+    """An error in the shape of the protocol that was spoken."""
+    value: Any
+    if protocol == "openai":
+        names = {401: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable"}
+        kind = names.get(problem.status, "invalid_request_error" if problem.status < 500 else "server_error")
+        codes = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
+        code = codes.get(problem.status, problem.kind.lower())
+        value = {"error": {"message": problem.message, "type": kind, "param": problem.param, "code": code}}
+    elif protocol == "cohere":
+        value = {"message": problem.message}
+    elif protocol == "hf":
+        value = {"error": problem.message}
+    else:
+        value = {"error": problem.message, "error_type": problem.kind}
+    return answer(value, problem.status, problem.headers)
+
+
+async def body_of(request: Request, limits: Limits) -> bytes:
+    """The body of a request, counted while it streams.
+
+    Raises:
+        Problem: it is no JSON, compressed, too large, too slow, or ends early.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Problem(415, "the body must be JSON; send Content-Type: application/json")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Problem(415, "compressed bodies are not read; send the JSON as it is")
+    told = request.headers.get("content-length", "0")
+    if told.isdigit() and int(told) > limits.body:
+        raise Problem(
+            413, f"the body has {int(told)} bytes, at most {limits.body} are read; send fewer texts at a time"
+        )
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for part in request.stream():
+                size += len(part)
+                if size > limits.body:
+                    raise Problem(413, f"the body has more than {limits.body} bytes; send fewer texts at a time")
+                parts.append(part)
+    except TimeoutError:
+        raise Problem(408, f"the body took longer than {limits.body_seconds:g} seconds", connection="close") from None
+    except ClientDisconnect:
+        raise Problem(400, "the body ended early") from None
+    return b"".join(parts)
+
+
+def parsed(adapter: TypeAdapter[Any], body: bytes) -> Any:
+    """The body as the shape of a protocol.
+
+    Raises:
+        Problem: it has another one; the message names the field.
+    """
+    try:
+        return adapter.validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("function-", "constrained-")))
+        where = f"`{place}`: " if place else ""
+        raise Problem(422, f"{where}{first['msg']}", param=place or None) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """Who may ask.
+
+    Args:
+        keys: of which a request must bear one; none means that anybody may.
+        hosts: names that the server is asked by, against pages that point a name of theirs at it; ``*`` for any.
+        open: paths that need no key.
+        cors: the one origin whose pages may read answers.
+    """
+
+    keys: tuple[bytes, ...] = ()
+    hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "::1")
+    open: tuple[str, ...] = ("/health", "/live", "/ping", "/metrics")
+    cors: str | None = None
+
+    def check(self, scope: Scope) -> Problem | None:
+        """What is wrong with a request, from its head alone."""
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        hosts = [value for name, value in headers if name == b"host"]
+        if len(hosts) != 1 or not self._knows(hosts[0]):
+            return Problem(421, "the Host header names no host of this server; add it with --allow-host")
+        if self.keys and scope["path"] not in self.open and not self._admits(headers):
+            return Problem(
+                401, "the key is missing or wrong; send Authorization: Bearer KEY", www_authenticate="Bearer"
+            )
+        return None
+
+    def _knows(self, host: bytes) -> bool:
+        name = host.decode("latin-1").lower()
+        name, port = name.rsplit(":", 1) if ":" in name.rpartition("]")[2] else (name, "0")
+        if not port.isdigit():
+            return False
+        return name.strip("[]") in self.hosts or (
+            "*" in self.hosts and name.replace("-", "").replace(".", "").isalnum()
+        )
+
+    def _admits(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        given = [value for name, value in headers if name == b"authorization"]
+        if len(given) != 1 or given[0][:7].lower() != b"bearer ":
+            return False
+        key = given[0][7:].strip()
+        return any([hmac.compare_digest(key, known) for known in self.keys])  # all, so that time tells nothing
+
+
+class Guarded:
+    """An application behind a guard; ``protocol_of`` says how a path's errors look."""
+
+    def __init__(self, app: ASGIApp, guard: Guard, protocol_of: Callable[[str], Protocol]) -> None:
+        self.app, self.guard, self.protocol_of = app, guard, protocol_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        origin = self.guard.cors
+
+        async def sent(message: Any) -> None:
+            if origin is not None and message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message.get("headers", []),
+                    (b"access-control-allow-origin", origin.encode()),
+                    (b"access-control-allow-headers", b"authorization, content-type"),
+                    (b"vary", b"origin"),
+                ]
+            await send(message)
+
+        problem = self.guard.check(scope)
+        if problem is None and origin is not None and scope["method"] == "OPTIONS":
+            await Response(status_code=204, headers=SECURITY)(scope, receive, sent)
+        elif problem is not None:
+            await error(problem, self.protocol_of(scope["path"]))(scope, receive, sent)
+        else:
+            await self.app(scope, receive, sent)
+
+
+async def gone(request: Request) -> None:
+    """Ends when the client has gone; for requests whose body was read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+Handler = Callable[[Request], Awaitable[Response]]

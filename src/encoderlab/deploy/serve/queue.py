@@ -1,0 +1,93 @@
+"""The queue of a server, in tokens: the oldest entry first, with its neighbours in length.
+
+Plain Python without threads or clocks, so that its promises can be tested: nothing starves, no batch exceeds the
+budget, the queue never holds more than its capacity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(eq=False, kw_only=True)
+class Entry:
+    """A sequence that is computed at once, and what is to be done with it.
+
+    Args:
+        kind: what is computed; a batch holds one kind.
+        tokens: its length, special tokens included.
+        work: what the computation reads.
+        deadline: the time after which nobody wants the result.
+        dropped: nobody waits for it any more.
+    """
+
+    kind: str
+    tokens: int
+    work: Any
+    deadline: float = float("inf")
+    dropped: bool = False
+    result: Any = field(default=None, repr=False)
+
+
+class Full(Exception):
+    """The queue holds as many tokens as it may."""
+
+
+class Queue:
+    """Entries in the order they came.
+
+    Args:
+        budget: tokens of a batch, padding included. A longer entry makes a batch of its own.
+        capacity: tokens that may wait.
+    """
+
+    def __init__(self, *, budget: int, capacity: int) -> None:
+        self.budget, self.capacity = budget, capacity
+        self.entries: list[Entry] = []
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def add(self, entries: list[Entry]) -> None:
+        """Queue the entries of a request, all or none.
+
+        Raises:
+            Full: they are too many besides those that wait. Into an empty queue any request fits.
+        """
+        tokens = sum(entry.tokens for entry in entries)
+        if self.entries and self.tokens + tokens > self.capacity:
+            raise Full
+        self.entries += entries
+        self.tokens += tokens
+
+    def take(self, now: float) -> tuple[list[Entry], list[Entry]]:
+        """The next batch, and entries that are left out because nobody waits for them or their deadline has passed.
+
+        The oldest entry is in, then those of its kind that are nearest to it in length, while the longest of them times
+        their number is within the budget.
+        """
+        late = [entry for entry in self.entries if entry.dropped or entry.deadline <= now]
+        if late:
+            gone = set(map(id, late))
+            self._keep([entry for entry in self.entries if id(entry) not in gone])
+        if not self.entries:
+            return [], late
+        oldest = self.entries[0]
+        same = [entry for entry in self.entries[1:] if entry.kind == oldest.kind]
+        same.sort(key=lambda entry: abs(entry.tokens - oldest.tokens))  # stable: of equals the older first
+        batch, longest = [oldest], oldest.tokens
+        for entry in same:
+            grown = max(longest, entry.tokens)
+            if grown * (len(batch) + 1) > self.budget:
+                break
+            batch.append(entry)
+            longest = grown
+        taken = set(map(id, batch))
+        self._keep([entry for entry in self.entries if id(entry) not in taken])
+        return batch, late
+
+    def _keep(self, entries: list[Entry]) -> None:
+        self.entries = entries
+        self.tokens = sum(entry.tokens for entry in entries)

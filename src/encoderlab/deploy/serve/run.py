@@ -1,0 +1,141 @@
+"""A server process: listening, loading, draining."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import stat
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from encoderlab.deploy.serve.app import Server
+from encoderlab.errors import ConfigError, DataError
+
+HEADER_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """Where a server listens, and how it ends.
+
+    Args:
+        delay: seconds after a signal for which requests are still taken, while ``/health`` says no.
+        drain: seconds for which accepted requests are waited for.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    delay: float = 0.0
+    drain: float = 25.0
+
+    def listen(self) -> socket.socket:
+        """
+        Raises:
+            ConfigError: the port is taken, or the host is not of this machine.
+        """
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((self.host, self.port))
+        except OSError as error:
+            listener.close()
+            raise ConfigError(
+                f"cannot listen on {self.host} port {self.port} ({error.strerror}); choose another --port or --host"
+            ) from None
+        return listener
+
+
+def read_keys(path: Path) -> tuple[bytes, ...]:
+    """The keys in a file, one on each line.
+
+    Raises:
+        DataError: it is not there, others may read it, or it holds no key of at least 16 characters.
+    """
+    try:
+        mode = path.stat().st_mode
+        lines = path.read_bytes().split()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); give a file with a key on each line") from None
+    if stat.S_IMODE(mode) & 0o077:
+        raise DataError(f"{path}: others may read it; run: chmod 600 {path}")
+    if not lines or any(len(line) < 16 for line in lines):
+        raise DataError(f"{path}: holds no key, or one of fewer than 16 characters; write one on each line")
+    return tuple(lines)
+
+
+class _Process(uvicorn.Server):
+    """uvicorn's server, which after a signal goes on for a while."""
+
+    def __init__(self, config: uvicorn.Config, server: Server, address: Address) -> None:
+        super().__init__(config)
+        self.server, self.address = server, address
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        again = self.server.draining
+        self.server.draining = True
+        if again or self.address.delay == 0 or sig == signal.SIGINT:
+            self.should_exit = True
+        else:
+            threading.Timer(self.address.delay, self._stop).start()
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
+
+class _Connection(HttpToolsProtocol):
+    """A connection that is closed unless the head of a request comes in time."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._impatience = self.loop.call_later(HEADER_SECONDS, transport.close)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._impatience.cancel()
+        self._impatience = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def on_headers_complete(self) -> None:
+        self._impatience.cancel()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._impatience.cancel()
+        super().connection_lost(exc)
+
+
+def run(server: Server, address: Address, listener: socket.socket) -> None:
+    """Serve until a signal; accepted requests are answered before it returns."""
+    config = uvicorn.Config(
+        server.app,
+        http=_Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=int(address.drain) or 1,
+        backlog=1024,
+    )
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    process = _Process(config, server, address)
+
+    def load() -> None:
+        server.service.warm_up()
+        server.engine.start()
+        server.ready = True
+
+    threading.Thread(target=load, name="warm-up", daemon=True).start()
+    try:
+        process.run(sockets=[listener])
+    finally:
+        if server.ready:
+            server.engine.stop()

@@ -1,0 +1,227 @@
+"""What a served model can do: works from texts, batches of works to results. It knows nothing of HTTP."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from encoderlab import inference
+from encoderlab.corpus.words import is_cjk
+from encoderlab.errors import ConfigError
+from encoderlab.inference import Pooling, evaluating, limit, reading_apart, tokenizer_of, usual_device
+from encoderlab.interchange.load import load
+from encoderlab.model import Model
+from encoderlab.nn import kernels
+from encoderlab.nn.heads import LMHead
+from encoderlab.tasks.forms.base import log_softmax
+from encoderlab.tasks.forms.batching import Item, TaskBatch, pack
+from encoderlab.tasks.runs.apply import predictor_of
+from encoderlab.tasks.runs.predict import Predictor
+from encoderlab.tasks.runs.trials import best_seed, silent
+
+Side = Literal["Left", "Right"]
+
+
+class Refused(Exception):
+    """A request that cannot be answered; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class Works:
+    """Works of one kind, with their tokens."""
+
+    kind: str
+    works: list[Any]
+    tokens: list[int]
+
+
+class Service:
+    """A model with its tokenizer, and how states become the vector of a text.
+
+    ``vectors`` and ``tokens`` need any model, ``masks`` one with an LM head, ``scores`` one with a task head.
+    """
+
+    def __init__(
+        self, model: Model, predictor: Predictor | None, *, name: str, pooling: Pooling, normalize: bool
+    ) -> None:
+        self.model, self.predictor, self.name = reading_apart(model).eval(), predictor, name
+        self.pooling, self.normalize = pooling, normalize
+        self.tokenizer = tokenizer_of(model)
+        self.longest = limit(model) if predictor is None else predictor.form.settings.max_length
+        self.device = next(model.parameters()).device
+        kernels.keep_memory()
+
+    @classmethod
+    def of(cls, folder: Path, *, name: str | None = None) -> Service:
+        """The model in a run folder, a model folder or a Hugging Face folder; an exported folder says how its states
+        become vectors.
+
+        Raises:
+            DataError, ConfigError: it cannot be used.
+        """
+        place = best_seed(folder, silent)
+        model = load(place)
+        predictor = predictor_of(place) if model.task is not None else None
+        if predictor is not None:
+            model = predictor.model
+        pooling, normalize = pooling_of(place)
+        name = name or (folder.resolve().name)
+        return cls(model.to(usual_device()), predictor, name=name, pooling=pooling, normalize=normalize)
+
+    @property
+    def form(self) -> str | None:
+        """The form of the task that the model was fine-tuned for."""
+        return None if self.predictor is None else self.predictor.form.task.form
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.model.config.labels
+
+    @property
+    def fills_masks(self) -> bool:
+        return self.predictor is None and isinstance(self.model.lm, LMHead)
+
+    # Works
+
+    def texts(
+        self, kind: Literal["vectors", "tokens"], texts: Sequence[str | Sequence[int]], *, truncate: bool, side: Side
+    ) -> Works:
+        """Framed texts, or ids of the model's own vocabulary, which are framed where they do not begin so.
+
+        Raises:
+            Refused: one is too long and is not to be cut, or an id is outside the vocabulary.
+        """
+        encoded = iter(self.tokenizer.encode_batch([text for text in texts if isinstance(text, str)]))
+        room = self.tokenizer.spans(self.longest, max_length=self.longest).a
+        framed = []
+        for number, text in enumerate(texts):
+            ids = next(encoded).ids if isinstance(text, str) else self._ids(text)
+            if len(ids) > room and not truncate:
+                raise Refused(
+                    f"`inputs` must have at most {room} tokens. Given: {len(ids)} in text {number}; shorten it or set "
+                    "truncate"
+                )
+            framed.append(self.tokenizer.frame(ids[-room:] if side == "Left" else ids, max_length=self.longest))
+        return Works(kind, framed, [len(ids) for ids, _ in framed])
+
+    def _ids(self, given: Sequence[int]) -> np.ndarray:
+        wrong = [index for index in given if not 0 <= index < self.tokenizer.vocab_size]
+        if wrong:
+            raise Refused(f"token id {wrong[0]} is outside the vocabulary of {self.tokenizer.vocab_size} tokens")
+        special = self.tokenizer.special
+        return np.array([index for index in given if index not in (special.cls, special.sep)], np.int64)
+
+    def items(self, examples: Sequence[Any]) -> tuple[Works, list[Item]]:
+        """The sequences of examples of the model's form."""
+        assert self.predictor is not None
+        items = self.predictor.form.items(examples)
+        return Works("scores", list(items), [len(item) for item in items]), items
+
+    def check_lengths(self, pairs: Sequence[Sequence[str]]) -> None:
+        """
+        Raises:
+            Refused: texts that share a sequence are longer than one.
+        """
+        room = self.tokenizer.spans(self.longest, max_length=self.longest).a
+        for texts in pairs:
+            tokens = sum(len(encoding) for encoding in self.tokenizer.encode_batch(list(texts)))
+            if tokens > room:
+                raise Refused(
+                    f"`inputs` must have at most {room} tokens. Given: {tokens}; shorten them or set truncate"
+                )
+
+    # Computing, in the one thread
+
+    @torch.inference_mode()
+    def compute(self, kind: str, works: Sequence[Any]) -> list[Any]:
+        """The results of works of one kind: a vector (D,), states (n, D), guesses, or the scores of an item."""
+        if kind == "scores":
+            return self._scores(works)
+        if kind == "masks":
+            return [inference.fill_mask(self.model, text, top=top) for text, top in works]
+        found: list[Any] = [None] * len(works)
+        for batch in inference.batches(self.tokenizer, works, sum(len(ids) for ids, _ in works) * len(works)):
+            batch = batch.to(self.device)
+            with evaluating(self.model):
+                last = self.model.encoder(batch.ids, doc=batch.documents, segments=batch.segments).last.float()
+            real = batch.doc >= 0
+            assert batch.on_host.rows is not None
+            rows = batch.on_host.rows.tolist()
+            if kind == "tokens":
+                for row, states, of_row in zip(rows, last, real, strict=True):
+                    found[row] = states[of_row].cpu().numpy()
+            else:
+                for row, vector in zip(rows, inference.pooled(last, real, self.pooling).cpu().numpy(), strict=True):
+                    found[row] = vector
+        return found
+
+    def _scores(self, items: Sequence[Item]) -> list[Any]:
+        assert self.predictor is not None
+        predictor, form = self.predictor, self.predictor.form
+        batch = pack(items, pad=self.tokenizer.special.pad, room=form.settings.max_length, mode="dynamic")
+        moved = batch.to(self.device)
+        assert isinstance(moved, TaskBatch)
+        with evaluating(predictor.model):
+            return form.outputs(predictor.model, predictor.objective.states(moved), moved)
+
+    def warm_up(self) -> None:
+        """Compute the shortest and the longest batch, so that memory and kernels are there."""
+        for text, count in (("a", 1), ("a " * self.longest, 2)):
+            works = self.texts("vectors", [text] * count, truncate=True, side="Right")
+            self.compute(works.kind, works.works)
+
+
+def pooling_of(folder: Path) -> tuple[Pooling, bool]:
+    """How the states of the model in a folder become the vector of a text, and whether it is made 1 long: what
+    sentence-transformers reads if its files are there, else the mean, normalised.
+
+    Raises:
+        ConfigError: a way that is not implemented.
+    """
+    import json
+
+    path = folder / "modules.json"
+    if not path.is_file():
+        return "mean", True
+    modules = json.loads(path.read_text(encoding="utf-8"))
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    if strange := set(kinds) - {"Transformer", "Pooling", "Normalize"}:
+        raise ConfigError(f"{path}: module {sorted(strange)[0]} is not implemented; export the model without it")
+    place = next((module["path"] for module, kind in zip(modules, kinds, strict=True) if kind == "Pooling"), None)
+    if place is None:
+        return "mean", "Normalize" in kinds
+    data = json.loads((folder / place / "config.json").read_text(encoding="utf-8"))
+    modes = {
+        name.removeprefix("pooling_mode_")
+        for name, value in data.items()
+        if name.startswith("pooling_mode_") and value is True
+    }
+    known: dict[str, Pooling] = {"mean_tokens": "mean", "cls_token": "first", "lasttoken": "last"}
+    newer: dict[str, Pooling] = {"mean": "mean", "cls": "first", "lasttoken": "last"}
+    found = newer.get(str(data.get("pooling_mode"))) or (known.get(next(iter(modes))) if len(modes) == 1 else None)
+    if found is None:
+        raise ConfigError(f"{folder / place}: pooling {sorted(modes)} is not implemented; use mean, cls or lasttoken")
+    return found, "Normalize" in kinds
+
+
+def words_of(text: str) -> list[tuple[str, int, int]]:
+    """The words that a tagger reads of a text, each with its first character and one past its last; Chinese is tagged
+    character by character."""
+    found = []
+    for match in re.finditer(r"\S+", text):
+        word, start = match.group(), match.start()
+        if any(map(is_cjk, word)):
+            found += [(letter, start + i, start + i + 1) for i, letter in enumerate(word)]
+        else:
+            found.append((word, start, match.end()))
+    return found
+
+
+def probabilities(scores: np.ndarray) -> np.ndarray:
+    return np.exp(log_softmax(scores))
