@@ -311,6 +311,15 @@ def test_classes_and_pairs() -> None:
         assert asked("/info")[1]["model_type"]["classifier"]["label2id"] == {"good": 0, "bad": 1, "so-so": 2}
 
 
+def test_several_labels_have_a_probability_each() -> None:
+    predictor = with_head(Classification(labels=3, several=True), ("good", "bad", "so-so"))
+    (wanted,) = (x["probabilities"] for x in _predicted(predictor, [("red", None)]))
+    with serving(predictor.model, predictor) as asked:
+        found = {x["label"]: x["score"] for x in asked("/predict", {"inputs": "red"})[1]}
+        assert found == pytest.approx(dict(zip(("good", "bad", "so-so"), wanted, strict=True)), abs=1e-5)
+        assert sum(found.values()) != pytest.approx(1)
+
+
 def _predicted(predictor: Any, pairs: Any) -> list[dict[str, Any]]:
     from encoderlab.tasks.data.examples import Text
 

@@ -38,7 +38,8 @@ from encoderlab.deploy.serve.service import Refused, Service, Works, probabiliti
 from encoderlab.errors import EncoderlabError
 from encoderlab.tasks.data.examples import Question, Text, Words
 
-OPENAI, COHERE = ("/v1/embeddings", "/v1/models"), ("/v1/rerank", "/v2/rerank")
+COHERE = ("/v1/rerank", "/v2/rerank")
+CLASSES = ("classification", "multilabel", "regression")  # forms of one or two texts
 
 
 def protocol_of(path: str) -> Protocol:
@@ -105,7 +106,7 @@ class Server:
             "/v2/rerank": (shapes.CohereRerank, self.cohere),
         }
         form = self.service.form
-        if form in ("classification", "regression"):
+        if form in CLASSES:
             found["/"] = (shapes.Classify, self.classify)
         elif form == "tagging":
             found["/"] = (shapes.Tag, self.tag)
@@ -288,7 +289,7 @@ class Server:
     ) -> list[list[dict[str, Any]]]:
         """Labels with their scores, the best first."""
         form = self.service.form
-        if form not in ("classification", "regression"):
+        if form not in CLASSES:
             raise Problem(424, f"the model has no head for classes{_has(form)}; POST / takes its task", "Backend")
         self._check(pairs, timing)
         for pair in pairs:
@@ -304,7 +305,7 @@ class Server:
                 values = [float(scores[0])]
             elif function == "none":
                 values = scores.tolist()
-            elif function == "sigmoid":
+            elif function == "sigmoid" or (function is None and form == "multilabel"):
                 values = (1 / (1 + np.exp(-scores))).tolist()
             else:
                 values = probabilities(scores).tolist()
