@@ -36,6 +36,7 @@ def finetune(
     text: str | None = None,
     pair: str | None = None,
     label: str | None = None,
+    skip_unlabelled: bool = False,
     set_: settings.Set = None,
     config: settings.Config = None,
 ) -> dict[str, Any]:
@@ -96,6 +97,8 @@ def finetune(
         Its column of the second text, or of the question.
     label
         Its column of the label, tags or answer.
+    skip_unlabelled
+        Leave out rows of it that have no label; how many is said.
     """
     from encoderlab.commands import finetune_page as page
     from encoderlab.commands import finetune_stages as stages
@@ -109,7 +112,7 @@ def finetune(
     is_suite = task.lower() in SUITES
     plan = stages.plan_of(protocol, seeds, grid, tune, trials, fields, suite=is_suite)
     stages.check_folder(out)
-    given = Given(form=form, text=text, pair=pair, label=label)  # type: ignore[arg-type]
+    given = Given(form=form, text=text, pair=pair, label=label, skip_unlabelled=skip_unlabelled)  # type: ignore[arg-type]
     jobs = stages.jobs_of(task, data, dev, test, given)
     start = stages.Start.read(best_seed(model, note))
     teaching = stages.teaching_of(teacher, temperature, teacher_weight)

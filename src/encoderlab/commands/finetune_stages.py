@@ -217,12 +217,13 @@ def _file_job(train: Path, dev: Path | None, test: Path | None, given: Given) ->
     """The task that a file of the user's own holds. Without ``dev``, a part of it is held out."""
     task, said = task_of(train, given)
     note(said)
-    splits = {"train": task.read([train], "train")}
+    skip = given.skip_unlabelled
+    splits = {"train": task.read([train], "train", skip_unlabelled=skip)}
     task = completed(task, splits["train"])  # other files have the labels of this one, or none
     if dev is None:
         splits["train"], splits["dev"] = hold_out(splits["train"])
     else:
-        splits["dev"] = task.read([dev], "dev")
+        splits["dev"] = task.read([dev], "dev", skip_unlabelled=skip)
     if test is not None:
         splits["test"] = without_fillers(task.read([test], "test"), splits["train"])
     return Job(task=task, splits=splits)

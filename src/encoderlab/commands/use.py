@@ -33,6 +33,7 @@ def evaluate(
     text: str | None = None,
     pair: str | None = None,
     label: str | None = None,
+    skip_unlabelled: bool = False,
 ) -> dict[str, Any]:
     """Score a fine-tuned model, or an ensemble, on labelled data.
 
@@ -63,6 +64,8 @@ def evaluate(
         Its column of the second text.
     label
         Its column of the label.
+    skip_unlabelled
+        Leave out rows of it that have no label; how many is said.
     """
     from encoderlab.files import held_folder
     from encoderlab.tasks.data.infer import Given
@@ -74,7 +77,13 @@ def evaluate(
     places = [model, *(ensemble or ())]
     members = [predictor_of(place, note) for place in places]
     own = members[0].form.task
-    task, part, names = _data(data, split, folder, own, Given(form=own.form, text=text, pair=pair, label=label))
+    task, part, names = _data(
+        data,
+        split,
+        folder,
+        own,
+        Given(form=own.form, text=text, pair=pair, label=label, skip_unlabelled=skip_unlabelled),
+    )
     for line in part.remarks:
         note(line)
     unlabelled = sum(map(is_unlabelled, part.examples))
@@ -130,7 +139,7 @@ def _data(data: str, split: str, folder: Path | None, own: Task, given: Given) -
 
     if Path(data).is_file():
         task = task_of_file(Path(data), own, given, note)
-        return task, task.read([Path(data)], split), {}
+        return task, task.read([Path(data)], split, skip_unlabelled=given.skip_unlabelled), {}
     if is_file_name(data) or "/" in data:
         raise ConfigError(f"{data}: no such file; give labelled data, or the name of a benchmark")
     task, names = fitted(suites.task(data), own, note)

@@ -103,3 +103,11 @@ def test_latin_words_are_those_of_the_treebank(text, words):
 def test_cmrc_f1_of_words_with_digits():
     assert answers.cmrc_f1("3d打印", "打印") == pytest.approx(0.8)
     assert answers.cmrc_f1("20世纪1980s", "1980s") == pytest.approx(0.4)
+
+
+def test_names_that_normalisation_empties_count_as_in_the_script_of_record():
+    """SQuAD 1.1's functions: an exact match of two empty texts is 1, F1 without a shared word 0; none is left out."""
+    gold = {"a": ["The"], "b": ["A", "Rome"], "c": ["!"]}
+    assert answers.record(gold, {"a": "the", "b": "an", "c": "x"}) == {"exact": pytest.approx(200 / 3), "f1": 0}
+    assert answers.record(gold, {"a": "x", "b": "rome", "c": "y"})["f1"] == pytest.approx(100 / 3)
+    assert answers.triviaqa({"a": ["The"]}, {"a": "a"}) == {"exact": 100, "f1": 0, "total": 1}

@@ -90,3 +90,25 @@ def test_many_absent_labels_are_not_all_named():
     with pytest.warns(metrics.MetricWarning, match=r"F1 of l1, .*, l9 and 20 more is 0") as said:
         metrics.f1(["l0"], ["l0"], average="macro", labels=labels)
     assert len(said) == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_have_no_correlation(value):
+    for measure in (metrics.pearson, metrics.spearman):
+        for gold, predicted, said in (
+            ([1.0, 2.0, 3.0], [1.0, value, value], "2 of 3 predictions are not finite .first: number 2"),
+            ([1.0, 2.0, value], [1.0, 2.0, 3.0], "1 of 3 gold values are not finite .first: number 3"),
+        ):
+            with pytest.warns(metrics.MetricWarning, match=said):
+                assert np.isnan(measure(gold, predicted))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8))
+def test_f1_of_multirc_is_that_of_its_script(pairs):
+    """Micro-averaged, with precision 1 where nothing is predicted and recall 1 where nothing is right."""
+    gold, predicted = zip(*pairs, strict=True)
+    both = sum(a and b for a, b in pairs)
+    precision = both / sum(predicted) if sum(predicted) else 1.0
+    recall = both / sum(gold) if sum(gold) else 1.0
+    expected = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    assert metrics.f1(gold, predicted, positive=True, undefined=1.0) == pytest.approx(expected)

@@ -56,13 +56,16 @@ _TELLING = (*tables.RECORDS, ".ndjson", ".txt")  # suffixes that say how a file 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What the user said about a file; None is inferred. A column is a name, or a number where there is no header."""
+    """What the user said about a file; None is inferred. A column is a name, or a number where there is no header.
+    ``skip_unlabelled``: leave out rows without label, which are otherwise refused.
+    """
 
     form: str | None = None
     text: str | None = None
     pair: str | None = None
     label: str | None = None
     id: str | None = None
+    skip_unlabelled: bool = False
 
 
 def task_of(path: Path, given: Given | None = None) -> tuple[Task, str]:

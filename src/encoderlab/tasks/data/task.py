@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from encoderlab.corpus.documents import SURROGATE
 from encoderlab.errors import DataError, nearest
 from encoderlab.tasks.data import readers
 from encoderlab.tasks.data import records as tables
@@ -136,10 +137,11 @@ class Task:
         unread += tuple(f"{paths[0]}: read; {other} is not, give its folder with --data for it" for other in others)
         return dataclasses.replace(found, remarks=found.remarks + unread)
 
-    def read(self, paths: Sequence[Path], split: str) -> Split:
+    def read(self, paths: Sequence[Path], split: str, *, skip_unlabelled: bool = False) -> Split:
         """Read ``paths`` as one split and check every label.
 
-        A split named ``test...`` may be unlabelled, or count as unlabelled (:meth:`Form.unlabelled`).
+        A split named ``test...`` may be unlabelled, or count as unlabelled (:meth:`Form.unlabelled`). In other splits
+        an example without label is an error, or, with ``skip_unlabelled``, left out and counted.
 
         Raises:
             DataError: a file or row that cannot be used, an unknown label, duplicate ids, no label in ``train`` or
@@ -156,10 +158,14 @@ class Task:
             for example in self._of(split, path).stream(path, notes):
                 place = f"{path}:{example.row}"
                 self._check_id(example, place, seen, notes)
+                _check_characters(example, place)
                 if not split.startswith("test") and is_unlabelled(example):
+                    if skip_unlabelled:
+                        notes.add("no label; left out", example.row)
+                        continue
                     raise DataError(
                         f"{place}: no label; {split} data needs one in every row, {self._where_labels_are(path)}; "
-                        f"give unlabelled examples as test data"
+                        f"give unlabelled examples as test data, or leave such rows out with --skip-unlabelled"
                     )
                 examples.append(example)
             remarks += notes.lines()
@@ -218,3 +224,15 @@ class Task:
                 f"{place}: id {example.id!r} is already that of {first}; answers are scored by id, make it unique"
             )
         remarks.add("an id that occurs before", example.row)
+
+
+def _check_characters(example: Example, place: str) -> None:
+    """Refuse a label that no file can hold as UTF-8.
+
+    Raises:
+        DataError: it holds half of a surrogate pair.
+    """
+    labels = (example.label,) if isinstance(example, Text) else example.tags if isinstance(example, Words) else ()
+    for label in labels or ():
+        if isinstance(label, str) and not label.isascii() and SURROGATE.search(label):
+            raise DataError(f"{place}: label {label!a} holds half of a surrogate pair, no character; correct it")

@@ -127,7 +127,8 @@ class ClassificationForm(TextForm):
         named: dict[str, Callable[[], float]] = {
             "accuracy": lambda: metrics.accuracy(gold, guess),
             "exact": lambda: metrics.grouped_exact(gold, guess, [example.group for example in examples]),
-            "f1": lambda: metrics.f1(gold, guess, positive=positive),
+            # MultiRC, which alone has groups, counts precision and recall 1 where there is nothing to find.
+            "f1": lambda: metrics.f1(gold, guess, positive=positive, undefined=float("exact" in task.metrics)),
             "macro_f1": lambda: metrics.f1(gold, guess, average="macro", labels=task.labels),
             "matthews": lambda: metrics.matthews(gold, guess),
         }

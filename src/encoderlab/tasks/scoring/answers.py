@@ -47,6 +47,13 @@ def token_f1(gold: str, predicted: str, normalize: Normalizer = normalize) -> fl
     return 2 * precision * recall / (precision + recall)
 
 
+def shared_f1(gold: str, predicted: str, normalize: Normalizer = normalize) -> float:
+    """As :func:`token_f1`, but 0 wherever no word is shared, also for two answers without words: the rule of SQuAD 1.1,
+    which ReCoRD and TriviaQA took over.
+    """
+    return token_f1(gold, predicted, normalize) if normalize(gold) else 0
+
+
 def references(answers: Sequence[str]) -> list[str]:
     """The answers that count: those that normalisation leaves non-empty, or the empty answer if there are none."""
     return [answer for answer in answers if normalize(answer)] or [""]
@@ -117,19 +124,19 @@ def best_threshold(
 
 
 def record(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> dict[str, float]:
-    """ReCoRD (Zhang et al., 2018): SQuAD's exact match and F1, the best over the gold entity mentions of each query."""
-    scorers = {"exact": exact, "f1": token_f1}
-    return {name: _percentage(_best(gold, predicted, scorer), list(gold)) for name, scorer in scorers.items()}
+    """ReCoRD (Zhang et al., 2018): exact match and F1 of SQuAD 1.1, the best over the gold entity mentions of each
+    query, those that normalisation empties included.
+    """
+    return _over_all(gold, predicted, {"exact": exact, "f1": shared_f1})
 
 
 def triviaqa(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> dict[str, float]:
     """TriviaQA (Joshi et al., 2017): SQuAD's exact match and F1 of texts normalised in its own way."""
     scorers: dict[str, Scorer] = {
         "exact": partial(exact, normalize=normalize_trivia),
-        "f1": partial(token_f1, normalize=normalize_trivia),
+        "f1": partial(shared_f1, normalize=normalize_trivia),
     }
-    scores = {name: _percentage(_best(gold, predicted, scorer), list(gold)) for name, scorer in scorers.items()}
-    return scores | {"total": len(gold)}
+    return _over_all(gold, predicted, scorers) | {"total": len(gold)}
 
 
 def cmrc(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> dict[str, float]:
@@ -138,10 +145,7 @@ def cmrc(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> dic
 
     The official script splits Latin text with NLTK's Treebank tokenizer; :func:`treebank_words` follows its rules.
     """
-    scores = {
-        name: _percentage({key: _maximum(scorer, gold[key] or [""], predicted.get(key)) for key in gold}, list(gold))
-        for name, scorer in (("exact", cmrc_exact), ("f1", cmrc_f1))
-    }
+    scores = _over_all(gold, predicted, {"exact": cmrc_exact, "f1": cmrc_f1})
     return scores | {"average": (scores["exact"] + scores["f1"]) * 0.5, "total": len(gold)}
 
 
@@ -227,6 +231,17 @@ def _longest_run(a: Sequence[str], b: Sequence[str]) -> int:
 
 def _best(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str], scorer: Scorer) -> dict[str, float]:
     return {key: _maximum(scorer, references(answers), predicted.get(key)) for key, answers in gold.items()}
+
+
+def _over_all(
+    gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str], scorers: Mapping[str, Scorer]
+) -> dict[str, float]:
+    """The mean over questions of the best score over all references."""
+    found = {}
+    for name, scorer in scorers.items():
+        best = {key: _maximum(scorer, answers or [""], predicted.get(key)) for key, answers in gold.items()}
+        found[name] = _percentage(best, list(gold))
+    return found
 
 
 def _maximum(scorer: Scorer, answers: Sequence[str], guess: str | None) -> float:

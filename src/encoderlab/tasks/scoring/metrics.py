@@ -1,7 +1,8 @@
 """Scores of predictions against gold labels, and intervals of their means; NumPy only.
 
 Every score has its natural scale (accuracy 0..1, correlations -1..1). Where its formula is undefined a score is 0, with
-a :class:`MetricWarning`, because a silent 0 reads like a bad model and a silent NaN spoils every average above it.
+a :class:`MetricWarning`, because a silent 0 reads like a bad model and a silent NaN spoils every average above it. The
+scores of numbers that are not finite are NaN, also with a warning: such predictions are no predictions.
 Tags are scored in :mod:`encoderlab.tasks.scoring.entities`, answers in :mod:`encoderlab.tasks.scoring.answers`.
 """
 
@@ -19,7 +20,7 @@ Labels = Sequence | np.ndarray
 
 
 class MetricWarning(UserWarning):
-    """A score is 0 by convention because its formula is undefined for this data."""
+    """A score is 0 by convention because its formula is undefined for this data, or NaN because the data is."""
 
 
 def accuracy(gold: Labels, predicted: Labels) -> float:
@@ -35,6 +36,7 @@ def f1(
     average: Literal["binary", "macro", "micro"] = "binary",
     positive: object = 1,
     labels: Sequence | None = None,
+    undefined: float = 0.0,
 ) -> float:
     """F1 = 2 TP / (2 TP + FP + FN) of one class (``binary``), its mean over classes (``macro``), or from pooled counts
     (``micro``).
@@ -43,12 +45,13 @@ def f1(
         positive: the class of ``binary``.
         labels: the classes of ``macro`` and ``micro``; by default every label that occurs in ``gold`` or ``predicted``.
             A class that occurs in neither counts 0: a label that is never seen lowers the mean instead of leaving it.
+        undefined: what a class that occurs in neither counts, where an official script has another convention than 0.
     """
     gold, predicted = _pair(gold, predicted)
     seen = np.union1d(gold, predicted)
     classes = [positive] if average == "binary" else list(seen if labels is None else labels)
     counts = np.array([_counts(gold, predicted, label) for label in classes], dtype=float).reshape(-1, 3)
-    return _f1(counts, classes, average)
+    return _f1(counts, classes, average, undefined)
 
 
 def f1_of_sets(
@@ -67,17 +70,19 @@ def f1_of_sets(
     return _f1(counts.astype(float), labels, average)
 
 
-def _f1(counts: np.ndarray, classes: Sequence, average: Literal["binary", "macro", "micro"]) -> float:
+def _f1(
+    counts: np.ndarray, classes: Sequence, average: Literal["binary", "macro", "micro"], undefined: float = 0.0
+) -> float:
     """F1 of the ``counts`` (classes, 3) of :func:`_counts`."""
     if average == "micro":
         counts = counts.sum(0, keepdims=True)
     hits, wrong, missed = counts.T
     total = 2 * hits + wrong + missed
-    if (total == 0).any():
+    if (total == 0).any() and not undefined:
         absent = [str(label) for label, size in zip(classes, total, strict=False) if size == 0]
         named = ", ".join(absent[:9]) + (f" and {len(absent) - 9:,} more" if len(absent) > 9 else "")
         _warn(f"F1 of {named} is 0 by convention: no such label in gold or predicted")
-    return float(np.mean(np.divide(2 * hits, total, out=np.zeros_like(total), where=total > 0)))
+    return float(np.mean(np.divide(2 * hits, total, out=np.full_like(total, undefined), where=total > 0)))
 
 
 def _counts(gold: np.ndarray, predicted: np.ndarray, label: object) -> tuple[int, int, int]:
@@ -104,9 +109,11 @@ def matthews(gold: Labels, predicted: Labels) -> float:
 
 
 def pearson(gold: Labels, predicted: Labels) -> float:
-    """Pearson's linear correlation; 0 where one side is constant."""
+    """Pearson's linear correlation; 0 where one side is constant, NaN where a number is not finite."""
     gold, predicted = _pair(gold, predicted)
     x, y = np.asarray(gold, dtype=float), np.asarray(predicted, dtype=float)
+    if not _all_finite(x, y):
+        return float("nan")
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         _warn(f"correlation is 0 by convention: the {'gold values' if np.ptp(x) == 0 else 'predictions'} are constant")
         return 0.0
@@ -115,8 +122,12 @@ def pearson(gold: Labels, predicted: Labels) -> float:
 
 
 def spearman(gold: Labels, predicted: Labels) -> float:
-    """Spearman's rank correlation: Pearson's correlation of the ranks, ties sharing their mean rank."""
+    """Spearman's rank correlation: Pearson's correlation of the ranks, ties sharing their mean rank; NaN where a number
+    is not finite.
+    """
     gold, predicted = _pair(gold, predicted)
+    if not _all_finite(np.asarray(gold, dtype=float), np.asarray(predicted, dtype=float)):
+        return float("nan")
     return pearson(ranks(gold), ranks(predicted))
 
 
@@ -151,6 +162,16 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     t = _T975[n - 2] if n <= 31 else 1.95996 * (1 + 1.2107 / (n - 1))
     half = t * float(np.std(values, ddof=1)) / n**0.5
     return float(np.mean(values)) - half, float(np.mean(values)) + half
+
+
+def _all_finite(gold: np.ndarray, predicted: np.ndarray) -> bool:
+    """Whether all numbers are finite; a warning counts those that are not."""
+    for name, values in (("predictions", predicted), ("gold values", gold)):
+        if wrong := int(np.sum(~np.isfinite(values))):
+            first = int(np.argmin(np.isfinite(values))) + 1
+            _warn(f"{wrong:,} of {len(values):,} {name} are not finite (first: number {first}): their scores are NaN")
+            return False
+    return True
 
 
 def _pair(gold: Labels, predicted: Labels) -> tuple[np.ndarray, np.ndarray]:
