@@ -36,6 +36,7 @@ def finetune(
     text: str | None = None,
     pair: str | None = None,
     label: str | None = None,
+    options: str | None = None,
     skip_unlabelled: bool = False,
     set_: settings.Set = None,
     config: settings.Config = None,
@@ -97,6 +98,8 @@ def finetune(
         Its column of the second text, or of the question.
     label
         Its column of the label, tags or answer.
+    options
+        Of multiple choice, its columns of the options, with commas between: 1,2,3,4.
     skip_unlabelled
         Leave out rows of it that have no label; how many is said.
     """
@@ -112,7 +115,14 @@ def finetune(
     is_suite = task.lower() in SUITES
     plan = stages.plan_of(protocol, seeds, grid, tune, trials, fields, suite=is_suite)
     stages.check_folder(out)
-    given = Given(form=form, text=text, pair=pair, label=label, skip_unlabelled=skip_unlabelled)  # type: ignore[arg-type]
+    given = Given(
+        form=form,
+        text=text,
+        pair=pair,
+        label=label,
+        options=tuple(options.split(",")) if options else (),
+        skip_unlabelled=skip_unlabelled,
+    )  # type: ignore[arg-type]
     jobs = stages.jobs_of(task, data, dev, test, given)
     start = stages.Start.read(best_seed(model, note))
     teaching = stages.teaching_of(teacher, temperature, teacher_weight)

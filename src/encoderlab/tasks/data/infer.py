@@ -17,6 +17,7 @@ from encoderlab.tasks.data.readers import (
     CharacterSpans,
     Columns,
     Conll,
+    Keywords,
     Layout,
     Options,
     Squad,
@@ -25,7 +26,7 @@ from encoderlab.tasks.data.readers import (
     examples,
 )
 from encoderlab.tasks.data.readers.words import columns_of_words, has_word_lines
-from encoderlab.tasks.data.task import Remarks, Task
+from encoderlab.tasks.data.task import Example, Remarks, Task, Text, Words
 from encoderlab.tasks.forms.table import FORMS, form_named
 
 # The usual names of columns, the most telling first.
@@ -49,6 +50,8 @@ CONTEXTS = (
 ANSWERS = ("answers", "answer", "answer_text")
 QUESTIONS = ("question", "question_stem", "stem", "sent2", "query", "goal")
 IDS = ("id", "idx", "index", "guid")
+_ALIGNED = 200  # rows that tell whether two columns hold words and a tag for each
+_FEW = 20  # rows of which each may have a label of its own
 _SAMPLE = 2000  # examples that decide between labels and numbers, and whether tags have prefixes
 _WORDS_BY_LINE = (".bio", ".iob", ".iob2", ".conll", ".conllu", ".bmes", ".bioes")
 _TELLING = (*tables.RECORDS, ".ndjson", ".txt")  # suffixes that say how a file is to be read
@@ -65,6 +68,7 @@ class Given:
     pair: str | None = None
     label: str | None = None
     id: str | None = None
+    options: tuple[str, ...] = ()
     skip_unlabelled: bool = False
 
 
@@ -87,10 +91,27 @@ def task_of(path: Path, given: Given | None = None) -> tuple[Task, str]:
     form = next((other for other in others if other.recognises(layout, sample)), usual)
     if given.form is not None:
         form = form_named(given.form)
+    elif form is usual:
+        _check_classes(path, layout, sample)
     layout, metrics, why = form.inferred(layout, sample)
     task = Task(name=path.name.split(".")[0], form=form.name, layouts=(layout,), metrics=metrics)
     said = f"{found.said}; {why}" if why else found.said
     return task, f"{path.name}: {form.name} ({form.description}), {said}"
+
+
+def _check_classes(path: Path, layout: Layout, sample: Sequence[Example]) -> None:
+    """Refuse to guess that a column holds classes which differs in nearly every row.
+
+    Raises:
+        DataError: the message says how to insist.
+    """
+    found = [example.label for example in sample if isinstance(example, Text) and example.label is not None]
+    if len(found) >= _FEW and len(set(found)) > len(found) / 2:
+        raise DataError(
+            f"{path}: column {layout.label_column!r} has {len(set(found)):,} different labels in {len(found):,} rows, "
+            f"such as {str(found[0])[:40]!r}: are these classes? name another column with --label, or insist with "
+            f"--form classification"
+        )
 
 
 def find_column(names: Sequence[str], columns: Sequence[str], but: Collection[str | None] = ()) -> str | None:
@@ -132,9 +153,11 @@ class _File:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The column with the list of options, or the columns with one each: ending0, ending1, ... (option1, ...,
-        choice_a, ..., sol1, ..., or a, b, c).
+        """Those that are given, the column with the list of options, or the columns with one each: ending0, ending1,
+        ... (option1, ..., choice_a, ..., sol1, ..., or a, b, c).
         """
+        if self.given.options:
+            return self.given.options
         for name in OPTIONS:
             if name in self.lower:
                 return (self.lower[name],)
@@ -171,7 +194,7 @@ def _check_given(file: _File) -> None:
     given, columns = file.given, file.columns
     if given.form is not None:
         form_named(given.form)
-    names = [name for name in (given.text, given.pair, given.label, given.id) if name is not None]
+    names = [name for name in (given.text, given.pair, given.label, given.id, *given.options) if name is not None]
     for name in names:
         if name not in columns and not name.isdigit():
             raise ConfigError(f"{file.path}: no column {name!r}{nearest(name, columns)}")
@@ -239,13 +262,35 @@ def _words(file: _File) -> _Inferred | None:
     if words and words in file.columns and (tags or file.wanted == "words"):  # a file to predict has no tags
         said = f"words = {words!r}" + (f", tags = {tags!r}" if tags else "")
         return _Inferred(WordLists(words=words, tags=tags), "words", said)
+    text, label = given.text or file.find(TEXTS), given.label or file.find(LABELS)
+    known = text in file.columns and label in file.columns  # a header that is known wins over the shape of the lines
+    if known and _is_tagged(file.path, str(text), str(label)):
+        return _Inferred(WordLists(words=str(text), tags=label), "words", f"words = {text!r}, tags = {label!r}")
     plain = not file.suffix_tells or suffix in (".txt", ".tsv")
-    if suffix in _WORDS_BY_LINE or plain and (file.wanted == "words" or has_word_lines(file.path)):
+    if suffix in _WORDS_BY_LINE or plain and (file.wanted == "words" or not known and has_word_lines(file.path)):
         return _word_lines(file)
     unsplit = suffix in (".json", ".jsonl") and words is None and "text" in file.columns
     if unsplit and isinstance(_first_record(file.path).get("label"), dict):  # as in CLUENER
         return _Inferred(CharacterSpans(), "words", "spans of characters by type")
     return None
+
+
+def _is_tagged(path: Path, words: str, tags: str) -> bool:
+    """Whether two columns hold words and a tag for each, as texts with spaces between or as lists: in every row as
+    many, in most more than one; and tags are mostly O or have prefixes, or are few, in rows of several lengths.
+    """
+    layout = WordLists(words=words, tags=tags, scheme=None)
+    try:
+        sample = [one for one in islice(examples(layout, path, Remarks(path)), _ALIGNED) if isinstance(one, Words)]
+    except DataError:
+        return False
+    found = [tag for one in sample for tag in one.tags or ()]
+    several = sum(len(one.tags or ()) > 1 for one in sample)
+    if several <= len(sample) / 2 or not all(one.tags for one in sample):
+        return False
+    marked = sum(tag == "O" or re.fullmatch(r"[BIMELSWU]-.+", tag) is not None for tag in found)
+    few = len(set(found)) <= len(found) / 10 and len({len(one.words) for one in sample}) > 1
+    return marked > len(found) / 2 or few
 
 
 def _word_lines(file: _File) -> _Inferred:
@@ -297,6 +342,8 @@ def _texts(file: _File) -> _Inferred:
         DataError: no column is known to be the text.
     """
     path, columns, given = file.path, file.columns, file.given
+    if given.text is None and Keywords().matches(columns):  # as in CSL
+        return _Inferred(Keywords(), "texts", "keywords and an abstract")
     text, pair = given.text, given.pair
     label = given.label or file.find(LABELS, but=(text, pair))
     if text is None:

@@ -232,7 +232,7 @@ def _check_characters(example: Example, place: str) -> None:
     Raises:
         DataError: it holds half of a surrogate pair.
     """
-    labels = (example.label,) if isinstance(example, Text) else example.tags if isinstance(example, Words) else ()
-    for label in labels or ():
+    labels: Any = example.label if isinstance(example, Text) else example.tags if isinstance(example, Words) else ()
+    for label in labels if isinstance(labels, tuple) else (labels,):
         if isinstance(label, str) and not label.isascii() and SURROGATE.search(label):
             raise DataError(f"{place}: label {label!a} holds half of a surrogate pair, no character; correct it")

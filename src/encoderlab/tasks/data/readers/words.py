@@ -234,13 +234,18 @@ def _items(value: Any) -> tuple[str, ...] | None:
 
 
 def has_word_lines(path: Path) -> bool:
-    """Whether a labelled file holds a word per line: 2 to 10 columns, and blank lines between sentences, in its first
-    lines.
+    """Whether a labelled file holds a word per line: in its first lines 2 to 10 columns, the first of single words, and
+    blank lines between sentences. Blank lines at the end of a table say nothing.
     """
-    widths = Counter(len(cells_of(line)) for _, line in islice(tables.lines(path), _FIRST))
-    blanks = widths.pop(0, 0)
-    width, usual = max(widths.items(), key=lambda item: item[1], default=(0, 0))
-    return blanks > 0 and 2 <= width <= 10 and usual > 0.9 * widths.total()
+    rows = [cells_of(line) for _, line in islice(tables.lines(path), _FIRST)]
+    filled = [cells for cells in rows if cells]
+    while rows and not rows[-1] and any("\t" in line for _, line in islice(tables.lines(path), 1)):
+        rows.pop()
+    if len(filled) == len(rows):
+        return False
+    ((width, usual),) = Counter(map(len, filled)).most_common(1) or [(0, 0)]
+    texts = sum(len(cells[0].split(" ")) > 1 for cells in filled)
+    return 2 <= width <= 10 and usual > 0.9 * len(filled) and texts <= 0.1 * len(filled)
 
 
 def columns_of_words(path: Path) -> tuple[int, int]:
