@@ -59,9 +59,10 @@ def language(documents: int, seed: int = 0) -> str:
 def build(folder: Path, text: str, **settings: Any) -> Path:
     (folder / "text.txt").write_text(text, encoding="utf-8")
     tokenizer = settings.pop("tokenizer", NewTokenizer(kind="wordpiece", vocab_size=90))
+    unknown = {name: settings.pop(name) for name in ("max_unknown",) if name in settings}
     selection = Selection(validation=0.05, **settings)
-    chosen = BuildSettings(sources=(str(folder / "text.txt"),), tokenizer=tokenizer, selection=selection)
-    build_corpus(chosen, folder / "corpus", max_unknown=1)
+    made = BuildSettings(sources=(str(folder / "text.txt"),), tokenizer=tokenizer, selection=selection)
+    build_corpus(made, folder / "corpus", **unknown)
     return folder / "corpus"
 
 
@@ -258,7 +259,7 @@ def test_a_repeated_document(tmp_path: Path) -> None:
 
 def test_chinese_text_in_an_english_vocabulary(corpus: Path, tmp_path: Path) -> None:
     text = "\n\n".join("山高月小水落石出" * 5 + str(i) for i in range(60))
-    wrong = build(tmp_path, text, tokenizer=GivenTokenizer(path=str(Corpus(corpus).tokenizer_path)))
+    wrong = build(tmp_path, text, tokenizer=GivenTokenizer(path=str(Corpus(corpus).tokenizer_path)), max_unknown=1.0)
     found = doctor.examine(run(tiny(budget=Budget(amount=30)), wrong, tmp_path / "run"), wrong)
     assert "wrong tokenizer" in names(found)
     assert "unknown" in next(finding.seen for finding in found if finding.name == "wrong tokenizer")
@@ -317,9 +318,11 @@ def valid(steps: list[int], losses: list[float], name: str = "mlm") -> list[dict
     return [{"split": "valid", "step": step, "losses": {name: loss}} for step, loss in zip(steps, losses, strict=True)]
 
 
-def task(loss: Callable[[int], float], held_out: list[float]) -> Evidence:
+def task(loss: Callable[[int], float], held_out: list[float], *, first: int | None = None) -> Evidence:
+    """A run of fine-tuning with these losses at three validations, and before them at the step ``first``."""
     lines = [line(s, loss(s), losses={"classification": loss(s)}, counts={}, accuracy={}) for s in range(10, 401, 10)]
-    return Evidence(train=lines, valid=valid([100, 200, 400], held_out, "classification"), recipe=RECIPE)
+    at = [100, 200, 400] if first is None else [first, 100, 200, 400]
+    return Evidence(train=lines, valid=valid(at, held_out, "classification"), recipe=RECIPE)
 
 
 def pair(loss: float) -> Evidence:
@@ -393,6 +396,15 @@ BROKEN: dict[str, tuple[str | None, Evidence]] = {
     "labels of a task shuffled": (
         "labels say nothing",
         task(lambda s: 0.7 * math.exp(-s / 100), [0.70, 1.1, 2.0]),
+    ),
+    "labels of a task shuffled, from step 0": (
+        "labels say nothing",
+        task(lambda s: 0.7 * math.exp(-s / 100), [0.71, 0.70, 1.1, 2.0], first=0),
+    ),
+    "a task overfits": ("overfitting", task(lambda s: 0.7 * math.exp(-s / 100), [0.50, 0.7, 1.0])),
+    "a task overfits before its first validation": (
+        "overfitting",
+        task(lambda s: 0.7 * math.exp(-s / 100), [0.69, 0.45, 0.9, 1.0], first=0),
     ),
     "detector says original": ("discriminator at majority", rtd(0.915, 0.55)),
     "replace-MLM is no detector": (None, rtd(0.4, 0.55, recipe=ELECTRA)),

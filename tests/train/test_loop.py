@@ -48,7 +48,7 @@ def test_lines_of_metrics(tmp_path: Path) -> None:
     outcome = run(tmp_path)
     lines = metrics(tmp_path)
     assert of(lines, "train", "step") == [3, 6, 9, 12, 15, 18, 21, 24]
-    assert of(lines, "valid", "step") == [10, 20, 24]
+    assert of(lines, "valid", "step") == [0, 10, 20, 24], "the first shows where the run began"
     assert outcome.metrics["loss"] == lines[-1]["loss"]
     assert of(lines, "train", "rows") == [8] * 4 + [6] * 4 and of(lines, "train", "length") == [8] * 4 + [12] * 4
     assert sum(counts["sort"] for counts in of(lines, "train", "counts")) == 12 * 8 + 12 * 6
@@ -111,7 +111,7 @@ def test_a_budget_of_hours(tmp_path: Path) -> None:
 
 
 def test_the_best_weights_are_kept(tmp_path: Path) -> None:
-    scores = iter([0.2, 0.9, 0.5, 0.1])
+    scores = iter([1.0, 0.2, 0.9, 0.5, 0.1])  # the first before any step, whose weights are not kept
 
     def score() -> Mapping[str, float]:
         return {"f1": next(scores)}
@@ -142,7 +142,7 @@ def test_the_best_loss_is_the_lowest_and_survives_a_resume(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("values", [[math.nan, 0.2, math.nan, math.nan], [0.2, math.nan, 0.1, math.nan]])
 def test_a_score_that_is_no_number_is_not_the_best(values: list[float], tmp_path: Path) -> None:
-    scores = iter(values)
+    scores = iter([0.9, *values])  # the first is that of the weights before any step
     recipe = replace(SHORT, evaluation=Evaluation(every=2, best="f1"))
     outcome = run(tmp_path, recipe, data=toy_data(score=lambda: {"f1": next(scores)}))
     assert outcome.best is not None
@@ -250,12 +250,20 @@ def test_out_of_memory_names_the_rows_that_fit_and_they_give_the_same_result(tmp
 
 def test_a_number_is_not_cut_from_a_lack_of_memory(tmp_path: Path) -> None:
     class Refused(Toy):
+        everywhere = False
+
         def forward(self, batch: Any, *, noise: Any = None, memory: Any = None) -> Any:
             place = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator:"
+            if not self.training and not self.everywhere:
+                return super().forward(batch, noise=noise, memory=memory)
             raise RuntimeError(f"{place} can't allocate memory: you tried to allocate 402653184 bytes. {'x ' * 99}")
 
     with pytest.raises(OutOfMemory, match=r"allocate 402653184 bytes\..* \.\.\.\); not even one row"):
         train(Refused(), RECIPE, toy_data(), tmp_path)
+    refused = Refused()
+    refused.everywhere = True
+    with pytest.raises(OutOfMemory, match=r"out of memory while validating on cpu \(.*; use shorter rows"):
+        train(refused, RECIPE, toy_data(), tmp_path / "other")
 
 
 def test_out_of_memory_with_one_row(tmp_path: Path) -> None:
@@ -354,7 +362,7 @@ def test_the_average_of_the_weights_is_validated_kept_and_ended_with(tmp_path: P
         folder = tmp_path / "checkpoints" / checkpoint.name(step)
         decay = average.at(step)
         expected = decay * expected + (1 - decay) * checkpoint.read_tensors(folder / checkpoint.WEIGHTS)["mix.weight"]
-        torch.testing.assert_close(seen[step - 1], expected)
+        torch.testing.assert_close(seen[step], expected)
     assert average.at(0) == 0.1 and average.at(24) == 0.6
     assert outcome.best is not None
     best = checkpoint.read_tensors(outcome.best / checkpoint.WEIGHTS)["mix.weight"]

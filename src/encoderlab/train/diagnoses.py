@@ -15,6 +15,7 @@ SETTLED = 300  # steps after which a loss that has not moved means something
 RISE = 0.3  # nats above the loss of guessing; runs that learn stay within 0.05 of it
 USUAL_RATE = {"lamb": 3e-3}  # the largest rate of the recipes, by optimiser; 1e-3 for Adam's kin
 TOO_MUCH = 9  # times the usual rate; the lines of metrics may miss the peak itself
+TASKS = ("classification", "regression", "tagging")  # the terms of fine-tuning that one number per label belongs to
 CHARACTERS = 1000  # a smaller vocabulary may hold characters on purpose
 
 
@@ -319,23 +320,34 @@ def pairs_unlearned(e: Evidence) -> Finding | None:
 
 
 def learned_by_heart(e: Evidence) -> Finding | None:
-    """A task whose training loss falls while its validation loss rises."""
+    """The training loss falls while the validation loss rises: overfitting, and where the validation never was better
+    than before the first step, labels that do not belong to their texts.
+    """
     names = e.train[-1]["losses"] if e.train else {}
-    task = next((task for task in ("classification", "regression", "tagging") if task in names), None)
+    task = next((task for task in TASKS if task in names), None)
     if task is None or not e.valid or len(e.train) < 4:
         return None
-    own, held_out = [loss for _, loss in e.losses(task)], [loss for _, loss in e.losses(task, e.valid)]
+    own, held_out = [loss for _, loss in e.losses(task)], e.losses(task, e.valid)
     if not own or not held_out or own[-1] >= 0.5 * own[0]:
         return None
-    if held_out[-1] > 1.1 * held_out[0] and held_out[-1] > 2 * own[-1]:
+    (step, least), end = min(held_out, key=lambda pair: pair[1]), held_out[-1][1]
+    start = held_out[0][1] if held_out[0][0] == 0 else own[0]  # runs of earlier versions have no line of step 0
+    if end <= 1.1 * least or end <= 2 * own[-1]:
+        return None
+    seen = f"the training loss fell from {own[0]:.2f} to {own[-1]:.2f}"
+    if least > 0.97 * start:
         return Finding(
             "labels say nothing",
             "error",
-            f"the training loss fell from {own[0]:.2f} to {own[-1]:.2f} and the validation loss rose from "
-            f"{held_out[0]:.2f} to {held_out[-1]:.2f}: examples are learned by heart",
-            "check that labels belong to their texts; with few examples, train for fewer epochs",
+            f"{seen} and the validation loss rose to {end:.2f}, and was never below the {start:.2f} of its beginning",
+            "check that labels belong to their texts",
         )
-    return None
+    return Finding(
+        "overfitting",
+        "warning",
+        f"{seen}, but the validation loss is {end:.2f} after {least:.2f} at step {step}",
+        "train for fewer epochs, lower the rate, or give more examples; the score may still be the best of the run",
+    )
 
 
 def behind_reference(e: Evidence) -> Finding | None:

@@ -13,6 +13,7 @@ import itertools
 import logging
 import math
 import signal
+import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -21,13 +22,13 @@ from typing import Any
 
 from encoderlab import config
 from encoderlab.batches.batch import Batch
-from encoderlab.errors import ConfigError, DataError, Diverged, Stopped
+from encoderlab.errors import ConfigError, DataError, Diverged, OutOfMemory, Stopped
 from encoderlab.objectives.base import Objective
 from encoderlab.train import checkpoint
 from encoderlab.train.checkpoint import Snapshot
 from encoderlab.train.data import Data, Feed
 from encoderlab.train.distributed import company, join
-from encoderlab.train.engine import Engine
+from encoderlab.train.engine import Engine, is_out_of_memory
 from encoderlab.train.folder import METRICS, RunFolder
 from encoderlab.train.journal import SHOWN, Journal
 from encoderlab.train.precision import caution
@@ -174,6 +175,8 @@ class _Run:
     def finish(self) -> Outcome:
         """Go on to the end of the budget, or to whatever stops the run before."""
         recipe, place = self.recipe, self.place
+        if place.step == 0:
+            self._validate()
         while not self._is_done():
             stop = self._step()
             if place.step % recipe.log_every == 0:
@@ -342,7 +345,7 @@ class _Run:
 
     def _validate(self) -> bool:
         """A line of validation metrics, and the best weights where the recipe asks for them; False if it is there
-        already.
+        already. The one before the first step shows where the run began, and keeps no weights.
         """
         data, place = self.data, self.place
         if data.validation is None and data.score is None or self.validation.get("step") == place.step:
@@ -351,7 +354,7 @@ class _Run:
         line: dict[str, Any] = {"split": "valid", "step": place.step, "tokens": place.tokens}
         with self.engine.averaged():
             if data.validation is not None:
-                line |= self._measured(data.validation(self.recipe.phases[place.phase]))
+                line |= self._measured(data.validation(self.recipe.phases[max(place.phase, 0)]))
             if data.score is not None:
                 self.engine.objective.eval()
                 line["scores"] = dict(data.score())
@@ -359,7 +362,8 @@ class _Run:
             self.validation = line
             self.journal.write(line | {"seconds": place.seconds})
             self.journal.note(f"validation  {facts(line)}")
-            self._keep_best(line)
+            if place.step:
+                self._keep_best(line)
         self.window_start += time.perf_counter() - begin  # does not count as training time
         return True
 
@@ -367,7 +371,16 @@ class _Run:
         """The numbers of the objective on validation batches."""
         objective = self.engine.objective
         objective.eval()
-        totals = measure(objective, batches, self.world, self.recipe.precision)
+        try:
+            totals = measure(objective, batches, self.world, self.recipe.precision)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = textwrap.shorten(str(error), 200, placeholder=" ...")
+            raise OutOfMemory(
+                f"out of memory while validating on {self.world.device} ({failure}); "
+                "use shorter rows or a smaller model"
+            ) from None
         objective.train()
         return summary(totals, self._bytes_per_token())
 

@@ -45,7 +45,7 @@ def test_the_curves_show_the_accuracy_of_a_sample(place: Path, name: str) -> Non
     pairs = sample(list(read(place / "pairs.txt")), 9)
     assert model.tokenizer is not None
     (table,) = evaluate_pairs(scorers_of(model, generator, official=True), model.tokenizer, pairs).values()
-    assert len(scores) == 2 and scores[-1] == table.total.accuracy
+    assert len(scores) == 3 and scores[-1] == table.total.accuracy, "before the first step too"
 
 
 def test_bad_pairs_are_refused_before_the_first_step(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
