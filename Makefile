@@ -2,12 +2,13 @@
 PYTHON ?= python3
 WORKERS ?= 2
 BUDGET ?= 5m
+FUZZ_MINUTES ?= 60
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SMOKE := $(abspath tests/roads/smoke.sh)
 
-.PHONY: help quickstart test checks wheel-test benchmarks gpu clean
+.PHONY: help quickstart test checks wheel-test fuzz benchmarks gpu clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +16,7 @@ help:
 	@echo "make test         install, then run all tests (WORKERS=$(WORKERS))"
 	@echo "make checks       ruff and mypy"
 	@echo "make wheel-test   build the wheel and use it in a clean environment, away from the sources"
+	@echo "make fuzz         random trials of every verb, file and run for FUZZ_MINUTES=$(FUZZ_MINUTES); prints counts and findings"
 	@echo "make benchmarks   reproduce the tables of docs/performance.md, on CORPUS=DIR where given (hours)"
 	@echo "make gpu          prove and time everything on a GPU, into runs/gpu (see benchmarks/gpu.sh)"
 	@echo "make clean        remove the environment, builds and caches"
@@ -52,6 +54,9 @@ wheel-test: $(VENV)/installed-dev
 	"$$place/venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$$place"/dist/*.whl; \
 	cp "$(SMOKE)" "$$place/smoke.sh"; \
 	cd "$$place" && PATH="$$place/venv/bin:$$PATH" PYTHONSAFEPATH=1 bash smoke.sh "$$place/work"
+
+fuzz: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(FUZZ_MINUTES)
 
 benchmarks: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks $(if $(CORPUS),--corpus $(CORPUS))

@@ -201,6 +201,10 @@ def main(tokens: Sequence[str] | None = None, program: str = "encoderlab") -> in
         return _fail(" ".join(str(error).split()), ConfigError.code)
     except EncoderlabError as error:
         return _fail(str(error), error.code)
+    except RecursionError as error:
+        if "JSON" not in str(error):
+            return _unexpected(error)
+        return _fail("JSON of an argument or a file is nested too deeply; give a simpler one", ConfigError.code)
     except Exception as error:
         return _unexpected(error)
 

@@ -369,8 +369,10 @@ def test_many_missing_weights_are_counted(bert: tuple[Model, Path]) -> None:
 
 
 def test_more_layers_than_weights_are_refused_before_they_are_laid_out(bert: tuple[Model, Path]) -> None:
-    configure(bert[1], num_hidden_layers=900)
-    refused(bert[1], "says 900 blocks of layers")
+    configure(bert[1], num_hidden_layers=1000)
+    refused(bert[1], "says 1,000 blocks of layers")
+    configure(bert[1], num_hidden_layers=2**31 - 1)
+    refused(bert[1], "layers 2147483647 is above 1,000")
 
 
 def test_two_heads_under_two_names(tmp_path: Path) -> None:
