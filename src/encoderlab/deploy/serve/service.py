@@ -68,7 +68,7 @@ class Service:
         place = best_seed(folder, silent)
         model = load(place)
         predictor = predictor_of(place) if model.task is not None else None
-        if predictor is not None:
+        if predictor is not None and isinstance(predictor.model, Model):
             model = predictor.model
         pooling, normalize = pooling_of(place)
         name = name or (folder.resolve().name)
