@@ -40,8 +40,8 @@ def train(
     Parameters
     ----------
     name
-        A family (bert, roberta, albert, distilbert, electra, convbert, deberta-v1, deberta-v2, deberta-v3, xlnet)
-        or a published model.
+        A family (bert, roberta, albert, distilbert, electra, convbert, deberta-v1, deberta-v2, deberta-v3, xlnet,
+        modernbert) or a published model.
     corpus
         Corpus folder that the batches are made of.
     against
