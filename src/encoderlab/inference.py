@@ -163,7 +163,7 @@ def encode_parts(model: Model, texts: Iterable[str], *, pooling: Pooling = "mean
     room = tokenizer.spans(longest, max_length=longest).a
     left, cut, number = iter(texts), 0, 0
     while part := list(islice(left, PART)):
-        encodings = tokenizer.encode_batch(part)
+        encodings = tokenizer.encode_batch(part, limit=room)
         cut += sum(len(encoding) > room for encoding in encodings)
         number += len(part)
         framed = [tokenizer.frame(encoding.ids, max_length=longest) for encoding in encodings]

@@ -662,3 +662,44 @@ FRAMED = [
     Tokenizer.train("wordpiece", ["a b c"], 11),
     Tokenizer.train("bpe", ["a b c"], 261),
 ]
+
+
+# Long texts of which little is read.
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_limit_reads_less_and_changes_no_token(
+    name: str, trained: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = trained[name]
+    monkeypatch.setattr("encoderlab.corpus.tokenizer.CHARACTERS", 1)  # so that short texts are cut
+    special = tokenizer.token(tokenizer.special.mask)
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.lists(st.tuples(odd_text, st.sampled_from([" ", "  ", f" {special} ", special, "\n"])), max_size=8))
+    def equal(parts: list[tuple[str, str]]) -> None:
+        text = "".join(word + gap for word, gap in parts) * 2
+        whole = tokenizer.encode(text)
+        for limit in (1, 2, 5, 12):
+            (found,) = tokenizer.encode_batch([text], limit=limit)
+            count = min(limit + 1, len(whole))
+            assert len(found) >= count
+            for field in ("ids", "offsets", "word_starts"):
+                np.testing.assert_array_equal(getattr(found, field)[:count], getattr(whole, field)[:count])
+
+    equal()
+
+
+def test_a_limit_reads_in_proportion_to_it(trained: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, read = trained["wordpiece"], []
+    group = Tokenizer._encode_group
+    monkeypatch.setattr(Tokenizer, "_encode_group", lambda self, texts: read.extend(texts) or group(self, texts))
+    for text in ("the cat sat on the mat " * 50_000, "生活的真谛是什么" * 100_000, f"{'x' * 3000} the cat " * 300):
+        read.clear()
+        (found,) = tokenizer.encode_batch([text], limit=128)
+        assert len(found) > 128 and sum(map(len, read)) < 100 * 16 * 129
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 20))
+def test_what_is_left_of_two_texts_depends_on_no_more_than_the_room(a: int, b: int, room: int) -> None:
+    assert truncate(a, b, room) == truncate(min(a, room), min(b, room), room)

@@ -29,6 +29,12 @@ _GROUP = 1000  # new chunks that the library sees as one text; a text of its own
 _CJK = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _HAS_CJK = re.compile(f"[{_CJK}]")
 _CJK_CHUNKS = re.compile(f"[{_CJK}]|[^{_CJK} \n\t\r]+|[ \n\t\r]+")
+_BORDERS = {  # by mode: where the tokens before do not depend on what follows
+    "words": re.compile(r"(?<=[^ \n\t\r])[ \n\t\r]"),
+    "cjk": re.compile(f"(?<=[^ \n\t\r])[ \n\t\r]|(?<=[{_CJK}])(?=[{_CJK}])"),
+    "bytes": re.compile(r"(?<=\w) (?=\w)"),
+    "pieces": re.compile(r"(?<=\w) (?=\w)"),
+}
 _NOT_ONE_SPACE = re.compile(r"[\s\u180e] |\x00")  # GPT-2 cuts runs of white space by what follows them
 _FIRST = "\0"  # marks a chunk without a space before it
 
@@ -98,6 +104,13 @@ class ChunkEncoder:
             numbers.extend(map(self._numbers.__getitem__, chunks))
         self._learn()
         return self._look_up(texts, np.array(numbers, np.int64), counts, gaps)
+
+    def border(self, text: str, place: int) -> int:
+        """The first place from ``place`` on where the tokens before do not depend on what follows; the end if there is
+        none.
+        """
+        found = _BORDERS[self.mode].search(text, place)
+        return len(text) if found is None else found.start()
 
     def _cut(self, text: str) -> tuple[list[str], int]:
         """Chunks of ``text`` and the characters between two of them; no chunks if it must be tokenized whole."""

@@ -31,6 +31,8 @@ from encoderlab.files import write_text
 log = logging.getLogger(__name__)
 
 MOST_GAPS = 100_000  # ids without a token; more are damage, and would take the memory of as many tokens
+CHARACTERS = 16  # of a text that are read first for every token that is wanted of it
+GROUP = 1 << 20  # characters that the library is given at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +127,47 @@ class Tokenizer:
         token, half of a surrogate pair is U+FFFD."""
         return self.encode_batch([text])[0]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
-        """:meth:`encode` of every text, on all cores."""
+    def encode_batch(self, texts: Sequence[str], *, limit: int | None = None) -> list[Encoding]:
+        """:meth:`encode` of every text, on all cores.
+
+        With ``limit`` no more of a text is read than so many tokens need: an encoding of more than ``limit`` tokens may
+        end before its text does. What is read ends where the tokens before do not depend on what follows.
+        """
         texts = list(texts)
+        found: list[Encoding | None] = [None] * len(texts)
+        left, length = list(range(len(texts))), None if limit is None else CHARACTERS * (limit + 1)
+        while left:
+            heads = [texts[i] if length is None else self._head(texts[i], length) for i in left]
+            for i, head, encoding in zip(left, heads, self._encode_batch(heads), strict=True):
+                if limit is None or len(encoding) > limit or len(head) == len(texts[i]):
+                    found[i] = encoding
+            left = [i for i in left if found[i] is None]
+            length = None if length is None else 8 * length
+        return [encoding for encoding in found if encoding is not None]
+
+    def _head(self, text: str, length: int) -> str:
+        """The beginning of ``text``, of ``length`` characters or a few more; all of it where it cannot be cut."""
+        if len(text) <= length or self._chunks is None or self._has_wide_tokens:
+            return text
+        return text[: self._chunks.border(text, length)]
+
+    @functools.cached_property
+    def _has_wide_tokens(self) -> bool:
+        """Whether an added token holds white space, at which texts are cut."""
+        return any(len(token.content.split()) != 1 for token in self.backend.get_added_tokens_decoder().values())
+
+    def _encode_batch(self, texts: list[str]) -> list[Encoding]:
+        """:meth:`encode_batch` of whole texts, a group at a time, since the encodings of the library are large."""
+        found: list[Encoding] = []
+        begin = size = 0
+        for end, text in enumerate(texts, start=1):
+            size += len(text)
+            if size > GROUP or end == len(texts):
+                found += self._encode_group(texts[begin:end])
+                begin, size = end, 0
+        return found
+
+    def _encode_group(self, texts: list[str]) -> list[Encoding]:
         try:
             encodings = self.backend.encode_batch(texts, add_special_tokens=False)
         except TypeError:  # what the library says of surrogates, which JSON and names of files may hold

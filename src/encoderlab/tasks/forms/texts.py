@@ -69,7 +69,8 @@ class TextForm(Form):
         raise NotImplementedError
 
     def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
-        first = self.tokenizer.encode_batch([e.text for e in examples if isinstance(e, Text)])
+        limit = self.settings.max_length  # tokens beyond it are cut, however many there are
+        first = self.tokenizer.encode_batch([e.text for e in examples if isinstance(e, Text)], limit=limit)
         pairs = [e.pair for e in examples if isinstance(e, Text) and e.pair is not None]
         if pairs and len(pairs) < len(examples):
             alone = next(e.id for e in examples if isinstance(e, Text) and e.pair is None)
@@ -80,7 +81,9 @@ class TextForm(Form):
         if self.settings.pairs is not None and self.settings.pairs != bool(pairs) and examples:
             learned, given = ("two texts", "one") if self.settings.pairs else ("one text", "two")
             raise DataError(f"the model learned from {learned} per example, here is {given}; give the columns it needs")
-        second: Sequence[Encoding | None] = self.tokenizer.encode_batch(pairs) if pairs else [None] * len(examples)
+        second: Sequence[Encoding | None] = (
+            self.tokenizer.encode_batch(pairs, limit=limit) if pairs else [None] * len(examples)
+        )
         items = []
         for number, (example, a, b) in enumerate(zip(examples, first, second, strict=True)):
             assert isinstance(example, Text)
