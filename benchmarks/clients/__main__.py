@@ -127,7 +127,8 @@ def main() -> None:
             family = models.config(f"{size}-tiny").family
             kind = {"roberta": "bpe", "xlnet": "unigram", "albert": "unigram", "deberta": "bpe"}.get(size, "wordpiece")
             words = [f"{text} {word}" for text in TEXTS for word in sys.stdlib_module_names]
-            tokenizer = Tokenizer.train(kind, words, 300, family=family)
+            known = family if family in ("roberta", "albert", "xlnet", "deberta") else "bert"
+            tokenizer = Tokenizer.train(kind, words, 300, family=known)
             for head in (False, True):
                 model = made(size, tokenizer, head)
                 out = place / ("heads" if head else "states")

@@ -29,6 +29,8 @@ from encoderlab.model import Model
 from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
 from encoderlab.nn.heads import TaskHead
+from encoderlab.tasks.data.examples import Question, Text, Words
+from encoderlab.tasks.runs.predict import Predictor, task_of_model
 from tests.tasks.tiny import model as tiny
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
@@ -110,6 +112,60 @@ def test_a_graph_has_the_numbers_of_the_model(size: str, use: Any, form: str, tm
     again = load(tmp_path / "out")  # the weights of the folder give the graph's numbers too
     if use != "fill-mask" or model.mask_positions is None:  # transformers has no place for the mask decoder
         check.compare(Graph(again, use), OnnxRun(tmp_path / "out" / "onnx" / "model.onnx"), 12)
+
+
+EVERY = ["bert", "roberta", "albert", "distilbert", "electra", "convbert", "transformer-xl", "xlnet", "deberta"]
+EVERY += ["deberta-v2", "deberta-v3", "modernbert"]
+
+
+@pytest.mark.parametrize("use", ["classification", "tagging", "span"])
+@pytest.mark.parametrize("family", EVERY)
+def test_what_is_traced_answers_as_prediction_does(family: str, use: Any) -> None:
+    """The other tests compare a graph with what was traced; this one, what is traced with fine-tuning's own code."""
+    model = small(f"{family}-tiny", use)
+    predictor, graph = Predictor.of(model, task_of_model(model)), Graph(model, use)
+    examples = {
+        "classification": [Text(id="", text=text, pair=text[::-1]) for text in TEXTS],
+        "tagging": [Words(id="", words=tuple(text.split())) for text in TEXTS if text],
+        "span": [Question(id=text, question="who ?", passage=text) for text in TEXTS if text],
+    }[use]
+    items = predictor.form.items(examples)
+    for item, wanted in zip(items, predictor.outputs(items), strict=True):
+        (sequence,) = item.sequences
+        inputs = {
+            "input_ids": sequence.ids,
+            "attention_mask": np.ones_like(sequence.ids),
+            "token_type_ids": sequence.segments,
+            "p_mask": _forbidden(predictor, sequence),
+        }
+        found = check.own(graph)({name: np.asarray(inputs[name], np.int64)[None] for name in graph.inputs})
+        if use == "classification":
+            assert found["logits"][0] == pytest.approx(wanted, abs=1e-5)
+        elif use == "tagging":
+            assert found["logits"][0][sequence.marks["word"] >= 0] == pytest.approx(wanted, abs=1e-5)
+        elif graph.beam:
+            count = min(graph.beam, len(wanted.start_scores))
+            shares = wanted.start_scores[:count]
+            assert found["start_top_log_probs"][0, :count] == pytest.approx(shares, abs=1e-5)
+            assert found["cls_logits"][0] == pytest.approx(wanted.null, abs=1e-5)
+            same = np.isfinite(shares) & (found["start_top_index"][0, :count] == wanted.starts[:count])
+            ends = found["end_top_log_probs"][0, :count, :count][same]
+            assert ends == pytest.approx(wanted.end_scores[:count, :count][same], abs=1e-5) and same[0]
+        else:
+            for name, places, scores in (
+                ("start_logits", wanted.starts, wanted.start_scores),
+                ("end_logits", wanted.ends[0], wanted.end_scores[0]),
+            ):
+                real = np.isfinite(scores)
+                assert found[name][0, places[real]] == pytest.approx(scores[real], abs=1e-5)
+
+
+def _forbidden(predictor: Predictor, sequence: Any) -> np.ndarray:
+    """Where no answer may start or end; ALBERT's code forbids the last separator, which ELECTRA's allows."""
+    allowed = np.array(sequence.marks.get("allowed", np.ones(len(sequence), bool)))
+    if getattr(predictor.model.config.task, "form", "") == "beam" and predictor.form.tokenizer.framing != "xlnet":
+        allowed[-1] = False
+    return ~allowed
 
 
 def test_states_are_opened_by_the_code_in_the_folder(tmp_path: Path) -> None:

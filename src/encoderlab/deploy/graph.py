@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoderlab.errors import ConfigError
-from encoderlab.inference import limit, reading_apart, tokenizer_of
+from encoderlab.inference import limit, pooled, reading_apart, tokenizer_of
 from encoderlab.model import Model
 from encoderlab.nn.encoder import Chosen, States
 from encoderlab.nn.heads import Classification, LMHead, SpanHead, TaggingHead
+from encoderlab.tasks.forms.base import takes_means
 
 Use = Literal["states", "fill-mask", "classification", "tagging", "span"]
 """What is computed: the last layer's states, the scores of all tokens, or those of the head of fine-tuning."""
@@ -112,7 +113,8 @@ class Graph(nn.Module):
         if self.use == "fill-mask":
             return (self._token_logits(input_ids, doc, given["segments"]),)
         if self.use == "classification":
-            less = {"depth": encoder.depth - 1} if encoder.splits_last_layer else {}
+            one = encoder.splits_last_layer and not takes_means(model.config.task)
+            less = {"depth": encoder.depth - 1} if one else {}
             return (self._class_logits(encoder(input_ids, **given, **less), doc),)
         states = encoder(input_ids, **given)
         if self.use == "states":
@@ -129,10 +131,12 @@ class Graph(nn.Module):
         return torch.where(doc >= 0, index, doc.shape[1] - 1).amin(1)
 
     def _class_logits(self, states: States, doc: Tensor) -> Tensor:
-        model, place = self.model, self._summary(doc)
-        rows = torch.arange(doc.shape[0], device=doc.device)
-        x = model.encoder.last_at(states, Chosen(place[:, None], rows, torch.zeros_like(rows)))
-        head = model.config.task
+        model, head = self.model, self.model.config.task
+        if takes_means(head):
+            x = pooled(states.last, doc >= 0, "mean")
+        else:
+            rows = torch.arange(doc.shape[0], device=doc.device)
+            x = model.encoder.last_at(states, Chosen(self._summary(doc)[:, None], rows, torch.zeros_like(rows)))
         if isinstance(head, Classification) and head.summary == "pooler":
             assert model.pooler is not None
             x = model.pooler(x)
@@ -170,9 +174,9 @@ class Graph(nn.Module):
         return model.lm(last, model.words).float()
 
     def _spans(self, states: States, doc: Tensor, p_mask: Tensor | None) -> tuple[Tensor, ...]:
-        head, x = self.model.task, states.last
+        head = self.model.task
         assert isinstance(head, SpanHead)
-        real = doc >= 0
+        x, real = head.dropped(states.last, None), doc >= 0
         if self.beam is None:
             any_start = torch.zeros_like(doc[:, :1], dtype=torch.long)
             return head.start_logits(x, real).float(), head.end_logits(x, real, any_start)[:, 0].float()
