@@ -68,7 +68,11 @@ class Service:
         place = best_seed(folder, silent)
         model = load(place)
         predictor = predictor_of(place) if model.task is not None else None
-        if predictor is not None and isinstance(predictor.model, Model):
+        if predictor is not None:
+            if not isinstance(predictor.model, Model):
+                raise ConfigError(
+                    f"{place}: holds a head on a frozen encoder's features, which is not served; use predict"
+                )
             model = predictor.model
         pooling, normalize = pooling_of(place)
         name = name or (folder.resolve().name)
