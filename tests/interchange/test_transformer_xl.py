@@ -100,6 +100,50 @@ def test_arguments_of_transformer_xl_scripts(arguments: dict[str, Any], cutoffs:
     found = transformer_xl.read_config(configs.Fields(given | arguments, "args"), eps=1e-5).encoder
     assert found.adaptive is not None
     assert (found.adaptive.cutoffs, found.adaptive.tied_projections) == (cutoffs, tied)
-    for name, value in {"not_tied": True, "pre_lnorm": True, "attn_type": 1, "unheard_of": 1}.items():
+    for name, value in {"not_tied": True, "attn_type": 1, "unheard_of": 1}.items():
         with pytest.raises(DataError, match=name):
             transformer_xl.read_config(configs.Fields(given | arguments | {name: value}, "args"), eps=1e-5)
+
+
+def test_norms_before_attention_and_feed_forward(tmp_path: Path) -> None:
+    """``pre_lnorm``, by the formulas of the published code: no norm follows the last layer."""
+    config = resized(CONFIGS["transformer-xl"], norm="pre_but_last")
+    model = make(config)
+    huggingface.save(model, tmp_path / "hf")
+    assert load(tmp_path / "hf").config.encoder.norm == "pre_but_last" and same_weights(load(tmp_path / "hf"), model)
+    adaptive = config.encoder.adaptive
+    assert adaptive is not None
+    layout = tables.transformer_xl(adaptive, config.encoder.vocab, original=True)
+    weights = names.write(layout, folder.weights(model), config.encoder)
+    torch.save(weights, tmp_path / "model_state.pt")
+    fields = {"n_layer": 2, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48, "n_token": 50, "cutoffs": []}
+    (tmp_path / "transformer_xl_config.json").write_text(json.dumps(fields | {"pre_lnorm": True}))
+    assert same_weights(read(tmp_path / "model_state.pt")["model"], model)
+
+    ids = torch.randint(0, 50, (1, 7), generator=torch.Generator().manual_seed(0))
+    memory = [torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(layer)) for layer in range(2)]
+    heads, width, past, length = 4, 8, 4, 7
+    distance = torch.arange(past + length - 1, -1, -1.0)[:, None] / 10000 ** (torch.arange(0, 32, 2) / 32)
+    positions = torch.cat([distance.sin(), distance.cos()], dim=1)  # the largest distance first
+    x = weights["word_emb.emb_layers.0.weight"][ids[0]] * 32**0.5
+    for layer in range(2):
+        own = {n.removeprefix(f"layers.{layer}."): w for n, w in weights.items() if n.startswith(f"layers.{layer}.")}
+
+        def norm(part: str, states: torch.Tensor, own: dict[str, torch.Tensor] = own) -> torch.Tensor:
+            scale, shift = own[f"{part}.layer_norm.weight"], own[f"{part}.layer_norm.bias"]
+            return torch.nn.functional.layer_norm(states, (32,), scale, shift, 1e-5)
+
+        seen = norm("dec_attn", torch.cat([memory[layer][0], x]))
+        q, k, v = (seen @ own["dec_attn.qkv_net.weight"].T).unflatten(1, (3, heads, width)).unbind(1)
+        r = (positions @ own["dec_attn.r_net.weight"].T).unflatten(1, (heads, width))
+        outputs = []
+        for i in range(length):
+            content = torch.einsum("hk,jhk->hj", q[past + i] + weights["r_w_bias"], k[: past + i + 1])
+            place = torch.einsum("hk,jhk->hj", q[past + i] + weights["r_r_bias"], r[length - 1 - i :])
+            share = ((content + place) / width**0.5).softmax(-1)
+            outputs.append(torch.einsum("hj,jhk->hk", share, v[: past + i + 1]).flatten())
+        x = x + torch.stack(outputs) @ own["dec_attn.o_net.weight"].T
+        inner = norm("pos_ff", x) @ own["pos_ff.CoreNet.0.weight"].T + own["pos_ff.CoreNet.0.bias"]
+        x = x + inner.relu() @ own["pos_ff.CoreNet.3.weight"].T + own["pos_ff.CoreNet.3.bias"]
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids, memory=memory).last[0], x, atol=2e-5, rtol=2e-5)

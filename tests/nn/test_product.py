@@ -79,7 +79,7 @@ PRODUCT += [
 ]
 PRODUCT += [
     replace(BASE, normalization=normalization, norm=norm, embed_norm="width", embed_width=16)
-    for normalization, norm in itertools.product(NORMALIZATIONS, ("post", "pre", "pre_but_first"))
+    for normalization, norm in itertools.product(NORMALIZATIONS, ("post", "pre", "pre_but_first", "pre_but_last"))
 ]
 PRODUCT += [replace(BASE, sharing=sharing, norm=norm) for sharing in SHARINGS for norm in ("post", "pre")]
 PRODUCT += [replace(BASE, position=p, causal=True) for p in (Absolute(length=32), RelativeShift(), Shaw(span=4))]

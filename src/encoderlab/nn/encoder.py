@@ -109,7 +109,7 @@ class EncoderConfig:
         stem_conv: a convolution over the embeddings (DeBERTa v2).
         norm: the norms stand after the residual sums (``post``), or before attention and feed-forward and after the
             last layer (``pre``); ``pre_but_first`` is without the very first, behind embeddings that have one
-            (ModernBERT).
+            (ModernBERT), ``pre_but_last`` without that after the last layer (Transformer-XL's ``pre_lnorm``).
         normalization: of embeddings, layers and the heads' transforms.
         eps: added to the variance in every norm.
         activation: of the feed-forward block.
@@ -147,7 +147,7 @@ class EncoderConfig:
     types: int = 2
     sharing: Sharing | None = None
     stem_conv: StemConvolution | None = None
-    norm: Literal["post", "pre", "pre_but_first"] = "post"
+    norm: Literal["post", "pre", "pre_but_first", "pre_but_last"] = "post"
     normalization: Normalization = LayerNormalization()
     eps: float = 1e-12
     activation: Activation = "gelu"
@@ -423,7 +423,7 @@ class Encoder(nn.Module):
                 config.position, config.width, config.attention_heads, config.key_width, config.eps
             )
         self.stem = Stem(config.stem_conv, config.width, config.eps, config.dropout) if config.stem_conv else None
-        self.norm = config.make_norm(config.width) if config.pre else None
+        self.norm = config.make_norm(config.width) if config.pre and config.norm != "pre_but_last" else None
 
     def _make_blocks(self) -> list[Block]:
         config, sharing = self.config, self.config.sharing

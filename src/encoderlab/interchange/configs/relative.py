@@ -174,7 +174,6 @@ def write_xlnet(config: ModelConfig) -> dict[str, Any]:
 
 def read_transformer_xl(f: Fields) -> ModelConfig:
     f.only("attn_type", 0)
-    f.only("pre_lnorm", False)
     f.only("adaptive", True)
     f.only("sample_softmax", -1)
     f.only("tie_weight", True)
@@ -204,6 +203,7 @@ def read_transformer_xl(f: Fields) -> ModelConfig:
         embed_width=f.count("d_embed", f.data.get("d_model")),
         position=RelativeShift(shared_biases=not f.switch("untie_r", True), clamp=max(0, clamp)),
         causal=True,
+        norm="pre_but_last" if f.switch("pre_lnorm", False) else "post",
         adaptive=Adaptive(cutoffs=cutoffs, divisor=f.count("div_val", 1), tied_projections=tied),
         types=0,
         embed_norm="none",
@@ -256,7 +256,7 @@ def write_transformer_xl(config: ModelConfig) -> dict[str, Any]:
         "init_std": encoder.init_std,
         "layer_norm_epsilon": encoder.eps,
         "attn_type": 0,
-        "pre_lnorm": False,
+        "pre_lnorm": encoder.norm == "pre_but_last",
         "adaptive": True,
         "mem_len": 0,
         "same_length": False,
