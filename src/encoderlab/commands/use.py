@@ -235,7 +235,7 @@ def _predict_texts(predictor: Predictor, texts: list[str]) -> dict[str, Any]:
     examples = [example_of(predictor.form.task, number, text) for number, text in enumerate(texts)]
     predictions = predictor.predict(examples)
     found = [
-        record(example, value, detail)
+        record(example, value, detail, predictor.form.head_labels())
         for example, value, detail in zip(examples, predictions.values, predictions.details, strict=True)
     ]
     for text, answer in zip(texts, found, strict=True):

@@ -407,7 +407,7 @@ class FineTuning:
         if self.world.main:
             notes = write_submissions(self.task, further, evaluated.predictions, self.out)
             record["notes"] = sorted({*record["notes"], *evaluated.notes, *notes})
-            write_predictions(further, evaluated.predictions, self.out)
+            write_predictions(self.task, further, evaluated.predictions, self.out)
             write_score(record, self.out)
         return replace(finished, record=record)
 

@@ -69,7 +69,7 @@ def write_run(
     model.save(out / "model")
     write_task(task, settings, out / "model", score["threshold"])
     write_json(out / RECIPE, score["recipe"])
-    write_predictions(splits, predictions, out)
+    write_predictions(task, splits, predictions, out)
     # The optimiser state behind the result is three times as large as the model and of no further use. Weights that are
     # damaged later are trained again.
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
@@ -101,11 +101,13 @@ def write_submissions(
     return notes
 
 
-def write_predictions(splits: Mapping[str, Split], predictions: Mapping[str, Predictions], out: Path) -> None:
+def write_predictions(
+    task: Task, splits: Mapping[str, Split], predictions: Mapping[str, Predictions], out: Path
+) -> None:
     """Write ``predictions-SPLIT.jsonl`` for every split."""
     for name, found in predictions.items():
         lines = [
-            json.dumps(record(example, value, detail), ensure_ascii=False)
+            json.dumps(record(example, value, detail, task.labels), ensure_ascii=False)
             for example, value, detail in zip(splits[name].examples, found.values, found.details, strict=True)
         ]
         write_text(out / f"predictions-{name}.jsonl", "\n".join(lines) + "\n")

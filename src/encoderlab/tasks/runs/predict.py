@@ -190,13 +190,13 @@ def predict_file(
     part = out.with_name(f"{out.name}.part-{_key(predictor, path, task, chunk)}")
     sums = part.with_name(f"{part.name}.sums")
     done = _resumed(part, sums)
-    examples = task.stream(path, remarks)
+    examples, labels = task.stream(path, remarks), predictor.form.head_labels()
     deque(islice(examples, done), maxlen=0)
     with open(part, "ab") as file, open(sums, "a", encoding="ascii") as journal:
         while some := list(islice(examples, chunk)):
             found = predictor.predict(some)
             lines = [
-                json.dumps(record(example, value, detail), ensure_ascii=False) + "\n"
+                json.dumps(record(example, value, detail, labels), ensure_ascii=False) + "\n"
                 for example, value, detail in zip(some, found.values, found.details, strict=True)
             ]
             data = "".join(lines).encode(errors="backslashreplace")  # as write_text does
@@ -211,8 +211,10 @@ def predict_file(
     sums.unlink()
 
 
-def record(example: Example, value: Any, detail: dict[str, Any]) -> dict[str, Any]:
-    """One prediction as plain data: the id, what is predicted, and its scores or probabilities."""
+def record(example: Example, value: Any, detail: dict[str, Any], labels: Sequence[str] | None = None) -> dict[str, Any]:
+    """One prediction as plain data: the id, what is predicted, and its scores or probabilities, the latter by label
+    where there is one for each.
+    """
     name = {Text: "label", Question: "answer"}.get(type(example), "prediction")
     plain: dict[str, Any] = {"id": example.id, name: list(value) if isinstance(value, tuple) else value}
     for key, item in detail.items():
@@ -221,7 +223,9 @@ def record(example: Example, value: Any, detail: dict[str, Any]) -> dict[str, An
         elif isinstance(item, dict):
             plain[key] = {label: round(float(x), 6) for label, x in item.items()}
         elif isinstance(item, (np.ndarray, list)):
-            plain[key] = [round(float(x), 6) for x in item]
+            numbers = [round(float(x), 6) for x in item]
+            named = key == "probabilities" and labels is not None and len(labels) == len(numbers)
+            plain[key] = dict(zip(labels or (), numbers, strict=True)) if named else numbers
     return plain
 
 
