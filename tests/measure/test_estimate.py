@@ -10,7 +10,6 @@ from encoderlab.interchange import folder as folders
 from encoderlab.measure import estimate
 from encoderlab.model import Model
 from encoderlab.models.base import resized
-from encoderlab.train.cost import operations
 from encoderlab.train.recipe import Budget, Execution
 
 
@@ -23,7 +22,7 @@ def test_a_budget_in_steps_counts_the_tokens_of_every_phase():
     recipe = recipes.recipe("bert-base")
     found = estimate.estimate(recipe)
     assert found.tokens == pytest.approx(1e6 * 256 * (0.9 * 128 + 0.1 * 512))
-    short, long = operations(recipe, 128), operations(recipe, 512)
+    short, long = recipe.operations(128), recipe.operations(512)
     assert found.flops == pytest.approx(1e6 * 256 * (0.9 * 128 * short + 0.1 * 512 * long))
     assert found.seconds == pytest.approx(found.flops / 0.5e9)
     assert 100e6 < found.parameters["model"] < 120e6
@@ -42,7 +41,7 @@ def test_the_rate_is_that_of_the_device_and_precision_of_the_run(monkeypatch):
 
 def test_the_share_of_a_phase_is_one_of_the_budget():
     recipe = recipes.recipe("bert-base")
-    short, long = operations(recipe, 128), operations(recipe, 512)
+    short, long = recipe.operations(128), recipe.operations(512)
     recipe = replace(recipe, schedule=replace(recipe.schedule, warmup=0.01))
     of_tokens = estimate.estimate(replace(recipe, budget=Budget(amount=1e9, unit="tokens")))
     assert of_tokens.tokens == pytest.approx(1e9)
@@ -76,5 +75,5 @@ def test_a_teacher_counts_where_the_recipe_names_it(tmp_path):
     named = replace(recipe, objective=replace(recipe.objective, teacher=str(tmp_path)))
     alone, both = estimate.estimate(recipe), estimate.estimate(named)
     assert set(alone.parameters) == {"model"} and set(both.parameters) == {"model", "teacher"}
-    assert both.flops_per_token == pytest.approx(operations(recipe, 128, teacher))
+    assert both.flops_per_token == pytest.approx(recipe.operations(128, teacher))
     assert both.memory - alone.memory == 4 * both.parameters["teacher"]

@@ -13,10 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from encoderlab.model import Model
 from encoderlab.models.base import resized
 from encoderlab.models.flops import forward, spared, training
-from encoderlab.objectives.kinds import make_objective
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.recipes import recipe
-from encoderlab.train.cost import operations
 from encoderlab.train.recipe import Recipe
 from tests.objectives.conftest import make_rows
 
@@ -42,18 +40,18 @@ def test_a_token_costs_what_torch_counts(name: str, changes: dict[str, Any]) -> 
     vocabulary = Vocabulary(size=500, pad=0, mask=4, special=(0, 1, 2, 3, 4), counts=np.ones(500))
     teacher = resized(recipe("bert-tiny").model, vocab=500)
     second = Model(generator or teacher).initialize(1)
-    objective = make_objective(found.objective, Model(found.model).initialize(0), second, vocabulary).double().train()
+    objective = found.objective.build(Model(found.model).initialize(0), second, vocabulary).double().train()
     batch = objective.make_batch([row for row in make_rows(24, 64) if len(row) == 64], seed=1)
     with FlopCounterMode(display=False) as counter:
         terms, _ = objective(batch)
         torch.stack([term.sum for term in terms.values() if term.weight]).sum().backward()
-    expected = operations(found, 64, teacher)
+    expected = found.operations(64, teacher)
     assert counter.get_total_flops() / batch.num_tokens == pytest.approx(expected, rel=0.01)
 
 
 def test_a_token_costs_what_its_objective_computes() -> None:
     def cost(made: Recipe, **changes: Any) -> float:
-        return operations(replace(made, objective=replace(made.objective, **changes)), 128)
+        return replace(made, objective=replace(made.objective, **changes)).operations(128)
 
     masked, causal, xl, electra = map(recipe, ("bert-tiny", "bert-base-ltr", "transformer-xl-tiny", "electra-tiny"))
     vocabulary = 6 * masked.model.encoder.vocab * masked.model.encoder.width
@@ -61,10 +59,10 @@ def test_a_token_costs_what_its_objective_computes() -> None:
     twice = cost(masked, masking=replace(masked.objective.masking, rate=0.3)) - cost(masked)
     left = 3 * spared(masked.model, 128, predicted=0.0)  # of the last layer, by the tokens that are not predicted
     assert twice == pytest.approx(0.15 * (vocabulary + transform + left))
-    assert operations(causal, 128) > training(causal.model, 128)  # the head sees every token
+    assert causal.operations(128) > training(causal.model, 128)  # the head sees every token
     assert cost(xl, memory=128) > cost(xl, memory=0)
     both = training(electra.model, 128, predicted=0.0) + training(electra.generator, 128)
-    assert operations(electra, 128) == pytest.approx(both - 3 * spared(electra.generator, 128, predicted=0.15))
+    assert electra.operations(128) == pytest.approx(both - 3 * spared(electra.generator, 128, predicted=0.15))
     student = recipe("distilbert-tiny")
-    with_teacher = operations(student, 128, masked.model) - operations(student, 128)
+    with_teacher = student.operations(128, masked.model) - student.operations(128)
     assert with_teacher == pytest.approx(sum(forward(masked.model, 128, predicted=1.0).values()))

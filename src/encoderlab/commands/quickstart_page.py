@@ -17,7 +17,6 @@ from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.measure import runs
 from encoderlab.measure.report import Fill, Pieces, Report, Run, TaskScores, difference, interval
 from encoderlab.model import count_parameters
-from encoderlab.train.cost import operations
 from encoderlab.train.loop import Outcome
 from encoderlab.train.recipe import Recipe
 from encoderlab.train.units import duration, quantity
@@ -99,7 +98,7 @@ def commands(road: Road) -> list[str]:
 def costs(road: Road, parameters: Mapping[str, int]) -> dict[str, str]:
     """Time, operations and memory."""
     outcome, encoder, plan = road.outcome, road.recipe.model.encoder, road.plan
-    cost = operations(road.recipe, 128) * outcome.tokens
+    cost = road.recipe.operations(128) * outcome.tokens
     passes = outcome.tokens / road.corpus.num_tokens
     return {
         "Everything, from corpus to report": duration(road.seconds),

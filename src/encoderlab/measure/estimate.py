@@ -12,7 +12,6 @@ from encoderlab.model import count_parameters
 from encoderlab.models import flops
 from encoderlab.models.base import ModelConfig
 from encoderlab.objectives.distill import DistillSettings
-from encoderlab.train.cost import compared_share, operations
 from encoderlab.train.precision import widened
 from encoderlab.train.recipe import Phase, Recipe
 
@@ -69,7 +68,7 @@ def _work(recipe: Recipe, teacher: ModelConfig | None) -> tuple[float, float | N
     """FLOPs per token, the mean over the budget, and its tokens; None for a budget in hours."""
     budget, costs, sizes = recipe.budget, [], []
     for phase in recipe.phases:
-        cost = operations(recipe, phase.length, teacher)
+        cost = recipe.operations(phase.length, teacher)
         # Tokens of a unit of the budget; of an hour up to a factor, the machine's rate.
         size = {"steps": phase.rows * phase.length, "tokens": 1, "flops": 1 / cost, "hours": 1 / cost}[budget.unit]
         costs.append(cost)
@@ -87,7 +86,7 @@ def _memory(recipe: Recipe, phase: Phase, network: ModelConfig, parameters: int)
         phase.length,
         predicted=flops.usual_share(network),
         memory=getattr(recipe.objective, "memory", 0),
-        compared=compared_share(recipe.objective),
+        compared=recipe.objective.compared,
     ).total
 
 

@@ -5,6 +5,7 @@ It makes batches from rows, says its counts before the forward pass, and gives l
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from encoderlab.errors import ConfigError
+from encoderlab.models import flops
 
 if TYPE_CHECKING:
     from encoderlab.batches.batch import Batch
     from encoderlab.batches.rows import Row
     from encoderlab.model import Model
+    from encoderlab.models.base import ModelConfig
     from encoderlab.nn.noise import Noise
+    from encoderlab.objectives.vocabulary import Vocabulary
 
 Memory = tuple[Tensor, ...] | None  # what a forward pass leaves for the next: rows first, so that batches can be split
 
@@ -38,6 +42,41 @@ class Term:
 
 
 pytree.register_dataclass(Term)  # FSDP2 of torch 2.11 finds only in such outputs the tensors that it hangs its work on
+
+
+class Settings(ABC):
+    """What the settings of every objective know besides their fields: a kind without one of these cannot be made."""
+
+    compared: float = 0.0
+    """The share of tokens at which logits are compared with a second network's."""
+
+    @abstractmethod
+    def build(
+        self, model: Model, second: Model | None, vocabulary: Vocabulary, *, seed: int = 0, continued: bool = False
+    ) -> Objective:
+        """The objective over its networks.
+
+        Args:
+            second: the generator of replaced token detection, or the teacher of a distillation; else None.
+            seed: of weights that the objective itself has.
+            continued: the networks bring trained weights, which the objective leaves as they are.
+
+        Raises:
+            ConfigError: the networks lack what the objective needs.
+        """
+
+    @abstractmethod
+    def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
+        """Floating-point operations of training per token of full rows of ``length``, by the convention of
+        :mod:`encoderlab.models.flops`: every network, vocabulary heads where tokens are predicted, of the last layer
+        what is computed, and the forward pass of a distillation's teacher if it is given.
+        """
+
+
+def masked_operations(config: ModelConfig, length: int, rate: float) -> float:
+    """Operations per token of training ``config`` on a share ``rate`` of the tokens, the masked ones, alone."""
+    spared = flops.spared(config, length, predicted=rate)
+    return flops.training(config, length, predicted=rate) - (1 + flops.BACKWARD) * spared
 
 
 class Objective(nn.Module):

@@ -11,11 +11,13 @@ from encoderlab.batches.batch import IGNORE, Batch, collate, stack
 from encoderlab.batches.rows import Row
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
+from encoderlab.models import flops
+from encoderlab.models.base import ModelConfig
 from encoderlab.nn.encoder import update_memory
 from encoderlab.nn.heads import AdaptiveLMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import Absolute
-from encoderlab.objectives.base import Memory, Objective, Term, carried, check_memory
+from encoderlab.objectives.base import Memory, Objective, Settings, Term, carried, check_memory
 from encoderlab.objectives.mlm import lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 
@@ -23,7 +25,7 @@ PER_TOKEN = ("ids", "doc", "segments", "word_starts", "special")  # the arrays o
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalSettings:
+class CausalSettings(Settings):
     """Settings of :class:`Causal`.
 
     Args:
@@ -39,6 +41,14 @@ class CausalSettings:
 
     def __post_init__(self) -> None:
         check_memory(self, "memory", "evaluation_memory")
+
+    def build(
+        self, model: Model, second: Model | None, vocabulary: Vocabulary, *, seed: int = 0, continued: bool = False
+    ) -> Causal:
+        return Causal(model, self, vocabulary)
+
+    def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
+        return flops.training(model, length, predicted=1.0, memory=self.memory)
 
 
 class Causal(Objective):

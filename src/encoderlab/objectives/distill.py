@@ -17,17 +17,19 @@ from encoderlab.batches.corrupt import Masking, RareTokens
 from encoderlab.batches.rows import Row
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
+from encoderlab.models import flops
+from encoderlab.models.base import ModelConfig
 from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
-from encoderlab.objectives.base import Memory, Objective, Term
+from encoderlab.objectives.base import Memory, Objective, Settings, Term
 from encoderlab.objectives.mlm import Masker, check_weights, lm_term, predicted, require_weight, tokens
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.seeds import derive
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillSettings:
+class DistillSettings(Settings):
     """Settings of :class:`Distill`; a weight of 0 removes its term. Defaults are DistilBERT's.
 
     Args:
@@ -82,6 +84,29 @@ class DistillSettings:
                     "attention_weight needs a match pair of a student layer from 1 on, such as [1, 2]; "
                     "the embedding output, 0, has no attention"
                 )
+
+    def build(
+        self, model: Model, second: Model | None, vocabulary: Vocabulary, *, seed: int = 0, continued: bool = False
+    ) -> Distill:
+        """The student leaves its own layers where they are trained (``continued``); ``seed`` is of the maps between
+        states of different widths.
+        """
+        assert second is not None
+        settings = replace(self, student_from=()) if continued else self
+        return Distill(model, second, settings, vocabulary, seed=seed)
+
+    @property
+    def compared(self) -> float:  # type: ignore[override]
+        if not self.logits_weight:
+            return 0.0
+        return 1.0 if self.at == "real" else self.masking.rate
+
+    def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
+        masked = self.masking.rate if self.mlm_weight else 0.0
+        total = flops.training(model, length, predicted=self.compared + masked)  # each has a vocabulary head of its own
+        if second is not None:
+            total += sum(flops.forward(second, length, predicted=self.compared).values())
+        return total
 
 
 class Distill(Objective):

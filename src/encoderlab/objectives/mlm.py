@@ -15,17 +15,18 @@ from encoderlab.batches.corrupt import Corruptor, Masking
 from encoderlab.batches.rows import Row
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
+from encoderlab.models.base import ModelConfig
 from encoderlab.nn.encoder import Chosen
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
-from encoderlab.objectives.base import Memory, Objective, Term
+from encoderlab.objectives.base import Memory, Objective, Settings, Term, masked_operations
 from encoderlab.objectives.vocabulary import Vocabulary
 
 PAIR_LABELS = ("next_sentence", "sentence_order")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLMSettings:
+class MLMSettings(Settings):
     """Settings of :class:`MLM`.
 
     Args:
@@ -39,6 +40,14 @@ class MLMSettings:
 
     def __post_init__(self) -> None:
         check_weights(self, "pair_weight")
+
+    def build(
+        self, model: Model, second: Model | None, vocabulary: Vocabulary, *, seed: int = 0, continued: bool = False
+    ) -> MLM:
+        return MLM(model, self, vocabulary)
+
+    def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
+        return masked_operations(model, length, self.masking.rate)
 
 
 def check_weights(settings: object, *names: str) -> None:

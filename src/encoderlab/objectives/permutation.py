@@ -12,19 +12,21 @@ from encoderlab.batches.permutation import Targets, permute
 from encoderlab.batches.rows import Row
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
+from encoderlab.models import flops
+from encoderlab.models.base import ModelConfig
 from encoderlab.nn import kernels
 from encoderlab.nn.encoder import update_memory
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import RelativeShift
-from encoderlab.objectives.base import Memory, Objective, Term, carried, check_memory
+from encoderlab.objectives.base import Memory, Objective, Settings, Term, carried, check_memory
 from encoderlab.objectives.mlm import lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.seeds import generator
 
 
 @dataclass(frozen=True, kw_only=True)
-class PermutationSettings:
+class PermutationSettings(Settings):
     """Settings of :class:`Permutation`.
 
     Args:
@@ -41,6 +43,14 @@ class PermutationSettings:
 
     def __post_init__(self) -> None:
         check_memory(self, "memory", "reuse")
+
+    def build(
+        self, model: Model, second: Model | None, vocabulary: Vocabulary, *, seed: int = 0, continued: bool = False
+    ) -> Permutation:
+        return Permutation(model, self, vocabulary)
+
+    def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
+        return flops.training(model, length, predicted=self.targets.count / length, memory=self.memory)
 
 
 class Permutation(Objective):

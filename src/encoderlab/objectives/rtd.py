@@ -17,12 +17,14 @@ from encoderlab.batches.corrupt import Masking
 from encoderlab.batches.rows import Row
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
+from encoderlab.models import flops
+from encoderlab.models.base import ModelConfig
 from encoderlab.nn.encoder import Chosen, States
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.kernels.plain import draw
 from encoderlab.nn.noise import Noise, stream
 from encoderlab.nn.positions import document_starts
-from encoderlab.objectives.base import Memory, Objective, Term
+from encoderlab.objectives.base import Memory, Objective, Settings, Term, masked_operations
 from encoderlab.objectives.mlm import (
     Masker,
     check_stem,
@@ -39,7 +41,7 @@ Sharing = Literal["block", "tables", "none", "disentangled"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RTDSettings:
+class RTDSettings(Settings):
     """Settings of :class:`RTD`; the defaults are ELECTRA's.
 
     Args:
@@ -71,6 +73,18 @@ class RTDSettings:
             raise ConfigError(
                 f"temperature {self.temperature} is not positive; 1.0 samples from the generator as it is"
             )
+
+    def build(
+        self, model: Model, second: Model | None, vocabulary: Vocabulary, *, seed: int = 0, continued: bool = False
+    ) -> RTD:
+        assert second is not None
+        return RTD(second, model, self, vocabulary, continued=continued)
+
+    def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
+        assert second is not None
+        rate = self.masking.rate
+        shares = {"replaced": 0.0, "replaced_masked": 0.0, "original_masked": rate, "original_all": 1.0}
+        return flops.training(model, length, predicted=shares[self.predict]) + masked_operations(second, length, rate)
 
 
 class RTD(Objective):

@@ -27,7 +27,6 @@ from encoderlab.tasks.runs.protocol import at_point
 from encoderlab.tasks.runs.published import protocol
 from encoderlab.train.checks import check
 from encoderlab.train.corpus_data import corpus_data
-from encoderlab.train.cost import operations
 from encoderlab.train.networks import bare_objective, fit
 from encoderlab.train.recipe import Budget, Recipe
 
@@ -100,7 +99,7 @@ class Plan:
         phase = recipe.phases[0]
         unit, amount = recipe.budget.unit, recipe.budget.amount
         if unit == "flops":
-            amount /= max(operations(recipe, phase.length, None), 1.0)
+            amount /= max(recipe.operations(phase.length, None), 1.0)
         if unit == "hours":
             return VALIDATIONS * recipe.evaluation.every
         return int(amount if unit == "steps" else amount / (phase.rows * phase.length))

@@ -20,7 +20,6 @@ from encoderlab.errors import DataError
 from encoderlab.model import weights_hash
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import Distill
-from encoderlab.train.cost import operations
 from encoderlab.train.data import Data
 from encoderlab.train.distributed import join
 from encoderlab.train.recipe import Phase, Recipe
@@ -52,7 +51,7 @@ def corpus_data(recipe: Recipe, objective: Objective, path: Path, tokenizer: Tok
         validation=None if problem else splits.validation,
         hashes=hashes,
         bytes_per_token=splits.text.num_bytes / max(splits.text.num_tokens, 1),
-        operations=cache(lambda phase: operations(recipe, phase.length, teacher)),
+        operations=cache(lambda phase: recipe.operations(phase.length, teacher)),
         tokenizer=tokenizer,
     )
 

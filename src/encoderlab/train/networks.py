@@ -20,7 +20,6 @@ from encoderlab.models import GENERATORS, SIZES
 from encoderlab.models.base import ModelConfig, resized
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import DistillSettings
-from encoderlab.objectives.kinds import make_objective
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.train.continuing import continuing, same_ids, source_of, take
 from encoderlab.train.folder import RECIPE
@@ -116,7 +115,7 @@ def bare_objective(recipe: Recipe) -> Objective:
 
 def _objective(recipe: Recipe, model: Model, second: Model | None, vocabulary: Vocabulary) -> Objective:
     continued = recipe.init_from is not None
-    return make_objective(recipe.objective, model, second, vocabulary, seed=recipe.seed, continued=continued)
+    return recipe.objective.build(model, second, vocabulary, seed=recipe.seed, continued=continued)
 
 
 def _networks(recipe: Recipe, tokenizer: Tokenizer, *, resumed: bool) -> tuple[Model, Model | None]:

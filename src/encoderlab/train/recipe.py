@@ -314,3 +314,9 @@ class Recipe(Training):
         if schedule.warmup >= 1 and published.unit == "steps":
             schedule = replace(schedule, warmup=schedule.warmup / published.amount)
         return replace(self, budget=budget, schedule=schedule)
+
+    def operations(self, length: int, teacher: ModelConfig | None = None) -> float:
+        """Floating-point operations of training per token of full rows of ``length``, with the forward pass of a
+        distillation's ``teacher`` if it is given (:meth:`encoderlab.objectives.base.Settings.operations`).
+        """
+        return self.objective.operations(self.model, self.generator or teacher, length)

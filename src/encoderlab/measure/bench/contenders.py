@@ -25,7 +25,6 @@ from encoderlab.nn.kernels.plain import draw
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import Distill, DistillSettings
-from encoderlab.objectives.kinds import make_objective
 from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.objectives.rtd import GENERATOR_SAMPLES, RTD, RTDSettings, uniform
 from encoderlab.objectives.vocabulary import Vocabulary
@@ -38,7 +37,7 @@ def objective_of(case: Case, vocabulary: Vocabulary) -> Objective:
     """The case's networks under our objective, with the same weights for every contender."""
     model = Model(case.model).initialize(SEED)
     second = Model(case.second).initialize(SEED + 1) if case.second is not None else None
-    return make_objective(case.objective, model, second, vocabulary, seed=SEED)
+    return case.objective.build(model, second, vocabulary, seed=SEED)
 
 
 class Ours:

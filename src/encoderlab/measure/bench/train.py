@@ -27,7 +27,6 @@ from encoderlab.nn.positions import Absolute
 from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.train.corpus_data import row_framing
-from encoderlab.train.cost import operations
 from encoderlab.train.recipe import Precision, Recipe
 
 
@@ -170,9 +169,9 @@ def operations_per_token(case: Case, rows: list[list[Row]], setting: Setting) ->
     """
     recipe = Recipe(model=case.model, generator=case.second, objective=case.objective)
     if not setting.documents:
-        return operations(recipe, setting.length, case.second)
+        return recipe.operations(setting.length, case.second)
     lengths = Counter(int(n) for part in rows for row in part for n in np.unique(row.doc, return_counts=True)[1])
-    work = sum(count * n * operations(recipe, n, case.second) for n, count in lengths.items())
+    work = sum(count * n * recipe.operations(n, case.second) for n, count in lengths.items())
     return work / sum(count * n for n, count in lengths.items())
 
 
