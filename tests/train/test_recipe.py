@@ -40,7 +40,7 @@ def test_overrides_reach_every_level() -> None:
     assert recipe.optim == AdamW(lr=3e-4)
     assert recipe.schedule == Electra(warmup=100)
     assert recipe.phases == (Phase(length=64, rows=8),)
-    with pytest.raises(ConfigError, match="did you mean 'warmup'"):
+    with pytest.raises(ConfigError, match="did you mean 'schedule.warmup'"):
         config.override(Training(), {"schedule.warm_up": "3"})
 
 
