@@ -70,6 +70,7 @@ CASES = [  # family, use, the format of the weights
     ("xlnet-tiny", "span", "hf"),
 ]
 SLOW = [
+    ("xlnet-tiny", "classification", "hf"),
     ("modernbert-tiny", "classification", "hf"),
     ("bert-tiny", "fill-mask", "hf"),
     ("bert-tiny", "tagging", "hf"),

@@ -120,15 +120,14 @@ def _complete_config(aside: Path, graph: Graph, longest: int) -> None:
     """Fields that servers read under one name for all families, and that ``transformers`` derives."""
     path, encoder = aside / "config.json", graph.model.config.encoder
     config = read_json(path)
-    usual = {
-        "hidden_size": encoder.width,
-        "num_hidden_layers": encoder.layers,
-        "num_attention_heads": encoder.heads,
-        "max_position_embeddings": longest,
-    }
-    if config["model_type"] in ("xlnet", "transfo-xl"):  # which have their own names, and no field for the length
-        usual = {"max_position_embeddings": longest}
-    config = {**usual, **config}
+    if config["model_type"] not in ("xlnet", "transfo-xl"):  # transformers refuses a length of these
+        usual = {
+            "hidden_size": encoder.width,
+            "num_hidden_layers": encoder.layers,
+            "num_attention_heads": encoder.heads,
+            "max_position_embeddings": longest,
+        }
+        config = {**usual, **config}
     if config["model_type"].startswith("deberta"):
         config.setdefault("pooler_hidden_size", encoder.width)
         config.setdefault("pooler_hidden_act", "gelu")

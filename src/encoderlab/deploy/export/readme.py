@@ -16,7 +16,7 @@ PIPELINES = {
 }
 SERVED = {  # by text-embeddings-inference 1.9: on any processor, or by its image for CPUs through ONNX Runtime
     "any": ("bert", "roberta", "distilbert", "deberta-v2"),
-    "cpu": ("albert", "electra", "convbert", "deberta", "xlnet"),
+    "cpu": ("albert", "electra", "convbert", "deberta"),
 }
 
 _ONNX = """```python
