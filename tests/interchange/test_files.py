@@ -125,7 +125,11 @@ class Evaluated:
         return builtins.eval, ("open('pwned', 'w')",)
 
 
-@pytest.mark.parametrize("value", [System(), Evaluated(), torch.nn.Linear(2, 2), Path, print], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [System(), Evaluated(), torch.nn.Linear(2, 2), Path, print],
+    ids=["System", "Evaluated", "Linear", "Path", "print"],
+)
 @pytest.mark.parametrize("protocol", ["zip", "legacy", 0, 1, 2, 3, 4, 5])
 def test_a_pickle_that_would_run_code_has_its_own_line(
     value: Any, protocol: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
