@@ -36,10 +36,10 @@ from encoderlab.deploy.serve.http import (
 from encoderlab.deploy.serve.metrics import Metrics
 from encoderlab.deploy.serve.service import Refused, Service, Works, probabilities, words_of
 from encoderlab.errors import EncoderlabError
+from encoderlab.interchange.heads import NUMBER
 from encoderlab.tasks.data.examples import Question, Text, Words
 
 COHERE = ("/v1/rerank", "/v2/rerank")
-CLASSES = ("classification", "multilabel", "regression")  # forms of one or two texts
 
 
 def protocol_of(path: str) -> Protocol:
@@ -105,16 +105,16 @@ class Server:
             "/v1/rerank": (shapes.CohereRerank, self.cohere),
             "/v2/rerank": (shapes.CohereRerank, self.cohere),
         }
-        form = self.service.form
-        if form in CLASSES:
+        holds = self.service.columns
+        if holds == "texts":
             found["/"] = (shapes.Classify, self.classify)
-        elif form == "tagging":
+        elif holds == "words":
             found["/"] = (shapes.Tag, self.tag)
-        elif form == "span":
+        elif holds == "passages":
             found["/"] = (shapes.Answer, self.answer_question)
         elif self.service.fills_masks:
             found["/"] = (shapes.Embed | shapes.Similarity | shapes.FillMask, self.pretrained)
-        elif form is None:
+        elif holds is None:
             found["/"] = (shapes.Embed | shapes.Similarity, self.pretrained)
         return found
 
@@ -289,7 +289,7 @@ class Server:
     ) -> list[list[dict[str, Any]]]:
         """Labels with their scores, the best first."""
         form = self.service.form
-        if form not in CLASSES:
+        if self.service.columns != "texts":
             raise Problem(424, f"the model has no head for classes{_has(form)}; POST / takes its task", "Backend")
         self._check(pairs, timing)
         for pair in pairs:
@@ -301,11 +301,11 @@ class Server:
         examples = [Text(id="", text=pair[0], pair=pair[1] if len(pair) > 1 else None) for pair in pairs]
         found = []
         for scores in await self._logits(examples, timing, request):
-            if form == "regression":
-                values = [float(scores[0])]
-            elif function == "none":
+            if function == "none" or self.service.labels == NUMBER:
                 values = scores.tolist()
-            elif function == "sigmoid" or (function is None and form == "multilabel"):
+            elif function is None and self.service.predictor is not None:
+                values = self.service.predictor.form.shares(scores).tolist()
+            elif function == "sigmoid":
                 values = (1 / (1 + np.exp(-scores))).tolist()
             else:
                 values = probabilities(scores).tolist()
@@ -484,7 +484,7 @@ class Server:
             "embedding": {"pooling": {"mean": "mean", "first": "cls", "last": "last_token"}[service.pooling]}
         }
         if service.form is not None:
-            kind = {"reranker" if service.form == "regression" else "classifier": labels}
+            kind = {"reranker" if service.labels == NUMBER else "classifier": labels}
         return answer(
             {
                 "model_id": service.name,

@@ -84,6 +84,11 @@ class Service:
         return None if self.predictor is None else self.predictor.form.task.form
 
     @property
+    def columns(self) -> str | None:
+        """What an example of that form holds (:attr:`encoderlab.tasks.forms.base.Form.columns`)."""
+        return None if self.predictor is None else self.predictor.form.columns
+
+    @property
     def labels(self) -> tuple[str, ...]:
         return self.model.config.labels
 

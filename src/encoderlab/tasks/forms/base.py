@@ -344,6 +344,10 @@ class Form:
         """Predictions in the order of ``examples``."""
         raise NotImplementedError
 
+    def shares(self, scores: np.ndarray) -> np.ndarray:
+        """The probability of each label from the scores (classes,) of an example."""
+        return np.exp(log_softmax(scores))
+
     def choose_threshold(self, examples: Sequence[Example], found: Predictions) -> str:
         """Set :attr:`threshold` to what is best for labelled examples; a sentence that says so, empty if the form has
         none.

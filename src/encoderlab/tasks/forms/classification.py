@@ -29,7 +29,6 @@ from encoderlab.tasks.forms.base import (
     check_number_of_labels,
     entropy,
     label_at,
-    log_softmax,
 )
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of, one_label
@@ -190,7 +189,7 @@ class ClassificationForm(TextForm):
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Any]) -> Predictions:
         values, details = [], []
         for scores in outputs:
-            probability = np.exp(log_softmax(scores))
+            probability = self.shares(scores)
             best = int(probability.argmax())
             values.append(tuple(self.index)[best])
             details.append({"score": float(probability[best]), "probabilities": probability})

@@ -170,10 +170,13 @@ class MultiLabelForm(TextForm):
 
     # Predictions
 
+    def shares(self, scores: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-np.asarray(scores, dtype=np.float64)))
+
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Any]) -> Predictions:
         names, values, details = tuple(self.index), [], []
         for scores in outputs:
-            probability = 1 / (1 + np.exp(-np.asarray(scores, dtype=np.float64)))
+            probability = self.shares(scores)
             values.append(tuple(names[i] for i in np.flatnonzero(probability > self.threshold)))
             details.append({"probabilities": dict(zip(names, map(float, probability), strict=True))})
         return Predictions(values=values, details=details, threshold=self.threshold)
@@ -188,10 +191,7 @@ class MultiLabelForm(TextForm):
     # Ensembles
 
     def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
-        means = (
-            np.mean([1 / (1 + np.exp(-np.asarray(one, dtype=np.float64))) for one in item], axis=0)
-            for item in zip(*outputs, strict=True)
-        )
+        means = (np.mean([self.shares(one) for one in item], axis=0) for item in zip(*outputs, strict=True))
         return [np.log(mean) - np.log1p(-mean) for mean in (np.clip(mean, 1e-300, 1 - 1e-16) for mean in means)]
 
     def together(
