@@ -70,3 +70,12 @@ def test_a_family_cannot_be_renamed() -> None:
 def test_impossible_sizes_are_refused_at_once(assignment: str) -> None:
     with pytest.raises(ConfigError, match="is above .*; give at most that"):
         resolved(assignment)
+
+
+def test_names_of_recipes_are_whole_in_a_pipe(capsys) -> None:
+    from encoderlab.cli import main
+    from encoderlab.recipes import RECIPES
+
+    assert main(["pretrain", "--list"]) == 0
+    first = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.split()}
+    assert set(RECIPES) <= first

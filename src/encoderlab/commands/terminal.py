@@ -146,4 +146,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
         picture.add_column(name, justify="right" if place and first[:1].isdigit() else "left", overflow="fold")
     for row in rows:
         picture.add_row(*("" if cell is None else str(cell) for cell in row))
-    console().print(picture)
+    output = console()
+    if not output.is_terminal:
+        output.width = 10_000  # in a pipe or a file a row is a line: nothing in it is broken
+    output.print(picture)

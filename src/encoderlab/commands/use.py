@@ -71,6 +71,7 @@ def evaluate(
     from encoderlab.tasks.data.infer import Given
     from encoderlab.tasks.data.task import is_unlabelled
     from encoderlab.tasks.runs.apply import allow_no_answer, predictor_of, renamed
+    from encoderlab.tasks.runs.folder import record_of
     from encoderlab.tasks.runs.predict import joint_windows, predict_ensemble
     from encoderlab.tasks.runs.submit import check_submission, write_submission
 
@@ -86,6 +87,9 @@ def evaluate(
     )
     for line in part.remarks:
         note(line)
+    for place in places:
+        if (record := record_of(place)) is not None and record["data"].get("train") == part.sha256:
+            note(f"{place}: learned from this data, so its score says nothing about other texts")
     unlabelled = sum(map(is_unlabelled, part.examples))
     if submission is not None:
         written = submission / check_submission(task, split, len(part)).files[split]

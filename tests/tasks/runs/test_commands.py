@@ -47,6 +47,8 @@ def test_a_file_is_trained_on_scored_and_predicted(tmp_path, tiny, capsys):
     members = [f"{second.parent}/seed-1", data, "--ensemble", str(second)]
     assert main(["evaluate", *members]) == 0
     assert "gain of the ensemble in accuracy" in capsys.readouterr().out
+    assert "learned from this data" in answer(capsys, "evaluate", out, data)[1]
+    assert "learned from this data" not in answer(capsys, "evaluate", out, reviews(tmp_path / "new.csv", 20))[1]
     assert run(capsys, "predict", out, "the red cat", "the blue cat")["predictions"][0]["label"] in COLOURS
     assert run(capsys, "predict", out, data, "--out", tmp_path / "labels.jsonl")["predictions"] == 60
     assert len((tmp_path / "labels.jsonl").read_text().splitlines()) == 60

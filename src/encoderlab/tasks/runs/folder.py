@@ -169,6 +169,16 @@ def _score_of(out: Path) -> dict[str, Any] | None:
         return read_signed(copy, f"delete {out} to train it again")
 
 
+def record_of(folder: Path) -> dict[str, Any] | None:
+    """The record of the fine-tuning in a run folder, that of a protocol or a model folder; None without one.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    path = folder / SCORE_FILE
+    return read_signed(path, "run finetune again to write it anew") if path.exists() else None
+
+
 def damaged(out: Path, record: Mapping[str, Any]) -> list[str]:
     """The files of a finished run that are missing or are not what was written, by their places in ``out``."""
     if "files" not in record:  # of an older version
