@@ -22,7 +22,6 @@ from encoderlab.tasks.forms.base import takes_means
 Use = Literal["states", "fill-mask", "classification", "tagging", "span"]
 """What is computed: the last layer's states, the scores of all tokens, or those of the head of fine-tuning."""
 
-INPUTS = ("input_ids", "attention_mask", "token_type_ids", "p_mask")
 OUTPUTS: dict[str, tuple[str, ...]] = {
     "states": ("last_hidden_state",),
     "fill-mask": ("logits",),

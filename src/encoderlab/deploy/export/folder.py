@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
 import shutil
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ from encoderlab.tasks.runs.folder import TASK_FILE
 
 Say = Callable[[str], None]
 Form = Literal["onnx", "pt2"]
-GRAPH, QUANTIZED, ARCHIVE, RECORD = "onnx/model.onnx", "onnx/model_quantized.onnx", "model.pt2", "export.json"
+GRAPH, ARCHIVE, RECORD = "onnx/model.onnx", "model.pt2", "export.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,9 +189,3 @@ def _graph_files(
     for name, found in checked.items():
         say(f"{name}: differs from the model by at most {max(one.largest for one in found):.1e}")
     return {name: [asdict(one) for one in found] for name, found in checked.items()}
-
-
-def read_record(folder: Path) -> dict[str, Any] | None:
-    """What was written in ``export.json`` of a folder; None where it holds none."""
-    path = folder / RECORD
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

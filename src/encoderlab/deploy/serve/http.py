@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -209,6 +209,3 @@ async def gone(request: Request) -> None:
     """Ends when the client has gone; for requests whose body was read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-Handler = Callable[[Request], Awaitable[Response]]
