@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpora import digests, sample_text, settings
 
 from encoderlab.corpus import assemble, blocks, build, duplicates, pieces
 from encoderlab.corpus.build import GivenTokenizer, NewTokenizer, build_corpus
@@ -28,6 +27,7 @@ from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.sources import Reading
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
+from tests.corpus.corpora import digests, sample_text, settings
 
 
 @pytest.fixture(autouse=True)

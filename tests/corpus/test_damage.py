@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from corpora import digests, sample_text, settings
 
 from encoderlab import cli
 from encoderlab.corpus import assemble, blocks, merge, pieces, tensors
@@ -20,6 +19,7 @@ from encoderlab.corpus.merge import merge_corpora
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import DataError
+from tests.corpus.corpora import digests, sample_text, settings
 
 
 @pytest.fixture(autouse=True)

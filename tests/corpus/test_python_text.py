@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-from corpora import digests
 
 from encoderlab.corpus.documents import read_documents
 from encoderlab.corpus.python import tasks as python_tasks
@@ -17,6 +16,7 @@ from encoderlab.corpus.python.tasks import plain, tagged, write_tasks
 from encoderlab.corpus.python.text import PythonFile, cached, passages, python_source, read_file
 from encoderlab.corpus.sources import Reading
 from encoderlab.errors import ConfigError, DataError
+from tests.corpus.corpora import digests
 
 MODULES = (
     "asyncio",

@@ -16,7 +16,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from corpora import digests, sample_text, settings
 
 from encoderlab import cli
 from encoderlab.corpus import blocks, documents, pieces
@@ -25,6 +24,7 @@ from encoderlab.corpus.merge import merge_corpora
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.workers import Workers
 from encoderlab.errors import DataError, OutOfMemory
+from tests.corpus.corpora import digests, sample_text, settings
 
 TEXT = sample_text(20)
 

@@ -5,7 +5,6 @@ import os
 
 import numpy as np
 import pytest
-from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
@@ -14,6 +13,7 @@ from encoderlab.corpus.manifest import COUNTS, MANIFEST, ShardRecord, split_reco
 from encoderlab.corpus.shards import Corpus, Document, id_type
 from encoderlab.corpus.tensors import map_tensors, tensor_header, write_tensors
 from encoderlab.errors import DataError
+from tests.corpus.corpora import write_corpus
 
 
 def make(lengths, vocab=1000, seed=0):
