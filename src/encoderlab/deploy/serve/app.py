@@ -330,7 +330,7 @@ class Server:
 
     async def _ranked(self, query: str, texts: Sequence[str], wanted: Any, timing: Timing, request: Request) -> Any:
         """Indices and scores of texts, the best first."""
-        if self.service.form != "regression":
+        if self.service.labels != NUMBER:
             raise Problem(424, "the model is not a re-ranker, which gives one number for two texts", "Backend")
         self._check([query], timing)
         found = await self._classes([[query, text] for text in texts], wanted, timing, request, None)
