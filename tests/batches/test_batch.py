@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from memory_corpus import BERT, PAD, numbered_corpus
 
 from encoderlab.batches.batch import IGNORE, Batch, collate, stack
 from encoderlab.batches.pack import SingleDocuments
 from encoderlab.batches.rows import Row
 from encoderlab.seeds import generator
+from tests.batches.memory_corpus import BERT, PAD, numbered_corpus
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_corpus import CLS, MASK, ORDINARY, SEP, SPECIAL
 
 from encoderlab.batches.corrupt import (
     Corrupted,
@@ -25,6 +24,7 @@ from encoderlab.batches.corrupt import (
 from encoderlab.batches.rows import Row
 from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError
+from tests.batches.memory_corpus import CLS, MASK, ORDINARY, SEP, SPECIAL
 
 VOCAB = 500
 UNITS: list[Unit] = [

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_corpus import BERT, XLNET, MemoryCorpus, numbered_corpus, random_corpus
 
 from encoderlab.batches.loader import Format, Loader
 from encoderlab.batches.pack import Chunks, FullSentences, PackedDocuments, SegmentPairs, SingleDocuments
@@ -17,6 +16,7 @@ from encoderlab.batches.rows import Row
 from encoderlab.batches.streams import ContiguousStreams, XLNetStreams
 from encoderlab.corpus.shards import Document
 from encoderlab.errors import ConfigError, DataError
+from tests.batches.memory_corpus import BERT, XLNET, MemoryCorpus, numbered_corpus, random_corpus
 
 BLOCK = 2000  # tokens, so that the small corpora here have several blocks
 FORMS: list[Format] = [

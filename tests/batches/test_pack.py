@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_corpus import BERT, CLS, ORDINARY, ROBERTA, SEP, XLNET, MemoryCorpus, numbered_corpus, random_corpus
 
 from encoderlab.batches.pack import (
     Chunks,
@@ -20,6 +19,17 @@ from encoderlab.batches.rows import Framing, Row
 from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.seeds import generator
+from tests.batches.memory_corpus import (
+    BERT,
+    CLS,
+    ORDINARY,
+    ROBERTA,
+    SEP,
+    XLNET,
+    MemoryCorpus,
+    numbered_corpus,
+    random_corpus,
+)
 
 FORMATS: list[RowFormat] = [
     SegmentPairs(length=48),

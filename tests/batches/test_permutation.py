@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_corpus import MemoryCorpus
 
 from encoderlab.batches.permutation import Permuted, Targets, arrange, permute, sample_spans
 from encoderlab.batches.rows import Framing, Row
@@ -15,6 +14,7 @@ from encoderlab.batches.streams import Stream, TokenLine, XLNetStreams
 from encoderlab.corpus.shards import Document
 from encoderlab.errors import ConfigError
 from encoderlab.seeds import generator
+from tests.batches.memory_corpus import MemoryCorpus
 
 SEP, CLS = 4, 3  # of the golden case
 HALF = 16

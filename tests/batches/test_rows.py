@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from memory_corpus import BERT, MemoryCorpus, random_corpus
 
 from encoderlab.batches.loader import Loader
 from encoderlab.batches.pack import SegmentPairs
 from encoderlab.batches.streams import ContiguousStreams
 from encoderlab.corpus.shards import Corpus
+from tests.batches.memory_corpus import BERT, MemoryCorpus, random_corpus
 from tests.corpus.corpora import write_corpus
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from memory_corpus import MemoryCorpus, golden_statistics, reference_corpus
 
 from encoderlab.batches.corrupt import Corruptor, Masking, NGrams, Tokens, Words
 from encoderlab.batches.pack import ElectraSegments, RowFormat, SegmentPairs
 from encoderlab.batches.rows import Framing, Row
 from encoderlab.seeds import generator
+from tests.batches.memory_corpus import MemoryCorpus, golden_statistics, reference_corpus
 
 PLAN_SEEDS, MASK_SEEDS = range(6), range(2)
 

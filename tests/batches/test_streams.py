@@ -4,12 +4,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_corpus import BERT, CLS, EOD, ORDINARY, SEP, XLNET, MemoryCorpus, numbered_corpus, random_corpus
 
 from encoderlab.batches.loader import Loader
 from encoderlab.batches.rows import Framing, Row
 from encoderlab.batches.streams import ContiguousStreams, Stream, TokenLine, XLNetStreams, parallel_streams
 from encoderlab.errors import ConfigError, DataError
+from tests.batches.memory_corpus import (
+    BERT,
+    CLS,
+    EOD,
+    ORDINARY,
+    SEP,
+    XLNET,
+    MemoryCorpus,
+    numbered_corpus,
+    random_corpus,
+)
 
 
 def whole_line(corpus: MemoryCorpus, eod: bool) -> np.ndarray:
