@@ -30,6 +30,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [" ".join(words[(7 * i + 3 * j) % len(words)] for j in range(40)) for i in range(60)]
     (folder / "text.txt").write_text("\n\n".join(texts))
     (folder / "lines.txt").write_text("the cat\nthe dog\n")
+    (folder / "pairs.txt").write_text("the cat ran\nthe cat the\n")
+    (folder / "study.yaml").write_text("corpus: corpus\nbudget: {steps: 1}\narms: {one: {recipe: bert-tiny}}\n")
     rows = [f"the {COLOURS[i % 2]} cat {i},{COLOURS[i % 2]}" for i in range(40)]
     (folder / "reviews.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     at = {name: str(folder / name) for name in ("text.txt", "corpus", "run", "tuned", "reviews.csv")}
@@ -69,6 +71,10 @@ WRITERS: dict[str, tuple[str, Hold, list[str]]] = {  # verb: its parameter, how 
     "evaluate": ("submission", held_folder, []),  # below
     "finetune": ("out", held_folder, ["reviews.csv", "--model", "run", "--out", "OUT", "--seeds", "1"]),
     "convert": ("out", held_folder, ["run", "OUT"]),
+    "export": ("out", held_folder, ["run", "OUT"]),
+    "inspect": ("out", held_folder, ["run", "the cat", "--out", "OUT"]),
+    "study": ("out", held_folder, ["study.yaml", "--out", "OUT"]),
+    "minimal-pairs": ("out", held_file, ["run", "pairs.txt", "--out", "OUT"]),
     "quickstart": ("out", held_folder, ["--budget", "30s", "--out", "OUT"]),
     "corpus build": ("out", held_folder, ["text.txt", "--out", "OUT"]),
     "corpus merge": ("out", held_folder, ["part-0", "part-1", "--out", "OUT"]),

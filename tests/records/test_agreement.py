@@ -171,7 +171,7 @@ REFUSED = [
     "text,label\n".encode("utf-16"),
     "text,label\na,b\n".encode("utf-16-le"),
     "text,label\n".encode("utf-32"),
-    gzip.compress(b"text,label\na,b\n"),
+    gzip.compress(b"text,label\na,b\n", mtime=0),
     b"PK\x03\x04\x14\0\0\0",
     b"%PDF-1.7 text,label\n",
     bytes(range(256)) * 10,

@@ -56,6 +56,7 @@ def export(
     from encoderlab.deploy.export.folder import export as write
     from encoderlab.deploy.export.trace import require
     from encoderlab.deploy.graph import use_of
+    from encoderlab.files import held_folder
     from encoderlab.inference import tokenizer_of
     from encoderlab.interchange.load import load
     from encoderlab.tasks.runs.folder import find_task
@@ -70,7 +71,8 @@ def export(
     found = use_of(network, use)
     settings = Settings(to=tuple(to or ("onnx",)), pooling=pooling, normalize=normalize, length=length)
     task = find_task(place) if found not in ("states", "fill-mask") else None
-    record = write(network, found, out, settings, task=task, say=terminal.note)
+    with held_folder(out):
+        record = write(network, found, out, settings, task=task, say=terminal.note)
     for text in record["notes"]:
         terminal.note(f"note: {text}")
     largest = {name: max(one["largest"] for one in checked) for name, checked in record["checked"].items()}

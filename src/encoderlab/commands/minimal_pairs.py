@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from encoderlab.commands import terminal
+from encoderlab.commands.outputs import output
 from encoderlab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def minimal_pairs(
         terminal.note(line)
     ties: Ties = "right" if official else "half"
     settings: dict[str, Any] = {"ties": ties, "length_power": length_power, "bad_first": bad_first}
-    with terminal.progress("minimal pairs") as show:
+    with output(out, "pairs", *data), terminal.progress("minimal pairs") as show:
         result = evaluate_files(
             scorers,
             files,

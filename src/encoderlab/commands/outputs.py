@@ -12,11 +12,12 @@ from typing import Literal
 from encoderlab.errors import ConfigError
 from encoderlab.files import held_file
 
-Kind = Literal["page", "vectors", "predictions", "leaderboard"]
+Kind = Literal["page", "vectors", "predictions", "pairs", "leaderboard"]
 _STARTS: dict[Kind, tuple[bytes, ...]] = {  # the first bytes of what a verb writes
     "page": (b"<!doctype html",),
     "vectors": (b"\x93NUMPY",),
     "predictions": (b'{"id":',),
+    "pairs": (b'{"uid":',),
     "leaderboard": (b"",),  # of many kinds
 }
 # The files in our folders that start as what a verb writes does, or are empty.

@@ -59,19 +59,19 @@ def study(
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers {workers} is not positive; give at least 1")
     begin = time.monotonic()
-    plan = Plan.read(file)
     if dry_run:
-        return _show_plan(plan)
+        return _show_plan(Plan.read(file))
     if out is None:
         raise ConfigError("a study needs --out DIR; to look only, give --dry-run")
-    for line in plan.fairness():
-        terminal.note(line)
-    execute = local(
-        workers=workers or max(1, cores() // plan.study.threads),
-        deadline=None if hours is None else begin + hours * 3600,
-        begun=lambda job: terminal.note(f"{job.name}: began"),
-    )
     with held_folder(out):
+        plan = Plan.read(file)
+        for line in plan.fairness():
+            terminal.note(line)
+        execute = local(
+            workers=workers or max(1, cores() // plan.study.threads),
+            deadline=None if hours is None else begin + hours * 3600,
+            begun=lambda job: terminal.note(f"{job.name}: began"),
+        )
         results = run(plan, out, execute, retry=retry, say=terminal.note)
         found = record(results)
         write_json(out / "results.json", found)
