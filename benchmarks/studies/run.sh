@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# The studies one after the other, each for at most HOURS in a sitting; run it again and all go on where they stopped.
+#
+#     DATA=data HOURS=2 bash benchmarks/studies/run.sh [NAME ...]      # names of files beside this one, without .yaml
+#
+# DATA holds pretrain_en/, pairs/, glue/ and ner/. Text, corpus, runs and results lie below runs/, which git ignores. It
+# takes what the machine has left over: lowest priority, also of its group of processes.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+DATA=$(realpath "${DATA:-data}")
+PYTHON=${PYTHON:-.venv/bin/python}
+export PYTHONPATH=${CODE:-$PWD}/src OMP_NUM_THREADS=${THREADS:-1}
+renice -n 19 $$ >/dev/null
+echo 19 2>/dev/null >/proc/self/autogroup || true
+mkdir -p runs/corpora runs/studies
+[ -e runs/data ] || ln -s "$DATA" runs/data
+if [ ! -e runs/corpora/en ]; then
+    "$PYTHON" -m benchmarks.studies.text "$DATA/pretrain_en" runs/text/en
+    "$PYTHON" -m encoderlab corpus build runs/text/en --out runs/corpora/en --tokenizer wordpiece --cased \
+        --vocab-size 8192 --validation 0.01
+fi
+names=("$@")
+[ ${#names[@]} -gt 0 ] || names=(norms architectures masks electra objectives pairs convbert deberta albert memory)
+for name in "${names[@]}"; do
+    "$PYTHON" -m encoderlab study "benchmarks/studies/$name.yaml" --out "runs/studies/$name" \
+        --workers "${WORKERS:-1}" --hours "${HOURS:-2}" || [ $? -eq 75 ] && continue
+done
