@@ -52,8 +52,8 @@ def verbs(rng: random.Random, place: Path, aside: Path) -> None:
             words.append("--" + parameter.name.strip("_").replace("_", "-"))
             if "bool" not in kind or rng.random() < 0.05:
                 words.append("out" if parameter.name == "out" and rng.random() < 0.8 else value(rng, kind))
-    if verb in LONG and not {"--data", "--model", "--corpus"} & set(words):
-        words.append("--help")
+    if verb == "serve" or verb in LONG and not {"--data", "--model", "--corpus"} & set(words):
+        words.append("--help")  # a server runs until it is stopped
     if verb == "pretrain":
         words += ["--dry-run"]
     if rng.random() < 0.05:
@@ -183,10 +183,12 @@ def kills(rng: random.Random, place: Path, aside: Path) -> None:
         shutil.rmtree("run")
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         for _ in range(2):
-            process = subprocess.Popen([*interpreter(), *PRETRAIN], stderr=subprocess.PIPE, env=environment, text=True)
+            process = subprocess.Popen(
+                [*interpreter(), *PRETRAIN], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+            )
             time.sleep(rng.uniform(1, 8))
             process.send_signal(signal.SIGKILL)
-            process.communicate()
+            process.wait()
         ended = call(*PRETRAIN).check()
         assert ended.code == 0, ended.err
         assert digest(Path("run/model/model.safetensors")) == digest(place / "run/model/model.safetensors")
