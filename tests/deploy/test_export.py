@@ -80,7 +80,7 @@ SLOW = [
     ("deberta-tiny", "fill-mask", "hf"),
     ("deberta-v2-tiny", "classification", "hf"),
     ("xlnet-tiny", "fill-mask", "hf"),
-    ("transformer-xl-tiny", "classification", "hf"),
+    ("transformer-xl-tiny", "classification", "encoderlab"),
 ]
 
 

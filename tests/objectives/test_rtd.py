@@ -75,7 +75,7 @@ def test_disentangled_positions_are_the_generators_plus_a_difference(rows, vocab
     generator, discriminator = (model.encoder.embeddings for model in (objective.generator, objective.discriminator))
     generator.types, generator.norm, generator.map = discriminator.types, discriminator.norm, discriminator.map
     ids = torch.arange(12)[None]
-    torch.testing.assert_close(*(each(ids, None, None, None) for each in (generator, discriminator)))
+    torch.testing.assert_close(*(each(ids, ids, None, None) for each in (generator, discriminator)))
     discriminator.positions.data.normal_()
     saved = weights(objective.discriminator)["encoder.embeddings.positions"]
     torch.testing.assert_close(saved, discriminator.positions + generator.positions)

@@ -7,7 +7,7 @@ from typing import Any
 
 from encoderlab.commands.outputs import output
 from encoderlab.commands.terminal import say, table
-from encoderlab.errors import ConfigError
+from encoderlab.errors import ConfigError, DataError
 
 
 def report(
@@ -32,6 +32,9 @@ def report(
     """
     if out is None and len(runs) > 1:
         raise ConfigError("a page about several runs belongs to none of their folders; give --out FILE")
+    for run in runs:
+        if not run.is_dir():
+            raise DataError(f"{run}: no such folder; give the folder of a run")
     own = runs[0] / "report.html"
     with output(out or own, "page", own=own):
         return _write(runs, out or own, corpus, title)

@@ -52,7 +52,7 @@ class GroupedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         blocks = x.reshape(-1, self.groups, x.shape[-1] // self.groups).transpose(0, 1)
         mixed = torch.bmm(blocks, self.weight.to(x.dtype)).transpose(0, 1)
-        mixed = mixed.reshape(*x.shape[:-1], -1)
+        mixed = mixed.flatten(1).reshape(*x.shape[:-1], self.groups * self.weight.shape[2])
         return mixed if self.bias is None else mixed + self.bias.to(mixed.dtype)
 
 

@@ -134,9 +134,9 @@ def position_wise(dtype: torch.dtype, width: int) -> Callable[[], None]:
         inner = torch.zeros(4 * width, requires_grad=True)
         weight = torch.zeros(4 * width, width, dtype=dtype, requires_grad=True)
         rows.Dropout.apply(x, keys, 0, 0.1).sum().backward()
-        rows.AddNorm.apply(x, vector, x, vector, vector, keys, 0, 0.1, 1e-5).sum().backward()
+        rows.AddNorm.apply(x, vector, x, vector, vector, keys, 0, 0.1, 1e-5, True).sum().backward()
         for tanh in (False, True):
-            rows.FeedForward.apply(x, weight, inner, weight.T, tanh, keys, 0, 0.1).sum().backward()
+            rows.FeedForward.apply(x, weight, inner, weight.T, False, tanh, keys, 0, 0.1).sum().backward()
         words = torch.zeros(classes, width, dtype=dtype, requires_grad=True)
         labels, uniforms = torch.zeros(L, dtype=torch.long), torch.zeros(L, dtype=torch.float64)
         bias = torch.zeros(classes, requires_grad=True)
