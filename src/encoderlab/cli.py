@@ -38,6 +38,7 @@ VERBS: dict[str, tuple[str, str, str]] = {  # verb: group, import string, one li
     "pretrain": (TRAIN, "pretrain:pretrain", "Pretrain an encoder from a published recipe."),
     "finetune": (TRAIN, "finetune:finetune", "Fine-tune a model on a task, over seeds and grids."),
     "evaluate": (USE, "use:evaluate", "Score a fine-tuned model, or an ensemble, on labelled data."),
+    "score": (USE, "score:score", "Score predictions that something else made."),
     "predict": (USE, "use:predict", "Label texts with a fine-tuned model."),
     "fill-mask": (USE, "encode:fill_mask", "Guess the masked words of a text."),
     "encode": (USE, "encode:encode", "Turn texts into vectors."),

@@ -116,7 +116,7 @@ def evaluate(
         note(f"{task.name}: the {split} examples have no labels; nothing to score")
     else:
         found = {name: _score(name, task, part, predictions) for name, predictions in scored.items()}
-        _show_scores(f"{task.name}, {len(part):,} examples (× 100)", found)
+        show_scores(f"{task.name}, {len(part):,} examples (× 100)", found)
     files = []
     if submission is not None:
         with held_folder(submission):
@@ -162,7 +162,7 @@ def _score(name: str, task: Task, part: Split, found: Predictions) -> dict[str, 
     return scores
 
 
-def _show_scores(title: str, found: Mapping[str, Mapping[str, float]]) -> None:
+def show_scores(title: str, found: Mapping[str, Mapping[str, float]]) -> None:
     """Scores by model, and what an ensemble gains."""
     metrics = list(next(iter(found.values())))
     plain = ("total", "threshold", "mean_squared_error")  # no shares

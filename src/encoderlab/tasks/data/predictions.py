@@ -1,0 +1,414 @@
+"""Reads predictions that something else made, and matches them with the examples that they are about.
+
+Formats, told by the file itself:
+
+- JSON lines with an id and a prediction: those of ``encoderlab predict``, of CLUE and of SuperGLUE (MultiRC is nested);
+- one JSON object of predictions by id (SQuAD, CMRC 2018, ChID), or a JSON list of records or of predictions;
+- tables with a header (GLUE's ``index<TAB>prediction``), Parquet;
+- columns of words with the predicted tag last (conlleval), or with nothing else; blank lines between sentences;
+- one prediction per line, in the order of the examples: a label, labels with a separator, a number, an answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from encoderlab.errors import DataError
+from encoderlab.records.reading import json_value
+from encoderlab.tasks.data import records as tables
+from encoderlab.tasks.data.examples import Answer, Choice, Example, Question, Remarks, Split, Text, Words, is_unlabelled
+from encoderlab.tasks.data.infer import IDS, find_column
+from encoderlab.tasks.data.readers import Conll
+from encoderlab.tasks.data.readers.texts import parts_of
+from encoderlab.tasks.data.task import Task
+from encoderlab.tasks.forms.multilabel import SEPARATORS
+from encoderlab.tasks.forms.table import FORMS
+from encoderlab.tasks.scoring.entities import Scheme, detect_scheme, entities, write_tags
+
+PREDICTIONS = ("prediction", "predicted", "pred", "label", "answer", "prediction_text")  # columns, the surest first
+COUNTS = "index"  # a column that counts examples from 0, where the ids of the examples are others
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guess:
+    """One prediction as the file has it: its line, 0 where one JSON value holds all; the id of its example, None where
+    the order tells; and whether that id may be a place among the examples.
+    """
+
+    row: int
+    value: Any
+    id: str | None = None
+    counted: bool = False
+
+
+def with_labels(task: Task, gold: Split, labels: Sequence[str] = ()) -> Task:
+    """``task`` with its classes or tags: its own, or those in the gold data and ``labels``.
+
+    Raises:
+        DataError: it would be a single class.
+    """
+    form = FORMS[task.form]
+    if not form.labelled or task.labels is not None:
+        return task
+    one, several = gold.examples[0], task.form == "multilabel"
+    more: list[Example] = [
+        replace(one, tags=(label,)) if isinstance(one, Words) else replace(one, label=(label,) if several else label)
+        for label in labels
+    ]
+    found = {label for example in (*gold.examples, *more) for label in example.labels}
+    if len(found) == 1 and not several:
+        raise DataError(f"{', '.join(gold.files)}: only one label ({found.pop()}); name the others with --labels")
+    return form.completed(task, replace(gold, examples=(*gold.examples, *more)))
+
+
+def read_predictions(
+    path: Path, task: Task, gold: Split, *, skip_others: bool = False
+) -> tuple[list[Any], tuple[str, ...]]:
+    """The predictions in ``path`` in the order of the examples of ``gold``, as the form scores them, and remarks.
+
+    Args:
+        task: with its labels (:func:`with_labels`).
+        skip_others: leave out predictions for ids that the gold data lacks, and count them.
+
+    Raises:
+        DataError: the file cannot be read; a prediction is missing, doubled, superfluous or impossible; an example has
+            no reference.
+    """
+    if without := sum(map(is_unlabelled, gold.examples)):
+        raise DataError(
+            f"{', '.join(gold.files)}: {without:,} of {len(gold):,} examples have no label to score against; give "
+            f"labelled data"
+        )
+    remarks = Remarks(path)
+    guesses = _matched(path, list(_guesses(path, task, remarks)), gold, remarks, skip_others)
+    answered = [_answered(task, example, guess, path) for example, guess in zip(gold.examples, guesses, strict=True)]
+    if task.form == "tagging":
+        answered = _in_scheme(path, task, answered)
+    open_range = replace(task, range=None)  # a model may predict any number
+    values = []
+    for example, guess in zip(answered, guesses, strict=True):
+        place = _place(path, guess)
+        checked = FORMS[task.form].checked(open_range, example, place, remarks)
+        if checked is None or checked.reference is None:
+            raise DataError(f"{place}: {guess.value!r} is not a prediction; give one for every example")
+        values.append(_plain(checked))
+    return values, remarks.lines()
+
+
+def read_null_odds(path: Path, gold: Split) -> dict[str, float]:
+    """The score of "no answer" by question id, as SQuAD 2.0's ``--na-prob-file`` has it.
+
+    Raises:
+        DataError: it is not a JSON object of numbers, or a question is missing.
+    """
+    odds = dict(_pairs(path))
+    wrong = next(
+        (id for id, value in odds.items() if isinstance(value, bool) or not isinstance(value, (int, float))), None
+    )
+    if wrong is not None:
+        raise DataError(f"{path}: the odds of id {wrong!r} are {odds[wrong]!r}, not a number; correct them")
+    missing = [example.id for example in gold.examples if example.id not in odds]
+    if missing:
+        raise DataError(f"{path}: no odds for {len(missing):,} questions (first: id {missing[0]!r}); give all")
+    return odds
+
+
+# The file
+
+
+def _guesses(path: Path, task: Task, remarks: Remarks) -> Iterator[Guess]:
+    """What the file holds, in its order."""
+    kind = tables.suffix(path)
+    if kind in (".json", ".jsonl", ".ndjson") or kind != ".parquet" and tables.starts_with(path, "{"):
+        yield from _of_json(path)
+        return
+    names = () if kind == ".txt" else tables.columns(path, remarks)
+    value = find_column(PREDICTIONS, names)
+    if value is not None:
+        rows = tables.records(path) if kind == ".parquet" else tables.table(path, names, remarks)
+        for record in rows:
+            yield _of_record(path, record.row, record.fields)
+    elif FORMS[task.form].columns == "words" and kind != ".csv":
+        for sentence in Conll(scheme=None).read(path, remarks):
+            yield Guess(row=sentence.row, value=sentence)
+    elif len(names) > 1:
+        raise DataError(
+            f"{path}: none of the columns {', '.join(map(repr, names[:12]))} is called "
+            f"{', '.join(PREDICTIONS[:-1])} or {PREDICTIONS[-1]}; rename the one with the predictions"
+        )
+    else:
+        lines = list(tables.lines(path))
+        while lines and not lines[-1][1].strip():
+            lines.pop()
+        for row, line in lines:
+            yield Guess(row=row, value=line.strip())
+
+
+def _of_json(path: Path) -> Iterator[Guess]:
+    """JSON lines, a list, or one object of predictions by id."""
+    if tables.suffix(path) == ".json" and tables.starts_with(path, "["):
+        for row, item in enumerate(tables.document(path), start=1):
+            yield from _of_item(path, row, item)
+        return
+    lines = ((row, line) for row, line in tables.lines(path) if line.strip())
+    row, line = next(lines, (0, ""))
+    try:
+        first = json_value(line)
+    except ValueError:
+        first = None
+    if isinstance(first, dict) and (find_column(PREDICTIONS, tuple(first)) is None and "passage" not in first):
+        following = next(lines, None)
+        if following is not None:
+            raise DataError(f"{path}:{row}: no prediction among {', '.join(first)[:100]}; call it {PREDICTIONS[0]}")
+        first = None
+    if first is None:
+        for id, value in _pairs(path):
+            yield Guess(row=0, value=value, id=id)
+        return
+    for row, line in tables.lines(path):
+        if line.strip():
+            try:
+                item = json_value(line)
+            except ValueError as error:
+                raise DataError(f"{path}:{row}: not valid JSON ({error}); write one object per line") from None
+            yield from _of_item(path, row, item)
+
+
+def _of_item(path: Path, row: int, item: Any) -> Iterator[Guess]:
+    """An element of a list, or a line: a record, a record of MultiRC with several predictions, or a prediction."""
+    if not isinstance(item, dict):
+        yield Guess(row=row, value=item)
+    elif "passage" in item and find_column(PREDICTIONS, tuple(item)) is None:
+        try:
+            for question in item["passage"]["questions"]:
+                for answer in question["answers"]:
+                    id = f"{item['idx']}-{question['idx']}-{answer['idx']}"
+                    yield Guess(row=row, value=answer["label"], id=id)
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{path}:{row}: not nested as MultiRC's predictions are ({error!r}); correct it") from None
+    else:
+        yield _of_record(path, row, item)
+
+
+def _of_record(path: Path, row: int, fields: Mapping[str, Any]) -> Guess:
+    names = tuple(fields)
+    value, id = find_column(PREDICTIONS, names), find_column(IDS, names)
+    if value is None:
+        raise DataError(f"{path}:{row}: no prediction among {', '.join(names)[:100]}; call it {PREDICTIONS[0]}")
+    if id is None:
+        return Guess(row=row, value=fields[value])
+    return Guess(row=row, value=fields[value], id=str(fields[id]).strip(), counted=id.strip().lower() == COUNTS)
+
+
+def _pairs(path: Path) -> list[tuple[str, Any]]:
+    """The entries of a file that is one JSON object, those with equal names too.
+
+    Raises:
+        DataError: it is not, or a name occurs twice.
+    """
+    text = "\n".join(line for _, line in tables.lines(path))
+    try:
+        found = json.loads(text, object_pairs_hook=_Pairs)
+    except (ValueError, RecursionError) as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise DataError(f"{path}{line}: not valid JSON ({getattr(error, 'msg', error)}); write it again") from None
+    if not isinstance(found, _Pairs):
+        raise DataError(f"{path}: {type(found).__name__}, expected an object of predictions by id")
+    return [(id, dict(value) if isinstance(value, _Pairs) else value) for id, value in found]
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object, of which no entry is lost."""
+
+
+# Examples and their predictions
+
+
+def _matched(path: Path, guesses: list[Guess], gold: Split, remarks: Remarks, skip_others: bool) -> list[Guess]:
+    """The prediction of each example: by id where predictions have ids, else by order.
+
+    Raises:
+        DataError: one is missing, doubled or superfluous.
+    """
+    if not guesses:
+        raise DataError(f"{path}: 0 predictions; give one for each of the {len(gold):,} examples")
+    files = ", ".join(gold.files)
+    ids = [example.id for example in gold.examples]
+    if (odd := next((guess for guess in guesses if (guess.id is None) != (guesses[0].id is None)), None)) is not None:
+        raise DataError(f"{_place(path, odd)}: some predictions have an id and others have none; give all or none")
+    if guesses[0].id is None or [guess.id for guess in guesses] == ids:
+        if len(guesses) != len(ids):
+            at = _place(path, guesses[min(len(ids), len(guesses) - 1)])
+            why = f" ({'; '.join(gold.remarks)})" if gold.remarks else ""
+            raise DataError(
+                f"{at}: {len(guesses):,} predictions for {len(ids):,} examples of {files}{why}; give one for each, in "
+                f"their order, or with ids"
+            )
+        return guesses
+    if guesses[0].counted and not set(ids) >= {guess.id for guess in guesses}:
+        ids = [str(number) for number in range(len(ids))]
+    if len(set(ids)) < len(ids):
+        raise DataError(
+            f"{files}: ids are not unique, so predictions cannot be found by id; give them in order, without"
+        )
+    found: dict[str, Guess] = {}
+    wanted, others = set(ids), 0
+    for guess in guesses:
+        assert guess.id is not None
+        if guess.id not in wanted:
+            if not skip_others:
+                raise DataError(
+                    f"{_place(path, guess)}: no example of {files} has this id; leave the prediction out, or all such "
+                    f"with --skip-others"
+                )
+            others += 1
+        elif guess.id in found:
+            before = f", first in line {found[guess.id].row}" if guess.row else ""
+            raise DataError(f"{_place(path, guess)}: has two predictions{before}; leave out one")
+        else:
+            found[guess.id] = guess
+    missing = [(id, example) for id, example in zip(ids, gold.examples, strict=True) if id not in found]
+    if missing:
+        id, example = missing[0]
+        more = f", and for {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        raise DataError(
+            f"{path}: no prediction for id {id!r} ({files}:{example.row}){more}; give one for every example"
+        )
+    if others:
+        remarks.note(f"{others:,} predictions for ids that the gold data lacks; left out")
+    return [found[id] for id in ids]
+
+
+def _place(path: Path, guess: Guess) -> str:
+    """File, line and id, as far as they are known."""
+    line = f"{path}:{guess.row}" if guess.row else str(path)
+    return line if guess.id is None else f"{line}, id {guess.id!r}"
+
+
+def _answered(task: Task, example: Any, guess: Guess, path: Path) -> Any:
+    """The example with the prediction in the place of its reference.
+
+    Raises:
+        DataError: the prediction is of a kind that the example cannot have.
+    """
+    value = guess.value
+    if isinstance(example, Words):
+        return _tagged(example, guess, path)
+    if isinstance(example, Question):
+        if not isinstance(value, str):
+            raise DataError(f'{_place(path, guess)}: answer {str(value)[:40]!r} is not a text; write "" for no answer')
+        return replace(example, answers=(Answer(value, -1),))
+    if isinstance(example, Choice):
+        return replace(example, answers=(_option(example, guess, path),))
+    if value is None or isinstance(value, str) and not value.strip() and task.form != "multilabel":
+        raise DataError(f"{_place(path, guess)}: no prediction; give one for every example")
+    if task.form == "multilabel":
+        return replace(example, label=_labels(task, value))
+    return replace(example, label=str(value).strip())
+
+
+def _plain(example: Any) -> Any:
+    """The prediction of an example of :func:`_answered` as the form scores it."""
+    if isinstance(example, Words):
+        return example.tags
+    if isinstance(example, Text):
+        return example.label
+    (answer,) = example.answers
+    return answer.text if isinstance(example, Question) else answer
+
+
+def _labels(task: Task, value: Any) -> tuple[str, ...]:
+    """Several labels: a list, or a text with the separator that the gold data has, or a usual one, between them."""
+    if isinstance(value, list):
+        return tuple(map(str, value))
+    text = str(value).strip()
+    if text in (task.labels or ()):
+        return (text,)
+    if text.startswith("["):
+        return parts_of(text, "[]")
+    several = getattr(task.layouts[0], "several", None)
+    usual = next((mark for mark in SEPARATORS if mark in text), SEPARATORS[0])
+    return parts_of(text, several if several not in (None, "[]") else usual)
+
+
+def _option(example: Choice, guess: Guess, path: Path) -> int:
+    """The index of an option that is given as such, by its text, or by its letter."""
+    value = guess.value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    text = str(value).strip()
+    if text.isascii() and text.isdigit():
+        return int(text)
+    if value in example.options:
+        return example.options.index(value)
+    if len(text) == 1 and text.isascii() and text.isalpha():
+        return ord(text.upper()) - ord("A")
+    raise DataError(
+        f"{_place(path, guess)}: {text[:40]!r} is none of the {len(example.options)} options; give the number, which "
+        f"counts from 0, the text or the letter of one"
+    )
+
+
+def _tagged(example: Words, guess: Guess, path: Path) -> Words:
+    """The sentence with predicted tags: of columns, of a list, of a text with spaces, or of CLUENER's spans.
+
+    Raises:
+        DataError: there are more or fewer than words, or the words of the columns are others.
+    """
+    value, count = guess.value, len(example.words)
+    if isinstance(value, Words):
+        words, tags = value.words, value.tags
+        if tags is None:  # nothing but tags
+            words, tags = example.words, value.words
+        if len(tags) != count:
+            raise DataError(f"{path}:{guess.row}: {len(tags)} tags, the sentence has {count} words; give one for each")
+        for place, (word, own, tag) in enumerate(zip(words, example.words, example.tags or (), strict=True)):
+            if word not in (own, tag):  # conlleval reads gold and predicted tags without words too
+                raise DataError(
+                    f"{path}:{guess.row + place}: {word!r}, the gold data has {own!r} here; give the same sentences"
+                )
+        return replace(example, tags=tags, row=guess.row, by_line=True)
+    if isinstance(value, dict):
+        try:
+            spans = [
+                (kind, first, last + 1)
+                for kind, mentions in value.items()
+                for places in mentions.values()
+                for first, last in places
+            ]
+            if any(not 0 <= first < end <= count for _, first, end in spans):
+                raise ValueError("a place outside the text")
+        except (AttributeError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{path}:{guess.row}: not {{type: {{mention: [[first, last]]}}}} ({error}); correct it"
+            ) from None
+        tags = tuple(write_tags(sorted(spans, key=lambda span: span[1:]), count))
+    elif isinstance(value, (str, list)):
+        tags = tuple(value.split() if isinstance(value, str) else map(str, value))
+    else:
+        raise DataError(f"{path}:{guess.row}: {str(value)[:40]!r} holds no tags; give a list of them")
+    if len(tags) != count:
+        raise DataError(f"{path}:{guess.row}: {len(tags)} tags, the sentence has {count} words; give one for each")
+    return replace(example, tags=tags, row=guess.row, by_line=False)
+
+
+def _in_scheme(path: Path, task: Task, sentences: Sequence[Words]) -> list[Words]:
+    """The sentences with predicted tags in the scheme in which the gold data was read (that of its layout, or BIO for
+    spans), if they have another; else as they are, so that what a model tagged against the scheme is scored as it is.
+    """
+    scheme: Scheme | None = getattr(task.layouts[0], "scheme", "BIO")
+    tags = [sentence.tags or () for sentence in sentences]
+    known = set(task.labels or ())
+    if scheme is None or all(tag in known for one in tags for tag in one):
+        return list(sentences)
+    try:
+        found, _ = detect_scheme(tags)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    if found == scheme:
+        return list(sentences)
+    return [replace(one, tags=tuple(write_tags(entities(one.tags or ()), len(one.words), scheme))) for one in sentences]
