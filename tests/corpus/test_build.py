@@ -441,3 +441,13 @@ def test_a_merge_that_was_killed_continues_and_takes_no_other_parts(text, chosen
     (tmp_path / "merged" / ".work" / "assembly").mkdir(parents=True)  # killed when all but this was done
     merge_corpora(parts, tmp_path / "merged")
     assert not (tmp_path / "merged" / ".work").exists()
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.txt.gz"])
+def test_a_field_of_text_is_refused(tmp_path: Path, name: str) -> None:
+    data = b"one two three\n"
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    with pytest.raises(ConfigError, match=f"--field 'body': .*{name} is text, which has no fields"):
+        build.resolve_sources([str(tmp_path / name)], Reading(field="body"))
+    (tmp_path / "b.jsonl").write_text('{"body": "four"}\n')  # the field of a mixture is that of its records
+    assert len(build.resolve_sources([str(tmp_path)], Reading(field="body"))) == 2

@@ -159,13 +159,22 @@ def _check(settings: BuildSettings) -> None:
 
 
 def resolve_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
-    """:func:`~encoderlab.corpus.find.find_sources` that also knows ``python:stdlib`` and ``python:all``."""
+    """:func:`~encoderlab.corpus.find.find_sources` that also knows ``python:stdlib`` and ``python:all``.
+
+    Raises:
+        ConfigError: a field is given, and all sources are plain text, without fields.
+    """
     sources: list[Source] = []
     for pattern in patterns or [""]:
         if pattern.startswith(PREFIX):
             sources.append(python_source(pattern))
         else:
             sources += find_sources([pattern] if pattern else [], reading)
+    if sources and reading.field is not None and all(source.format in ("text", "markdown") for source in sources):
+        raise ConfigError(
+            f"--field {reading.field!r}: {sources[0].name} is text, which has no fields; leave --field out, or say "
+            f"with --format what the file is"
+        )
     unique = {(source.path.resolve(), source.member): source for source in reversed(sources)}
     return list(reversed(unique.values()))
 
