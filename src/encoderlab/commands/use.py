@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -191,6 +191,7 @@ def predict(
     out: Path | None = None,
     text: str | None = None,
     pair: str | None = None,
+    with_: Annotated[list[Literal["text", "gold"]] | None, Parameter(name="--with", consume_multiple=True)] = None,
 ) -> dict[str, Any]:
     """Label texts with a fine-tuned model.
 
@@ -215,6 +216,8 @@ def predict(
         Column of the text, where its name does not tell.
     pair
         Column of the second text.
+    with_
+        Also write the text (with its second text, question or options) and the label that the file has: text gold.
     """
     from encoderlab.tasks.data.records import is_file_name
     from encoderlab.tasks.runs.apply import predictor_of
@@ -227,11 +230,13 @@ def predict(
         if len(inputs) > 1 or not os.path.isfile(file):
             if len(inputs) == 1 and is_file_name(inputs[0]):
                 raise DataError(f"{file}: no such file; give a file, or texts")
-            return _predict_texts(predictor, inputs) | {"model": model}
-        return _predict_file(predictor, file, out, text, pair) | {"model": model}
+            if "gold" in (with_ or ()):
+                raise ConfigError("texts have no labels; leave gold out of --with, or give a file")
+            return _predict_texts(predictor, inputs, with_ or ()) | {"model": model}
+        return _predict_file(predictor, file, out, text, pair, with_ or ()) | {"model": model}
 
 
-def _predict_texts(predictor: Predictor, texts: list[str]) -> dict[str, Any]:
+def _predict_texts(predictor: Predictor, texts: list[str], besides: Sequence[str]) -> dict[str, Any]:
     """Print the predictions of texts."""
     from encoderlab.tasks.runs.apply import example_of
     from encoderlab.tasks.runs.predict import record
@@ -239,7 +244,7 @@ def _predict_texts(predictor: Predictor, texts: list[str]) -> dict[str, Any]:
     examples = [example_of(predictor.form.task, number, text) for number, text in enumerate(texts)]
     predictions = predictor.predict(examples)
     found = [
-        record(example, value, detail, predictor.form.head_labels())
+        record(example, value, detail, predictor.form.head_labels(), besides)
         for example, value, detail in zip(examples, predictions.values, predictions.details, strict=True)
     ]
     for text, answer in zip(texts, found, strict=True):
@@ -250,7 +255,7 @@ def _predict_texts(predictor: Predictor, texts: list[str]) -> dict[str, Any]:
 
 
 def _predict_file(
-    predictor: Predictor, path: Path, out: Path | None, text: str | None, pair: str | None
+    predictor: Predictor, path: Path, out: Path | None, text: str | None, pair: str | None, besides: Sequence[str]
 ) -> dict[str, Any]:
     """Write the predictions of a file to ``out``, part by part, or print them."""
     import tempfile
@@ -259,12 +264,12 @@ def _predict_file(
     from encoderlab.tasks.runs.apply import unlabelled_task_of_file
     from encoderlab.tasks.runs.predict import predict_file
 
-    task = unlabelled_task_of_file(path, predictor, text, pair, note)
+    task = unlabelled_task_of_file(path, predictor, text, pair, note, gold="gold" in besides)
     remarks, done = Remarks(path), 0
     with tempfile.TemporaryDirectory() as folder:
         target = out or Path(folder) / "predictions.jsonl"
         with progress("predict") as show:
-            for done in predict_file(predictor, path, target, task=task, remarks=remarks):
+            for done in predict_file(predictor, path, target, task=task, remarks=remarks, besides=besides):
                 show("examples", done, None)
         for line in remarks.lines():
             note(line)

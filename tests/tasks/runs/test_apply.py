@@ -435,3 +435,66 @@ def test_answers_of_models_with_and_without_no_answer_are_not_averaged(tmp_path,
     path = questions(tmp_path / "qa.jsonl", ["oslo"])
     for one, other in (names, names[::-1]):
         assert "ensemble have different labels" in messages(capsys, 2, "evaluate", one, path, "--ensemble", other)
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "text", "gold"),
+    [
+        ("copa", COPA, {"context", "question", "options"}, None),
+        ("cmrc2018", None, {"question", "passage"}, ["小明"]),
+        ("conll2003", None, {"words"}, ["B-PER", "O"]),
+        ("mrpc", None, {"text", "pair"}, "1"),
+    ],
+)
+def test_predictions_hold_the_text_and_the_label_on_request(name, record, text, gold, tmp_path, capsys):
+    folder = saved(suites.task(name), tmp_path / "model", max_length=64)
+    if record is not None:
+        path, gold = tmp_path / "a.jsonl", [record["label"]]
+        path.write_text(json.dumps(record) + "\n")
+    elif name == "cmrc2018":
+        path, answers = tmp_path / "a.json", [{"text": "小明", "answer_start": 0}]
+        asked = [{"id": "q", "question": "谁住北京", "answers": answers}]
+        path.write_text(json.dumps({"data": [{"paragraphs": [{"context": "小明住北京", "qas": asked}]}]}))
+    elif name == "conll2003":
+        path = tmp_path / "a.txt"
+        path.write_text("ann B-PER\nruns O\n")
+    else:
+        path = tmp_path / "a.tsv"
+        path.write_text("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t1\t2\tthe red cat\tthe cat\n")
+    out = tmp_path / "out.jsonl"
+    (plain,) = answer(capsys, "predict", folder, path)[0]["predictions"]
+    answer(capsys, "predict", folder, path, "--out", out, "--with", "text", "gold")
+    full = json.loads(out.read_text())
+    assert set(full) == set(plain) | text | {"gold"} and full["gold"] == gold
+    assert {key: full[key] for key in plain} == plain
+    (only,) = answer(capsys, "predict", folder, path, "--with", "gold")[0]["predictions"]
+    assert set(only) == set(plain) | {"gold"}
+
+
+def test_a_text_of_the_command_line_has_no_label_to_write(tmp_path, capsys):
+    folder = saved(suites.task("sst2"), tmp_path / "model")
+    (found,) = answer(capsys, "predict", folder, "the red cat", "--with", "text")[0]["predictions"]
+    assert found["text"] == "the red cat" and "gold" not in found
+    assert "leave gold out of --with" in messages(capsys, 2, "predict", folder, "the red cat", "--with", "gold")
+    path = tmp_path / "a.txt"
+    path.write_text("the red cat\n")
+    assert "leave gold out of --with" in messages(capsys, 2, "predict", folder, path, "--with", "gold")
+
+
+@pytest.mark.parametrize("kind", ["single", "pair", "tagged"])
+def test_what_predict_writes_has_the_score_of_evaluate(kind, tmp_path, capsys):
+    task, _ = ready(kind)
+    folder, path, out = saved(task, tmp_path / "model"), tmp_path / "a.csv", tmp_path / "out.jsonl"
+    if kind == "tagged":
+        path = tmp_path / "a.txt"
+        path.write_text("".join(f"ann {tag}\nruns O\n\n" for tag in ("B-PER", "O", "B-PER")))
+        folder = saved(suites.task("conll2003"), tmp_path / "other")
+    else:
+        labels = (task.labels or ())[:2] * 4
+        head, more = ("text_a,text_b,label", ",a cat") if kind == "pair" else ("text,label", "")
+        path.write_text("\n".join([head, *(f"the cat {i}{more},{label}" for i, label in enumerate(labels))]))
+    (expected,) = answer(capsys, "evaluate", folder, path)[0]["scores"].values()
+    answer(capsys, "predict", folder, path, "--out", out, "--with", "text", "gold")
+    known = predictor_of(folder).form.head_labels()
+    found = answer(capsys, "score", out, path, "--labels", ",".join(known))[0]["scores"]
+    assert found["accuracy"] == expected["accuracy"]

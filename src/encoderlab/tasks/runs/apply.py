@@ -134,8 +134,15 @@ def task_of_file(path: Path, own: Task, given: Given, say: Say) -> Task:
     return replace(own, name=task.name, layouts=task.layouts)
 
 
-def unlabelled_task_of_file(path: Path, predictor: Predictor, text: str | None, pair: str | None, say: Say) -> Task:
-    """As :func:`task_of_file` for a file to predict: labels in it are not read, and plain text has a text per line."""
+def unlabelled_task_of_file(
+    path: Path, predictor: Predictor, text: str | None, pair: str | None, say: Say, *, gold: bool = False
+) -> Task:
+    """As :func:`task_of_file` for a file to predict: plain text has a text per line, and labels are not read, or with
+    ``gold`` read as the file has them.
+
+    Raises:
+        ConfigError: there are no labels, and ``gold`` wants them.
+    """
     own = predictor.form.task
     holds = FORMS[own.form].columns
     tagged = holds == "words"
@@ -151,7 +158,11 @@ def unlabelled_task_of_file(path: Path, predictor: Predictor, text: str | None, 
         task = replace(own, layouts=(OneTextPerLine(form=own.form, pairs=pairs),))
     else:
         task = task_of_file(path, own, Given(form=own.form, text=text, pair=pair), say)
-    layouts = tuple(layout.unlabelled() for layout in task.layouts)
+    layouts = task.layouts
+    if not gold:
+        layouts = tuple(layout.unlabelled() for layout in layouts)
+    elif isinstance(layouts[0], OneTextPerLine):
+        raise ConfigError(f"{path.name}: holds a text per line and no labels; leave gold out of --with")
     return replace(task, layouts=layouts, labels=None, dropped=())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import json
 import logging
@@ -176,10 +177,17 @@ def default_settings(model: Model, task: Task) -> FormSettings:
 
 
 def predict_file(
-    predictor: Predictor, path: Path, out: Path, *, task: Task, remarks: Remarks, chunk: int | None = None
+    predictor: Predictor,
+    path: Path,
+    out: Path,
+    *,
+    task: Task,
+    remarks: Remarks,
+    chunk: int | None = None,
+    besides: Sequence[str] = (),
 ) -> Iterator[int]:
     """Predict every example of ``path`` into ``out``, one JSON object per line; yields how many are done after each
-    chunk of ``chunk`` examples, which bounds the memory.
+    chunk of ``chunk`` examples, which bounds the memory. ``besides`` as of :func:`record`.
 
     Until the end the lines are in ``out.part-...``, a name that depends on model and file, and a hash of every chunk is
     in ``out.part-....sums``: after an interruption the same call continues behind the last whole chunk, and ends with
@@ -187,7 +195,7 @@ def predict_file(
     """
     if chunk is None:
         chunk = DOCUMENTS if predictor.form.reads_documents else CHUNK
-    part = out.with_name(f"{out.name}.part-{_key(predictor, path, task, chunk)}")
+    part = out.with_name(f"{out.name}.part-{_key(predictor, path, task, chunk, besides)}")
     sums = part.with_name(f"{part.name}.sums")
     done = _resumed(part, sums)
     examples, labels = task.stream(path, remarks), predictor.form.head_labels()
@@ -196,7 +204,7 @@ def predict_file(
         while some := list(islice(examples, chunk)):
             found = predictor.predict(some)
             lines = [
-                json.dumps(record(example, value, detail, labels), ensure_ascii=False) + "\n"
+                json.dumps(record(example, value, detail, labels, besides), ensure_ascii=False) + "\n"
                 for example, value, detail in zip(some, found.values, found.details, strict=True)
             ]
             data = "".join(lines).encode(errors="backslashreplace")  # as write_text does
@@ -211,9 +219,16 @@ def predict_file(
     sums.unlink()
 
 
-def record(example: Example, value: Any, detail: dict[str, Any], labels: Sequence[str] | None = None) -> dict[str, Any]:
+def record(
+    example: Example,
+    value: Any,
+    detail: dict[str, Any],
+    labels: Sequence[str] | None = None,
+    besides: Sequence[str] = (),
+) -> dict[str, Any]:
     """One prediction as plain data: the id, what is predicted, and its scores or probabilities, the latter by label
-    where there is one for each.
+    where there is one for each; ``besides`` names what else of the example is wanted, the ``text`` that it is about
+    (with the second text, question or options) and its reference, ``gold``.
     """
     name = {Text: "label", Question: "answer"}.get(type(example), "prediction")
     plain: dict[str, Any] = {"id": example.id, name: list(value) if isinstance(value, tuple) else value}
@@ -226,15 +241,25 @@ def record(example: Example, value: Any, detail: dict[str, Any], labels: Sequenc
             numbers = [round(float(x), 6) for x in item]
             named = key == "probabilities" and labels is not None and len(labels) == len(numbers)
             plain[key] = dict(zip(labels or (), numbers, strict=True)) if named else numbers
+    if "text" in besides:
+        names = ("id", "row", "label", "tags", "answers", "group", "document", "by_line", "gap")
+        plain |= {
+            field.name: getattr(example, field.name)
+            for field in dataclasses.fields(example)
+            if field.name not in names and getattr(example, field.name) not in (None, "")
+        }
+    if "gold" in besides:
+        gold = example.reference
+        plain["gold"] = [answer.text for answer in gold] if gold and isinstance(example, Question) else gold
     return plain
 
 
-def _key(predictor: Predictor, path: Path, task: Task, chunk: int) -> str:
+def _key(predictor: Predictor, path: Path, task: Task, chunk: int, besides: Sequence[str]) -> str:
     """A hash of all that determines the predictions of a file; of the file itself, path, size and time of change."""
     size, changed = path.stat().st_size, path.stat().st_mtime_ns
     form = predictor.form
     parts = [weights_hash(predictor.model), form.settings, form.head_labels(), task.layouts]
-    return hashlib.sha256(repr([*parts, str(path.resolve()), size, changed, chunk]).encode()).hexdigest()[:12]
+    return hashlib.sha256(repr([*parts, str(path.resolve()), size, changed, chunk, *besides]).encode()).hexdigest()[:12]
 
 
 def _resumed(part: Path, sums: Path) -> int:
