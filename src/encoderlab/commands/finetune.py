@@ -38,6 +38,7 @@ def finetune(
     label: str | None = None,
     options: str | None = None,
     skip_unlabelled: bool = False,
+    dry_run: bool = False,
     set_: settings.Set = None,
     config: settings.Config = None,
 ) -> dict[str, Any]:
@@ -102,6 +103,8 @@ def finetune(
         Of multiple choice, its columns of the options, with commas between: 1,2,3,4.
     skip_unlabelled
         Leave out rows of it that have no label; how many is said.
+    dry_run
+        Train nothing and write nothing: show how often labels occur and how long the texts are, and stop.
     """
     from encoderlab.commands import finetune_page as page
     from encoderlab.commands import finetune_stages as stages
@@ -129,6 +132,11 @@ def finetune(
     lessons = {job.task.name: stages.lesson_of(teaching, start.model, job, is_suite) for job in jobs if teaching}
     for job in jobs:
         plan.taught(lessons.get(job.task.name)).check(start, job)
+    if dry_run:
+        found = {job.task.name: stages.statistics(plan, start, job) for job in jobs}
+        for name, splits in found.items():
+            page.show_statistics(name, splits)
+        return {"protocol": plan.protocol.name, "data": found}
     start = stages.after_tasks(after or (), data, start, plan, out)
     finished, failed = [], []
     for job in jobs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from encoderlab.commands.terminal import note, table
 from encoderlab.measure.report import Report, Score, TaskScores, interval
@@ -118,3 +119,19 @@ def _verdict(tables: Sequence[TaskScores]) -> str:
         words = f"{scores.name}: {scores.metric} {100 * middle:.1f}" + (f" ± {100 * half:.1f}" if half else "")
         sentences.append(words + (f", against {100 * best.scores[0]:.1f} of {best.name}." if best else "."))
     return " ".join(sentences)
+
+
+def show_statistics(task: str, splits: Mapping[str, Mapping[str, Any]]) -> None:
+    """Prints what the splits of a task hold (:func:`encoderlab.commands.finetune_stages.statistics`)."""
+    labels = dict.fromkeys(label for found in splits.values() for label in found["labels"])
+    rows = [["examples", *(f"{found['examples']:,}" for found in splits.values())]]
+    rows += [
+        [f"label {label}", *(f"{found['labels'].get(label, 0):,}" for found in splits.values())] for label in labels
+    ]
+    rows += [
+        [f"tokens: {name}", *(f"{found['tokens'][name]:,}" for found in splits.values())]
+        for name in ("median", "95%", "longest")
+    ]
+    room = next(iter(splits.values()))["max_length"]
+    rows.append([f"longer than a sequence of {room:,}", *(f"{found['cut']:,}" for found in splits.values())])
+    table(f"{task}: nothing is trained", ["", *splits], rows)

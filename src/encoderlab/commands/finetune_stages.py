@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from encoderlab.commands import settings
 from encoderlab.commands.finetune_page import Finished
@@ -21,6 +24,8 @@ from encoderlab.tasks.data.infer import Given, task_of
 from encoderlab.tasks.data.records import is_file_name
 from encoderlab.tasks.data.splits import completed, hold_out, remarks_of, usable_splits, without_fillers
 from encoderlab.tasks.data.task import Split, Task
+from encoderlab.tasks.forms.objective import form_of
+from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs import trials
 from encoderlab.tasks.runs.distill import Teaching, check_teacher
 from encoderlab.tasks.runs.finetune import Recipe
@@ -315,3 +320,31 @@ def compare(plan: Plan, start: Start, job: Job, out: Path, *, scratch: bool) -> 
         f"batches of {recipe['batch']} at rate {recipe['optim']['lr']:g}."
     )
     return Finished(task=job.task, about=about, baselines=simple, systems=systems)
+
+
+def statistics(plan: Plan, start: Start, job: Job) -> dict[str, Any]:
+    """What a task's splits hold, as training would read them: examples, how often each label occurs, tokens of all
+    texts of an example without special ones (median, 95th percentile, longest), and how many examples are too long for
+    a sequence of ``max_length`` tokens. Nothing is trained.
+    """
+    train = job.splits["train"]
+    job = replace(job, task=completed(job.task, train))
+    recipe = plan.adjust(plan.protocol.recipe_for(job.task, start.model, len(train))).suited(job.task, train)
+    found: dict[str, Any] = {}
+    for name, split in job.splits.items():
+        form = form_of(job.task, start.model, recipe.form)
+        form.items(split.examples)
+        lengths = [
+            sum(map(len, form.tokenizer.encode_batch([str(text) for text in example.texts or (example.source,)])))
+            for example in split.examples
+        ]
+        labels = Counter(label for example in split.examples for label in example.labels)
+        median, most = np.percentile(lengths, (50, 95), method="higher")
+        found[name] = {
+            "examples": len(split),
+            "labels": dict(labels.most_common()) if FORMS[job.task.form].labelled else {},
+            "tokens": {"median": int(median), "95%": int(most), "longest": max(lengths)},
+            "max_length": form.settings.max_length,
+            "cut": form.cut,
+        }
+    return found

@@ -498,3 +498,15 @@ def test_what_predict_writes_has_the_score_of_evaluate(kind, tmp_path, capsys):
     known = predictor_of(folder).form.head_labels()
     found = answer(capsys, "score", out, path, "--labels", ",".join(known))[0]["scores"]
     assert found["accuracy"] == expected["accuracy"]
+
+
+def test_a_dry_run_counts_labels_and_tokens_and_trains_nothing(tmp_path, tiny, capsys):
+    path = tmp_path / "a.csv"
+    texts = [f"the {'red' if i % 4 else 'blue'} cat" + " sat" * (60 if i == 7 else i % 3) for i in range(40)]
+    path.write_text("text,label\n" + "".join(f"{text},{'no' if i % 4 else 'yes'}\n" for i, text in enumerate(texts)))
+    words = ("finetune", path, "--dev", path, "--model", tiny, "--out", tmp_path / "run", "--dry-run")
+    found, said = answer(capsys, *words, "--set", "form.max_length=32")
+    train = found["data"]["a"]["train"]
+    assert train["examples"] == 40 and train["labels"] == {"no": 30, "yes": 10} and train["cut"] == 1
+    assert train["tokens"] == {"median": 4, "95%": 5, "longest": 63} and found["data"]["a"]["dev"] == train
+    assert "nothing is trained" in said and not (tmp_path / "run").exists()
