@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -392,7 +393,7 @@ class Optimizer:
             for (weight, _), update in zip(pairs, updates.unbind(), strict=True):
                 weight.add_(update * factor)
 
-    @property
+    @cached_property  # the loop asks at every step
     def operations(self) -> float:
         """Floating-point operations of one update, where they are products: Muon's iterations."""
         sizes = [
