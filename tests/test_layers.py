@@ -12,7 +12,7 @@ ORDER = [  # first to last: each group may use those before it
     ["errors"],
     ["seeds", "ranges", "protobuf", "files", "tensor_files"],
     ["config"],
-    ["records"],
+    ["records", "pages"],
     ["nn"],
     ["models"],
     ["corpus"],
@@ -52,6 +52,7 @@ TORCH_FREE = (
     "tensor_files",
     "config",
     "records",
+    "pages",
     "corpus",
 )
 

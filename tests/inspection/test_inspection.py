@@ -150,7 +150,7 @@ def test_the_verb_writes_page_numbers_and_arrays(tmp_path: Path, capsys: pytest.
         np.testing.assert_allclose(arrays["layer_1"], read.layers[1], atol=1e-6)
         assert "text_1_layer_0" in arrays
     page = (out / "index.html").read_text()
-    assert "{{" not in page and page.count("</script>") == 2
+    assert "{{" not in page and page.count("</script>") == 3
     data = re.search(r'id="data">(.*?)</script>', page, re.S)
     assert data is not None and len(json.loads(data[1])["models"]) == 2
 

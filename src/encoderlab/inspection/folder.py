@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ import numpy as np
 from encoderlab.files import write_bytes, write_json, write_text
 from encoderlab.inspection.attention import Attended
 from encoderlab.inspection.patterns import RELATIONS, Patterns
+from encoderlab.pages.template import render
 
 SHOWN = 4  # texts whose maps are kept
 
@@ -96,20 +94,8 @@ def arrays(look: Look) -> dict[str, np.ndarray]:
 
 def page(looks: Sequence[Look]) -> str:
     """The page: one file that loads nothing."""
-    place = files("encoderlab.inspection") / "page"
-    data = json.dumps(
-        {"relations": RELATIONS, "models": [_shown(look) for look in looks]}, ensure_ascii=False, allow_nan=False
-    )
-    parts = {
-        "title": html.escape(" and ".join(look.name for look in looks)),
-        "style": (place / "inspect.css").read_text(encoding="utf-8"),
-        "script": (place / "inspect.js").read_text(encoding="utf-8"),
-        "data": data.replace("<", "\\u003c"),  # so that no text in it ends the script element
-    }
-    text = (place / "inspect.html").read_text(encoding="utf-8")
-    for name, value in parts.items():
-        text = text.replace("{{" + name + "}}", value)
-    return text
+    data = {"relations": RELATIONS, "models": [_shown(look) for look in looks]}
+    return render("inspect.html", data=data, title=" and ".join(look.name for look in looks))
 
 
 def _shown(look: Look) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""What a page about a run shows: curves, guesses before and after, scores over seeds, cost, provenance.
+"""What a page about pretraining shows: curves, guesses before and after, scores over seeds, cost, provenance.
 
 This module knows nothing of runs or models; :mod:`encoderlab.measure.html_page` makes the page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,17 @@ class Pieces:
 
     text: str
     spans: Sequence[tuple[int, int]]
+
+    def coloured(self) -> Iterator[tuple[str, int | None]]:
+        """The text in parts, each with the number of its colour; None between tokens."""
+        end = 0
+        for place, (start, stop) in enumerate(self.spans):
+            if stop <= start:
+                continue
+            yield self.text[end:start], None
+            yield self.text[start:stop], place % 5
+            end = stop
+        yield self.text[end:], None
 
 
 @dataclass(frozen=True, kw_only=True)

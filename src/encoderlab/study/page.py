@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from encoderlab.files import finite, write_text
-from encoderlab.measure.html_page import shell
 from encoderlab.measure.report import interval
 from encoderlab.measure.runs import RunRecord
-from encoderlab.study.charts import STYLE, Point, Series, chart
+from encoderlab.pages.charts import Chart, Point, Series, chart
+from encoderlab.pages.template import render as fill
 from encoderlab.study.file import Finetune
 from encoderlab.study.results import LOWER, Results, is_finite
 from encoderlab.study.run import record
@@ -29,18 +29,23 @@ def write(results: Results, path: Path) -> None:
 def render(results: Results) -> str:
     """The page as HTML text."""
     study = results.plan.study
-    sections = [
-        ("claims", "Claims", _claims(results)),
-        ("cost", "Quality against cost", _quality(results)),
-        ("curves", "Learning curves", _curves(results)),
-        ("scaling", "Loss against FLOPs", _scaling(results)),
-        ("table", "All numbers", _table(results)),
-        ("tuning", "What was tuned", _tuning(results)),
-        ("fairness", "What is equal", _list(results.fairness)),
-        ("failed", "What failed or is missing", _list(_troubles(results))),
-    ]
-    data = {"metrics": [], "strips": [], "runs": [], **finite(record(results))}
-    return shell(study.name or "Study", _summary(results), "", sections, data, STYLE)
+    return fill(
+        "study.html",
+        data=finite(record(results)),
+        title=study.name or "Study",
+        verdict=_summary(results),
+        unit=study.unit,
+        claims=[_claim(one) for one in results.comparisons],
+        not_compared=results.not_compared,
+        quality=_quality(results),
+        curves=_curves(results),
+        scaling=_scaling(results),
+        exponents=_exponents(results),
+        table=_table(results),
+        tuning=_tuning(results),
+        fairness=results.fairness,
+        troubles=_troubles(results),
+    )
 
 
 def _summary(results: Results) -> str:
@@ -58,32 +63,22 @@ def _summary(results: Results) -> str:
     return words + (f" {left} run{'s are' if left > 1 else ' is'} not finished." if left else "")
 
 
-def _claims(results: Results) -> str:
-    rows = "".join(_claim(one) for one in results.comparisons)
-    unit = escape(results.plan.study.unit)
-    table = (
-        '<div class="panel scroll words"><table><thead><tr><th>Claim</th><th>Verdict</th><th>By</th>'
-        f'<th class="number">{unit}</th><th class="number">Difference, 95% interval</th>'
-        '<th class="number">p, corrected</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-        if rows
-        else ""
-    )
-    note = '<p class="sub">A positive difference speaks for the claim; differences are paired by seed.</p>'
-    return (note + table if table else "") + _list(results.not_compared)
-
-
-def _claim(one: Comparison) -> str:
+def _claim(one: Comparison) -> dict[str, str]:
+    """A row of the table of claims."""
     kind = {"holds": "verdict-holds", "does not hold": "verdict-not"}.get(one.verdict, "")
     words: str = one.verdict
     if not kind and one.needed is not None and one.seeds > 1:
         words += f" (about {max(one.needed, one.seeds + 1):,} seeds would)" if one.needed < 1000 else ""
     between = "" if one.seeds < 2 else f" ({one.low:+.3g} to {one.high:+.3g})"
-    return (
-        f'<tr><th>{escape(one.better)} better than {escape(one.than)}</th><td class="{kind}">{escape(words)}</td>'
-        f'<td>{escape(one.by)}</td><td class="number">{one.amount:.3g}</td>'
-        f'<td class="number">{one.difference:+.3g}{between}</td><td class="number">{one.adjusted:.2g}</td></tr>'
-    )
+    return {
+        "claim": f"{one.better} better than {one.than}",
+        "kind": kind,
+        "verdict": words,
+        "by": one.by,
+        "amount": f"{one.amount:.3g}",
+        "difference": f"{one.difference:+.3g}{between}",
+        "p": f"{one.adjusted:.2g}",
+    }
 
 
 def _point(results: Results, arm: str, amount: float, measure: str) -> Point | None:
@@ -100,8 +95,8 @@ def _point(results: Results, arm: str, amount: float, measure: str) -> Point | N
     return Point(cost, middle, middle - half, middle + half, title)
 
 
-def _quality(results: Results) -> str:
-    """A chart for each measure, of arms whose losses compare."""
+def _quality(results: Results) -> list[tuple[str, str, Chart | None]]:
+    """A chart for each measure, of arms whose losses compare, with what is better."""
     several = len(results.plan.study.amounts) > 1
     panels = []
     for measure in results.measures:
@@ -113,17 +108,15 @@ def _quality(results: Results) -> str:
             kept = [point for point in points if point is not None]
             series.append(Series(name=arm, colour=colour, points=kept, line=several))
         better = "less is better" if measure in LOWER else "more is better"
-        body = chart(series, x="FLOPs", y=measure, x_log=several)
-        panels.append(f'<div class="panel"><h3>{escape(measure)} <small>{better}</small></h3>{body}</div>')
-    note = "Means over seeds with 95% intervals; of two seeds, the line joins them. Point at a mark to read it."
-    return f'<p class="sub">{note}</p>{"".join(panels)}' if panels else ""
+        panels.append((measure, better, chart(series, x="FLOPs", y=measure, x_log=several)))
+    return panels
 
 
-def _curves(results: Results) -> str:
+def _curves(results: Results) -> tuple[str, Chart] | None:
     """Held-out loss over training, at the largest budget that is done: mean and range over seeds."""
     runs = results.curves()
     if not runs:
-        return ""
+        return None
     amount = max(cell.amount for cell in runs)
     series = []
     for colour, arm in enumerate(results.plan.arms):
@@ -141,10 +134,10 @@ def _curves(results: Results) -> str:
             for x, v in zip(places, values.T, strict=True)
         ]
         series.append(Series(name=arm, colour=colour, points=points, line=True, band=True))
-    body = chart(series, x="FLOPs", y="held-out loss")
+    drawn = chart(series, x="FLOPs", y="held-out loss")
     unit = results.plan.study.unit
     note = f"Held-out loss at {amount:.3g} {unit}: mean over seeds, and a band from the lowest to the highest."
-    return f'<p class="sub">{escape(note)}</p><div class="panel">{body}</div>' if body else ""
+    return None if drawn is None else (note, drawn)
 
 
 def _curve(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
@@ -159,10 +152,9 @@ def _curve(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
     return np.interp(at, tokens, flops), losses
 
 
-def _scaling(results: Results) -> str:
-    if not results.scaling:
-        return ""
-    series, rows = [], []
+def _scaling(results: Results) -> Chart | None:
+    """Losses against FLOPs, and the law that is fitted to them."""
+    series = []
     for colour, arm in enumerate(results.plan.arms):
         law = results.scaling.get((arm, "loss"))
         if law is None:
@@ -173,50 +165,51 @@ def _scaling(results: Results) -> str:
         ends = np.geomspace(kept[0].x, kept[-1].x, 12).tolist()
         fit = [Point(x, law(x), law(x), law(x)) for x in ends]
         series.append(Series(name=arm, colour=colour, points=fit, line=True, dashed=True))
-        rows.append(
-            f'<tr><th>{escape(arm)}</th><td class="number">{law.exponent:.4f}</td>'
-            f'<td class="number">{law.low:.4f} to {law.high:.4f}</td></tr>'
-        )
-    head = '<th></th><th class="number">Exponent b</th><th class="number">95% interval</th>'
-    return (
-        '<p class="sub">Dashed: loss = a · FLOPs<sup>−b</sup>, fitted to all runs of an arm. Of arms that predict '
-        "different things the exponents compare, and not the losses.</p>"
-        f'<div class="panel">{chart(series, x="FLOPs", y="held-out loss", x_log=True, y_log=True)}</div>'
-        f'<div class="panel scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-    )
+    return chart(series, x="FLOPs", y="held-out loss", x_log=True, y_log=True)
 
 
-def _table(results: Results) -> str:
-    names = results.measures
-    head = "".join(f'<th class="number">{escape(name)}</th>' for name in names)
-    more = ("parameters", "tokens", "FLOPs", "time", "tokens/s", "memory")
-    head += "".join(f'<th class="number">{name}</th>' for name in more)
-    rows = []
-    for arm, amount in results.plan.places:
-        cells = [_score(results, arm, amount, name) for name in names]
-        cells += [_number(results.number(arm, amount, name), name) for name in NUMBERS]
-        body = "".join(f'<td class="number">{cell}</td>' for cell in cells)
-        rows.append(f"<tr><th>{escape(arm)}<br><small>{amount:.3g} {results.plan.study.unit}</small></th>{body}</tr>")
+def _exponents(results: Results) -> list[tuple[str, list[str]]]:
+    """The exponent of each arm, with its interval."""
+    laws = {arm: results.scaling.get((arm, "loss")) for arm in results.plan.arms}
+    return [
+        (arm, [f"{law.exponent:.4f}", f"{law.low:.4f} to {law.high:.4f}"])
+        for arm, law in laws.items()
+        if law is not None
+    ]
+
+
+def _table(results: Results) -> dict[str, Any]:
+    """All numbers: what stands over the columns, the rows, and a note."""
     sets = {
         one.title: f"{one.task}, {one.protocol}" for one in results.plan.study.measures if isinstance(one, Finetune)
     }
     about = "; ".join(f"{title}: {words}, development set" for title, words in sets.items())
-    note = "Means over seeds with half their 95% intervals. Time, speed and memory are those of this machine."
-    return (
-        f'<p class="sub">{note} {escape(about)}</p><div class="panel scroll"><table>'
-        f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
+    return {
+        "note": "Means over seeds with half their 95% intervals. Time, speed and memory are those of this machine. "
+        + about,
+        "head": [*results.measures, "parameters", "tokens", "FLOPs", "time", "tokens/s", "memory"],
+        "rows": [
+            {
+                "arm": arm,
+                "amount": f"{amount:.3g}",
+                "scores": [_score(results, arm, amount, name) for name in results.measures],
+                "numbers": [_number(results.number(arm, amount, name), name) for name in NUMBERS],
+            }
+            for arm, amount in results.plan.places
+        ],
+    }
 
 
 NUMBERS = ("parameters", "tokens", "flops", "seconds", "tokens_per_second", "memory")
 
 
-def _score(results: Results, arm: str, amount: float, name: str) -> str:
-    found = list(results.scores(arm, amount, name).values())
-    if not found:
-        return "–"
-    middle, half = interval(found)
-    return f"{middle:.4g}" + (f" ± {half:.2g} <small>({len(found)})</small>" if half else "")
+def _score(results: Results, arm: str, amount: float, name: str) -> tuple[str, str]:
+    """Mean and half interval, and how many seeds there are."""
+    scores = list(results.scores(arm, amount, name).values())
+    if not scores:
+        return "–", ""
+    middle, half = interval(scores)
+    return f"{middle:.4g}" + (f" ± {half:.2g}" if half else ""), f"({len(scores)})" if half else ""
 
 
 def _number(value: float | None, name: str) -> str:
@@ -229,27 +222,27 @@ def _number(value: float | None, name: str) -> str:
     return f"{value:,.0f}" if value < 1e7 else f"{value:.3g}"
 
 
-def _tuning(results: Results) -> str:
+def _tuning(results: Results) -> dict[str, Any] | None:
+    """What was tried for each arm, and which of it was taken."""
     tune = results.plan.study.tune
     if tune is None or not results.tried:
-        return ""
+        return None
     rows = []
     for (arm, amount), tried in results.tried.items():
         chosen = results.chosen.get((arm, amount))
-        cells = ", ".join(
-            f"{'<b>' if value == chosen else ''}{value:g}: {'failed' if loss is None else f'{loss:.4f}'}"
-            f"{'</b>' if value == chosen else ''}"
-            for value, loss in tried
-        )
-        edge = chosen is not None and len(tried) > 1 and chosen in (min(tried)[0], max(tried)[0])
-        remark = "at the edge of what was tried" if edge else ""
         rows.append(
-            f"<tr><th>{escape(arm)}<br><small>{amount:.3g} {results.plan.study.unit}</small></th><td>{cells}</td>"
-            f"<td><small>{remark}</small></td></tr>"
+            {
+                "arm": arm,
+                "amount": f"{amount:.3g}",
+                "tried": [
+                    (f"{value:g}: {'failed' if loss is None else f'{loss:.4f}'}", value == chosen)
+                    for value, loss in tried
+                ],
+                "edge": chosen is not None and len(tried) > 1 and chosen in (min(tried)[0], max(tried)[0]),
+            }
         )
     note = f"{tune.field}: held-out loss of each trial at {tune.share:g} of the budget; the value in bold was taken."
-    table = f'<div class="panel scroll"><table><tbody>{"".join(rows)}</tbody></table></div>'
-    return f'<p class="sub">{escape(note)}</p>{table}'
+    return {"note": note, "rows": rows}
 
 
 def _troubles(results: Results) -> list[str]:
@@ -257,8 +250,3 @@ def _troubles(results: Results) -> list[str]:
         *(f"{name}: {why}" for name, why in results.failed.items()),
         *(f"{name}: missing" for name in results.missing),
     ]
-
-
-def _list(lines: list[str]) -> str:
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f'<div class="panel"><ul class="limits">{items}</ul></div>' if items else ""

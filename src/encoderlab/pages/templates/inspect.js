@@ -1,6 +1,4 @@
-"use strict";
-// The data of the page is one object; texts are written with textContent, so nothing in them is markup.
-const data = JSON.parse(document.getElementById("data").textContent);
+/* What heads read, drawn from the data of the page. Texts are written with textContent, so nothing in them is markup. */
 const state = { text: 0, layer: 0, head: 0, asks: null, kept: false, what: "text", measure: "diagonal" };
 const MEANING = {
   entropy: "Entropy of attention in nats: 0 reads one token, the logarithm of the length reads all alike.",
@@ -188,3 +186,4 @@ function update(changes) {
 }
 update({});
 drawWords();
+new MutationObserver(() => update({})).observe(root, { attributeFilter: ["data-theme"] });  // maps are painted in its colours

@@ -1,0 +1,141 @@
+"""Strip plots: the scores of several methods on a task, each with its seeds, their mean and its interval, on one axis.
+
+Places are shares of the axis as CSS has them; the template of the page (``parts.html``) draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from encoderlab.measure.report import Score, TaskScores, difference, interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """The row of one method: places of its mean, its seeds and its interval; ``beyond`` the left end of the axis no
+    mean is drawn. ``best``: its mean is the largest of the task.
+    """
+
+    name: str
+    ours: bool
+    hue: str
+    mean: str
+    seeds: Sequence[str]
+    span: tuple[str, str] | None
+    beyond: bool
+    score: str
+    spread: str
+    best: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strip:
+    """The plot of a task. ``kind`` of its ``verdict``: ``gain``, ``loss`` or neither."""
+
+    name: str
+    about: str
+    metric: str
+    unit: str
+    lanes: Sequence[Lane]
+    ticks: Sequence[tuple[str, str]]
+    verdict: str
+    kind: str
+
+    def lane(self, method: str) -> Lane | None:
+        """The row of a method; None if it has no score."""
+        return next((lane for lane in self.lanes if lane.name == method), None)
+
+
+def strip(task: TaskScores) -> Strip:
+    """The plot of the scores of a task."""
+    axis = _axis(*_focus(task.methods))
+    colours = iter(range(sum(method.ours for method in task.methods) - 1, -1, -1))  # the last of ours has the first one
+    best = max(interval(method.scores)[0] for method in task.methods)
+    verdict, kind = _judgement(task)
+    return Strip(
+        name=task.name,
+        about=task.about,
+        metric=task.metric,
+        unit=f"{task.metric} × 100",
+        lanes=[
+            _lane(method, axis, f"var(--series-{next(colours) % 10})" if method.ours else "var(--muted)", best)
+            for method in task.methods
+        ],
+        ticks=[(axis.at(tick), f"{100 * tick:g}") for tick in axis.ticks],
+        verdict=verdict,
+        kind=kind,
+    )
+
+
+def _lane(method: Score, axis: _Axis, hue: str, best: float) -> Lane:
+    middle, half = interval(method.scores)
+    return Lane(
+        name=method.name,
+        ours=method.ours,
+        hue=hue,
+        mean=axis.at(middle),
+        seeds=[axis.at(score) for score in method.scores] if len(method.scores) > 1 else [],
+        span=(axis.at(middle - half), axis.at(middle + half)) if half else None,
+        beyond=middle < axis.low,
+        score=f"{100 * middle:.1f}",
+        spread=f"± {100 * half:.1f}" if half else "",
+        best=middle == best,
+    )
+
+
+def _focus(methods: Sequence[Score]) -> tuple[float, float]:
+    """The range of our models' scores and of the baselines near them or above; one far below would flatten the rest.
+    Shares keep within 0 and 1, however wide their intervals are.
+    """
+    means, lows, highs = [], [], []  # of each method, with its interval and its seeds
+    for method in methods:
+        middle, half = interval(method.scores)
+        means.append(middle)
+        lows.append(min(middle - half, *method.scores))
+        highs.append(max(middle + half, *method.scores))
+    ours = [i for i, method in enumerate(methods) if method.ours] or range(len(methods))
+    low, high = min(lows[i] for i in ours), max(highs[i] for i in ours)
+    margin = 4 * max(high - low, 0.01)
+    near = [i for i, mean in enumerate(means) if low - margin < mean < high + margin]
+    above = [i for i, mean in enumerate(means) if mean > high]
+    low, high = min(lows[i] for i in near), max(highs[i] for i in [*near, *above])
+    shares = all(0 <= score <= 1 for method in methods for score in method.scores)
+    return (max(low, 0.0), min(high, 1.0)) if shares else (low, high)
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """The range of a strip plot, and round numbers inside it."""
+
+    low: float
+    high: float
+    ticks: list[float]
+
+    def at(self, value: float) -> str:
+        """The place of ``value`` in CSS; what lies outside stands at the end."""
+        return f"{100 * (min(max(value, self.low), self.high) - self.low) / (self.high - self.low):.2f}%"
+
+
+def _axis(low: float, high: float) -> _Axis:
+    """An axis that holds both values with some room."""
+    room = 0.07 * ((high - low) or abs(high) or 1.0)
+    low, high = low - room, high + room
+    raw = (high - low) / 4
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
+    first = math.ceil(low / step)
+    return _Axis(low, high, [round(n * step, 10) for n in range(first, math.floor(high / step) + 1)])
+
+
+def _judgement(task: TaskScores) -> tuple[str, str]:
+    """What the paired difference says, and whether it is a ``gain`` or a ``loss``."""
+    found = difference(task)
+    if found is None or task.compare is None:
+        return "", ""
+    middle, half = found
+    kind = "gain" if middle - half > 0 else "loss" if middle + half < 0 else ""
+    if kind:
+        return f"{100 * middle:+.1f} ± {100 * half:.1f} from pretraining", kind
+    return "no clear gain or loss from pretraining", kind

@@ -1,0 +1,189 @@
+"""Charts inside a page: lines, bands and points with intervals, on linear or logarithmic axes.
+
+A chart is drawn twice, for wide and for narrow windows, and the page's style shows one of them: letters keep their size
+where a picture that shrinks would make them unreadable. What a point stands for is shown when one points at it. Here
+are the places of everything; the template (``parts.html``) draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value with the ends of its interval, and what is shown when one points at it."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+    title: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Points of one colour, by number; ``line`` joins them, ``band`` fills what lies between their intervals, ``faint``
+    ones may lie upon each other.
+    """
+
+    name: str
+    colour: int
+    points: Sequence[Point]
+    line: bool = False
+    band: bool = False
+    dashed: bool = False
+    faint: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A drawn point."""
+
+    x: float
+    y: float
+    title: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A drawn series: the points of its ``band`` and of its ``line`` as SVG has them, (x, low, high) of its ``bars``,
+    and its points.
+    """
+
+    hue: str
+    band: str
+    line: str
+    dashed: bool
+    faint: bool
+    radius: float
+    bars: Sequence[tuple[float, float, float]]
+    marks: Sequence[Mark]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """One of the two pictures of a chart, ``wide`` or ``narrow``: its size, its frame, its ticks and what is in it."""
+
+    kind: str
+    width: int
+    height: int
+    left: int
+    right: int
+    bottom: int
+    middle: float
+    x_ticks: Sequence[tuple[float, str]]
+    y_ticks: Sequence[tuple[float, str]]
+    shapes: Sequence[Shape]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """Both drawings; ``keys`` are the names of the series and their colours."""
+
+    x: str
+    label: str
+    drawings: Sequence[Drawing]
+    keys: Sequence[tuple[str, str]] = field(default_factory=list)
+
+
+def chart(series: Sequence[Series], *, x: str, y: str, x_log: bool = False, y_log: bool = False) -> Chart | None:
+    """The chart of the ``series``; None without points."""
+    if not any(one.points for one in series):
+        return None
+    return Chart(
+        x=x,
+        label=f"{y} against {x}",
+        drawings=[
+            _draw(series, x_log, y_log, width, height, kind)
+            for kind, width, height in (("wide", 860, 320), ("narrow", 340, 260))
+        ],
+        keys=list({one.name: _hue(one) for one in series if one.name and not one.dashed}.items()),
+    )
+
+
+def _hue(series: Series) -> str:
+    return f"var(--series-{series.colour % 10})"
+
+
+def _draw(series: Sequence[Series], x_log: bool, y_log: bool, width: int, height: int, kind: str) -> Drawing:
+    points = [point for one in series for point in one.points]
+    left, right, top, bottom = 52, width - 14, 12, height - 44
+    across, x_ticks = _scale([p.x for p in points], x_log, left, right, 7 if kind == "wide" else 3)
+    ends = [value for p in points for value in (p.low, p.y, p.high)]
+    up, y_ticks = _scale(ends, y_log, bottom, top, 5)
+    return Drawing(
+        kind=kind,
+        width=width,
+        height=height,
+        left=left,
+        right=right,
+        bottom=bottom,
+        middle=(left + right) / 2,
+        x_ticks=[(round(across(tick), 1), _short(tick)) for tick in x_ticks],
+        y_ticks=[(round(up(tick), 1), _short(tick)) for tick in y_ticks],
+        shapes=[_shape(one, across, up) for one in series],
+    )
+
+
+def _shape(one: Series, across: Callable[[float], float], up: Callable[[float], float]) -> Shape:
+    def path(places: Sequence[tuple[float, float]]) -> str:
+        return " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in places) if len(one.points) > 1 else ""
+
+    edge = [(p.x, p.low) for p in one.points] + [(p.x, p.high) for p in reversed(one.points)]
+    marks = [] if one.dashed else one.points
+    bars = [(round(across(p.x), 1), round(up(p.low), 1), round(up(p.high), 1)) for p in marks if not one.band]
+    return Shape(
+        hue=_hue(one),
+        band=path(edge) if one.band else "",
+        line=path([(p.x, p.y) for p in one.points]) if one.line else "",
+        dashed=one.dashed,
+        faint=one.faint,
+        radius=3 if one.band or one.faint else 4.5,
+        bars=[bar for bar in bars if abs(bar[2] - bar[1]) > 0.5],
+        marks=[Mark(x=round(across(p.x), 1), y=round(up(p.y), 1), title=p.title) for p in marks],
+    )
+
+
+def _scale(
+    values: Sequence[float], log: bool, start: float, end: float, count: int
+) -> tuple[Callable[[float], float], list[float]]:
+    """From values to places between ``start`` and ``end``, and about ``count`` round values."""
+    low, high = min(values), max(values)
+    if log:
+        low, high = math.log10(low), math.log10(high)
+    room = 0.06 * ((high - low) or abs(high) or 1.0)
+    low, high = low - room, high + room
+
+    def place(value: float) -> float:
+        value = math.log10(value) if log else value
+        return start + (value - low) / (high - low) * (end - start)
+
+    if not log:
+        return place, _round_values(low, high, count)
+    for digits in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 4, 6, 8)):
+        ticks = [
+            digit * 10.0**power
+            for power in range(math.floor(low), math.ceil(high) + 1)
+            for digit in digits
+            if low <= math.log10(digit * 10.0**power) <= high
+        ]
+        if len(ticks) >= min(3, count):
+            return place, ticks[:: math.ceil(len(ticks) / (count + 1))]
+    return place, [float(f"{one:.3g}") for one in _round_values(10**low, 10**high, count)]
+
+
+def _round_values(low: float, high: float, count: int) -> list[float]:
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
+    first = math.ceil(low / step)
+    return [round(n * step, 12) for n in range(first, math.floor(high / step) + 1)]
+
+
+def _short(value: float) -> str:
+    if value and not 1e-3 <= abs(value) < 1e5:
+        return f"{value:.0e}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+    return f"{value:g}"
