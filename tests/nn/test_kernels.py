@@ -716,7 +716,7 @@ def test_what_is_wrong_with_the_environment_leaves_the_plain_twins(fault, tmp_pa
         monkeypatch.setattr(Path, "expanduser", no_home)
     with caplog.at_level(logging.WARNING):
         assert build.load.__wrapped__() is None
-    assert len(caplog.records) == 1 and "the plain ones run" in caplog.records[0].getMessage()
+    assert len(caplog.records) == 1 and "plain kernels run" in caplog.records[0].getMessage()
 
 
 def test_a_compiler_that_fails_leaves_the_plain_twins_and_one_line(tmp_path, monkeypatch, caplog):

@@ -268,7 +268,7 @@ def test_memory_is_attended_to_and_not_convolved(
 def test_a_query_stream_beside_a_convolution_is_refused(conv: Convolution) -> None:
     encoder = make(replace(BASE, conv=conv)).eval()
     states = encoder(torch.randint(0, 50, (2, 9)))
-    with pytest.raises(ConfigError, match="no neighbours to convolve"):
+    with pytest.raises(ConfigError, match="no neighbours for a convolution"):
         encoder.query_stream(states, states.last[:, :2], torch.tensor([[0, 1], [3, 4]]), layers=(2,))
 
 
@@ -277,10 +277,10 @@ def test_a_query_stream_beside_a_convolution_is_refused(conv: Convolution) -> No
     [
         ({"doc": torch.zeros(2, 8)}, r"doc of shape \[2, 8\], expected \[2, 9\] for ids \[2, 9\]"),
         ({"doc": torch.zeros(9)}, r"doc of shape \[9\], expected \[2, 9\]"),
-        ({"doc": torch.ones(2, 9).bool()}, r"doc of torch.bool, .* give a mask of ones and zeros as attention_mask"),
+        ({"doc": torch.ones(2, 9).bool()}, r"doc is torch.bool, .* give a mask of ones and zeros as attention_mask"),
         ({"segments": torch.zeros(3, 9).long()}, r"segments of shape \[3, 9\], expected \[2, 9\]"),
         ({"visible": torch.ones(2, 8, 9).bool()}, r"visible of shape \[2, 8, 9\], expected \[2, 9, 9\]"),
-        ({"visible": torch.ones(2, 9, 9)}, "visible of torch.float32, expected torch.bool"),
+        ({"visible": torch.ones(2, 9, 9)}, "visible is torch.float32, expected torch.bool"),
         ({"reverse": torch.zeros(1).bool()}, r"reverse of shape \[1\], expected \[2\]"),
     ],
 )
@@ -294,10 +294,10 @@ def test_tensors_that_do_not_fit_the_rows_are_refused(given: dict[str, torch.Ten
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"position": Rotary(), "width": 20}, "rotary positions turn pairs, choose an even width"),
+        ({"position": Rotary(), "width": 20}, "rotary positions need an even head width"),
         ({"local": Local(theta=9.0)}, "local.theta 9 without rotary positions"),
-        ({"norm": "pre_but_first", "embed_norm": "none"}, "norm pre_but_first needs a first layer of its own"),
-        ({"norm": "pre_but_first", "sharing": Sharing()}, "norm pre_but_first needs a first layer of its own"),
+        ({"norm": "pre_but_first", "embed_norm": "none"}, "norm pre_but_first needs an unshared first layer"),
+        ({"norm": "pre_but_first", "sharing": Sharing()}, "norm pre_but_first needs an unshared first layer"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(changes: dict, message: str) -> None:

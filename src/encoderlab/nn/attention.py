@@ -1,4 +1,4 @@
-"""Attention: projections, the position term, memory, a query stream, and convolution heads beside it."""
+"""Multi-head attention with position terms, memory, a query stream and convolution heads."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ Biases = Literal["all", "query_value", "none"]
 
 
 class Keyed(NamedTuple):
-    """A layer's keys and values, (B, M, A) each; a second pass over the same states reads these instead."""
+    """Keys and values of a layer, (B, M, A) each; a second pass over the same states reuses them."""
 
     key: Tensor
     value: Tensor
 
 
 class Attention(nn.Module):
-    """Multi-head attention (Vaswani et al., 2017, section 3.2) with the parts of the family.
+    """Multi-head attention (Vaswani et al., 2017, section 3.2) with the parts that a family adds.
 
-    Queries come from ``x`` (B, L, D). Keys and values come from ``source`` (B, M, D), which is x itself, memory and x,
-    or the stored states that a query stream reads; or they are given as they are (:class:`Keyed`). Where all three
-    have the same source, one product makes them. ``heads`` is the number of heads that attend
-    (``EncoderConfig.attention_heads``); beside them stand as many that convolve, if ``conv`` says so.
+    Queries come from ``x`` (B, L, D). Keys and values come from ``source`` (B, M, D): x itself, memory and x, or the
+    stored states of a query stream. ``source`` may also be keys and values (:class:`Keyed`). Where queries, keys and
+    values have the same source, one matrix product computes all three. ``heads`` counts the heads that attend
+    (``EncoderConfig.attention_heads``); with ``conv``, as many channels convolve next to them. Costs memory of O(L) per
+    head with a kernel, O(L M) without.
     """
 
     def __init__(
@@ -79,8 +80,11 @@ class Attention(nn.Module):
         self.out = nn.Linear(outputs, width, bias=biases != "none")
 
     def forward(self, x: Tensor, source: Tensor | Keyed, scope: Scope) -> tuple[Tensor, Keyed | None]:
-        """The heads' outputs (B, L, A), or (B, L, 2 A) with convolution heads, and the keys and values that they read,
-        if the scope keeps them. The output map is left to the block, which fuses it with what follows."""
+        """Outputs of the heads, (B, L, A), or (B, L, 2 A) with convolution heads; keys and values too, if the scope
+        keeps them.
+
+        The output map belongs to the block, which fuses it with the next operation.
+        """
         how: dict[str, Any] = {
             "scale": self.scale,
             "p": self.dropout,
@@ -110,7 +114,7 @@ class Attention(nn.Module):
         return attended, Keyed(key, value) if scope.keep_keyed else None
 
     def scores(self, x: Tensor, scope: Scope) -> Tensor:
-        """Scaled scores (B, H, L, L) before mask and softmax, for looking at attention and for matching it."""
+        """Scaled scores (B, H, L, L) before mask and softmax, for inspection and for distillation."""
         query, key, _ = self._project(x, x)
         q, k = self._rotated(self._split(query), self._split(key), scope)
         content, terms = self._terms(q, k, scope)
@@ -120,11 +124,12 @@ class Attention(nn.Module):
         return scores + terms["bias"] if terms else scores
 
     def weights(self, x: Tensor, source: Tensor, scope: Scope) -> Tensor:
-        """What every head takes of the value at every key, (B, H, L, M), without dropout: attention's probabilities,
-        then, from the convolution heads, their kernels laid out over the keys. Rows of attention add up to 1.
+        """The weight that every head gives to every key, (B, H, L, M), without dropout.
 
-        The heads' outputs are linear in the values, so their outputs for the identity in place of the values are the
-        weights; masks, positions and windows are those of :meth:`forward`. Costs memory for every query and key.
+        First the probabilities of attention heads, whose rows add up to 1, then the kernels of convolution heads laid
+        out over the keys. Computed as the heads' outputs when the values are the identity matrix, because outputs are
+        linear in the values; masks, positions and windows are those of :meth:`forward`. Costs memory for every pair of
+        query and key.
         """
         query, key, value = self._project(x, source)
         q, k = self._rotated(self._split(query), self._split(key), scope)
@@ -159,13 +164,13 @@ class Attention(nn.Module):
 
     @staticmethod
     def _rotated(q: Tensor, k: Tensor, scope: Scope) -> tuple[Tensor, Tensor]:
-        """Queries and keys with rotary positions, if the scope has them."""
+        """Queries and keys, turned by rotary positions if the scope has them."""
         if scope.rotation is None:
             return q, k
         return rotate(q, scope.query_rotation(q.shape[2])), rotate(k, scope.rotation)
 
     def _terms(self, q: Tensor, k: Tensor, scope: Scope) -> tuple[Tensor, dict[str, Any]]:
-        """The content query, and what the position term adds to the scores, as an argument of kernels.attend."""
+        """The content query, and the position term as an argument of kernels.attend."""
         if self.term is None:
             return q, {}
         assert scope.distances is not None

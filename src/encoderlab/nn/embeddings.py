@@ -1,4 +1,4 @@
-"""From token ids to the first layer's input."""
+"""Embeddings: from token ids to the first layer's input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class Adaptive:
     Args:
         cutoffs: the ids at which a new cluster begins.
         divisor: cluster i has width ``embed_width / divisor**i``.
-        tied_projections: the clusters whose output projection is that of the input.
+        tied_projections: numbers of the clusters whose output projection is the projection of the input.
+
+    Raises:
+        ConfigError: cut-offs do not rise.
     """
 
     cutoffs: tuple[int, ...]
@@ -38,14 +41,14 @@ class Adaptive:
         check_least(self, 1, "divisor")
         if any(stop <= start for start, stop in itertools.pairwise((0, *self.cutoffs))):
             raise ConfigError(
-                f"adaptive cut-offs {list(self.cutoffs)} do not rise; give ids above 0, each above the one before"
+                f"adaptive cut-offs {list(self.cutoffs)} do not rise; give ids above 0, each larger than the one before"
             )
 
     def sizes(self, vocab: int) -> list[tuple[int, int]]:
-        """First and last id + 1 of each cluster.
+        """First id and last id + 1 of each cluster.
 
         Raises:
-            ConfigError: a cut-off beyond the vocabulary.
+            ConfigError: a cut-off is not below ``vocab``.
         """
         inside = [cut for cut in self.cutoffs if cut < vocab]
         if len(inside) < len(self.cutoffs):
@@ -60,7 +63,7 @@ class Adaptive:
 class AdaptiveTable(nn.Module):
     """Word embeddings by cluster: ids (B, L) -> (B, L, D).
 
-    With divisor 1 it is one table, and a map only where E differs from D.
+    With divisor 1 there is one table, and a map only if E differs from D.
     """
 
     def __init__(self, adaptive: Adaptive, vocab: int, embed_width: int, width: int) -> None:
@@ -72,7 +75,7 @@ class AdaptiveTable(nn.Module):
             largest = round(embed_width ** (1 / tails))
             largest -= largest**tails > embed_width
             raise ConfigError(
-                f"divisor {adaptive.divisor} leaves the last of {tails + 1} clusters no width of embed_width "
+                f"divisor {adaptive.divisor} gives the last of {tails + 1} clusters width 0 of embed_width "
                 f"{embed_width}; set adaptive.divisor to at most {largest}"
             )
         self.tables = nn.ParameterList(
@@ -84,8 +87,8 @@ class AdaptiveTable(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         if len(self.clusters) == 1:
             return self._mapped(0, F.embedding(ids, self.tables[0]))
-        # Every token is looked up in every table: the later ones are narrow, and picking out the tokens of each would
-        # wait for an accelerator.
+        # Look every token up in every table: the later tables are narrow, and selecting the tokens of each cluster
+        # would wait for an accelerator.
         parts = []
         for i, (start, stop) in enumerate(self.clusters):
             inside = (ids >= start) & (ids < stop)
@@ -98,11 +101,11 @@ class AdaptiveTable(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Token + position + segment tables of width E, a norm and dropout, and if ``mapped`` a map from E to D.
+    """Sum of word, position and segment tables of width E, then norm and dropout, and if ``mapped`` a map from E to D.
 
     ``norm``: at width E before the map (BERT, ALBERT, ELECTRA), at width D after it (DeBERTa, whose map has no bias),
-    or none (XLNet, Transformer-XL). ``types`` 0 leaves the segment table out; with 1, as RoBERTa has it,
-    both texts of a pair are segment 0.
+    or none (XLNet, Transformer-XL). ``types`` 0 leaves the segment table out; with 1, as in RoBERTa, both texts of a
+    pair are segment 0.
     """
 
     def __init__(
@@ -122,8 +125,8 @@ class Embeddings(nn.Module):
     ) -> None:
         super().__init__()
         self.dropout, self.norm_place, self.width = dropout, norm, width
-        # Gradient-disentangled sharing: the embeddings (of the generator) to whose tables of words and positions those
-        # here are differences. They get no gradient, and in a tuple they are no submodule.
+        # Gradient-disentangled sharing: the generator's embeddings. The tables here are differences from its word and
+        # position tables, which get no gradient. A tuple hides them from torch's list of submodules.
         self.base: tuple[Embeddings, ...] = ()
         self.words: nn.Parameter | None = None
         self.clusters: AdaptiveTable | None = None
@@ -137,7 +140,7 @@ class Embeddings(nn.Module):
             rows = 0 if position.sinusoidal else position.length + position.offset
         elif isinstance(position, Disentangled):
             rows = position.input_positions
-        summed = embed_width if adaptive is None else width  # adaptive words come mapped
+        summed = embed_width if adaptive is None else width  # adaptive words already have width D
         self.positions = nn.Parameter(torch.empty(rows, summed)) if rows else None
         self.types = nn.Parameter(torch.empty(types, summed)) if types else None
         self.norm = None
@@ -172,7 +175,7 @@ class Embeddings(nn.Module):
         return self.map(x) if self.norm_place != "width" and self.map is not None else x
 
     def look_up(self, ids: Tensor) -> Tensor:
-        """The word vectors alone, (B, L) -> (B, L, E); adaptive ones are scaled by sqrt(D) as in Transformer-XL."""
+        """The word vectors only, (B, L) -> (B, L, E); adaptive ones are scaled by sqrt(D) as in Transformer-XL."""
         if self.clusters is not None:
             return self.clusters(ids) * self.width**0.5
         assert self.words is not None
@@ -181,13 +184,13 @@ class Embeddings(nn.Module):
 
     @property
     def base_words(self) -> Tensor | None:
-        """The word table of ``base`` (V, E), without gradient; None where there is no base.
+        """The word table of ``base`` (V, E), without gradient; None if there is no base.
 
-        Asked anew each time, because a sharded module replaces its parameters.
+        Read at every call, because a sharded module replaces its parameters.
         """
         return self.base[0].words.detach() if self.base and self.base[0].words is not None else None
 
     @property
     def base_positions(self) -> Tensor | None:
-        """The position table of ``base``, as :attr:`base_words`."""
+        """The position table of ``base`` without gradient, read as :attr:`base_words` is."""
         return self.base[0].positions.detach() if self.base and self.base[0].positions is not None else None

@@ -55,9 +55,12 @@ class Sharing:
     """Layers with common weights (Lan et al., 2020, section 3.1): layer i of N uses group ``i // (N / groups)``.
 
     Args:
-        groups: how many different sets of weights there are.
-        inner: blocks of a group, which each of its layers runs in turn; more than one share both parts.
-        parts: what is shared; the other part keeps weights of its own in every layer.
+        groups: number of different sets of weights.
+        inner: number of blocks in a group; each layer of the group runs all of them. More than 1 needs both ``parts``.
+        parts: the shared parts; every layer has its own weights for a part that is not named.
+
+    Raises:
+        ConfigError: unknown or repeated parts, or several inner blocks that share only one part.
     """
 
     groups: int = 1
@@ -75,11 +78,11 @@ class Sharing:
 
     @property
     def whole(self) -> bool:
-        """Whether layers of a group have all weights in common."""
+        """Whether the layers of a group share all weights."""
         return len(self.parts) == 2
 
 
-MOST_LAYERS, WIDEST, MOST_TOKENS = 1000, 1 << 17, 1 << 27  # ten times and more beyond what was ever published
+MOST_LAYERS, WIDEST, MOST_TOKENS = 1000, 1 << 17, 1 << 27  # at least ten times larger than any published model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,44 +90,48 @@ class EncoderConfig:
     """Everything that determines an :class:`Encoder`. Defaults are BERT-base.
 
     Args:
-        vocab: V, the rows of the word table.
-        layers: N, see also ``sharing``.
-        width: D, of the states between layers.
-        heads: of attention, those that convolve included (``conv``).
+        vocab: V, number of rows of the word table.
+        layers: N, number of layers; with ``sharing.inner`` each applies several blocks.
+        width: D, width of the states between layers.
+        heads: number of heads, convolution heads included (``conv``).
         head_width: K; None means ``width / heads``.
-        ff_width: of the feed-forward block inside.
-        position: how layers know where a token stands.
-        local: layers whose tokens see their neighbours only; None where all layers see the whole document.
-        causal: tokens see no later ones.
-        conv: convolution in the place of some heads (ConvBERT).
-        ff_groups: both maps of the feed-forward block are block-diagonal with so many blocks (ConvBERT).
-        ff_gated: a second map, as wide as the first, is multiplied with the activations (GLU; with GELU, GeGLU).
+        ff_width: F, inner width of the feed-forward block.
+        position: how layers know the position of a token.
+        local: which layers see only neighbours; None where all layers see the whole document.
+        causal: tokens do not see later tokens.
+        conv: convolution that replaces some attention heads (ConvBERT).
+        ff_groups: number of blocks in both maps of the feed-forward block (ConvBERT); 1 for dense maps.
+        ff_gated: multiply the activations with a second map of the same width (GLU; with GELU, GeGLU).
         ff_biases: whether the maps of the feed-forward block have biases.
-        embed_width: E, of the embedding tables, with a map to D where they differ; None means ``width``.
-        embed_map: the map from E to D stands where they are equal too (ALBERT).
+        embed_width: E, width of the embedding tables; a map from E to D follows if they differ. None means ``width``.
+        embed_map: have the map from E to D even if E equals D (ALBERT).
         embed_norm: the norm of the embeddings at width E (``embedding``), at width D (``width``), or none.
         adaptive: word tables of several widths by frequency (Transformer-XL).
-        types: rows of the segment table; 0 for no table.
+        types: number of rows of the segment table; 0 for no table.
         sharing: layers with common weights (ALBERT).
         stem_conv: a convolution over the embeddings (DeBERTa v2).
-        norm: the norms stand after the residual sums (``post``), or before attention and feed-forward and after the
-            last layer (``pre``); ``pre_but_first`` is without the very first, behind embeddings that have one
-            (ModernBERT), ``pre_but_last`` without that after the last layer (Transformer-XL's ``pre_lnorm``).
-        normalization: of embeddings, layers and the heads' transforms.
+        norm: ``post``: norms follow the residual sums. ``pre``: norms precede attention and feed-forward, one follows
+            the last layer. ``pre_but_first``: as ``pre``, but without the first norm, because the embeddings have one
+            (ModernBERT). ``pre_but_last``: as ``pre``, without the norm after the last layer (Transformer-XL's
+            ``pre_lnorm``).
+        normalization: kind of norm in embeddings, layers and the transforms of heads.
         eps: added to the variance in every norm.
         activation: of the feed-forward block.
         attention_biases: which maps of attention have a bias.
-        dropout: of embeddings and of the outputs of attention and feed-forward.
-        embed_dropout: of embeddings; None for ``dropout``.
-        ff_output_dropout: of the output of feed-forward; None for ``dropout``.
-        attention_dropout: of attention's weights.
-        ff_dropout: after the feed-forward activation.
-        output_dropout: after the last layer (XLNet, Transformer-XL).
+        dropout: rate for embeddings and for the outputs of attention and feed-forward.
+        embed_dropout: rate for embeddings; None means ``dropout``.
+        ff_output_dropout: rate for the output of feed-forward; None means ``dropout``.
+        attention_dropout: rate for the attention weights.
+        ff_dropout: rate after the feed-forward activation.
+        output_dropout: rate after the last layer (XLNet, Transformer-XL).
         init_std: standard deviation of initial weights.
-        truncated_init: initial weights stay within two standard deviations (TensorFlow originals).
-        glorot_map: the map from E to D starts Glorot-uniform (ELECTRA, ConvBERT).
-        scaled_init: maps whose output is added to the residual stream, and the LM head's, start with ``init_std`` /
-            sqrt(2 N) (Radford et al., 2019).
+        truncated_init: draw initial weights within two standard deviations (original code in TensorFlow).
+        glorot_map: draw the initial map from E to D Glorot-uniform (ELECTRA, ConvBERT).
+        scaled_init: draw the maps that write to the residual stream, and the LM head's, with standard deviation
+            ``init_std`` / sqrt(2 N) (Radford et al., 2019).
+
+    Raises:
+        ConfigError: values that do not fit together; the message says which, and what to set.
     """
 
     vocab: int
@@ -179,14 +186,14 @@ class EncoderConfig:
         if isinstance(self.position, RelativeShift) and self.width % 2:
             raise ConfigError(f"width {self.width} is odd; relative shift needs an even width for its sinusoid")
         if isinstance(self.position, Rotary) and self.key_width % 2:
-            raise ConfigError(f"heads of {self.key_width} numbers; rotary positions turn pairs, choose an even width")
+            raise ConfigError(f"head width {self.key_width} is odd; rotary positions need an even head width")
         if self.local is not None and self.local.theta is not None and not isinstance(self.position, Rotary):
             raise ConfigError(
                 f"local.theta {self.local.theta:g} without rotary positions; set it to null, or position.kind to rotary"
             )
         if self.norm == "pre_but_first" and (self.sharing is not None or self.embed_norm == "none"):
             raise ConfigError(
-                "norm pre_but_first needs a first layer of its own and a norm on the embeddings; set norm to pre, or "
+                "norm pre_but_first needs an unshared first layer and a norm on the embeddings; set norm to pre, or "
                 "sharing to null and embed_norm to embedding"
             )
         if isinstance(self.position, Disentangled) and self.causal:
@@ -208,7 +215,7 @@ class EncoderConfig:
 
     @property
     def depth(self) -> int:
-        """The number of layers that a forward pass applies: N, times the inner blocks of a shared group."""
+        """Number of blocks that a forward pass applies: N, times the inner blocks of a shared group."""
         return self.layers * (self.sharing.inner if self.sharing else 1)
 
     @property
@@ -218,17 +225,19 @@ class EncoderConfig:
 
     @property
     def attention_heads(self) -> int:
-        """The heads that attend: all of them, or those that are left beside a convolution."""
+        """Number of heads that attend: all heads, or those that a convolution does not replace."""
         return self.heads if self.conv is None else kept_heads(self.heads, self.conv.head_ratio)
 
     @property
     def conv_branch(self) -> Branch | None:
-        """The convolution beside attention; None where heads only fall away (:class:`Bottleneck`), or all attend."""
+        """The convolution next to attention; None where all heads attend or heads are only left out
+        (:class:`Bottleneck`).
+        """
         return None if isinstance(self.conv, Bottleneck) else self.conv
 
     @property
     def attention_width(self) -> int:
-        """A, the width of the attending heads side by side."""
+        """A, the width of all attending heads together."""
         return self.attention_heads * self.key_width
 
     @property
@@ -238,7 +247,7 @@ class EncoderConfig:
 
     @property
     def max_length(self) -> int | None:
-        """The longest row the positions allow; None where there is no limit."""
+        """The longest row, in tokens, that the positions allow; None for no limit."""
         if isinstance(self.position, Absolute) and not self.position.sinusoidal:
             return self.position.length
         if isinstance(self.position, Disentangled) and self.position.input_positions:
@@ -247,24 +256,24 @@ class EncoderConfig:
 
     @property
     def pre(self) -> bool:
-        """Whether the norms stand before attention and feed-forward."""
+        """Whether the norms precede attention and feed-forward."""
         return self.norm != "post"
 
     def sees_all(self, layer: int) -> bool:
-        """Whether tokens of the layer that is applied as number ``layer`` (from 0) see the whole document."""
+        """Whether tokens of layer ``layer`` (from 0, in order of application) see the whole document."""
         return self.local is None or self.local.sees_all(layer)
 
     def make_norm(self, width: int) -> Norm:
-        """A norm over ``width`` numbers."""
+        """A norm for states of ``width``."""
         return make_norm(self.normalization, width, self.eps)
 
 
 @dataclass(frozen=True)
 class States:
-    """The output of every layer, each (B, L, D), and the scope that they were computed in.
+    """The output of every layer, each (B, L, D), and the scope of the forward pass.
 
-    ``layers[0]`` is the first layer's input, ``layers[i]`` the output of layer i, counted from 1. ``keyed``: the keys
-    and values of each layer, if they were asked for (``keep_keyed``).
+    ``layers[0]`` is the first layer's input, ``layers[i]`` the output of layer i, counted from 1. ``keyed``: keys and
+    values of each layer, with ``keep_keyed``.
     """
 
     layers: tuple[Tensor, ...]
@@ -277,10 +286,10 @@ class States:
 
 
 class Chosen(NamedTuple):
-    """S chosen places in the rows of a batch, where rows may have different numbers of them.
+    """S chosen places in the rows of a batch; rows may have different numbers of them.
 
-    ``at`` (B, T) is a table of places, and ``rows`` (S,) and ``slots`` (S,) say which of its entries count, in any
-    order. Entries that do not count may hold any place.
+    ``at`` (B, T) is a table of places. ``rows`` (S,) and ``slots`` (S,) are the indices of the entries that count, in
+    any order; other entries may hold any place.
     """
 
     at: Tensor
@@ -289,7 +298,7 @@ class Chosen(NamedTuple):
 
     @classmethod
     def among_all(cls, rows: Tensor, places: Tensor, batch: int, length: int) -> Chosen:
-        """``places`` (S,) of ``rows`` (S,), with a table that lists all ``length`` places: for where S is large."""
+        """``places`` (S,) of ``rows`` (S,), with a table that lists all ``length`` places; use it where S is large."""
         return cls(torch.arange(length, device=rows.device).expand(batch, -1), rows, places)
 
     @property
@@ -299,11 +308,11 @@ class Chosen(NamedTuple):
 
 
 class Block(nn.Module):
-    """One layer: attention, then feed-forward, each with dropout, residual and norm.
+    """One layer: attention, then feed-forward, each with dropout, residual sum and norm.
 
-    The norm stands after the sum ("post") or before attention and feed-forward ("pre"). The ``parts``, "attention" or
-    "feed_forward", are taken from the block ``shared`` with their weights; the others are made anew. ``first``: this is
-    the first layer.
+    The norm follows the sum ("post") or precedes attention and feed-forward ("pre"). ``parts`` ("attention",
+    "feed_forward") are taken with their weights from the block ``shared``; other parts are new. ``first``: this is the
+    first layer.
     """
 
     attention: Attention
@@ -351,8 +360,9 @@ class Block(nn.Module):
         """The layer's output (B, L, D), and its keys and values if the scope keeps them.
 
         Args:
-            x: (B, L, D), what queries come from and what the output is added to.
-            source: the states (B, M, D) that keys and values come from, or these themselves.
+            x: (B, L, D), the source of the queries; the output of attention is added to it.
+            source: the states (B, M, D) from which keys and values are computed, or keys and values themselves.
+            scope: masks, positions and dropout keys.
         """
         keys, out = scope.keys, self.attention.out
         if self.pre:
@@ -374,7 +384,7 @@ class Block(nn.Module):
         return self._join(change, bias, x, self.feed_forward_norm, self.output_dropout, keys, FF_OUTPUT), keyed
 
     def normed(self, x: Tensor) -> Tensor:
-        """What attention reads of the states x (B, L, D) that enter the layer."""
+        """The input of attention for states x (B, L, D): x, or its norm where norms come first."""
         norm = self.attention_norm
         if norm is None or not self.pre:
             return x
@@ -391,14 +401,14 @@ class Block(nn.Module):
         keys: Tensor | None,
         site: int,
     ) -> Tensor:
-        """norm(x + dropout(change + bias)), one pass over memory."""
+        """norm(x + dropout(change + bias)), in one pass over memory."""
         assert norm is not None
         how = norm.weight, norm_bias(norm), self.eps, p, keys, site
         return kernels.dropout_add_norm(change, x, *how, x_bias=bias, center=self.center)
 
 
 class Encoder(nn.Module):
-    """Embeddings and N layers; the configuration says which architecture of the family this is."""
+    """Embeddings and N layers; ``config`` says which published architecture it is."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -432,7 +442,7 @@ class Encoder(nn.Module):
         if sharing.whole:
             return [Block(config) for _ in range(sharing.groups * sharing.inner)]
         blocks: list[Block] = []
-        firsts: dict[int, Block] = {}  # of each group
+        firsts: dict[int, Block] = {}  # the first block of each group
         for i in range(config.layers):
             group = i * sharing.groups // config.layers
             blocks.append(Block(config, firsts.get(group), sharing.parts))
@@ -441,11 +451,11 @@ class Encoder(nn.Module):
 
     @property
     def depth(self) -> int:
-        """The number of layers that a forward pass applies."""
+        """Number of blocks that a forward pass applies."""
         return self.config.depth
 
     def block(self, index: int) -> Block:
-        """The block that layer ``index`` (0-based) applies."""
+        """The block that layer ``index`` (from 0) applies."""
         sharing = self.config.sharing
         if sharing is not None and sharing.whole:
             layer, inner = divmod(index, sharing.inner)
@@ -472,24 +482,25 @@ class Encoder(nn.Module):
 
         Args:
             ids: (B, L) token ids.
-            doc: (B, L) document number of each token, -1 for padding; two tokens see each other iff theirs are equal.
+            doc: (B, L) document number of each token, -1 for padding; tokens see each other if their numbers are equal.
                 None: all see all.
-            attention_mask: (B, L) ones and zeros, as other libraries have it, in place of ``doc``: every token sees the
-                ones. Positions are counted as ``transformers`` does: by column, or, where ids start behind the padding
-                id (RoBERTa), over the tokens that are not padding.
-            positions: (B, L) or (1, L) absolute position of each token, in place of counting.
+            attention_mask: (B, L) ones and zeros, as in other libraries, instead of ``doc``: every token sees the ones.
+                Positions are counted as in ``transformers``: by column, or, where positions start after the padding id
+                (RoBERTa), over the tokens that are not padding.
+            positions: (B, L) or (1, L) absolute position of each token; None counts them.
             segments: (B, L) segment ids; None means all 0.
             visible: (B, L, L) further restriction: True where query i may see key j (permutation language modelling).
-            memory: one (B, M, D) tensor per layer, the states before the row, seen by every token (Dai et al., 2019,
+            memory: one (B, M, D) tensor per layer, the states before the row, which every token sees (Dai et al., 2019,
                 section 3.2).
             window: a token sees at most this many keys back, itself included (Transformer-XL's ``same_length``).
             reverse: (B,) bool, rows whose tokens run backwards (XLNet's bidirectional data).
-            noise: dropout masks for training; drawn from torch's generator when the module trains and none is given.
-            keep_keyed: keep every layer's keys and values, for a query stream over all layers.
+            noise: keys of the dropout masks; in training mode, None draws them from torch's default generator.
+            depth: number of layers to run.
+            keep_keyed: return keys and values of every layer, for a query stream over all layers.
 
         Raises:
-            ConfigError: documents longer than the positions allow, memory without relative positions, or a tensor of
-                another shape or kind.
+            ConfigError: a document is longer than the positions allow, memory is given without relative positions, or a
+                tensor has an unexpected shape or type.
         """
         noise = noise if noise is not None or not self.training else Noise.fresh(ids.shape[0], ids.device)
         _check_shapes(ids, doc, attention_mask, positions, segments, visible, reverse)
@@ -542,17 +553,18 @@ class Encoder(nn.Module):
         memory: Sequence[Tensor] | None = None,
         noise: Noise | None = None,
     ) -> Tensor:
-        """A second pass of ``layers`` (0-based) with other queries over stored states: (B, T, D) -> (B, T, D).
+        """Run ``layers`` (from 0) again with other queries over stored states: (B, T, D) -> (B, T, D).
 
-        The queries stand at places ``at`` (B, T). XLNet's second stream is all layers in turn; DeBERTa's enhanced mask
-        decoder is the last layer twice. Layer i reads ``states.layers[i]``, never the query stream, so this is exact.
-        Costs T / L of the layers' query side, and nothing more where the states keep keys and values.
+        The queries stand at places ``at`` (B, T). XLNet's second stream runs all layers in turn; DeBERTa's enhanced
+        mask decoder runs the last layer twice. Layer i reads keys and values from ``states.layers[i]``, never from the
+        query stream, so the result is exact. Costs T / L of the query side of the layers; where ``states`` have no
+        stored keys and values, those are computed again.
 
         Raises:
-            ConfigError: layers with a convolution, which reads neighbours that the queries do not have.
+            ConfigError: a layer has a convolution, which reads neighbours that the queries do not have.
         """
         if self.config.conv_branch is not None:
-            raise ConfigError("a query stream has no neighbours to convolve; set encoder.conv to null")
+            raise ConfigError("a query stream has no neighbours for a convolution; set encoder.conv to null")
         scope = states.scope.of_queries(at, visible, _remembered(memory))
         x = queries
         keyed: dict[int, Keyed | None] = dict(enumerate(states.keyed))
@@ -565,19 +577,19 @@ class Encoder(nn.Module):
     def last_at(self, states: States, chosen: Chosen, noise: Noise | None = None) -> Tensor:
         """The last layer's output at chosen places, (S, D).
 
-        It is read from ``states``, or computed at these places alone if ``states`` end one layer earlier (a forward
-        pass of ``depth`` - 1).
+        If ``states`` include the last layer, its output is read; if they end one layer earlier (a forward pass of
+        ``depth`` - 1), the last layer is computed at these places only.
         """
         if len(states.layers) == self.depth:  # the embeddings and all layers but one
             return self.last_layer_at(states, chosen, noise)
         return states.last[chosen.rows, chosen.places]
 
     def last_layer_at(self, states: States, chosen: Chosen, noise: Noise | None = None) -> Tensor:
-        """The last layer's output at chosen places only, (S, D).
+        """Compute the last layer at chosen places only: (S, D), from ``states`` of the layers before it.
 
-        ``states`` hold the layers before it. Only keys and values are computed at every place; the rest is computed at
-        the chosen ones, which is all that a loss on few places needs. A place has the dropout masks of its slot in
-        ``chosen.at``. Not for a last layer whose convolution reads neighbours (:attr:`splits_last_layer`).
+        Keys and values are computed at every place, everything else at the chosen places, which is all that a loss on
+        few places needs. Dropout masks belong to the slots of ``chosen.at``. Works only where :attr:`splits_last_layer`
+        is true.
         """
         at, rows, slots = chosen
         scope = replace(states.scope.of_queries(at), keep_keyed=False)
@@ -588,7 +600,7 @@ class Encoder(nn.Module):
 
     @property
     def splits_last_layer(self) -> bool:
-        """Whether :meth:`last_layer_at` applies."""
+        """Whether the last layer can be computed at chosen places only: it has no convolution."""
         return self.config.conv is None and (self.stem is None or self.depth > 1)
 
     @staticmethod
@@ -596,17 +608,21 @@ class Encoder(nn.Module):
         return states if memory is None else torch.cat([memory[layer].to(states.dtype), states], dim=1)
 
     def attention_scores(self, states: States, layer: int) -> Tensor:
-        """Scaled scores before the softmax of ``layer`` (0-based), (B, H, L, L), computed again from its stored input.
+        """Scaled scores before the softmax of ``layer`` (from 0), (B, H, L, L), computed again from the layer's stored
+        input.
 
-        Memory is left out.
+        Without memory.
         """
         block = self.block(layer)
         (scope,) = self._of_layers(states.scope, None, [layer], 0)
         return block.attention.scores(block.normed(states.layers[layer]), scope)
 
     def attention_weights(self, states: States, layer: int, memory: Sequence[Tensor] | None = None) -> Tensor:
-        """What the heads of ``layer`` (0-based) take of every key, (B, H, L, M), computed again from the stored input:
-        see :meth:`encoderlab.nn.attention.Attention.weights`. ``memory`` is that of the pass.
+        """The weight that each head of ``layer`` (from 0) gives to every key, (B, H, L, M), computed from the stored
+        input.
+
+        See :meth:`encoderlab.nn.attention.Attention.weights`. ``memory``: the memory of the forward pass that gave
+        ``states``.
         """
         block = self.block(layer)
         (scope,) = self._of_layers(states.scope, None, [layer], 0)
@@ -615,7 +631,7 @@ class Encoder(nn.Module):
         return block.attention.weights(x, source, scope)
 
     def _finish(self, x: Tensor, noise: Noise | None, stream: int = 0) -> Tensor:
-        """What follows the last layer; ``stream`` is 1 for queries, whose dropout differs from that of the content."""
+        """Apply norm and dropout after the last layer. ``stream`` is 1 for a query stream, whose masks differ."""
         if self.norm is not None:
             x = self.norm(x)
         keys = None if noise is None else noise.layer(self.depth)
@@ -628,11 +644,11 @@ class Encoder(nn.Module):
             )
 
     def _asking(self, doc: Tensor | None, masked: bool) -> Tensor | None:
-        """The document that each token asks in, (B, L).
+        """The document that each token belongs to as a query, (B, L).
 
-        Padding asks in none, unless a convolution reads its states (``mask_padding=False``): then, as in the released
-        ConvBERT, it continues the document before it. Under an attention mask (``masked``) every token asks in the one
-        document, but in DeBERTa, whose code hides everything from padding.
+        Padding belongs to none, unless a convolution reads its states (``mask_padding=False``): then, as in the
+        released ConvBERT, it continues the document before it. Under an attention mask (``masked``) every token belongs
+        to the one document, except in DeBERTa, whose code lets padding see nothing.
         """
         branch = self.config.conv_branch
         if doc is not None and masked and not isinstance(self.config.position, Disentangled):
@@ -642,9 +658,10 @@ class Encoder(nn.Module):
     def _positions(
         self, ids: Tensor, doc: Tensor | None, asking: Tensor | None, given: Tensor | None, masked: bool
     ) -> Tensor | None:
-        """The absolute position of each token, (B, L) or (1, L); None where nobody asks.
+        """The absolute position of each token, (B, L) or (1, L); None where the model reads none.
 
-        Whether they fit is read off the numbers themselves where the row is longer than the table, or they were given.
+        The length check reads the position values (and waits for a device) only if the row is longer than the table or
+        the caller gave positions.
         """
         embeddings, limit, length = self.embeddings, self.config.max_length, ids.shape[1]
         if given is not None:
@@ -664,10 +681,10 @@ class Encoder(nn.Module):
             raise ConfigError(
                 f"{what} of {longest} tokens exceed the model's {limit} positions; shorten them to {limit}"
             )
-        return positions.clamp(max=limit - 1)  # long padding
+        return positions.clamp(max=limit - 1)  # padding beyond the table
 
     def _mask(self, by_document: Tensor | None, x: Tensor, remembered: int, window: int | None) -> Tensor | None:
-        """Which keys the queries of x (B, L, D) see, (B|1, 1, L, M); None for all."""
+        """Mask (B|1, 1, L, M) for queries x (B, L, D): True where a query may attend to a key; None for everywhere."""
         near = visible_by_distance(x.shape[1], remembered, causal=self.config.causal, window=window, device=x.device)
         mask = by_document if near is None else near if by_document is None else by_document & near
         return None if mask is None else mask[:, None]
@@ -686,8 +703,10 @@ class Encoder(nn.Module):
     def _rotations(
         self, remembered: int, length: int, positions: Tensor | None, device: torch.device
     ) -> tuple[Tensor | None, Nearby | None]:
-        """The rotary positions of ``remembered`` states and of a row behind them, which are counted unless they are
-        given, and what local layers have instead."""
+        """Rotary positions of ``remembered`` states and the row after them, and what local layers use instead.
+
+        ``positions`` None counts them.
+        """
         position, local, width = self.config.position, self.config.local, self.config.key_width
         rotation = near = None
         if isinstance(position, Rotary):
@@ -701,9 +720,11 @@ class Encoder(nn.Module):
         return rotation, None if local is None else Nearby(local.reach, near)
 
     def _of_layers(self, scope: Scope, noise: Noise | None, layers: Sequence[int], first: int) -> list[Scope]:
-        """The scope of each of the ``layers`` (0-based). Its keys of dropout, numbered from ``first`` on, are made for
-        all at once: on a GPU every small operation costs a launch. The sinusoid of a relative shift is dropped once for
-        all layers and both streams, as in the originals; DeBERTa's table by each layer.
+        """The scope of each of the ``layers`` (from 0), with dropout keys numbered from ``first``.
+
+        Keys of all layers are made at once, because every small operation costs a launch on a GPU. The sinusoid of a
+        relative shift has one dropout mask for all layers and both streams, as in the original code; DeBERTa's table
+        has one per layer.
         """
         scopes = [scope if self.config.sees_all(layer) else scope.of_local() for layer in layers]
         if noise is None:
@@ -729,9 +750,9 @@ def _check_shapes(
     visible: Tensor | None,
     reverse: Tensor | None,
 ) -> None:
-    """Refuse what does not fit the rows; one row may stand for all, except for ``reverse``."""
+    """Refuse tensors that do not fit ``ids``; a tensor of one row may stand for all rows, except ``reverse``."""
     if ids.ndim != 2:
-        raise ConfigError(f"ids of shape {list(ids.shape)}, expected (rows, tokens); of one text give ids[None]")
+        raise ConfigError(f"ids of shape {list(ids.shape)}, expected (rows, tokens); for one text give ids[None]")
     rows, length = ids.shape
     given = {
         "doc": (doc, (length,)),
@@ -744,17 +765,17 @@ def _check_shapes(
         if x is not None and (x.shape[1:] != shape or x.shape[0] not in (1, rows)):
             raise ConfigError(f"{name} of shape {list(x.shape)}, expected {[rows, *shape]} for ids {list(ids.shape)}")
     if doc is not None and doc.dtype == torch.bool:
-        raise ConfigError("doc of torch.bool, expected numbers; give a mask of ones and zeros as attention_mask")
+        raise ConfigError("doc is torch.bool, expected numbers; give a mask of ones and zeros as attention_mask")
     if doc is not None and attention_mask is not None:
         raise ConfigError("doc and attention_mask both say which tokens are padding; give one of them")
     if visible is not None and visible.dtype != torch.bool:
-        raise ConfigError(f"visible of {visible.dtype}, expected torch.bool: True where a query may see a key")
+        raise ConfigError(f"visible is {visible.dtype}, expected torch.bool: True where a query may see a key")
     if reverse is not None and reverse.shape != (rows,):
-        raise ConfigError(f"reverse of shape {list(reverse.shape)}, expected {[rows]}: a truth value for each row")
+        raise ConfigError(f"reverse of shape {list(reverse.shape)}, expected {[rows]}: one truth value per row")
 
 
 def _remembered(memory: Sequence[Tensor] | None) -> int:
-    """How many states of each layer stand before the row."""
+    """Number of memory states before the row."""
     return 0 if memory is None else memory[0].shape[1]
 
 
@@ -763,8 +784,8 @@ def update_memory(
 ) -> tuple[Tensor, ...] | None:
     """The memory of every layer after a row, (B, at most ``length``, D) without gradient; None if ``length`` is 0.
 
-    It is the end of ``memory`` and ``inputs``, the states (B, L, D) that each layer has read; of these only the first
-    ``reuse`` positions, if it is given (XLNet, whose next row starts behind them).
+    Appends ``inputs``, the states (B, L, D) that each layer has read, to ``memory`` and keeps the end. With ``reuse``
+    only the first ``reuse`` positions of ``inputs`` count (XLNet, whose next row starts after them).
     """
     if length == 0:
         return None

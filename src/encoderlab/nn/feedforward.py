@@ -1,4 +1,4 @@
-"""The position-wise network of a layer: dense or grouped, gated or not."""
+"""The feed-forward network of a layer: dense or grouped, gated or not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 
 
 def activation(name: Activation) -> Callable[[Tensor], Tensor]:
-    """The activation of that name; ``gelu`` is the erf form, ``gelu_tanh`` that of BERT's and XLNet's code."""
+    """The activation called ``name``; ``gelu`` is the erf form, ``gelu_tanh`` the form in BERT's and XLNet's code."""
     return ACTIVATIONS[name]
 
 
@@ -32,10 +32,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class GroupedLinear(nn.Module):
-    """ConvBERT's grouped linear map (section 3.3): block i of the input by weight i, outputs side by side, one bias.
+    """ConvBERT's grouped linear map (section 3.3): block i of the input times weight i, outputs concatenated, one bias.
 
-    weight (groups, in / groups, out / groups); costs 1 / groups of a dense map. Channels of different groups never mix
-    here.
+    (..., in) -> (..., out), weight (groups, in / groups, out / groups). Costs 1 / groups of a dense map, but channels
+    of different groups do not mix.
+
+    Raises:
+        ConfigError: ``groups`` does not divide both widths.
     """
 
     bias: nn.Parameter | None
@@ -59,8 +62,8 @@ class GroupedLinear(nn.Module):
 class FeedForward(nn.Module):
     """``W_2 dropout(act(W_1 x + b_1)) + b_2``: (B, L, D) -> (B, L, D) through width F.
 
-    ``gated`` (GLU; Shazeer, 2020): W_1 has 2 F rows, and what the first half of them gives is activated and multiplied
-    with what the second half gives, ``W_2 dropout(act(W x + b) * (V x + c)) + b_2``.
+    ``gated`` (GLU; Shazeer, 2020): W_1 has 2 F rows; the first half of its output is activated and multiplied with the
+    second half, ``W_2 dropout(act(W x + b) * (V x + c)) + b_2``.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class FeedForward(nn.Module):
         return change if bias is None else change + bias
 
     def without_bias(self, x: Tensor, keys: Tensor | None, site: int) -> tuple[Tensor, Tensor | None]:
-        """The result without its last bias, and that bias, for whoever adds it together with something else."""
+        """The result without b_2, and b_2, so that the caller can fuse the addition with the next operation."""
         up, down = self.up, self.down
         if isinstance(up, nn.Linear) and isinstance(down, nn.Linear) and self.act in ("gelu", "gelu_tanh"):
             tanh, gated, p = self.act == "gelu_tanh", self.gated, self.dropout

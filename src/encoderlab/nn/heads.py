@@ -1,7 +1,8 @@
-"""What stands on the encoder.
+"""Heads: the small networks that turn the encoder's states into scores.
 
-Every head but the one for spans takes chosen vectors (S, D), never whole (B, L, D) blocks: S is what the loss needs.
-Dropout keys here are one per chosen vector (:meth:`Noise.at`), so masks do not depend on which others were chosen.
+Every head except the span head takes S chosen vectors (S, D), never whole (B, L, D) blocks, because the loss needs only
+those. Dropout keys are one per chosen vector (:meth:`Noise.at`), so masks do not depend on which other vectors were
+chosen.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from encoderlab.nn.norms import Norm
 class LM:
     """Prediction of tokens through the tied word table: ``x W^T + b``.
 
-    ``transform`` puts dense D -> E, activation (None: that of the layers) and a norm before it. ``dense_bias`` and
-    ``output_bias``: whether dense has a bias, and whether there is b.
+    ``transform`` puts a dense map D -> E, an activation (None: the one of the layers) and a norm before it.
+    ``dense_bias``: whether the dense map has a bias. ``output_bias``: whether there is b.
     """
 
     transform: bool = True
@@ -38,9 +39,10 @@ class LM:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """ModernBERT's prediction head, which stands before the last map of every task: dense D -> D, activation, norm.
+    """ModernBERT's prediction head, which precedes the last map of every task: dense map D -> D, activation, norm.
 
-    A model that was pretrained with an LM head starts from the transform of that head, which has the same form.
+    In a model that was pretrained with an LM head, it starts from the weights of that head's transform, which has the
+    same shape.
     """
 
     activation: Activation = "gelu"
@@ -49,7 +51,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Pooler:
-    """Dense D -> D and an activation on one vector of the text (BERT's [CLS] pooler)."""
+    """Dense map D -> D and an activation on one vector per text (BERT's [CLS] pooler)."""
 
     activation: Activation = "tanh"
     dropout: float = 0.0
@@ -60,9 +62,10 @@ class Pooler:
 
 @dataclass(frozen=True, kw_only=True)
 class RTD:
-    """Is this token the original? Dense D -> D, activation, dense to 1.
+    """Replaced token detection (Clark et al., 2020): is this token the original? Dense map D -> D, activation,
+    dense map to 1.
 
-    ``form``: ``electra`` reads h; ``deberta`` reads LayerNorm(h + h_[CLS]).
+    ``form``: ``electra`` reads the state h of the token; ``deberta`` reads LayerNorm(h + h_[CLS]).
     """
 
     form: Literal["electra", "deberta"] = "electra"
@@ -70,20 +73,23 @@ class RTD:
 
 @dataclass(frozen=True, kw_only=True)
 class Classification:
-    """One score per label from one vector per text; regression has one label.
+    """One score per label for each text; regression has one label.
 
-    The vector's summary, dropout, an affine map to the labels.
+    A vector of the text, its summary, dropout, then an affine map to the labels.
 
     Args:
-        labels: how many.
-        pooling: the vector is that of the summary ``token``, or the ``mean`` over all tokens, special ones included.
-        summary: ``pooler``, the pretrained one; ``dense``, a new map D -> D; ``raw``, the vector as it is.
-        prediction: stands before the dropout, behind the summary ``raw`` alone; None for none.
+        labels: number of labels.
+        pooling: the vector is the one of the summary ``token``, or the ``mean`` over all tokens, special ones included.
+        summary: ``pooler``, the pretrained pooler; ``dense``, a new map D -> D; ``raw``, the vector itself.
+        prediction: a prediction head before the dropout, only with summary ``raw``; None for none.
         activation: of the summary ``dense``.
-        input_dropout: of the vector before the summary ``dense``.
-        dropout: of the summary.
-        glorot: the affine map starts Glorot-uniform.
-        several: a text may have several labels or none: every score is the log-odds of its label, not one of a softmax.
+        input_dropout: rate for the vector before the summary ``dense``.
+        dropout: rate for the summary.
+        glorot: draw the initial affine map Glorot-uniform.
+        several: a text may have any number of labels: each score is the log-odds of its label, without a softmax.
+
+    Raises:
+        ConfigError: a prediction head with another summary than ``raw``.
     """
 
     kind: Literal["classification"] = "classification"
@@ -101,14 +107,15 @@ class Classification:
         check_least(self, 1, "labels")
         check_shares(self, "input_dropout", "dropout")
         if self.prediction is not None and self.summary != "raw":
-            raise ConfigError(f"a prediction head beside summary {self.summary!r}; set summary to raw")
+            raise ConfigError(f"summary {self.summary!r} excludes a prediction head; set summary to raw")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tagging:
-    """One score per tag for each chosen token: dropout, affine (``dense``: after DeBERTa's dense and GELU).
+    """One score per tag for each chosen token: dropout, then an affine map (``dense``: after DeBERTa's dense map and
+    GELU).
 
-    ``prediction`` stands before the dropout; None for none.
+    ``prediction``: a prediction head before the dropout; None for none.
     """
 
     kind: Literal["tagging"] = "tagging"
@@ -122,18 +129,21 @@ class Tagging:
         check_least(self, 1, "labels")
         check_shares(self, "dropout")
         if self.dense and self.prediction is not None:
-            raise ConfigError("a prediction head beside a dense map; set dense to false, or prediction to null")
+            raise ConfigError("a dense map excludes a prediction head; set dense to false, or prediction to null")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Start and end of an answer.
+    """Start and end of an answer in a text.
 
     Args:
         form: ``independent`` (BERT) is an affine map D -> 2. ``conditional`` (ELECTRA, ConvBERT) and ``beam`` (XLNet,
             ALBERT v2) score the end given a start, and whether there is an answer.
-        dropout: before the map of the form ``independent`` (DistilBERT), or in the answerability of the form ``beam``.
-        prediction: stands before the dropout of the form ``independent``; None for none.
+        dropout: rate before the map of form ``independent`` (DistilBERT), or in the answer score of form ``beam``.
+        prediction: a prediction head before the dropout of form ``independent``; None for none.
+
+    Raises:
+        ConfigError: a prediction head with another form than ``independent``.
     """
 
     kind: Literal["span"] = "span"
@@ -144,14 +154,14 @@ class Span:
     def __post_init__(self) -> None:
         check_shares(self, "dropout")
         if self.form != "independent" and self.prediction is not None:
-            raise ConfigError(f"a prediction head for answers of form {self.form!r}; set form to independent")
+            raise ConfigError(f"answers of form {self.form!r} have no prediction head; set form to independent")
 
 
 TaskHead = Classification | Tagging | Span
 
 
 class LMHead(nn.Module):
-    """(S, D) -> logits (S, V); the encoder's word table (V, E) is given at the call, so that it is stored once."""
+    """(S, D) -> logits (S, V). The caller passes the encoder's word table (V, E), so that it is stored once."""
 
     def __init__(
         self, config: LM, vocab: int, width: int, embed_width: int, act: Activation, norm: Callable[[int], Norm]
@@ -166,7 +176,7 @@ class LMHead(nn.Module):
         return F.linear(self.transform(x), words, self.bias)
 
     def transform(self, x: Tensor) -> Tensor:
-        """(S, D) -> (S, E): what is multiplied with the word table."""
+        """(S, D) -> (S, E): the vectors that are multiplied with the word table."""
         if self.dense is None or self.norm is None:
             return x
         return self.norm(activation(self.act)(self.dense(x)))
@@ -174,19 +184,20 @@ class LMHead(nn.Module):
     def losses(
         self, x: Tensor, words: Tensor, targets: Tensor, *, uniforms: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Summed cross-entropy in nats, right first choices, and one sample (S,) per row for ``uniforms``, if given.
+        """Sum of cross-entropies in nats, number of correct first choices, and one sampled class (S,) per row for
+        ``uniforms``.
 
-        x (S, D), words (V, E), targets (S,), ``uniforms`` (S,) in [0, 1). The logits of all S places never exist at
-        once where a kernel runs.
+        x (S, D), words (V, E), targets (S,), ``uniforms`` (S,) in [0, 1) or None. With a kernel, the logits of all S
+        places never exist at once.
         """
         return kernels.linear_cross_entropy(self.transform(x), words, self.bias, targets, uniforms=uniforms)
 
 
 class AdaptiveLMHead(nn.Module):
-    """Adaptive softmax over the clusters of the input tables (Grave et al., 2017), biases included.
+    """Adaptive softmax over the clusters of the input tables (Grave et al., 2017), with biases.
 
-    ``log p(w) = log p(cluster) + log p(w | cluster)``; only the rows whose target lies in a cluster are multiplied with
-    its table, which is where the speed comes from. The order of the result is that of the input.
+    ``log p(w) = log p(cluster) + log p(w | cluster)``. A cluster's table is multiplied only with the rows whose target
+    lies in the cluster, which makes it fast. Results are in the order of the input.
     """
 
     def __init__(self, adaptive: Adaptive, vocab: int, width: int, embed_width: int) -> None:
@@ -202,7 +213,7 @@ class AdaptiveLMHead(nn.Module):
         self.maps = nn.ParameterDict({str(i): torch.empty(width, embed_width // adaptive.divisor**i) for i in owned})
 
     def members(self, targets: Tensor) -> list[Tensor]:
-        """For each cluster but the first, the indices of the ``targets`` (S,) that lie in it.
+        """For each cluster except the first, the indices of the ``targets`` (S,) in it.
 
         On an accelerator this waits for the device.
         """
@@ -211,8 +222,10 @@ class AdaptiveLMHead(nn.Module):
     def losses(
         self, x: Tensor, targets: Tensor, embeddings: Embeddings, members: Sequence[Tensor] | None = None
     ) -> Tensor:
-        """Negative log-likelihoods (S,) in nats of ``targets`` (S,) from x (S, D), with their :meth:`members` where
-        these are known."""
+        """Negative log-likelihoods (S,) in nats of ``targets`` (S,) from x (S, D).
+
+        ``members``: the result of :meth:`members`, where the caller already has it.
+        """
         members = self.members(targets) if members is None else members
         head = self._head(x, embeddings)
         first = self.clusters[0][1]
@@ -247,17 +260,17 @@ class AdaptiveLMHead(nn.Module):
         if str(cluster) in self.maps:
             return x @ self.maps[str(cluster)]
         assert embeddings.clusters is not None
-        maps = embeddings.clusters.maps  # one for all clusters with divisor 1
+        maps = embeddings.clusters.maps  # one map for all clusters if the divisor is 1
         return x if maps is None else x @ maps[cluster if self.divisor > 1 else 0]
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    """Over the last axis, in single precision at least: half precisions would round a loss of 10 nats to 0.06."""
+    """Log-softmax over the last axis in at least float32: half precision would round a loss of 10 nats to 0.06."""
     return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 class PredictionHead(nn.Module):
-    """``norm(act(W x + b))``: (..., D) -> (..., D)."""
+    """:class:`Prediction` as a module, ``norm(act(W x + b))``: (..., D) -> (..., D)."""
 
     def __init__(self, config: Prediction, width: int, norm: Callable[[int], Norm]) -> None:
         super().__init__()
@@ -274,7 +287,7 @@ def _prediction(config: TaskHead, width: int, norm: Callable[[int], Norm]) -> Pr
 
 
 class PoolerHead(nn.Module):
-    """``act(W dropout(x) + b)``: (S, D) -> (S, D)."""
+    """:class:`Pooler` as a module, ``act(W dropout(x) + b)``: (S, D) -> (S, D)."""
 
     def __init__(self, config: Pooler, width: int) -> None:
         super().__init__()
@@ -288,7 +301,7 @@ class PoolerHead(nn.Module):
 class RTDHead(nn.Module):
     """Logit that a token was replaced: (S, D) -> (S,).
 
-    ``first`` (S, D) is the [CLS] vector of each token's text, for the form ``deberta``.
+    ``first`` (S, D) is the [CLS] vector of each token's text, needed by form ``deberta``.
     """
 
     def __init__(self, config: RTD, width: int, act: Activation, eps: float) -> None:
@@ -306,7 +319,9 @@ class RTDHead(nn.Module):
 
 
 class ClassificationHead(nn.Module):
-    """(S, D) -> (S, labels); where the summary is the pooler, x is its output."""
+    """:class:`Classification` as a module: (S, D) -> (S, labels). If the summary is the pooler, x is the pooler's
+    output.
+    """
 
     def __init__(self, config: Classification, width: int, norm: Callable[[int], Norm] = nn.LayerNorm) -> None:
         super().__init__()
@@ -323,7 +338,7 @@ class ClassificationHead(nn.Module):
 
 
 class TaggingHead(nn.Module):
-    """(S, D) -> (S, labels)."""
+    """:class:`Tagging` as a module: (S, D) -> (S, labels)."""
 
     def __init__(self, config: Tagging, width: int, norm: Callable[[int], Norm] = nn.LayerNorm) -> None:
         super().__init__()
@@ -339,10 +354,13 @@ class TaggingHead(nn.Module):
 
 
 class SpanHead(nn.Module):
-    """Start, end and answerability logits over windows: x (B, L, D); ``allowed`` (B, L) bool marks legal places."""
+    """:class:`Span` as a module: logits of start, end and "no answer" for windows x (B, L, D).
+
+    ``allowed`` (B, L) bool is True where an answer may start or end.
+    """
 
     HIDDEN = 512  # inner width of ELECTRA's conditional head
-    FORBIDDEN = {"conditional": -1000.0, "beam": -1e30}  # logits of illegal places, as in the originals
+    FORBIDDEN = {"conditional": -1000.0, "beam": -1e30}  # logits where not allowed, as in the originals
 
     def __init__(self, config: Span, width: int, eps: float, norm: Callable[[int], Norm] = nn.LayerNorm) -> None:
         super().__init__()
@@ -361,24 +379,28 @@ class SpanHead(nn.Module):
             self.answer_dense, self.answer_out = nn.Linear(2 * width, width), nn.Linear(width, 1, bias=False)
 
     def dropped(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """x (B, L, D) after what the independent form begins with: a prediction head, if it has one, and dropout,
-        ``keys`` (B,)."""
+        """x (B, L, D) after the first steps of form ``independent``: prediction head, if there is one, and dropout with
+        ``keys`` (B,).
+
+        Other forms return x.
+        """
         if self.config.form != "independent":
             return x
         x = x if self.prediction is None else self.prediction(x)
         return kernels.dropout(x, self.config.dropout, keys, 0)
 
     def start_logits(self, x: Tensor, allowed: Tensor) -> Tensor:
-        """(B, L)."""
+        """Start logits (B, L) from x (B, L, D)."""
         logits = self.out(x)[..., 0] if self.config.form == "independent" else self.start(x)[..., 0]
         return self._masked(logits, allowed)
 
     def end_logits(self, x: Tensor, allowed: Tensor, starts: Tensor) -> Tensor:
-        """End logits (B, S, L) given each of S ``starts`` (B, S); the independent form ignores them."""
+        """End logits (B, S, L) for each of S ``starts`` (B, S); form ``independent`` ignores the starts."""
         if self.config.form == "independent":
             return self.out(x)[..., 1][:, None].expand(-1, starts.shape[1], -1)
         chosen = x.gather(1, starts[..., None].expand(-1, -1, x.shape[-1]))
-        # A dense map of two joined vectors is the sum of a map of each: every token is mapped once, not once per start.
+        # A dense map of two concatenated vectors is the sum of two maps, so every token is mapped once, not once per
+        # start.
         conditional, width = self.config.form == "conditional", x.shape[-1]
         first, second = self.end_dense.weight[:, :width], self.end_dense.weight[:, width:]
         of_start, of_end = (first, second) if conditional else (second, first)
@@ -387,7 +409,7 @@ class SpanHead(nn.Module):
         return self._masked(self.end_out(hidden)[..., 0], allowed[:, None])
 
     def answer_logits(self, x: Tensor, first: Tensor, start_logits: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Logit (B,) that the question has no answer; ``first`` (B, D) is the [CLS] vector."""
+        """Logit (B,) that the text has no answer; ``first`` (B, D) is the [CLS] vector."""
         summary = torch.einsum("bl,bld->bd", start_logits.softmax(-1), x)
         if self.config.form == "conditional":
             return self.answer_out(F.gelu(self.answer_dense(torch.cat([first, summary], dim=-1))))[..., 0]

@@ -1,4 +1,4 @@
-"""Initial weights: each tensor's values depend on the seed and its own name, never on what was made before it."""
+"""Initial weights: each tensor's values depend only on the seed and the tensor's name."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
 def initialize(model: nn.Module, encoder: Encoder, seed: int, *, within: str = "") -> None:
-    """Fill the parameters of ``model`` in place whose names start with ``within``.
+    """Fill those parameters of ``model`` in place whose names start with ``within``.
 
-    Matrices and tables: normal with the configured standard deviation, cut at two of them where the original is
-    TensorFlow's. Biases 0, LayerNorm 1 and 0. Exceptions, each as in its original: 1 / kernel for a depthwise kernel
-    (ConvBERT); Glorot-uniform for layers that the TensorFlow code made without an initializer; 0.01 for adaptive
-    projections (Transformer-XL); with ``scaled_init`` (ModernBERT) the configured deviation / sqrt(2 N) for maps into
-    the residual stream and of the LM head's and the task heads' transform, 1 / sqrt(D) for what is behind the latter.
+    Matrices and tables: normal with the configured standard deviation, cut at two deviations where the original is
+    written in TensorFlow. Biases 0, LayerNorm weights 1. Exceptions, each as in the original: 1 / kernel for a
+    depthwise kernel (ConvBERT); Glorot-uniform for layers that the TensorFlow code makes without an initializer; 0.01
+    for adaptive projections (Transformer-XL); with ``scaled_init`` (ModernBERT) the configured deviation / sqrt(2 N)
+    for maps into the residual stream and for the transforms of LM and task heads, and 1 / sqrt(D) for the map after a
+    task head's transform.
     """
     config = encoder.config
     exceptions = _exceptions(model, encoder)
@@ -49,7 +50,7 @@ def initialize(model: nn.Module, encoder: Encoder, seed: int, *, within: str = "
 
 
 def _drawn(shape: torch.Size, deviation: float | str, truncated: bool, generator: torch.Generator) -> torch.Tensor:
-    """Values in single precision from a processor's generator, so that they are the same on every device."""
+    """Float32 values from a CPU generator, so that they are the same on every device."""
     value = torch.empty(shape, device="cpu")
     if deviation == "glorot":
         return nn.init.xavier_uniform_(value, generator=generator)
@@ -61,7 +62,7 @@ def _drawn(shape: torch.Size, deviation: float | str, truncated: bool, generator
 
 
 def _redraw_tails(values: torch.Tensor, deviation: float, generator: torch.Generator) -> None:
-    """Draw again what lies beyond two standard deviations, as TensorFlow does.
+    """Draw values beyond two standard deviations again, as TensorFlow does.
 
     Takes a twentieth of the time of inverting the distribution.
     """
@@ -73,7 +74,7 @@ def _redraw_tails(values: torch.Tensor, deviation: float, generator: torch.Gener
 
 
 def _exceptions(model: nn.Module, encoder: Encoder) -> dict[int, float | str]:
-    """Standard deviation, or "glorot", by parameter identity."""
+    """Standard deviation, or "glorot", by id of the parameter."""
     found: dict[int, float | str] = {}
     if encoder.config.glorot_map and encoder.embeddings.map is not None:
         found[id(encoder.embeddings.map.weight)] = "glorot"
@@ -96,7 +97,7 @@ def _exceptions(model: nn.Module, encoder: Encoder) -> dict[int, float | str]:
 
 
 def _scaled(model: nn.Module, config: EncoderConfig) -> dict[int, float | str]:
-    """The deviations of ``scaled_init``, by parameter identity."""
+    """The deviations of ``scaled_init``, by id of the parameter."""
     deviation = config.init_std / math.sqrt(2 * config.depth)
     maps: list[nn.Module | None] = []
     found: dict[int, float | str] = {}

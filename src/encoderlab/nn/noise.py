@@ -1,18 +1,19 @@
 """Dropout masks as a function of (seed, step, row, site, element): equal for any batch split, device, process count.
 
-Nothing is drawn in sequence and no mask is stored: the backward pass computes it again. Three levels:
+No random number depends on earlier ones and no mask is stored: the backward pass computes the mask again. Three levels:
 
     row key    64 bits per row of the batch, from (seed, step, global row number)
     stream     64 bits per (row key, site), and per head inside attention; a site is a small integer, one per place
     word       32 bits per (stream, counter); its two halves decide two elements, 16 apart
 
-``mix64`` is the finaliser of SplitMix64 (Steele, Lea and Flood 2014). The word hash is a Weyl sequence (in a loop, one
-addition) through a 32-bit permutation of two multiplications (constants from Wellons' hash prospector, avalanche bias
-0.1076), with the second half of the stream added between the rounds so that two streams are not windows of one
-sequence. That is eleven 32-bit operations for two decisions and no 64-bit product, which is what vector units and GPUs
-like. Without the Weyl step, masks at distances of large powers of two were correlated (17 standard deviations in 3e7
-elements); with it no lag of 131072 stands out. The torch operations here, ``kernels/cpp`` and ``kernels/gpu``
-give the same bits; tests/nn/test_noise.py and tests/nn/gpu hold that equality, the first the statistics too.
+``mix64`` is the finaliser of SplitMix64 (Steele, Lea and Flood 2014). The word hash takes a Weyl sequence (one addition
+per step of a loop) through a 32-bit permutation of two multiplications (constants from Wellons' hash prospector,
+avalanche bias 0.1076). The second half of the stream is added between the two rounds; without that, two streams would
+be windows of the same sequence. Two decisions cost eleven 32-bit operations and no 64-bit product, which suits vector
+units and GPUs. Without the Weyl step, masks at distances of large powers of two were correlated (17 standard deviations
+in 3e7 elements); with it, no lag up to 131072 stands out. The torch operations here, ``kernels/cpp`` and
+``kernels/gpu`` give the same bits: tests/nn/test_noise.py and tests/nn/gpu check that, and tests/nn/test_noise.py
+checks the statistics.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from encoderlab.seeds import derive
 
 GOLDEN = 0x9E3779B97F4A7C15
 
-# The sites of dropout in a layer. A further one takes the next number: with another order runs would not repeat.
+# The sites of dropout in a layer. A new site takes the next number: renumbering would change the masks of all runs.
 ATTENTION_WEIGHTS, ATTENTION_OUTPUT, FF_OUTPUT, DISTANCES, FF_HIDDEN, STEM = range(6)
-# Where the other ranges of sites begin, far enough apart that no two streams are one: the tokens of a row, further
-# networks or passes on the same rows, layers, and what SiFT (encoderlab.tasks.runs.sift) starts from and passes again.
+# Where other ranges of sites begin, far enough apart that no two streams are equal: tokens of a row, further networks
+# or passes on the same rows, layers, and the start and the second pass of SiFT (encoderlab.tasks.runs.sift).
 TOKENS, BRANCHES, LAYERS, SIFT_START, SIFT_PASSES = 1 << 31, 3 << 30, 1 << 32, 3 << 32, 5 << 32
 
 
 def signed(value: int, bits: int) -> int:
-    """The two's complement reading of the low ``bits`` of ``value``, as torch integers need it."""
+    """The low ``bits`` of ``value`` read as two's complement, because torch integers are signed."""
     value &= (1 << bits) - 1
     return value - (1 << bits) if value >> (bits - 1) else value
 
@@ -48,7 +49,7 @@ def mix64(x: Tensor) -> Tensor:
 
 
 def stream(keys: Tensor, site: int | Tensor) -> Tensor:
-    """The streams of ``site``: int64, shape of ``keys`` broadcast with ``site``."""
+    """The random stream of each key at ``site``: int64, of the shape to which ``keys`` and ``site`` broadcast."""
     if isinstance(site, Tensor):
         return mix64(keys + (site + 1) * signed(GOLDEN, 64))
     return mix64(keys + signed((site + 1) * GOLDEN, 64))
@@ -63,22 +64,29 @@ def words(streams: Tensor, counters: Tensor) -> Tensor:
 
 
 def threshold(p: float) -> int:
-    """An element is kept when its 16 bits, in the upper half of an int32, reach this; the rate is right to 2**-17."""
+    """The number that an element's 16 bits, in the upper half of an int32, must reach for the element to be kept.
+
+    The rate is exact to 2**-17.
+
+    Raises:
+        ConfigError: ``p`` is not in [0, 1).
+    """
     if not 0.0 <= p < 1.0:
         raise ConfigError(f"dropout rate {p} is not in [0, 1); the published models use 0.1")
     return (min(round(p * 65536), 65535) - 32768) << 16
 
 
 def decide(x: Tensor, width: int, p: float) -> Tensor:
-    """Words (..., W) -> keep mask (..., width): of 32 neighbours, 16 take the low halves and 16 the high halves."""
+    """Words (..., W) -> keep mask (..., width): of 32 neighbours, 16 use the low halves and 16 the high halves."""
     x = x.unflatten(-1, (-1, 16))
     return (torch.stack((x << 16, x), dim=-2).flatten(-3) >= threshold(p))[..., :width]
 
 
 def kept(keys: Tensor, site: int, shape: tuple[int, ...], p: float) -> Tensor:
-    """The keep mask, bool, of a tensor of ``shape`` (B, ..., D); position t counts from t * 16 * ceil(D / 32).
+    """The keep mask, bool, of a tensor of ``shape`` (B, ..., D) for row keys ``keys`` (B,).
 
-    So the masks of a row's first positions do not depend on how many follow (the padded length).
+    Counters of position t start at t * 16 * ceil(D / 32), so the masks of a row's first positions do not depend on the
+    padded length.
     """
     width, positions = shape[-1], math.prod(shape[1:-1])
     per_position = 16 * math.ceil(width / 32)
@@ -88,7 +96,9 @@ def kept(keys: Tensor, site: int, shape: tuple[int, ...], p: float) -> Tensor:
 
 
 def kept_pairs(keys: Tensor, site: int, heads: int, queries: int, keys_seen: int, p: float) -> Tensor:
-    """The keep mask (B, H, L, M) of attention weights, bool; a head has a stream, query i counts from i << 16."""
+    """The keep mask (B, H, L, M) of attention weights, bool. Each head has a stream; counters of query i start at i <<
+    16.
+    """
     head = torch.arange(heads, device=keys.device)
     streams = stream(stream(keys, site)[:, None], head)[..., None, None]
     row = torch.arange(queries, dtype=torch.int32, device=keys.device)[:, None] << 16
@@ -97,15 +107,15 @@ def kept_pairs(keys: Tensor, site: int, heads: int, queries: int, keys_seen: int
 
 
 class Noise:
-    """The random numbers of one training step: ``keys`` (B,) int64, one per row, and ``step`` (1,), one for all rows.
+    """The random keys of one training step: ``keys`` (B,) int64, one per row, and ``step`` (1,), one for all rows.
 
-    ``rows`` (B,) are global row numbers (``Batch.rows``), so that 32 rows at once, four times 8, or two ranks of 16
-    give the same masks. A layer takes its own keys with :meth:`layer`; inside it, sites are small constants.
+    ``rows`` (B,) are global row numbers (``Batch.rows``), so that 32 rows at once, four times 8 rows, or two ranks of
+    16 rows get the same masks. A layer takes its keys from :meth:`layer`; inside the layer, sites are small constants.
     """
 
     def __init__(self, seed: int, step: int, rows: Tensor) -> None:
         step_key = signed(derive(seed, "dropout, all rows", step), 64)
-        self.step = torch.full((1,), step_key, device=rows.device)  # filled there: a copy from the host would wait
+        self.step = torch.full((1,), step_key, device=rows.device)  # on the device: a copy would wait
         self.keys = mix64(rows.long() * signed(GOLDEN, 64) + signed(derive(seed, "dropout", step), 64))
 
     @classmethod
@@ -122,28 +132,30 @@ class Noise:
         return noise
 
     def layer(self, index: int) -> Tensor:
-        """The keys (B,) of layer ``index``; they differ from those of every other layer and from ``keys``."""
+        """The keys (B,) of layer ``index``; they differ from the keys of every other layer and from ``keys``."""
         return stream(self.keys, LAYERS + index)
 
     def layers(self, indices: range) -> Tensor:
-        """The keys (N, B) of several layers, for the cost of one."""
+        """The keys (N, B) of several layers, at the cost of one call."""
         return stream(self.keys, self._sites(indices))
 
     def layers_shared(self, indices: range) -> Tensor:
-        """One key each (N, 1) of several layers for what has no row axis, such as a table of relative positions."""
+        """One key per layer (N, 1), for tensors without a row axis such as a table of relative positions."""
         return stream(self.step, self._sites(indices))
 
     def _sites(self, layers: range) -> Tensor:
         return LAYERS + torch.arange(layers.start, layers.stop, device=self.keys.device)[:, None]
 
     def at(self, rows: Tensor, places: Tensor) -> Tensor:
-        """One key per chosen token, (S,): ``rows`` (S,) index the batch, ``places`` (S,) the row."""
+        """One key per chosen token, (S,): ``rows`` (S,) are indices into the batch, ``places`` (S,) indices into the
+        row.
+        """
         return stream(self.keys[rows], TOKENS + places)
 
     def branch(self, index: int) -> Noise:
-        """Noise of its own for a second network on the same rows."""
+        """Independent noise for a second network on the same rows."""
         return self.derived(BRANCHES + index)
 
     def derived(self, site: int) -> Noise:
-        """Noise of its own for a further pass over the same rows, which ``site`` tells apart from others."""
+        """Independent noise for a further pass over the same rows; each ``site`` gives different noise."""
         return Noise._of(stream(self.keys, site), stream(self.step, site))

@@ -1,4 +1,4 @@
-"""Normalisation over the width of a state, a choice of :class:`encoderlab.nn.encoder.EncoderConfig`."""
+"""Normalisation over the width of a state, chosen by :class:`encoderlab.nn.encoder.EncoderConfig`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNormalization:
-    """``(x - mean) / sqrt(variance + eps) * weight + bias`` (Ba et al., 2016); ModernBERT has no ``bias``."""
+    """LayerNorm (Ba et al., 2016), ``(x - mean) / sqrt(variance + eps) * weight + bias``.
+
+    ModernBERT's has no ``bias``.
+    """
 
     kind: Literal["layer_norm"] = "layer_norm"
     bias: bool = True
@@ -18,7 +21,7 @@ class LayerNormalization:
 
 @dataclass(frozen=True, kw_only=True)
 class RootMeanSquare:
-    """``x / sqrt(mean(x^2) + eps) * weight`` (Zhang and Sennrich, 2019)."""
+    """RMSNorm, ``x / sqrt(mean(x^2) + eps) * weight`` (Zhang and Sennrich, 2019)."""
 
     kind: Literal["rms_norm"] = "rms_norm"
 
@@ -35,5 +38,5 @@ def make_norm(config: Normalization, width: int, eps: float) -> Norm:
 
 
 def norm_bias(norm: Norm) -> Tensor | None:
-    """The bias of a norm that has one."""
+    """The norm's bias, or None if it has none."""
     return norm.bias if isinstance(norm, nn.LayerNorm) else None

@@ -1,12 +1,12 @@
-"""How a layer knows where a token stands: tables added to the input, or terms added to the attention scores.
+"""How a layer knows the position of a token: tables added to the input, or terms added to the attention scores.
 
-Every relative term is computed the same way. The L queries are the last of the M keys (memory stands before them), so
-query i and key j are ``d = M - L + i - j`` apart, and their score needs the row of a table for that signed distance.
-Queries are multiplied with the rows of all reachable distances, largest first, which gives ``C (..., L, P)`` with
-column c for distance ``M - 1 - c``. The entry for key j stands at column ``L - 1 - i + j``, so the scores are a strided
-view of C (:func:`skew`): no gather, and rows and columns of the L x M map are never indexed.
+Every relative term is computed the same way. The L queries are the last of the M keys (memory comes first), so query i
+and key j are ``d = M - L + i - j`` apart, and their score needs the row of a table for that signed distance. Queries
+are multiplied with the rows of all reachable distances, largest first, which gives ``C (..., L, P)`` with column c for
+distance ``M - 1 - c``. The entry for key j is in column ``L - 1 - i + j``, so the scores are a strided view of C
+(:func:`skew`): nothing is gathered, and no index of size L x M exists.
 
-Positions are differences within a row. Documents packed in one row are contiguous, so packing does not change them.
+Positions are differences within a row. Documents packed into one row are contiguous, so packing does not change them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from encoderlab.nn import kernels, noise
 from encoderlab.nn.kernels import Relative
 from encoderlab.nn.kernels.plain import chosen_per_head, per_head, segment_scores, skew
 
-LONGEST = 1 << 24  # tokens of a row, and distances within it
+LONGEST = 1 << 24  # largest row and largest distance, in tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Absolute:
-    """A table of ``length`` positions added to the input embeddings (BERT).
+    """A table of ``length`` positions added to the input embeddings (BERT; Devlin et al., 2019, section 3).
 
-    Position p of a document reads row p + ``offset``. ``sinusoidal`` makes the table fixed (Vaswani et al., 2017), as
-    in Transformer-XL's ablation.
+    Position p of a document reads row p + ``offset``. ``sinusoidal`` makes the table fixed (Vaswani et al., 2017,
+    section 3.5), as in Transformer-XL's ablation.
     """
 
     kind: Literal["absolute"] = "absolute"
@@ -51,7 +51,7 @@ class Absolute:
 class RelativeShift:
     """Transformer-XL's term (Dai et al., 2019, section 3.3): ``(q_i + u) k_j + (q_i + v) W_r R_{i-j}``.
 
-    R is a fixed sinusoid.
+    u and v are learned biases, R is a fixed sinusoid.
 
     Args:
         segments: add XLNet's term ``(q_i + s) e_same_or_different`` (Yang et al., 2019, section 2.5).
@@ -73,7 +73,7 @@ class RelativeShift:
 class Shaw:
     """Learned key offsets per layer and distance (Shaw et al., 2018; Transformer-XL's ``attn_type`` 1).
 
-    Score ``(q_i + u) k_j + q_i a_{i-j} + b_{i-j}``.
+    Score ``(q_i + u) k_j + q_i a_{i-j} + b_{i-j}`` with learned u, a and b.
     """
 
     kind: Literal["shaw"] = "shaw"
@@ -88,17 +88,20 @@ class Shaw:
 class Disentangled:
     """DeBERTa's content-to-position and position-to-content terms (He et al., 2021, section 3.1).
 
-    The table of relative positions has 2 x ``slots`` rows. The index of the position-to-content term is that of the
-    published code (distance i - j for both terms), not the paper's.
+    The table of relative positions has 2 x ``slots`` rows. The position-to-content term is indexed as in the published
+    code (distance i - j for both terms), not as in the paper.
 
     Args:
-        span: the largest distance, in tokens, that is told apart from larger ones.
-        buckets: ``slots``; distances beyond ``buckets / 2`` share logarithmic buckets up to ``span`` (DeBERTa v2 and
-            later). None: ``slots`` is ``span``, one per distance.
-        share_projections: the content maps project the table too.
-        norm: the table passes a LayerNorm.
+        span: the largest distance, in tokens, with a row of its own; larger ones share that row.
+        buckets: number of ``slots``; distances beyond ``buckets / 2`` share logarithmic buckets up to ``span`` (DeBERTa
+            v2 and later). None: ``slots`` is ``span``, one per distance.
+        share_projections: the content maps also project the table.
+        norm: apply a LayerNorm to the table.
         terms: content-to-position, position-to-content, or both.
-        input_positions: rows of an absolute table that is added to the input too; 0 for none.
+        input_positions: rows of an absolute table that is also added to the input; 0 for none.
+
+    Raises:
+        ConfigError: unknown or repeated terms, or buckets that do not fit the span.
     """
 
     kind: Literal["disentangled"] = "disentangled"
@@ -127,14 +130,14 @@ class Disentangled:
 
 @dataclass(frozen=True, kw_only=True)
 class Rotary:
-    """Queries and keys turned by angles that grow with their place (Su et al., 2021, section 3.2.2), so that their
-    product depends on how far they are apart.
+    """Rotary positions (Su et al., 2021, section 3.2.2): turn queries and keys by angles that grow with their position,
+    so that their product depends on their distance.
 
-    Angle j of place m is ``m theta^(-2 j / K)``; it turns the pair (x_j, x_{j + K / 2}) of a head K wide.
+    Position m turns the pair (x_j, x_{j + K / 2}) of a head of width K by the angle ``m theta^(-2 j / K)``.
 
     Args:
-        theta: the base; a larger one tells larger distances apart.
-        length: the longest row that the model is meant for.
+        theta: the base; a larger base distinguishes larger distances.
+        length: the longest row, in tokens, that the model is meant for.
     """
 
     kind: Literal["rotary"] = "rotary"
@@ -149,9 +152,9 @@ Position = Absolute | RelativeShift | Shaw | Disentangled | Rotary
 
 
 def places(doc: Tensor | None, length: int, device: torch.device) -> Tensor:
-    """Position of each token within its document: (B, L), or (1, L) where there is one document per row.
+    """Position of each token within its document: (B, L), or (1, L) if every row is one document.
 
-    Padding counts as one document.
+    A run of padding counts as one document.
     """
     index = torch.arange(length, device=device)
     return index[None] if doc is None else index - document_starts(doc)
@@ -160,8 +163,8 @@ def places(doc: Tensor | None, length: int, device: torch.device) -> Tensor:
 def counted(ids: Tensor, offset: int) -> Tensor:
     """Position of each token as ``transformers`` counts it, (B, L) or (1, L).
 
-    It is the column; where the table starts at ``offset``, behind the row of the padding id (RoBERTa), it is the number
-    of tokens before it that are not padding, and -1 for padding.
+    It is the column. Where the table starts at ``offset``, after the row of the padding id (RoBERTa), it is the number
+    of earlier tokens that are not padding, and -1 for padding.
     """
     if offset == 0:
         return torch.arange(ids.shape[1], device=ids.device)[None]
@@ -177,9 +180,9 @@ def document_starts(doc: Tensor) -> Tensor:
 
 
 def running_max(x: Tensor) -> Tensor:
-    """The largest of each number and those before it in its row: (B, L) -> (B, L), for numbers of at least 0.
+    """Running maximum along a row: (B, L) -> (B, L), for numbers of at least 0.
 
-    ONNX has no such operation: an exported graph compares all pairs, which costs it L numbers per token once.
+    ONNX has no such operation: an exported graph compares all pairs, which costs L numbers per token, once per pass.
     """
     if not torch.compiler.is_exporting():
         return x.cummax(dim=1).values
@@ -188,7 +191,7 @@ def running_max(x: Tensor) -> Tensor:
 
 
 def sinusoid(positions: Tensor, width: int) -> Tensor:
-    """The sinusoid of Vaswani et al. (2017), all sines before all cosines: (P,) -> (P, width).
+    """The sinusoid of Vaswani et al. (2017), all sines before all cosines: positions (P,) -> (P, width).
 
     ``[sin(p w_0) .. sin(p w_n) | cos(p w_0) .. cos(p w_n)]`` with ``w_j = 10000^(-2j / width)``.
     """
@@ -198,8 +201,10 @@ def sinusoid(positions: Tensor, width: int) -> Tensor:
 
 
 def rotations(places: Tensor, width: int, theta: float) -> Tensor:
-    """The angles of :class:`Rotary` at ``places`` (..., M) for heads of ``width`` K: (..., M, K), the K / 2 cosines and
-    then the sines, float32."""
+    """Cosines and sines of :class:`Rotary` at ``places`` (..., M) for heads of ``width`` K.
+
+    (..., M, K) float32: K / 2 cosines, then K / 2 sines.
+    """
     frequency = 1.0 / theta ** (torch.arange(0, width, 2, device=places.device, dtype=torch.float32) / width)
     angle = places.to(torch.float32)[..., None] * frequency
     return torch.cat([angle.cos(), angle.sin()], dim=-1)
@@ -209,7 +214,7 @@ def log_bucket(distance: Tensor, buckets: int, span: int) -> Tensor:
     """DeBERTa v2's bucket of signed distances: linear up to ``buckets / 2``, then logarithmic up to the span.
 
     ``sign(d) * (mid + ceil(ln(|d| / mid) / ln((span - 1) / mid) * (mid - 1)))`` for ``|d| > mid = buckets / 2``. The
-    clamp is the original code's; ``transformers`` does not clamp and differs from |d| = span on.
+    clamp is in the original code; ``transformers`` does not clamp and differs where |d| >= span.
     """
     mid = buckets // 2
     size = distance.abs().clamp(max=span - 1).to(torch.float64)
@@ -218,14 +223,16 @@ def log_bucket(distance: Tensor, buckets: int, span: int) -> Tensor:
 
 
 def distances(length: int, keys: int, *, causal: bool, device: torch.device) -> Tensor:
-    """The signed distance of each column that :func:`skew` expects, largest first: (P,)."""
+    """The signed distance of each column of :func:`skew`'s input, largest first: (P,)."""
     smallest = 0 if causal else -(length - 1)
     return torch.arange(keys - 1, smallest - 1, -1, device=device)
 
 
 def bias_at(q: Tensor, k: Tensor, relative: Relative, scale: float, at: Tensor, length: int) -> Tensor:
-    """The scaled bias (B, H, T, M) of a few queries q (B, H, T, K), which stand at places ``at`` (B, T) of rows of
-    ``length`` tokens. Small, so it is gathered."""
+    """The scaled bias (B, H, T, M) of queries q (B, H, T, K) at places ``at`` (B, T) of rows of ``length`` tokens.
+
+    T is small, so the bias is gathered.
+    """
     heads, keys = k.shape[1], k.shape[2]
     column = length - 1 - at[:, :, None] + torch.arange(keys, device=at.device)  # (B, T, M)
     terms = []
@@ -247,12 +254,12 @@ def _for_heads(index: Tensor, heads: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Distances:
-    """What the layers of one forward pass share about distances: made by :class:`DistanceTable`, read by the terms."""
+    """What the layers of one forward pass share about distances: :class:`DistanceTable` makes it, the terms read it."""
 
     rows: Tensor | None  # (S, D) sinusoid or learned table, before each layer's projection
     slots: Tensor  # (P,) index into rows for each distance, largest first
     distance: Tensor  # (P,)
-    first: int | None  # the smallest slot, where distances have consecutive slots; None where they share some
+    first: int | None  # the smallest slot if slots are consecutive; None if distances share slots
     length: int
     keys: int
     u: Tensor | None = None  # (H, K) biases shared by all layers
@@ -275,14 +282,14 @@ class DistanceTable(nn.Module):
             self.v = nn.Parameter(torch.empty(heads, head_width))
 
     def forward(self, length: int, keys: int, *, causal: bool, device: torch.device, dtype: torch.dtype) -> Distances:
-        """The distances between the last ``length`` of ``keys`` tokens, which ask, and all of them."""
+        """The distances between the last ``length`` of ``keys`` tokens, the queries, and all ``keys`` tokens."""
         position = self.position
         distance = distances(length, keys, causal=causal, device=device)
         if isinstance(position, Disentangled):
             bucket = log_bucket(distance, position.buckets, position.span) if position.buckets else distance
             slots = (bucket + position.slots).clamp(0, 2 * position.slots - 1)
             reach = position.buckets // 2 if position.buckets else position.slots - 1
-            # An exported graph must serve all lengths, so it cannot depend on whether this one is within reach.
+            # An exported graph must serve all lengths, so it must not depend on whether this length is within reach.
             in_reach = not torch.compiler.is_exporting() and keys - 1 <= reach
             first = position.slots - (length - 1) if in_reach else None
             rows = self.table if self.norm is None else self.norm(self.table)
@@ -297,7 +304,7 @@ class DistanceTable(nn.Module):
 
 
 class ShiftTerm(nn.Module):
-    """One layer's :class:`RelativeShift`: ``W_r``, its own u and v unless shared, and the segment vectors of XLNet."""
+    """:class:`RelativeShift` of one layer: ``W_r``, u and v unless layers share them, and XLNet's segment vectors."""
 
     def __init__(self, position: RelativeShift, width: int, heads: int, head_width: int) -> None:
         super().__init__()
@@ -322,11 +329,14 @@ class ShiftTerm(nn.Module):
         p: float,
         site: int,
     ) -> tuple[Tensor, Relative]:
-        """The content query ``q + u`` (B, H, L, K) and the position terms. ``different`` (B, 1, L, M): segments
-        differ; ``reverse`` (B,): rows whose tokens run backwards, which read the sinusoid of the negated distance."""
+        """The content query ``q + u`` (B, H, L, K) and the position terms.
+
+        ``different`` (B, 1, L, M): True where segments differ. ``reverse`` (B,): rows whose tokens run backwards, which
+        read the sinusoid of the negated distance.
+        """
         u, v = (self.u, self.v) if shared.u is None else (shared.u, shared.v)
         assert shared.rows is not None and v is not None
-        # A mask belongs to a distance: the number of rows follows from the padding, which each process chooses itself.
+        # Dropout keys belong to distances: the number of rows depends on padding, which differs between processes.
         each = None if keys is None else noise.stream(keys, shared.distance)
         rows = self._rows(shared.rows, each, p, site).to(q.dtype)
         if reverse is not None:
@@ -345,17 +355,17 @@ class ShiftTerm(nn.Module):
         )
 
     def _rows(self, rows: Tensor, keys: Tensor | None, p: float, site: int) -> Tensor:
-        """(P, D), keys (P,) -> (P, H, K)."""
+        """Projected rows with dropout: rows (P, D), keys (P,) -> (P, H, K)."""
         return self.project(kernels.dropout(rows, p, keys, site)).view(-1, self.heads, self.head_width)
 
 
 def _biased(q: Tensor, bias: Tensor) -> Tensor:
-    """q (B, H, L, K) + bias (H, K) in q's precision, in which autocast adds the bias of a product too."""
+    """q (B, H, L, K) + bias (H, K) in the precision of q, as autocast adds the bias of a matrix product."""
     return q + bias.to(q.dtype)[:, None]
 
 
 class ShawTerm(nn.Module):
-    """One layer's :class:`Shaw` offsets: rows and biases for distances -span .. span, and u."""
+    """:class:`Shaw` of one layer: rows and biases for distances -span .. span, and u."""
 
     def __init__(self, position: Shaw, heads: int, head_width: int) -> None:
         super().__init__()
@@ -374,7 +384,7 @@ class ShawTerm(nn.Module):
 
 
 class DisentangledTerm(nn.Module):
-    """One layer's :class:`Disentangled` terms. Its own projections of the table, unless the content maps are shared."""
+    """:class:`Disentangled` of one layer, with projections of the table unless the content maps are shared."""
 
     def __init__(self, position: Disentangled, width: int, heads: int, head_width: int, *, key_bias: bool) -> None:
         super().__init__()
@@ -396,7 +406,9 @@ class DisentangledTerm(nn.Module):
         p: float,
         site: int,
     ) -> Relative:
-        """``q_i K_r[d] + k_j Q_r[d]``, d = i - j for both; the maps are weight and bias of the content projections."""
+        """``q_i K_r[d] + k_j Q_r[d]`` with d = i - j in both terms; the maps are weight and bias of the content
+        projections.
+        """
         assert shared.rows is not None
         rows = shared.rows
         if keys is not None and p > 0:
@@ -412,7 +424,7 @@ class DisentangledTerm(nn.Module):
     def _project(self, rows: Tensor, shared: Distances, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The projected row of each distance, largest first: (P, H, K).
 
-        Where distances are not bucketed only the rows in reach are multiplied.
+        Without buckets, only rows within reach are multiplied.
         """
         if shared.first is not None:
             used = rows.narrow(0, shared.first, shared.distance.shape[0]).flip(0)

@@ -1,4 +1,4 @@
-"""Who sees whom in a forward pass, and what else its layers share."""
+"""What all layers of one forward pass share: masks, distances, rotary positions and dropout keys."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from encoderlab.nn.positions import Distances, running_max
 
 @dataclass(frozen=True, kw_only=True)
 class Local:
-    """Layers whose tokens see their neighbours only (Beltagy et al., 2020), between others that see the whole document
-    (ModernBERT; Warner et al., 2024, section 2.1.2).
+    """Local layers, whose tokens see only their neighbours (Beltagy et al., 2020), between layers whose tokens see the
+    whole document (ModernBERT; Warner et al., 2024, section 2.1.2).
 
     Args:
-        reach: how many tokens on each side a token of a local layer sees.
-        period, full: layer i (from 0) sees all where ``i % period`` is one of ``full``; the other layers are local.
-        theta: the base of rotary positions in local layers; None for that of the other layers.
+        reach: a token of a local layer sees this many tokens on each side.
+        period, full: layer i (from 0) sees the whole document if ``i % period`` is in ``full``; other layers are local.
+        theta: base of the rotary positions in local layers; None means the base of the other layers.
+
+    Raises:
+        ConfigError: a number in ``full`` is not below ``period``.
     """
 
     reach: int = 64
@@ -42,7 +45,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Nearby:
-    """What local layers have in the place of the others' (:class:`Local`)."""
+    """The reach and the rotary positions that local layers use instead of those of other layers (:class:`Local`)."""
 
     reach: int
     rotation: Tensor | None
@@ -50,24 +53,24 @@ class Nearby:
 
 @dataclass(frozen=True)
 class Scope:
-    """What the layers of one forward pass share: who sees whom, distances, and the keys of dropout.
+    """What all layers of one forward pass share: masks, distances, rotary positions and dropout keys.
 
     Args:
         doc: (B, L), the document of each token, -1 for padding; None where every row is one document.
-        visible: (B|1, 1, L, M) bool, which keys a query sees; None for all.
-        distances: between tokens, for relative positions; None for others.
+        visible: (B|1, 1, L, M) bool, True where a query may attend to a key; None for everywhere.
+        distances: between tokens, for relative positions; None for other positions.
         positions: (B|1, L), the absolute position of each token; None where the encoder reads none.
-        different: (B, 1, L, M) bool, where query and key are in different segments.
+        different: (B, 1, L, M) bool, True where query and key are in different segments.
         reverse: (B,) bool, rows whose tokens run backwards.
-        at: (B, T), the places of a query stream's queries; None for the states' own.
-        keys: (B,), keys of the layer's dropout, one per row; None outside training.
-        shared_keys: (1,), the key for what has no row axis; None outside training.
-        keep_keyed: layers hand out their keys and values.
-        remembered: states of the memory before the row.
+        at: (B, T), the places of the queries of a query stream; None where the queries are the row's own tokens.
+        keys: (B,), dropout keys of the layer, one per row; None outside training.
+        shared_keys: (1,), dropout key for tensors without a row axis; None outside training.
+        keep_keyed: layers return their keys and values.
+        remembered: number of memory states before the row.
         rotation: (M, K) or, where positions were given, (B|1, 1, M, K), cosines and sines of rotary positions, see
             :func:`encoderlab.nn.positions.rotations`.
-        reach: keys further away than this are not seen; None for no limit.
-        nearby: the last two of local layers; None where there are none.
+        reach: a query does not see keys further away than this; None for no limit.
+        nearby: ``rotation`` and ``reach`` of local layers; None where no layer is local.
     """
 
     doc: Tensor | None
@@ -86,13 +89,15 @@ class Scope:
     nearby: Nearby | None = None
 
     def of_local(self) -> Scope:
-        """The scope of a local layer."""
+        """The scope with reach and rotary positions of local layers."""
         assert self.nearby is not None
         return replace(self, reach=self.nearby.reach, rotation=self.nearby.rotation)
 
     def seen(self, keys: int) -> tuple[Tensor | None, int | None]:
-        """``visible`` and ``reach`` for attention to ``keys`` keys: where queries stand at chosen places, the mask says
-        which keys are within reach."""
+        """``visible`` and ``reach`` for attention to ``keys`` keys.
+
+        For queries at chosen places (``at``), the reach becomes part of the mask.
+        """
         if self.at is None or self.reach is None:
             return self.visible, self.reach
         ages = self.at[:, None, :, None] + self.remembered - torch.arange(keys, device=self.at.device)
@@ -100,7 +105,7 @@ class Scope:
         return near if self.visible is None else near & self.visible, None
 
     def query_rotation(self, queries: int) -> Tensor:
-        """``rotation`` at the places of the queries, (L, K) or (B, 1, T, K)."""
+        """Rows of ``rotation`` for the queries, (L, K) or (B, 1, T, K)."""
         assert self.rotation is not None
         if self.at is None:
             return self.rotation[..., self.rotation.shape[-2] - queries :, :]
@@ -111,9 +116,10 @@ class Scope:
         return rotation.gather(2, places[:, None, :, None].expand(-1, -1, -1, rotation.shape[-1]))
 
     def of_queries(self, at: Tensor, visible: Tensor | None = None, remembered: int = 0) -> Scope:
-        """The scope of queries at places ``at`` (B, T), who read keys and values that are kept: the masks are reduced
-        to their rows. ``visible`` (B, T, L), if given, takes the mask's place; all of the memory, ``remembered``
-        states long, is then seen too.
+        """The scope of a second pass whose queries stand at places ``at`` (B, T) and read stored keys and values.
+
+        The masks keep only the rows of these queries. ``visible`` (B, T, L), if given, replaces the mask; the queries
+        then also see all ``remembered`` memory states.
         """
 
         def of(mask: Tensor | None) -> Tensor | None:
@@ -130,13 +136,13 @@ class Scope:
 def visible_by_document(
     doc: Tensor | None, asking: Tensor | None, visible: Tensor | None, remembered: int
 ) -> Tensor | None:
-    """Which keys each query sees for its document, (B, L, M) bool; None where all see all.
+    """Mask by document: (B, L, M) bool, True where a query may attend to a key; None where all see all.
 
     Args:
         doc: (B, L), the document of each key.
-        asking: (B, L), the document of each query, see :func:`continued`.
+        asking: (B, L), the document that each query belongs to, see :func:`continued`.
         visible: (B, L, L), a further restriction.
-        remembered: states of the memory before the row. All tokens see all of them, padding sees none.
+        remembered: number of memory states before the row. All tokens see all of them; padding sees none.
     """
     mask = None
     if doc is not None and asking is not None:
@@ -151,15 +157,16 @@ def visible_by_document(
 
 
 def with_itself(mask: Tensor, remembered: int) -> Tensor:
-    """The mask (B, L, M) in which every token sees itself too; the ``remembered`` states come first."""
+    """The mask (B, L, M) with every token also visible to itself; the first ``remembered`` keys are memory."""
     length = mask.shape[1]
     return mask | F.pad(torch.eye(length, dtype=torch.bool, device=mask.device), (remembered, 0))
 
 
 def check_documents(doc: Tensor) -> None:
-    """Refuse a document that comes back after another, or after padding: its positions would start again at 0.
+    """Refuse a document that stops and comes back later in the row: its positions would start again at 0.
 
-    Costs a sort of the numbers (0.3 ms for 32 rows of 512 tokens on one core), and on an accelerator a wait for them.
+    Costs a sort of the document numbers (0.3 ms for 32 rows of 512 tokens on one core). On an accelerator it also waits
+    for the device.
 
     Raises:
         ConfigError: names the first such document and its row.
@@ -177,9 +184,9 @@ def check_documents(doc: Tensor) -> None:
 def visible_by_distance(
     length: int, remembered: int, *, causal: bool, window: int | None, device: torch.device
 ) -> Tensor | None:
-    """Which keys each query sees for where they stand, (1, L, M) bool; None where all see all.
+    """Mask by distance: (1, L, M) bool, True where a query may attend to a key; None where all see all.
 
-    ``causal``: no later ones. ``window``: at most so many back, its own included.
+    ``causal``: queries see no later keys. ``window``: a query sees at most this many keys back, itself included.
     """
     if not causal and window is None:
         return None
@@ -190,12 +197,12 @@ def visible_by_distance(
 
 
 def different_segments(segments: Tensor, remembered: int) -> Tensor:
-    """Whether query and key lie in different segments, (B, 1, L, M); memory is segment 0, as in XLNet's code."""
+    """(B, 1, L, M) bool, True where query and key are in different segments; memory is segment 0, as in XLNet."""
     return (segments[:, :, None] != F.pad(segments, (remembered, 0))[:, None, :])[:, None]
 
 
 def continued(doc: Tensor) -> Tensor:
-    """``doc`` (B, L) with padding that continues the document before it, or begins the row's first."""
+    """``doc`` (B, L) where padding takes the number of the document before it, or of the row's first document."""
     real, index = doc >= 0, torch.arange(doc.shape[1], device=doc.device)
     first = real.int().argmax(dim=1, keepdim=True)
     return doc.gather(1, running_max(torch.where(real, index, first)))

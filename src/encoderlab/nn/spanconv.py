@@ -1,11 +1,11 @@
-"""Convolution heads beside attention heads: ConvBERT's mixed attention and what its ablation compares it with.
+"""Convolution heads next to attention heads: ConvBERT's mixed attention and the alternatives of its ablation.
 
 Half of the heads (``head_ratio`` 2) attend; the other branch, as wide as the attention heads together, convolves over a
-window of ``kernel`` neighbours. Taps that fall outside the row read zero. With ``mask_padding`` so do taps on padding
-or on another document of the row, which makes a padded or packed row equal to its documents run alone; the published
-ConvBERT has it off.
+window of ``kernel`` neighbours. Taps outside the row read zero. With ``mask_padding``, taps on padding or on another
+document of the row read zero too, so a padded or packed row gives the same result as its documents alone; the published
+ConvBERT has this off.
 
-A window is never unfolded: the taps are shifted multiply-adds, in one pass where a kernel runs.
+Windows are never unfolded: each tap is a shifted multiply-add, and a kernel does all taps in one pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from encoderlab.nn.kernels.plain import dynamic_convolution
 
 @dataclass(frozen=True, kw_only=True)
 class Bottleneck:
-    """Fewer attention heads and nothing beside them (ConvBERT, table 1, "+bottleneck")."""
+    """Fewer attention heads and no convolution (ConvBERT, table 1, "+bottleneck")."""
 
     kind: Literal["bottleneck"] = "bottleneck"
     head_ratio: int = 2
@@ -37,9 +37,9 @@ class Bottleneck:
 class SpanDynamic:
     """Span-dynamic convolution (Jiang et al., 2020, section 3.2).
 
-    The kernel of a token comes from a depthwise-separable convolution of its neighbourhood times its query.
-    ``share_value``: the values are attention's own (the paper's text; the released code, and so its parameter counts,
-    have a second value map).
+    The kernel of a token is computed from a depthwise-separable convolution of its neighbours times its query.
+    ``share_value``: use attention's values, as in the paper's text; the released code, and so its parameter counts,
+    have a second value map.
     """
 
     kind: Literal["span_dynamic"] = "span_dynamic"
@@ -54,7 +54,7 @@ class SpanDynamic:
 
 @dataclass(frozen=True, kw_only=True)
 class Dynamic:
-    """Dynamic convolution (Wu et al., 2019): the kernel of a token is a linear function of that token alone."""
+    """Dynamic convolution (Wu et al., 2019): the kernel of a token is a linear function of that token only."""
 
     kind: Literal["dynamic"] = "dynamic"
     head_ratio: int = 2
@@ -91,7 +91,7 @@ class DepthwiseSeparable:
         _check(self)
 
 
-Branch = SpanDynamic | Dynamic | Light | DepthwiseSeparable  # beside attention
+Branch = SpanDynamic | Dynamic | Light | DepthwiseSeparable  # convolutions that run next to attention
 Convolution = Bottleneck | Branch
 
 
@@ -102,14 +102,16 @@ def _check(config: Branch) -> None:
 
 
 def kept_heads(heads: int, head_ratio: int) -> int:
-    """Heads that remain: ``heads // head_ratio``, but at least one (the released code's one-head generators)."""
+    """Number of heads that attend: ``heads // head_ratio``, but at least one (the released code has one-head
+    generators).
+    """
     return max(1, heads // head_ratio)
 
 
 class ConvolutionHeads(nn.Module):
-    """The branch beside attention: x (B, L, D), attention's queries (B, L, A) and values (B, M, A) -> (B, L, A).
+    """The convolution branch: x (B, L, D), attention's queries (B, L, A) and values (B, M, A) -> (B, L, A).
 
-    Memory is not convolved: of the values only those of the row are read.
+    Memory is not convolved: only the values of the row are read.
     """
 
     def __init__(self, config: Branch, width: int, heads: int, head_width: int) -> None:
@@ -140,8 +142,9 @@ class ConvolutionHeads(nn.Module):
         return kernels.dynamic_convolution(values, logits, self.heads, seen)
 
     def weights(self, x: Tensor, query: Tensor, value: Tensor, doc: Tensor | None) -> Tensor:
-        """What every head takes of the value at every token of the row: (B, H, L, L). Without heads (H = 0) where the
-        kernels belong to channels (:class:`DepthwiseSeparable`).
+        """The weight that every head gives to every token of the row: (B, H, L, L).
+
+        H is 0 where each channel has its own kernel (:class:`DepthwiseSeparable`).
         """
         batch, length, _ = x.shape
         if isinstance(self.config, DepthwiseSeparable):
@@ -156,7 +159,7 @@ class ConvolutionHeads(nn.Module):
     def _values_and_kernels(
         self, x: Tensor, query: Tensor, value: Tensor, seen: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """What is convolved, (B, L, A), and the scores of the kernels' taps, (B, L, H J)."""
+        """The values to convolve, (B, L, A), and the scores of the kernels' taps, (B, L, H J)."""
         config = self.config
         if isinstance(config, SpanDynamic):
             values = value[:, -x.shape[1] :] if self.value is None else self.value(x)
@@ -169,11 +172,11 @@ class ConvolutionHeads(nn.Module):
 
     @property
     def mixes(self) -> bool:
-        """Whether :meth:`mixed` can be used: of a span-dynamic convolution of its own values."""
+        """Whether :meth:`mixed` works: the convolution is span-dynamic with its own value map."""
         return isinstance(self.config, SpanDynamic) and not self.config.share_value
 
     def mixed(self, x: Tensor, qkv: Tensor, doc: Tensor | None, **attention: Any) -> Tensor:
-        """What attention heads and these give, side by side, from x (B, L, D) and attention's product (B, L, 3 A)."""
+        """Outputs of attention heads and convolution heads, concatenated, from x (B, L, D) and qkv (B, L, 3 A)."""
         assert isinstance(self.config, SpanDynamic) and self.value is not None
         seen = doc if self.config.mask_padding else None
         parts = self.value(x), self._span(x, seen), self.kernel.weight, self.kernel.bias

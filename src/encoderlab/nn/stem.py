@@ -32,7 +32,7 @@ class StemConvolution:
 
 
 class Stem(nn.Module):
-    """``LN(layer output + act(dropout(conv(embeddings))))``; documents of a row read nothing from each other."""
+    """``LN(layer output + act(dropout(conv(embeddings))))``; tokens read nothing from other documents of the row."""
 
     def __init__(self, config: StemConvolution, width: int, eps: float, dropout: float) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Stem(nn.Module):
         self.norm = nn.LayerNorm(width, eps=eps)
 
     def forward(self, embedded: Tensor, output: Tensor, doc: Tensor | None, keys: Tensor | None) -> Tensor:
-        """(B, L, D), (B, L, D) -> (B, L, D)."""
+        """Embeddings (B, L, D) and the first layer's output (B, L, D) -> (B, L, D)."""
         mixed = self._convolve(embedded, doc)
         if doc is not None:
             mixed = mixed * (doc >= 0)[..., None]
@@ -49,8 +49,9 @@ class Stem(nn.Module):
         return self.norm(output + mixed)
 
     def _convolve(self, x: Tensor, doc: Tensor | None) -> Tensor:
-        """The convolution as one product over the neighbours side by side, those of other documents zero: a library's
-        own cannot tell documents apart, and prepares itself anew for every length.
+        """The convolution as one matrix product over concatenated neighbours; those of other documents are zero.
+
+        torch's own convolution cannot tell documents apart, and prepares itself again for every length.
         """
         kernel, groups, length = self.config.kernel, self.config.groups, x.shape[1]
         reach = (kernel - 1) // 2

@@ -1,8 +1,8 @@
-"""The model's work between matrix products, one function each: a kernel of the device where it has one, else plain.
+"""The operations between matrix products, one function each: the device's kernel if it has one, else plain torch.
 
 :mod:`.cpu`: C++, for float32 and bfloat16 where a compiler is present (see :mod:`.build`). :mod:`.gpu`: Triton, for
-these and float16, where it is installed. Plain (:mod:`.plain`): everything else, and exporting. All give the same
-mathematics and the same dropout masks.
+float32, bfloat16 and float16 where it is installed. :mod:`.plain`: torch, for everything else and for export. All
+compute the same formulas with the same dropout masks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def _kernels(x: Tensor, *others: Tensor | None) -> Any:
-    """The package whose kernels take these tensors, or None."""
+    """The package whose kernels accept these tensors, or None."""
     fit = all(other is None or (other.dtype == x.dtype and other.numel() > 0) for other in others)
     if not fit or x.numel() == 0 or torch.compiler.is_exporting():
         return None
@@ -49,8 +49,9 @@ def _kernels(x: Tensor, *others: Tensor | None) -> Any:
 
 
 def _as_products(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in the precision of a matrix product here. Autocast, where it is on, casts what torch's own products
-    read, and knows nothing of these functions."""
+    """The tensors in the precision of matrix products: autocast casts the inputs of torch's products, not of functions
+    here.
+    """
     device = tensors[0].device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors
@@ -64,7 +65,10 @@ def _check_keys(keys: Tensor | None, rows: int) -> None:
 
 
 def dropout(x: Tensor, p: float, keys: Tensor | None, site: int) -> Tensor:
-    """x (B, ..., D) with every element zeroed at rate p, the others times 1 / (1 - p)."""
+    """x (B, ..., D) with elements set to 0 at rate p and the others divided by 1 - p (Srivastava et al., 2014).
+
+    ``keys`` (B,) int64 and ``site`` determine the mask, see :mod:`encoderlab.nn.noise`; keys None switches dropout off.
+    """
     if keys is None or p == 0.0:
         return x
     _check_keys(keys, x.shape[0])
@@ -89,8 +93,8 @@ def dropout_add_norm(
 ) -> Tensor:
     """norm(residual + dropout(x + x_bias)) over the last axis; x, residual (B, ..., D), the others (D,).
 
-    The norm is LayerNorm, or RMSNorm where it does not ``center``.
-    By a kernel: the result has the precision of x, also where the residual's is wider (under autocast the embeddings').
+    The norm is LayerNorm if ``center``, else RMSNorm. A kernel's result has the precision of x, even where the
+    residual's is wider (under autocast, the embeddings).
     """
     keys = keys if p > 0.0 else None
     _check_keys(keys, x.shape[0])
@@ -114,9 +118,11 @@ def dropout_add_then_norm(
     x_bias: Tensor | None = None,
     center: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """residual + dropout(x + x_bias), and its norm (see :func:`dropout_add_norm`); without x the residual and its norm.
+    """residual + dropout(x + x_bias), and its norm (see :func:`dropout_add_norm`); x None means the residual and its
+    norm.
 
-    By a kernel, on a CPU alone: the sum has the precision of the residual, and the norm that of a matrix product.
+    The kernel exists on CPUs only: its sum has the precision of the residual, its norm the precision of matrix
+    products.
     """
     keys = keys if p > 0.0 and x is not None else None
     _check_keys(keys, residual.shape[0])
@@ -146,10 +152,13 @@ def attend(
 ) -> Tensor:
     """softmax(scale q k^T + bias, over what is visible) v; dropout on the probabilities (Vaswani et al. 2017, 3.2.1).
 
-    q (B, H, L, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, L, V); bias and bool visible broadcast to (B, H, L, M).
-    Keys further than ``reach`` from a query are hidden, if it is given; the queries are the last of the keys. The
-    result lies in memory as (B, L, H, V), so ``transpose(1, 2).flatten(2)`` copies nothing. By a kernel: scores stay
-    on the chip and are computed again in the backward pass; on a CPU keys that no query of a block sees cost nothing.
+    q (B, H, L, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, L, V); bias and bool visible broadcast to (B, H, L, M). The
+    queries are the last L of the M keys; ``reach`` hides keys further than that from a query. The result is stored as
+    (B, L, H, V), so ``transpose(1, 2).flatten(2)`` copies nothing. A kernel never stores the scores: the backward pass
+    computes them again. On a CPU, keys that no query of a block sees cost nothing.
+
+    Raises:
+        ValueError: a bias or mask that does not broadcast to (B, H, L, M), or another number of keys than rows.
     """
     keys = keys if p > 0.0 else None
     _check_keys(keys, q.shape[0])
@@ -176,10 +185,10 @@ def attend_packed(
     reach: int | None = None,
     rotation: Tensor | None = None,
 ) -> Tensor:
-    """Self-attention from the one product that made queries, keys and values: qkv (B, L, 3 A) -> (B, L, A).
+    """Self-attention from one product with queries, keys and values: qkv (B, L, 3 A) -> (B, L, A).
 
-    ``reach`` as in :func:`attend`; queries and keys are turned by ``rotation`` (L, K), see :func:`plain.rotate`.
-    By a kernel: as :func:`attend`, and the gradient of qkv is written in place instead of concatenated.
+    ``reach`` as in :func:`attend`; ``rotation`` (L, K) turns queries and keys, see :func:`plain.rotate`. A kernel
+    writes the gradient of qkv in place instead of concatenating three.
     """
     keys = keys if p > 0.0 else None
     _check_keys(keys, qkv.shape[0])
@@ -189,7 +198,7 @@ def attend_packed(
         return plain.attend_packed(qkv, heads, rotation=rotation, **how)
     if fast is cpu:
         return cpu.attention.attend_packed(qkv, heads, visible, keys, scale, p, site, reach, rotation)
-    if rotation is not None or reach is not None:  # on a GPU they are turned, and their mask is made, by torch
+    if rotation is not None or reach is not None:  # on a GPU, torch turns queries and keys and makes the mask
         q, k, v = packed_heads(qkv, heads).unbind()
         if rotation is not None:
             q, k = plain.rotate(q, rotation), plain.rotate(k, rotation)
@@ -211,10 +220,10 @@ def feed_forward(
 ) -> Tensor:
     """dropout(gelu(x up^T + up_bias)) down^T: (B, ..., D), (F, D), (F,), (D, F) -> (B, ..., D).
 
-    GELU exact (erf) or with the tanh approximation (Hendrycks and Gimpel 2016).
-    ``gated``: up (2 F, D), up_bias (2 F,); the second half of the product is multiplied with the activated first half.
-    The second bias is left to :func:`dropout_add_norm`. By a kernel: keeps one tensor of width F for the backward pass
-    instead of two or three; activations and masks are computed again in the pass that makes their gradient.
+    GELU is exact (erf) or the tanh approximation (Hendrycks and Gimpel 2016). ``gated``: up (2 F, D), up_bias (2 F,);
+    the activated first half of the product is multiplied with the second half. :func:`dropout_add_norm` adds the second
+    bias. A kernel keeps one tensor of width F for the backward pass instead of two or three; the backward pass computes
+    activations and masks again.
     """
     keys = keys if p > 0.0 else None
     _check_keys(keys, x.shape[0])
@@ -230,9 +239,9 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Cross entropy of softmax(x weight^T + bias): sum of the losses in nats, number of hits, samples.
 
-    x (S, D), weight (V, D), bias (V,), labels (S,) int64. ``uniforms`` (S,) float64 in [0, 1) draws one class per row
-    from the softmax by inversion of its cumulative distribution, without gradient: (S,) int64; otherwise None.
-    By a kernel: logits exist for a bounded number of bytes at a time, and the gradients are computed with them, once.
+    x (S, D), weight (V, D), bias (V,), labels (S,) int64. ``uniforms`` (S,) float64 in [0, 1) draw one class per row
+    from the softmax by inverting its cumulative distribution, without gradient: samples (S,) int64; without
+    ``uniforms`` None. A kernel holds a bounded chunk of logits at a time and computes their gradients at once.
     """
     x, weight = _as_products(x, weight)
     fast = _kernels(x, weight)
@@ -246,8 +255,8 @@ def linear_cross_entropy(
 def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None = None) -> Tensor:
     """``out[b, t, c] = sum_j weight[c, j] x[b, t + j - J // 2, c]``: (B, L, C), (C, J), J odd -> (B, L, C).
 
-    Taps outside the row read zero; with ``doc`` (B, L) so do those on another document, or where ``doc`` is negative.
-    By a kernel: one pass over x, whatever the number of taps.
+    Taps outside the row read zero; with ``doc`` (B, L) so do taps on another document or on padding (``doc`` < 0). A
+    kernel makes one pass over x for any number of taps.
     """
     fast = _kernels(x)
     if fast is None or weight.shape[1] > fast.convolution.MOST_TAPS:
@@ -258,10 +267,10 @@ def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None = None) -> Tensor:
 def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | None = None) -> Tensor:
     """``out[b, t, h] = sum_j softmax(logits[b, t, h])_j x[b, t + j - J // 2, h]``: x (B, L, H K), logits (B, L, H J).
 
-    Taps outside the row or document (see :func:`depthwise`) read zero; they keep their share of the softmax.
+    Taps outside the row or document (see :func:`depthwise`) read zero, but count in the softmax.
 
     Raises:
-        ValueError: logits of other positions than those of x, which kernels would read beyond their end.
+        ValueError: the positions of logits and x differ; kernels would read beyond the end.
     """
     if x.shape[:2] != logits.shape[:2]:
         raise ValueError(f"logits {tuple(logits.shape)} do not fit x {tuple(x.shape)}; give a kernel for each position")
@@ -287,10 +296,10 @@ def mixed_attention(
     keys: Tensor | None = None,
     site: int = 0,
 ) -> Tensor:
-    """Attention heads and span-dynamic convolution heads side by side (Jiang et al., 2020, section 3.3): (B, L, 2 A).
+    """Attention heads and span-dynamic convolution heads, concatenated (Jiang et al., 2020, section 3.3): (B, L, 2 A).
 
-    Attention from qkv (B, L, 3 A), as :func:`attend_packed`; beside it :func:`dynamic_convolution` of value (B, L, A)
-    with the logits (span * queries) weight^T + bias, of span (B, L, A), weight (H J, A), bias (H J,).
+    First :func:`attend_packed` of qkv (B, L, 3 A), then :func:`dynamic_convolution` of value (B, L, A) with logits
+    (span * queries) weight^T + bias, from span (B, L, A), weight (H J, A), bias (H J,).
     """
     keys = keys if p > 0.0 else None
     _check_keys(keys, qkv.shape[0])

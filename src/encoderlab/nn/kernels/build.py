@@ -1,9 +1,9 @@
-"""Which kernels this machine can have, and the library of those for its processor.
+"""Find out which kernels this machine can run, and compile those for its CPU.
 
 CPU: ``cpp/ops.cpp`` is compiled once per machine with the system compiler and loaded through ctypes. That takes about
 five seconds; later processes load the file from the cache folder. The library links against no part of torch; it uses
 the OpenMP runtime that torch has loaded, hence torch's pool of threads. GPU: Triton compiles each kernel when it first
-runs. Where either cannot be had (or with ``ENCODERLAB_KERNELS=off``) the plain twins run.
+runs. Where neither is possible (or with ``ENCODERLAB_KERNELS=off``) the plain versions run.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ log = logging.getLogger(__name__)
 
 @functools.cache
 def processor() -> str:
-    """The processor's maker, name and instructions, on which the compiler's ``native`` depends: a cache folder that
-    different machines share stays correct."""
+    """The processor's maker, name and instructions, which decide what the compiler's ``native`` means.
+
+    Part of the library's name, so that machines of different kinds can share a cache folder.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -48,7 +50,7 @@ def processor() -> str:
 
 @contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Waits until no other process holds the lock on ``path``, so that those of one machine compile once."""
+    """Hold the lock on ``path``, so that processes on one machine do not compile at the same time."""
     import fcntl
 
     with path.open("w") as file:
@@ -58,10 +60,10 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 
 
 def compile_library(compiler: str) -> Path:
-    """The path of the library, which is compiled now unless it lies in the cache folder.
+    """The path of the compiled library; compile it if the cache folder does not have it.
 
-    The name ends with the hash of the file. A file that is damaged does not have it, and is compiled again: to load it
-    could end the process (SIGBUS, SIGSEGV).
+    The name ends with the hash of the file. A damaged file no longer fits its hash and is compiled again, because
+    loading it could kill the process (SIGBUS, SIGSEGV).
     """
     sources = [path.read_text() for path in sorted(FOLDER.iterdir())]
     key = "\n".join((*sources, compiler, *FLAGS, *MATH, platform.machine(), processor()))
@@ -88,7 +90,7 @@ def _name(stem: str, file: Path) -> str:
 
 
 def _whole(folder: Path, stem: str) -> Path | None:
-    """The library whose name has the hash of its bytes; damaged ones are removed."""
+    """The library whose name contains the hash of its bytes; remove damaged ones."""
     for library in sorted(folder.glob(f"{stem}-*.so")):
         if library.name == _name(stem, library):
             return library
@@ -98,7 +100,7 @@ def _whole(folder: Path, stem: str) -> Path | None:
 
 
 def open_library(compiler: str) -> ctypes.CDLL:
-    """The library, compiled again where the file in the cache folder cannot be loaded."""
+    """The loaded library; compile it again if the file in the cache folder cannot be loaded."""
     library = compile_library(compiler)
     try:
         return ctypes.CDLL(str(library))
@@ -110,18 +112,18 @@ def open_library(compiler: str) -> ctypes.CDLL:
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where they are switched off or cannot be had."""
+    """The compiled kernels, or None if they are switched off or cannot be compiled."""
     if not kernels_wanted():
         return None
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
     if compiler is None:
-        log.warning("no C++ compiler was found: the plain kernels run, which are slower; install g++")
+        log.warning("no C++ compiler found, so the slower plain kernels run; install g++")
         return None
     try:
         return open_library(compiler)
     except (OSError, ImportError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
-        log.warning("the kernels cannot be compiled, the plain ones run, which are slower: %s", *reason or [error])
+        log.warning("the kernels cannot be compiled, so the slower plain kernels run: %s", *reason or [error])
         return None
 
 
@@ -133,21 +135,23 @@ def available() -> bool:
 
 @functools.cache
 def find_triton() -> bool:
-    """Whether the current GPU can have the kernels: of compute capability 8.0 or later, with Triton, which torch's
-    builds for CUDA bring along, and what Triton asks of the system (a C compiler)."""
+    """Whether Triton kernels run on the current GPU.
+
+    Needs compute capability 8.0 or later, Triton (part of torch's CUDA builds) and a C compiler.
+    """
     if not kernels_wanted():
         return False
     try:
         if torch.cuda.get_device_capability() < (8, 0):
             raise RuntimeError("the GPU's compute capability is below 8.0")
         return importlib.import_module("triton").runtime.driver.active.utils is not None
-    except Exception as error:  # of many kinds
+    except Exception as error:  # Triton raises many types
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-        log.warning("no kernels for this GPU, the plain ones run, which are slower: %s", reason)
+        log.warning("no kernels for this GPU, so the slower plain kernels run: %s", reason)
         return False
 
 
 @torch.compiler.assume_constant_result
 def triton_available() -> bool:
-    """Whether the kernels of GPUs can be used."""
+    """Whether the GPU kernels can be used."""
     return find_triton()

@@ -1,6 +1,6 @@
-"""What is the same on every device: shapes, layouts, and gradients as a Function of the raw functions of the device.
+"""The parts of a kernel that are the same on every device: shapes, layouts, and gradients as a torch Function.
 
-:mod:`.cpu` and :mod:`.gpu` each write raw functions with these shapes, and make their Functions here.
+:mod:`.cpu` and :mod:`.gpu` write raw functions with these shapes, and make their Functions here.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from torch.autograd.function import once_differentiable
 
 
 def comes_again() -> bool:
-    """Whether what was saved for this backward pass must stay as it is: because the pass is being traced, or because
-    the graph is kept (``retain_graph``) and the pass may run again."""
+    """Whether the tensors saved for this backward pass must stay unchanged.
+
+    True while the pass is traced, or if the graph is kept (``retain_graph``) and may run again.
+    """
     return torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def dropout_function(dropout: Callable[..., Tensor]) -> type[Function]:
-    """The Function of ``dropout(x, keys, site, p)``, which applied to the gradient is its own backward pass."""
+    """The Function of ``dropout(x, keys, site, p)``; its backward pass is the same call on the gradient."""
 
     class Dropout(Function):
         @staticmethod
@@ -42,26 +44,26 @@ def dropout_function(dropout: Callable[..., Tensor]) -> type[Function]:
 
 
 def heads_last(x: Tensor, width: int) -> Tensor:
-    """An empty (B, H, L, width) whose memory is (B, L, H, width), so that merging the heads copies nothing."""
+    """An empty (B, H, L, width) stored as (B, L, H, width), so that merging the heads copies nothing."""
     batch, heads, length, _ = x.shape
     return x.new_empty(batch, length, heads, width).transpose(1, 2)
 
 
 def attend_shapes(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """The attended values (B, H, L, V), and the log of every row's softmax denominator (B, H, L)."""
+    """The attended values (B, H, L, V), and the log of each row's softmax denominator (B, H, L)."""
     return heads_last(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def dense(x: Tensor) -> Tensor:
-    """x with neighbours in memory along its last axis, as kernels read rows."""
+    """x with stride 1 along its last axis, as kernels read rows."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def documents(doc: Tensor | None, x: Tensor) -> Tensor | None:
-    """``doc`` as the kernels take it: dense, a number for every position of x (B, L, ...), which they do not check.
+    """``doc`` for the kernels: dense, one number per position of x (B, L, ...). Kernels do not check it.
 
     Raises:
-        ValueError: another shape.
+        ValueError: the shape of ``doc`` is not (B, L).
     """
     if doc is not None and doc.shape != x.shape[:2]:
         raise ValueError(f"doc {tuple(doc.shape)} does not fit x {tuple(x.shape)}; give a document for each position")
@@ -69,7 +71,7 @@ def documents(doc: Tensor | None, x: Tensor) -> Tensor | None:
 
 
 def packed_heads(qkv: Tensor, heads: int) -> Tensor:
-    """Queries, keys and values by head, (3, B, H, L, K), a view of what one product made, (B, L, 3 H K)."""
+    """Queries, keys and values by head, (3, B, H, L, K), a view of one product (B, L, 3 H K)."""
     return qkv.contiguous().unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
 
 
@@ -77,15 +79,17 @@ def packed_heads(qkv: Tensor, heads: int) -> Tensor:
 
 
 def add_norm_shapes(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """The normalised sum, and mean and 1 / deviation of every position (positions, 2)."""
+    """The normalised sum, and mean and 1 / deviation of every position, (positions, 2)."""
     return torch.empty_like(x), x.new_empty(x.numel() // x.shape[-1], 2, dtype=torch.float32)
 
 
 def add_norm_backward_shapes(
     grad: Tensor, x: Tensor, x_bias: Tensor | None, residual: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x and residual, and (3, D) those of weight, bias and x_bias; those of absent arguments are empty or
-    meaningless."""
+    """Gradients of x and residual, and, in (3, D), of weight, bias and x_bias.
+
+    Gradients of absent arguments are empty or undefined.
+    """
     dresidual = x.new_empty(0) if residual is None else torch.empty_like(x)
     return torch.empty_like(x), dresidual, x.new_empty(3, x.shape[-1], dtype=torch.float32)
 
@@ -93,7 +97,7 @@ def add_norm_backward_shapes(
 def add_norm_function(
     add_norm: Callable[..., tuple[Tensor, Tensor]], add_norm_backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
 ) -> type[Function]:
-    """norm(residual + dropout(x + x_bias)). Keeps its arguments and the statistics of :func:`add_norm_shapes`.
+    """norm(residual + dropout(x + x_bias)). Saves its arguments and the statistics of :func:`add_norm_shapes`.
 
     ``how`` is site, p, eps and center.
     """
@@ -140,7 +144,7 @@ def add_norm_function(
 def sum_norm_shapes(
     x: Tensor | None, x_bias: Tensor | None, residual: Tensor, *how: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum (empty where there is no x), its norm, and mean and 1 / deviation of every position (positions, 2)."""
+    """The sum (empty if there is no x), its norm, and mean and 1 / deviation of every position, (positions, 2)."""
     dtype = torch.bfloat16 if how[-1] else torch.float32
     sums = residual.new_empty(0) if x is None else torch.empty_like(residual)
     statistics = residual.new_empty(residual.numel() // residual.shape[-1], 2, dtype=torch.float32)
@@ -148,7 +152,7 @@ def sum_norm_shapes(
 
 
 def sum_norm_backward_shapes(grad: Tensor, dsums: Tensor | None, sums: Tensor, *how: Any) -> tuple[Tensor, ...]:
-    """Gradients of the residual and of x (empty where there is none), and (3, D) those of weight, bias and x_bias."""
+    """Gradients of the residual and of x (empty if there is none), and, in (3, D), of weight, bias and x_bias."""
     dx = torch.empty_like(grad) if how[-1] else grad.new_empty(0)
     return torch.empty_like(sums), dx, sums.new_empty(3, sums.shape[-1], dtype=torch.float32)
 
@@ -156,7 +160,7 @@ def sum_norm_backward_shapes(grad: Tensor, dsums: Tensor | None, sums: Tensor, *
 def sum_norm_function(
     sum_norm: Callable[..., tuple[Tensor, Tensor, Tensor]], sum_norm_backward: Callable[..., tuple[Tensor, ...]]
 ) -> type[Function]:
-    """residual + dropout(x + x_bias), and its norm. Keeps the sum alone, and of it the statistics."""
+    """residual + dropout(x + x_bias), and its norm. Saves only the sum and its statistics."""
 
     class SumNorm(Function):
         @staticmethod
@@ -185,7 +189,7 @@ def sum_norm_function(
             sums, weight, statistics, keys = ctx.saved_tensors
             with_x = ctx.how[-1]
             dsums, grad = grads if with_x else (None, grads[0])
-            if grad is None:  # nobody reads the norm
+            if grad is None:  # the norm is not used
                 grad = torch.zeros_like(sums)
             dsums = None if dsums is None else dsums.contiguous()
             dresidual, dx, totals = sum_norm_backward(
@@ -209,18 +213,21 @@ def sum_norm_function(
 
 
 def gelu_shapes(x: Tensor, bias: Tensor | None, gated: bool, *_: Any) -> Tensor:
-    """The activations, half as wide as x where they are gated."""
+    """The activations; with gates they are half as wide as x."""
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2) if gated else torch.empty_like(x)
 
 
 def gelu_backward_shapes(grad: Tensor, x: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
-    """The gradient of the bias. That of x replaces ``grad``, and ``out``, which may be x, gets the activations again;
-    where they are gated, and half as wide as x, it is the other way round."""
+    """The gradient of the bias. The kernel overwrites two more tensors.
+
+    Without gates the gradient of x replaces ``grad``, and the activations are written to ``out``, which may be x. With
+    gates the gradient of x is written to ``out`` and the activations, half as wide, replace ``grad``.
+    """
     return x.new_empty(0 if bias is None else x.shape[-1], dtype=torch.float32)
 
 
 def feed_forward_function(gelu: Callable[..., Tensor], gelu_backward_: Callable[..., Tensor]) -> type[Function]:
-    """dropout(gelu(x up^T + up_bias)) down^T, or gated; x (B, ..., D). Keeps x up^T: the rest is computed again."""
+    """dropout(gelu(x up^T + up_bias)) down^T, or gated; x (B, ..., D). Saves x up^T and computes the rest again."""
 
     class FeedForward(Function):
         @staticmethod
@@ -259,7 +266,7 @@ def feed_forward_function(gelu: Callable[..., Tensor], gelu_backward_: Callable[
 def linear_cross_entropy_shapes(
     x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, uniforms: Tensor | None, gradients: bool
 ) -> tuple[Tensor, ...]:
-    """Sum of the losses, number of hits, samples, and the gradients of the sum for x, weight and bias."""
+    """Sum of the losses, number of hits, samples, and the gradients of the sum with respect to x, weight and bias."""
     return (
         x.new_empty((), dtype=torch.float32),
         labels.new_empty(()),
@@ -271,7 +278,7 @@ def linear_cross_entropy_shapes(
 
 
 def linear_cross_entropy_function(linear_cross_entropy: Callable[..., tuple[Tensor, ...]]) -> type[Function]:
-    """Gradients are computed in the forward pass, chunk by chunk, so the logits of all rows never exist at once."""
+    """Computes gradients in the forward pass, chunk by chunk, so that the logits of all rows never exist at once."""
 
     class LinearCrossEntropy(Function):
         @staticmethod

@@ -1,8 +1,8 @@
-"""How a kernel becomes a torch operation: its form for ``torch.compile`` and its gradient.
+"""Turn a kernel into a torch operation: a version for ``torch.compile``, and a gradient.
 
-Every raw function of :mod:`.cpu` and :mod:`.gpu` takes and returns tensors and mutates nothing (or says so).
-``@operation`` gives it a second form, a custom operation of torch with shapes for tracing, which is used inside
-``torch.compile``; eager code calls the function itself, which costs 5 rather than 30 microseconds.
+Every raw function of :mod:`.cpu` and :mod:`.gpu` takes and returns tensors, and mutates none unless declared.
+``@operation`` gives it a second form for ``torch.compile``, a custom torch operation with shapes for tracing. Eager
+code calls the function itself, which costs 5 instead of 30 microseconds.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.autograd import Function
 
 from encoderlab.nn import noise
 
-GPU = "encoderlab_gpu"  # the space of operations that launch Triton kernels
+GPU = "encoderlab_gpu"  # namespace of operations that launch Triton kernels
 
 
 def operation(
     shapes: Callable[..., Any], mutates: tuple[str, ...] = (), space: str = "encoderlab"
 ) -> Callable[[Callable], Callable]:
-    """Registers a raw function as ``SPACE::NAME``, ``shapes`` its meta version; returns the function to call."""
+    """Register a raw function as ``SPACE::NAME`` with ``shapes`` as its meta version; returns the function to call."""
 
     def wrap(function: Callable) -> Callable:
         if space == GPU:
@@ -41,7 +41,7 @@ def operation(
 
 
 def on_its_device(function: Callable) -> Callable:
-    """``function`` with its first tensor's GPU as the current one, where Triton launches."""
+    """``function`` with the GPU of its first tensor as the current device, because Triton launches there."""
 
     @functools.wraps(function)
     def run(x: Tensor, *args: Any) -> Any:
@@ -52,7 +52,7 @@ def on_its_device(function: Callable) -> Callable:
 
 
 class Unrecorded:
-    """Stands for the context of a Function whose result needs no gradient."""
+    """A dummy context for a Function whose result needs no gradient."""
 
     needs_input_grad = (False,) * 16
 
@@ -64,10 +64,10 @@ class Unrecorded:
 
 
 def apply(function: type[Function], *args: Any) -> Any:
-    """``function.apply``, without its cost where nothing is recorded."""
+    """``function.apply``, without its overhead if no gradient is recorded."""
     return function.apply(*args) if torch.is_grad_enabled() else function.forward(Unrecorded(), *args)
 
 
 def scaling(keys: Tensor | None, p: float) -> tuple[int, float]:
-    """The threshold of dropout's masks and the factor of what is kept."""
+    """The threshold of dropout's masks, and the factor for kept elements."""
     return (0, 1.0) if keys is None else (noise.threshold(p), 1.0 / (1.0 - p))

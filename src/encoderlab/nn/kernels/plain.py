@@ -1,7 +1,7 @@
-"""The plain twins: what every fast kernel computes, in torch operations; they run on any device and in any precision.
+"""Plain versions of all kernels, in torch operations: they run on any device and in any precision.
 
-They also run where a device has no kernels (no compiler, another accelerator) and in double precision. ``keys`` (B,)
-int64 are the row keys of :mod:`encoderlab.nn.noise`; None switches dropout off.
+They run where a device has no kernels (no compiler, another accelerator) and in double precision, and tests compare the
+kernels with them. ``keys`` (B,) int64 are the row keys of :mod:`encoderlab.nn.noise`; None switches dropout off.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from encoderlab.nn import noise
 
 
 def dropout(x: Tensor, p: float, keys: Tensor | None, site: int) -> Tensor:
-    """x (B, ..., D) with every element zeroed at rate p, the others times 1 / (1 - p)."""
+    """x (B, ..., D) with elements set to 0 at rate p and the others divided by 1 - p."""
     if keys is None or p == 0.0:
         return x
     return torch.where(noise.kept(keys, site, tuple(x.shape), p), x * (1.0 / (1.0 - p)), 0.0)
@@ -38,7 +38,7 @@ def dropout_add_norm(
 ) -> Tensor:
     """norm(residual + dropout(x + x_bias)) over the last axis; x, residual (B, ..., D), the others (D,).
 
-    The norm is LayerNorm, or RMSNorm where it does not ``center``.
+    The norm is LayerNorm if ``center``, else RMSNorm.
     """
     if x_bias is not None:
         x = x + x_bias
@@ -59,21 +59,21 @@ def dropout_add_then_norm(
     x_bias: Tensor | None = None,
     center: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """residual + dropout(x + x_bias), and its norm; without x the residual and its norm."""
+    """residual + dropout(x + x_bias), and its norm; x None means the residual and its norm."""
     if x is not None:
         residual = residual + dropout(x if x_bias is None else x + x_bias, p, keys, site)
     return residual, norm(residual, weight, bias, eps, center)
 
 
 def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, center: bool) -> Tensor:
-    """LayerNorm, or RMSNorm where it does not ``center``, over the last axis of x (..., D)."""
+    """LayerNorm if ``center``, else RMSNorm, over the last axis of x (..., D)."""
     if center:
         return F.layer_norm(x, weight.shape, weight, bias, eps)
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def softmax_dropout(scores: Tensor, visible: Tensor | None, p: float, keys: Tensor | None, site: int) -> Tensor:
-    """Attention probabilities (B, H, L, M) in the precision of ``scores``; a row with nothing visible gives zeros."""
+    """Attention probabilities (B, H, L, M) in the precision of ``scores``; rows with no visible key are zero."""
     wide = scores.double() if scores.dtype == torch.float64 else scores.float()
     if visible is None:
         probabilities = torch.softmax(wide, dim=-1)
@@ -89,17 +89,17 @@ def softmax_dropout(scores: Tensor, visible: Tensor | None, p: float, keys: Tens
 
 @dataclass(frozen=True)
 class Relative:
-    """Relative positions in attention, as rows of a table and not as a bias (B, H, L, M) that someone has to make.
+    """Relative positions in attention, as rows of a table, so that no bias (B, H, L, M) has to be made.
 
-    score[i, j] += scale * (position_query[i] . query_rows[c] + k[j] . key_rows[c] + segment[i, different[i, j]]),
-    c = L - 1 - i + j: row c belongs to distance M - 1 - c, the largest first, so P = L + M - 1 rows. Columns past the
-    end of a shorter table (P = M, distances >= 0 only, no key_rows) must be invisible.
+    score[i, j] += scale * (position_query[i] . query_rows[c] + k[j] . key_rows[c] + segment[i, different[i, j]]), c = L
+    - 1 - i + j: row c belongs to distance M - 1 - c, the largest first, so P = L + M - 1 rows. A table without negative
+    distances has P = M rows and no key_rows; columns past its end must be masked.
 
     The first term is Transformer-XL's and XLNet's (position_query is q plus a bias) and DeBERTa's content-to-position,
     the second DeBERTa's position-to-content, the third XLNet's segments.
 
     Shapes: query_rows and key_rows (P, H, K), or (S, P, H, K) with ``table`` (B,) int64 choosing one for each row of
-    the batch; position_query (B, H, L, K), q where None; segment (B, H, L, 2), without the scale; different bool,
+    the batch; position_query (B, H, L, K), None for q; segment (B, H, L, 2), without the scale; different bool,
     broadcastable to (B, H, L, M).
     """
 
@@ -119,7 +119,7 @@ def relative_bias(q: Tensor, k: Tensor, relative: Relative, scale: float) -> Ten
         query = q if relative.position_query is None else relative.position_query
         terms.append(skew(chosen_per_head(query * scale, relative.query_rows, relative.table), keys))
     if relative.key_rows is not None:
-        # Seen from a key the columns run the other way, with the query.
+        # For a key, the columns run the other way, with the query.
         products = chosen_per_head(k * scale, relative.key_rows.flip(-3), relative.table)
         terms.append(skew(products, length).transpose(-1, -2))
     if relative.segment is not None:
@@ -128,9 +128,7 @@ def relative_bias(q: Tensor, k: Tensor, relative: Relative, scale: float) -> Ten
 
 
 def segment_scores(relative: Relative, scale: float) -> Tensor:
-    """The segment term of the scores, (B, H, L, M): of every query its number for a key of the same segment, or of
-    another.
-    """
+    """The segment term (B, H, L, M): each query has one score for keys of the same segment and one for other keys."""
     assert relative.segment is not None and relative.different is not None
     same, other = (relative.segment * scale).unsqueeze(-2).unbind(-1)
     return torch.where(relative.different, other, same)
@@ -143,7 +141,7 @@ def per_head(states: Tensor, rows: Tensor) -> Tensor:
     """
     B, H, L, K = states.shape
     flat = states.transpose(0, 1).reshape(H, B * L, K)
-    if flat.dtype == torch.float16:  # these products leave its range before the softmax can subtract the largest
+    if flat.dtype == torch.float16:  # these products overflow before the softmax can subtract the maximum
         with as_they_are(flat.device):
             products = torch.bmm(flat.float(), rows.float().permute(1, 2, 0))
     else:
@@ -152,12 +150,14 @@ def per_head(states: Tensor, rows: Tensor) -> Tensor:
 
 
 def as_they_are(device: torch.device) -> AbstractContextManager:
-    """Where products have the precision of their operands, also under autocast."""
+    """A context in which products have the precision of their operands, also under autocast."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def chosen_per_head(states: Tensor, rows: Tensor, table: Tensor | None) -> Tensor:
-    """:func:`per_head` with rows (P, H, K), or with the one of (S, P, H, K) that ``table`` (B,) chooses."""
+    """:func:`per_head` with rows (P, H, K), or with rows (S, P, H, K) of which ``table`` (B,) chooses one per batch
+    row.
+    """
     if rows.dim() == 3:
         return per_head(states, rows)
     out = per_head(states, rows[0])
@@ -170,15 +170,15 @@ def chosen_per_head(states: Tensor, rows: Tensor, table: Tensor | None) -> Tenso
 def skew(table: Tensor, keys: int) -> Tensor:
     """``out[..., i, j] = table[..., i, L - 1 - i + j]``: (..., L, P) -> (..., L, ``keys``), a view of the table.
 
-    With ``P = keys + L - 1`` every entry is right. With ``P = keys`` (distances >= 0 only) entries with
-    ``j > i + keys - L`` are meaningless and must be masked. Read with rows of P - 1, each row of the table begins one
-    place further left than the one above it: the relative shift of Dai et al. (2019, appendix B), without a gather.
+    With ``P = keys + L - 1`` every entry is right. With ``P = keys`` (distances >= 0 only) entries with ``j > i + keys
+    - L`` are undefined and must be masked. Read with rows of P - 1 entries, each row of the table starts one place
+    further left than the row above: the relative shift of Dai et al. (2019, appendix B), without a gather.
     """
     if table.shape[-1] <= keys:
         table = F.pad(table, (0, 1))
     length, columns = table.shape[-2:]
     shifted = table.flatten(-2)[..., length - 1 : length * columns - 1].unflatten(-1, (length, columns - 1))
-    if torch.compiler.is_exporting():  # whether a view is contiguous depends on the length, which a graph leaves open
+    if torch.compiler.is_exporting():  # in a graph of any length, a view may not be contiguous
         return shifted.index_select(-1, torch.arange(keys, device=table.device))
     return shifted[..., :keys]
 
@@ -199,8 +199,8 @@ def attend(
 ) -> Tensor:
     """softmax(scale q k^T + bias, over what is visible) v; dropout on the probabilities (Vaswani et al. 2017, 3.2.1).
 
-    q (B, H, L, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, L, V); bias and bool visible broadcast to (B, H, L, M).
-    Keys further than ``reach`` from a query are hidden, if it is given; the queries are the last of the keys.
+    q (B, H, L, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, L, V); bias and bool visible broadcast to (B, H, L, M). The
+    queries are the last L of the M keys; ``reach`` hides keys further than that from a query.
     """
     visible = within_reach(visible, q.shape[2], k.shape[2], reach, q.device)
     if relative is not None:
@@ -211,12 +211,12 @@ def attend(
             return F.scaled_dot_product_attention(q, k, v, scale=scale)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible | ~visible.any(-1, keepdim=True), scale=scale)
         return out.masked_fill(~visible.any(-1, keepdim=True), 0.0)
-    if q.dtype == torch.float16 and not q.is_cuda:  # a CPU adds half-precision products in half precision: inf - inf
+    if q.dtype == torch.float16 and not q.is_cuda:  # a CPU sums half-precision products in half precision: inf - inf
         with as_they_are(q.device):
             scores = torch.matmul(q.float() * scale, k.float().transpose(-1, -2))
     else:
         scores = torch.matmul(q * scale, k.transpose(-1, -2))
-    if scores.dtype == torch.float16:  # an overflowed product would turn the whole row into NaN
+    if scores.dtype == torch.float16:  # an overflow would turn the whole row into NaN
         scores = scores.clamp(-65504.0, 65504.0).float()
     if bias is not None:
         scores = scores + bias
@@ -235,9 +235,9 @@ def attend_packed(
     reach: int | None = None,
     rotation: Tensor | None = None,
 ) -> Tensor:
-    """Self-attention from the one product that made queries, keys and values: qkv (B, L, 3 A) -> (B, L, A).
+    """Self-attention from one product with queries, keys and values: qkv (B, L, 3 A) -> (B, L, A).
 
-    ``reach`` as in :func:`attend`; queries and keys are turned by ``rotation`` (L, K), see :func:`rotate`.
+    ``reach`` as in :func:`attend`; ``rotation`` (L, K) turns queries and keys, see :func:`rotate`.
     """
     q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
     if rotation is not None:
@@ -247,11 +247,10 @@ def attend_packed(
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Rotary positions (Su et al., 2021, in the form of half and half): each pair (x_j, x_{j + K / 2}) is turned by the
-    angle w_j of its place.
+    """Apply rotary positions (Su et al., 2021): turn each pair (x_j, x_{j + K / 2}) by the angle of its position.
 
-    x (B, H, L, K); ``rotation`` (L, K), or (B, 1, L, K), float32, holds the cosines of the K / 2 angles and then their
-    sines. Computed in single precision at least.
+    x (B, H, L, K); ``rotation`` (L, K), or (B, 1, L, K), float32, holds the cosines of the K / 2 angles, then their
+    sines. Computed in at least float32.
     """
     cosine, sine = rotation.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
     first, second = x.to(cosine.dtype).chunk(2, dim=-1)
@@ -283,7 +282,7 @@ def feed_forward(
 ) -> Tensor:
     """dropout(gelu(x up^T + up_bias)) down^T: (B, ..., D), (F, D), (F,), (D, F) -> (B, ..., D), no second bias.
 
-    ``gated``: up (2 F, D), up_bias (2 F,); the second half of the product is multiplied with the activated first half.
+    ``gated``: up (2 F, D), up_bias (2 F,); the activated first half of the product is multiplied with the second half.
     """
     inner = F.linear(x, up) if up_bias is None else F.linear(x, up) + up_bias
     inner, gate = inner.chunk(2, dim=-1) if gated else (inner, None)
@@ -296,8 +295,9 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Cross entropy of softmax(x weight^T + bias): sum of the losses in nats, number of hits, samples.
 
-    x (S, D), weight (V, D), bias (V,), labels (S,) int64. ``uniforms`` (S,) float64 in [0, 1) draws one class per row
-    from the softmax by inversion of its cumulative distribution, without gradient: (S,) int64; otherwise None.
+    x (S, D), weight (V, D), bias (V,), labels (S,) int64. ``uniforms`` (S,) float64 in [0, 1) draw one class per row
+    from the softmax by inverting its cumulative distribution, without gradient: samples (S,) int64; without
+    ``uniforms`` None.
     """
     logits = F.linear(x, weight, None if bias is None else bias.to(x.dtype))
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -317,7 +317,7 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
 def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None = None) -> Tensor:
     """``out[b, t, c] = sum_j weight[c, j] x[b, t + j - J // 2, c]``: (B, L, C), (C, J) -> (B, L, C).
 
-    Taps outside the row read zero; with ``doc`` (B, L) so do those on another document, or where ``doc`` is negative.
+    Taps outside the row read zero; with ``doc`` (B, L) so do taps on another document or on padding (``doc`` < 0).
     """
     inside = None if doc is None else _inside(doc, weight.shape[1])
     out = torch.zeros_like(x)
@@ -329,7 +329,7 @@ def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None = None) -> Tensor:
 def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | None = None) -> Tensor:
     """``out[b, t, h] = sum_j softmax(logits[b, t, h])_j x[b, t + j - J // 2, h]``: x (B, L, H K), logits (B, L, H J).
 
-    Taps outside the row or document (see :func:`depthwise`) read zero; they keep their share of the softmax.
+    Taps outside the row or document (see :func:`depthwise`) read zero, but count in the softmax.
     """
     kernels = logits.unflatten(-1, (heads, -1)).softmax(-1)
     if doc is not None:
@@ -352,6 +352,6 @@ def _inside(doc: Tensor, taps: int) -> Tensor:
 
 
 def _shifted(x: Tensor, taps: int, outside: int = 0) -> list[Tensor]:
-    """The views of ``x`` (B, L, ...) moved by -taps // 2 .. taps // 2, with the value ``outside`` the row."""
+    """The views of ``x`` (B, L, ...) shifted by -taps // 2 .. taps // 2; ``outside`` is the value beyond the row."""
     padded = F.pad(x, (0, 0) * (x.ndim - 2) + (taps // 2, taps // 2), value=outside)
     return [padded[:, tap : tap + x.shape[1]] for tap in range(taps)]

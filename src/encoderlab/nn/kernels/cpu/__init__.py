@@ -1,4 +1,4 @@
-"""The C++ kernels of CPUs as torch operations: raw calls, their shapes for tracing, and their gradients."""
+"""The C++ kernels for CPUs as torch operations: direct calls, shapes for tracing, and gradients."""
 
 from encoderlab.nn.kernels.cpu import attention, convolution, mixed, products, rows, vocabulary
 

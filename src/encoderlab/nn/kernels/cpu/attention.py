@@ -20,7 +20,7 @@ RELATIVE = struct.Struct("11P")  # ``Pointers`` of arguments.h
 
 
 def strides(x: Tensor | None) -> tuple[int, ...]:
-    """Of (batch, head, position); 0 where x is broadcast."""
+    """Strides of batch, head and position, in elements; 0 where x is broadcast."""
     if x is None:
         return 0, 0, 0
     (a, b, c, _), (i, j, k, _) = x.shape, x.stride()
@@ -44,8 +44,10 @@ def attention_arguments(
     different: Tensor | None = None,
     reach: int = -1,
 ) -> bytes:
-    """The C struct ``Attention``: sizes and strides of what the library gets as pointers, and dropout. In a second
-    struct the strides of gradients stand in the places of q, k, v and position_query."""
+    """The C struct ``Attention``: sizes, strides of the tensors, and dropout.
+
+    For a backward pass a second struct holds the strides of the gradients of q, k, v and position_query.
+    """
     batch, heads, queries, width = q.shape
     threshold, keep_scale = scaling(keys, p)
     work = torch.get_num_threads() if q.numel() * k.shape[2] >= 32 * SMALL else 1
@@ -73,7 +75,7 @@ def attend_forward(
     site: int,
     reach: int,
 ) -> tuple[Tensor, Tensor]:
-    """The attended values (B, H, L, V) and the log of every row's softmax denominator (B, H, L)."""
+    """The attended values (B, H, L, V), and the log of each row's softmax denominator (B, H, L)."""
     out, normalisers = attend_shapes(q, k, v)
     at = attention_arguments(q, k, v, out, bias, visible, keys, scale, p, site, reach=reach)
     call("attend", half(q), at, q, k, v, bias, visible, keys, turned_by(rotation), out, normalisers)
@@ -81,7 +83,7 @@ def attend_forward(
 
 
 def turned_by(rotation: Tensor | None) -> bytes | None:
-    """The C struct ``Pointers`` of rotary positions (M, K), float32 and contiguous."""
+    """The C struct ``Pointers`` for rotary positions (M, K), float32 and contiguous."""
     return None if rotation is None else pointers(None, None, None, None, None, None, rotation)
 
 
@@ -108,7 +110,7 @@ def attend_backward(
     site: int,
     reach: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and of the bias for every batch row (B, H, L, M) (empty where there is no bias)."""
+    """Gradients of q, k, v and of the bias of every batch row (B, H, L, M), which is empty if there is no bias."""
     dq, dk, dv, dbias = _attend_backward_shapes(grad, q, k, v, bias)
     at = attention_arguments(q, k, v, grad, bias, visible, keys, scale, p, site, reach=reach)
     to = attention_arguments(dq, dk, dv, grad, None, None, None, scale, p, site)
@@ -163,7 +165,7 @@ def attend_packed_backward(
 
 
 class AttendPacked(Function):
-    """Self-attention of qkv (3, B, H, L, K), a view of what one product made; its gradient needs no concatenation."""
+    """Self-attention of qkv (3, B, H, L, K), a view of one product; the gradient is written without concatenation."""
 
     @staticmethod
     def forward(
@@ -185,13 +187,17 @@ class AttendPacked(Function):
 
 
 def pointers(*tensors: Tensor | None) -> bytes:
-    """The C struct ``Pointers``: addresses in its order; 0 for what is absent, which in backward passes is a scalar."""
+    """The C struct ``Pointers``: addresses in its order; 0 for absent tensors, which backward passes
+    give as scalars.
+    """
     given = [0 if x is None or x.dim() == 0 else x.data_ptr() for x in tensors]
     return RELATIVE.pack(*given, *[0] * (11 - len(given)))
 
 
 def relative_arguments(q: Tensor, k: Tensor, relative: Relative, scale: float) -> tuple[Tensor | None, ...]:
-    """``relative`` as the kernels take it: rows (S, P, H, K) contiguous in q's precision, segment scaled, float32."""
+    """``relative`` in the kernels' layout: contiguous rows (S, P, H, K) in the precision of q, scaled
+    float32 segments.
+    """
 
     def rows(x: Tensor | None) -> Tensor | None:
         return None if x is None else (x if x.dim() == 4 else x[None]).to(q.dtype).contiguous()
@@ -272,8 +278,10 @@ def attend_relative_backward(
     p: float,
     site: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, query_rows, key_rows, position_query and segment; those of rows and segment in float32,
-    scalars for what is absent."""
+    """Gradients of q, k, v, query_rows, key_rows, position_query and segment.
+
+    Gradients of rows and segment are float32; absent tensors have a scalar.
+    """
     grads = _attend_relative_backward_shapes(grad, q, k, v, query_rows, key_rows, position_query, segment)
     dq, dk, dv, dquery_rows, dkey_rows, dposition_query, dsegment = grads
     at = attention_arguments(
@@ -307,10 +315,10 @@ class AttendRelative(Function):
 
 
 def full_rows(x: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """x, if there is one, of four dimensions with dense rows of all M columns, as the kernels read it.
+    """x, if given, with four dimensions and dense rows of all M columns, as the kernels need it.
 
     Raises:
-        ValueError: it does not broadcast to (B, H, L, M), the pairs of q (B, H, L, K) and k (B, H, M, K).
+        ValueError: x does not broadcast to (B, H, L, M) for q (B, H, L, K) and k (B, H, M, K).
     """
     if x is None:
         return None
@@ -338,7 +346,7 @@ def attend(
     relative: Relative | None,
     reach: int | None,
 ) -> Tensor:
-    """As :func:`encoderlab.nn.kernels.attend`; beside relative positions the reach becomes part of the mask."""
+    """As :func:`encoderlab.nn.kernels.attend`; with relative positions the reach becomes part of the mask."""
     if relative is not None:
         visible = within_reach(visible, q.shape[2], k.shape[2], reach, q.device)
     q, k, v, visible = dense(q), dense(k), dense(v), full_rows(visible, q, k)
@@ -351,7 +359,7 @@ def attend(
 
 
 def limit(reach: int | None) -> int:
-    """``reach`` as the kernels take it."""
+    """``reach`` as the kernels expect it: -1 for no limit."""
     return -1 if reach is None else reach
 
 
@@ -366,10 +374,11 @@ def attend_packed(
     reach: int | None,
     rotation: Tensor | None,
 ) -> Tensor:
-    """As :func:`encoderlab.nn.kernels.attend_packed`; queries and keys are turned where they are packed into the cache.
+    """As :func:`encoderlab.nn.kernels.attend_packed`; the kernel turns queries and keys when it copies them into the
+    cache.
 
     Raises:
-        ValueError: angles that do not fit the queries.
+        ValueError: the shape of ``rotation`` does not fit the queries.
     """
     parts = packed_heads(qkv, heads)
     visible = full_rows(visible, *parts[:2])

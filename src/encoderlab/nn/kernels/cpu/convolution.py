@@ -17,14 +17,14 @@ MOST_TAPS = 32  # as in convolution.h
 
 
 def documents(doc: Tensor | None, x: Tensor) -> Tensor | None:
-    """As :func:`encoderlab.nn.kernels.functions.documents`, in int32."""
+    """:func:`encoderlab.nn.kernels.functions.documents` in int32."""
     doc = functions.documents(doc, x)
     return None if doc is None else doc.to(torch.int32)
 
 
 @operation(lambda x, weight, doc, back: torch.empty_like(x))
 def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None, back: bool) -> Tensor:
-    """x (B, L, C) by weight (J, C); ``back``: by the transposed operator, the gradient of x."""
+    """Convolve x (B, L, C) with weight (J, C); ``back``: with the transposed operator, for the gradient of x."""
     out = torch.empty_like(x)
     call("depthwise", half(x), x, weight, doc, out, *x.shape, len(weight), back, threads(x))
     return out
@@ -62,14 +62,14 @@ def _sizes(x: Tensor, logits: Tensor, heads: int) -> tuple[int, ...]:
 
 
 def convolve(x: Tensor, logits: Tensor, doc: Tensor | None, heads: int, out: Tensor, softmax: Tensor) -> None:
-    """Fills ``out`` (B, L, H K), whose positions may be further apart in memory, and ``softmax`` like logits."""
+    """Fill ``out`` (B, L, H K), whose positions may be strided, and ``softmax``, shaped as logits."""
     sizes = _sizes(x, logits, heads)
     call("dynamic", half(x), x, logits, doc, out, out.stride(1), softmax, *sizes, threads(x))
 
 
 @operation(_dynamic_shapes)
 def dynamic(x: Tensor, logits: Tensor, doc: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
-    """The convolved values, and the kernels after softmax."""
+    """The convolved values, and the convolution kernels after softmax."""
     out, softmax = _dynamic_shapes(x, logits, doc, heads)
     convolve(x, logits, doc, heads, out, softmax)
     return out, softmax
@@ -77,7 +77,7 @@ def dynamic(x: Tensor, logits: Tensor, doc: Tensor | None, heads: int) -> tuple[
 
 @operation(lambda grad, x, softmax, doc, heads: (torch.empty_like(x), x.new_empty(softmax.shape)))
 def dynamic_backward(grad: Tensor, x: Tensor, softmax: Tensor, doc: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
-    """The gradients of x and logits; positions of ``grad`` (B, L, H K) may be further apart in memory."""
+    """The gradients of x and logits; positions of ``grad`` (B, L, H K) may be strided."""
     dx, dlogits = torch.empty_like(x), x.new_empty(softmax.shape)
     sizes = _sizes(x, softmax, heads)
     call("dynamic_backward", half(x), grad, grad.stride(1), x, softmax, doc, dx, dlogits, *sizes, threads(x))

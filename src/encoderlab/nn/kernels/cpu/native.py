@@ -1,4 +1,4 @@
-"""Calls into the compiled library, and what its arguments say of a tensor."""
+"""Calls into the compiled library, and the arguments that describe a tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ functions: dict[str, Any] = {}
 
 
 def call(name: str, *args: Any) -> None:
-    """Calls ``encoderlab_NAME``: tensors, bytes and None are pointers, floats C floats, ints and bools int64."""
+    """Call ``encoderlab_NAME``: tensors, bytes and None become pointers, floats C floats, ints and bools int64."""
     values = [x.data_ptr() if isinstance(x, Tensor) else x for x in args]
     function = functions.get(name)
     if function is None:
@@ -25,7 +25,7 @@ def call(name: str, *args: Any) -> None:
         assert library is not None
         function = getattr(library, f"encoderlab_{name}")
         function.argtypes, function.restype = [argument_type(x) for x in args], None
-        functions[name] = function  # last: another thread may call it from here on
+        functions[name] = function  # last, because another thread may call the function from here on
     function(*values)
 
 
@@ -36,16 +36,16 @@ def argument_type(value: Any) -> Any:
 
 
 def threads(x: Tensor) -> int:
-    """How many threads share the work on x."""
+    """Number of threads for work on x."""
     return 1 if x.numel() < SMALL else torch.get_num_threads()
 
 
 def layout(x: Tensor) -> tuple[int, int, int]:
-    """Rows of the batch, positions of a row, width."""
+    """Rows of the batch, positions per row, width."""
     batch, width = x.shape[0], x.shape[-1]
     return batch, x.numel() // (batch * width), width
 
 
 def half(x: Tensor) -> bool:
-    """Whether x is bfloat16; the library has every function for it and for float32."""
+    """Whether x is bfloat16; the library has each function for bfloat16 and float32."""
     return x.dtype == torch.bfloat16

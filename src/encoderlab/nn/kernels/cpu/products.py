@@ -1,4 +1,4 @@
-"""Matrix products of bfloat16 in float32 arithmetic, for processors whose own instructions are slower than that."""
+"""Matrix products of bfloat16 with float32 arithmetic, for processors whose bfloat16 instructions are slower."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from encoderlab.nn.kernels.cpu.native import call
 def product(
     a: Tensor, b: Tensor, *, bias: Tensor | None = None, out: Tensor | None = None, add: bool = False
 ) -> Tensor:
-    """a (M, K) times b (K, N), plus ``bias`` (N,), in ``out`` (M, N), to which it is added with ``add``.
+    """a (M, K) times b (K, N), plus ``bias`` (N,), written to ``out`` (M, N) or, with ``add``, added to it.
 
-    All are bfloat16; sums are float32 and rounded once. Of each operand one axis is dense, or it is copied; of ``out``
-    the rows are.
+    All are bfloat16; sums are float32 and rounded once. An operand with no dense axis is copied; ``out`` needs dense
+    rows.
 
     Raises:
-        ValueError: shapes or types that do not fit.
+        ValueError: shapes or types do not fit.
     """
     out = a.new_empty(len(a), b.shape[1]) if out is None else out
     (rows, depth), columns = a.shape, b.shape[1]

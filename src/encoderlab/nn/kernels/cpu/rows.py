@@ -1,4 +1,4 @@
-"""What works on one position at a time: dropout, the normalised residual sum, GELU and the feed-forward block."""
+"""Operations on one position at a time: dropout, normalised residual sum, GELU and the feed-forward block."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add_norm(
 
 
 def single(x: Tensor | None) -> Tensor | None:
-    """x in single precision, if there is one."""
+    """x in float32, if given."""
     return None if x is None else x.float()
 
 
@@ -116,7 +116,7 @@ def sum_norm_backward(
 
 @operation(functions.gelu_shapes)
 def gelu(x: Tensor, bias: Tensor | None, gated: bool, tanh: bool, keys: Tensor | None, site: int, p: float) -> Tensor:
-    """dropout(gelu(x + bias)), or of both halves of x, ``gated``, gelu of the first times the second."""
+    """dropout(gelu(x + bias)); ``gated``: dropout of gelu of the first half times the second half."""
     out = functions.gelu_shapes(x, bias, gated)
     name = "geglu" if gated else "gelu"
     call(name, half(x), tanh, x, single(bias), out, keys, *layout(out), site, *scaling(keys, p), threads(x))

@@ -1,4 +1,4 @@
-"""The products with the vocabulary, their loss and samples, without the logits of all rows at once."""
+"""The vocabulary head's product, loss and samples, without holding the logits of all rows at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from encoderlab.nn.kernels import functions
 from encoderlab.nn.kernels.cpu.native import CHUNKS, call, half
 from encoderlab.nn.kernels.operation import operation
 
-LOGITS = 1 << 25  # elements of a chunk of logits; more rows per chunk make better products, fewer make less memory
+LOGITS = 1 << 25  # elements in a chunk of logits: large chunks make faster products, small chunks need less memory
 
 
 @operation(functions.linear_cross_entropy_shapes)

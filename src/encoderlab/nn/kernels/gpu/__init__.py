@@ -1,8 +1,8 @@
-"""The Triton kernels of GPUs: raw calls, their shapes for tracing, and their gradients, as in :mod:`..cpu`.
+"""The Triton kernels for GPUs as torch operations: direct calls, shapes for tracing, and gradients, as in :mod:`..cpu`.
 
-Imported only where tensors lie on a GPU: Triton comes with torch's CUDA builds, and is not asked for elsewhere. Without
-a GPU ``TRITON_INTERPRET=1`` runs the same kernels on the CPU, slowly, which is how tests/nn/gpu holds them to their
-plain twins; tests/nn/gpu/test_machine_code.py compiles them for a GPU that need not be there.
+Imported only if tensors are on a GPU, because only torch's CUDA builds include Triton. Without a GPU,
+``TRITON_INTERPRET=1`` runs the same kernels slowly on the CPU: tests/nn/gpu compares them with the plain versions this
+way. tests/nn/gpu/test_machine_code.py compiles them for a GPU that need not be present.
 """
 
 from encoderlab.nn.kernels.gpu import attention, convolution, rows, vocabulary

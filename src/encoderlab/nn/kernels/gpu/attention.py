@@ -3,14 +3,14 @@
     score[i, j] = scale * (q_i . k_j + query_table[i, L - 1 - i + j] + key_table[j, M - 1 - j + i]
                            + segment[i, different[i, j]]) + bias[i, j]
 
-The tables (B, H, L, P) and (B, H, M, P) are products of queries and keys with the rows of all distances, which batched
-products make outside. The kernels read them along the diagonals: no (B, H, L, M) bias exists and nothing is gathered.
-Probabilities are computed again in the backward pass, from the log of each row's denominator. Every entry of a table's
-gradient belongs to one pair of query and key and is written by one program; nothing is added atomically, so a step
-gives the same bits every time.
+The tables (B, H, L, P) and (B, H, M, P) are products of queries and keys with the rows of all distances, computed
+outside the kernels by batched products. The kernels read the tables along diagonals: no (B, H, L, M) bias exists and
+nothing is gathered. The backward pass computes probabilities again, from the log of each row's denominator. Every entry
+of a table's gradient belongs to one pair of query and key, and one program writes it; nothing is added atomically, so a
+step gives the same bits every time.
 
-Keys are taken in tiles, and within a tile they stand in the order of :func:`key_of`, which puts the two that share a
-word of the dropout masks side by side: every word is computed once, in the thread that needs both of its halves.
+Keys are processed in tiles. :func:`key_of` orders the keys of a tile so that the two keys that share a word of the
+dropout masks are neighbours: every word is computed once, in the thread that needs both halves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from encoderlab.nn.kernels.plain import Relative, chosen_per_head
 
 
 class Matrix(NamedTuple):
-    """A (B, H, rows, columns) tensor in a kernel: where it begins (None: there is none), strides, and sizes."""
+    """A (B, H, rows, columns) tensor inside a kernel: address (None if absent), strides, and sizes."""
 
     data: Any
     batch: Any
@@ -47,7 +47,7 @@ class Matrix(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The matrices that are added to the scores, and ``visible``, which says which scores count."""
+    """The matrices that are added to the scores, and ``visible``, the mask."""
 
     bias: Matrix
     query_table: Matrix
@@ -66,13 +66,13 @@ class Dropout(NamedTuple):
 
 @triton.jit
 def of_head(matrix, batch, head):
-    """Where the matrix of one head begins."""
+    """Address of the matrix of one head."""
     return matrix.data + batch.to(tl.int64) * matrix.batch + head.to(tl.int64) * matrix.head
 
 
 @triton.jit
 def rows_at(matrix, batch, head, row, WIDTH: tl.constexpr):
-    """Pointers (N, WIDTH) to rows of a head's matrix, and which of them it has."""
+    """Pointers (N, WIDTH) to rows of a head's matrix, and which of them exist."""
     column = tl.arange(0, WIDTH)
     inside = (row < matrix.rows)[:, None] & (column < matrix.columns)[None, :]
     return of_head(matrix, batch, head) + row[:, None] * matrix.row + column[None, :], inside
@@ -80,7 +80,7 @@ def rows_at(matrix, batch, head, row, WIDTH: tl.constexpr):
 
 @triton.jit
 def load_rows(matrix, batch, head, row, WIDTH: tl.constexpr):
-    """Rows (N, WIDTH); zeros where the matrix has none."""
+    """Rows (N, WIDTH); zero where the matrix has none."""
     at, inside = rows_at(matrix, batch, head, row, WIDTH)
     return tl.load(at, mask=inside, other=0.0)
 
@@ -93,33 +93,33 @@ def store_rows(matrix, batch, head, row, values, WIDTH: tl.constexpr):
 
 @triton.jit
 def pairs_at(matrix, batch, head, query, key):
-    """Pointers (N, N') to the numbers of pairs of query and key; 32 bits reach over the pairs of 32,767 tokens."""
+    """Pointers (N, N') to the entries for pairs of query and key; 32-bit offsets suffice for 32,767 tokens."""
     return of_head(matrix, batch, head) + query[:, None] * matrix.row + key[None, :] * matrix.column
 
 
 @triton.jit
 def by_query(table, batch, head, query, key, queries):
-    """Pointers (N, N') into the queries' table, at the distance of each pair, and which of them it has."""
+    """Pointers (N, N') into the queries' table, at the distance of each pair, and which of them exist."""
     column = queries - 1 - query[:, None] + key[None, :]
     return of_head(table, batch, head) + query[:, None] * table.row + column, (column >= 0) & (column < table.columns)
 
 
 @triton.jit
 def by_key(table, batch, head, query, key, keys):
-    """The same of the keys' table, whose columns run the other way."""
+    """Pointers (N, N') into the keys' table, whose columns run the other way, and which of them exist."""
     column = keys - 1 - key[None, :] + query[:, None]
     return of_head(table, batch, head) + key[None, :] * table.row + column, (column >= 0) & (column < table.columns)
 
 
 @triton.jit
 def key_of(column):
-    """The key, within its tile, that stands in a column: of 32 columns, 2 w is key w and 2 w + 1 is key w + 16."""
+    """The key, within its tile, of a column: of 32 columns, column 2 w is key w and column 2 w + 1 is key w + 16."""
     return (column >> 5) * 32 + (column & 1) * 16 + ((column >> 1) & 15)
 
 
 @triton.jit
 def kept(dropout, batch, head, query, start, QUERIES: tl.constexpr, KEYS: tl.constexpr):
-    """The keep mask of a tile whose first key is ``start``: that of :func:`encoderlab.nn.noise.kept_pairs`."""
+    """The keep mask of a tile whose first key is ``start``, equal to :func:`encoderlab.nn.noise.kept_pairs`."""
     streams = stream(stream(read_key(dropout.keys, batch), dropout.site), head)
     x = words(streams, (query << 16)[:, None] + (start // 2 + tl.arange(0, KEYS // 2))[None, :])
     return tl.join(x << 16, x).reshape(QUERIES, KEYS).to(tl.int32, bitcast=True) >= dropout.threshold
@@ -127,14 +127,14 @@ def kept(dropout, batch, head, query, start, QUERIES: tl.constexpr, KEYS: tl.con
 
 @triton.jit
 def segment_at(segment, batch, head, query):
-    """Pointers (N,) to the numbers of each query for keys of the same segment and of another."""
+    """Pointers (N,) to the two scores of each query, for keys of the same segment and of another."""
     same = of_head(segment, batch, head) + query * segment.row
     return same, same + 1
 
 
 @triton.jit
 def masked_scores(q, k, batch, head, query, key, queries, keys, terms, scale, PRECISION: tl.constexpr):
-    """The scores of a tile in float32, minus infinity where a query does not see a key."""
+    """The scores of a tile in float32; minus infinity where a query may not attend to a key."""
     real = (query < queries)[:, None] & (key < keys)[None, :]
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if terms.query_table.data is not None:
@@ -162,7 +162,7 @@ def attend_kernel(
     Q, K, V, terms, dropout, OUT, LOG_SUM, heads, scale,
     WIDTH: tl.constexpr, VALUE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program: the outputs of QUERIES queries of one head, in one pass over its keys."""
+    """One program computes the outputs of QUERIES queries of one head, in one pass over the keys."""
     queries, keys = Q.rows, K.rows
     tiles = tl.cdiv(queries, QUERIES)
     tile, number = tl.program_id(0) % tiles, tl.program_id(0) // tiles
@@ -178,7 +178,7 @@ def attend_kernel(
         k = load_rows(K, batch, head, key, WIDTH)
         scores = masked_scores(q, k, batch, head, query, key, queries, keys, terms, scale, PRECISION)
         now = tl.maximum(largest, tl.max(scores, 1))
-        shift = tl.where(now == float("-inf"), 0.0, now)  # nothing seen yet
+        shift = tl.where(now == float("-inf"), 0.0, now)  # no key seen yet
         weights, faded = tl.exp(scores - shift[:, None]), tl.exp(largest - shift)
         total = total * faded + tl.sum(weights, 1)
         if dropout.keys is not None:
@@ -189,7 +189,7 @@ def attend_kernel(
         largest = now
     out /= tl.where(total == 0.0, 1.0, total)[:, None]
     store_rows(OUT, batch, head, query, out, VALUE)
-    # Infinite where a query sees nothing: the backward pass then finds probabilities of zero.
+    # Infinite where a query sees no key, so that the backward pass computes probabilities of zero.
     log_sum = tl.where(total == 0.0, float("inf"), largest + tl.log(tl.where(total == 0.0, 1.0, total)))
     tl.store(LOG_SUM + number.to(tl.int64) * queries + query, log_sum, mask=query < queries)
 
@@ -214,9 +214,10 @@ def attend_query_gradients_kernel(
     Q, K, V, terms, dropout, OUT, LOG_SUM, DOUT, DELTA, DQ, DBIAS, DQUERY_TABLE, DKEY_TABLE, DSEGMENT, heads, scale,
     WIDTH: tl.constexpr, VALUE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program: the gradients of QUERIES queries of one head and of the terms of all their pairs.
+    """One program computes the gradients of QUERIES queries of one head, and of the terms of all their pairs.
 
-    DELTA (B, H, L), the product of each output with its gradient, is left for :func:`attend_key_gradients_kernel`.
+    It also writes DELTA (B, H, L), the product of each output with its gradient, for
+    :func:`attend_key_gradients_kernel`.
     """
     queries, keys = Q.rows, K.rows
     tiles = tl.cdiv(queries, QUERIES)
@@ -267,7 +268,7 @@ def attend_key_gradients_kernel(
     Q, K, V, terms, dropout, LOG_SUM, DOUT, DELTA, DK, DV, heads, scale,
     WIDTH: tl.constexpr, VALUE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program: the gradients of KEYS keys and values of one head, in one pass over its queries."""
+    """One program computes the gradients of KEYS keys and values of one head, in one pass over the queries."""
     queries, keys = Q.rows, K.rows
     tiles = tl.cdiv(keys, KEYS)
     tile, number = tl.program_id(0) % tiles, tl.program_id(0) // tiles
@@ -302,14 +303,14 @@ def matrix(x: Tensor | None) -> Matrix:
 
 
 def tiling(q: Tensor, v: Tensor, *tables: Tensor | None) -> dict[str, Any]:
-    """Tiles whose scores, probabilities and accumulators stay in registers, and whose operands fit the 99 KiB of shared
-    memory that every GPU since 2020 has (tests/nn/gpu/machine.py shows both).
+    """Tile sizes: scores, probabilities and accumulators fit the registers, operands fit the shared memory.
 
-    Products of float32 take three products in TF32 each, which is right to 2^-21; or one, where torch's own may.
+    Shared memory is 99 KiB on every GPU since 2020; tests/nn/gpu/machine.py checks both limits. A float32 product takes
+    three TF32 products, exact to 2^-21, or one where torch's settings allow TF32.
     """
     width, value = (max(16, triton.next_power_of_2(x.shape[-1])) for x in (q, v))
     half, narrow = q.element_size() == 2, max(width, value) <= 64
-    # Keys of a tile are whole groups of 32: see key_of.
+    # A tile has whole groups of 32 keys: see key_of.
     queries, keys = (64, 64) if half and narrow else (32, 32) if half or narrow else (16, 32)
     exact = torch.get_float32_matmul_precision() == "highest"
     return {
@@ -334,7 +335,7 @@ def attend_forward(
     p: float,
     site: int,
 ) -> tuple[Tensor, Tensor]:
-    """The attended values (B, H, L, V) and the log of every row's softmax denominator (B, H, L)."""
+    """The attended values (B, H, L, V), and the log of each row's softmax denominator (B, H, L)."""
     out, log_sum = attend_shapes(q, k, v)
     batch, heads, queries, _ = q.shape
     terms = Terms(*map(matrix, (bias, query_table, key_table, segment, different, visible)))
@@ -350,8 +351,10 @@ def _added_shapes(
     q: Tensor, k: Tensor, bias: Tensor | None, query_table: Tensor | None, key_table: Tensor | None,
     segment: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Tensors for the gradients of bias, both tables and segment; empty for those that are not given. The tables' are
-    zero, because entries that belong to no pair of query and key are never written."""
+    """Tensors for the gradients of bias, both tables and segment; empty for absent ones.
+
+    Gradients of the tables start at zero, because entries without a pair of query and key are never written.
+    """
     dbias = q.new_empty(0) if bias is None else bias.new_empty(*q.shape[:3], k.shape[2])
     dquery_table, dkey_table = (q.new_empty(0) if x is None else torch.zeros_like(x) for x in (query_table, key_table))
     return dbias, dquery_table, dkey_table, q.new_empty(0) if segment is None else torch.empty_like(segment)
@@ -383,7 +386,10 @@ def attend_backward(
     p: float,
     site: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the first seven, that of the bias for every pair; empty where there is none."""
+    """Gradients of q, k, v, bias, query_table, key_table and segment; empty for absent ones.
+
+    The gradient of the bias has an entry for every pair.
+    """
     added = bias, query_table, key_table, segment
     dq, dk, dv, *dadded = _attend_backward_shapes(dout, q, k, v, *added)
     terms = Terms(*map(matrix, (*added, different, visible)))
@@ -403,7 +409,7 @@ def differentiate(
     dqkv: Sequence[Tensor],
     dadded: Sequence[Tensor],
 ) -> None:
-    """Fills ``dqkv``, and ``dadded`` where it is not empty."""
+    """Fill ``dqkv``, and the tensors of ``dadded`` that are not empty."""
     (q, k, v), (dq, dk, dv) = qkv, dqkv
     batch, heads, queries, _ = q.shape
     delta, tiles = torch.empty_like(log_sum), tiling(q, v, terms.query_table.data, terms.key_table.data)
@@ -455,7 +461,7 @@ def attend_packed_backward(
 
 
 class AttendPacked(Function):
-    """Self-attention of qkv (3, B, H, L, K), a view of what one product made; its gradient needs no concatenation."""
+    """Self-attention of qkv (3, B, H, L, K), a view of one product; the gradient is written without concatenation."""
 
     @staticmethod
     def forward(
@@ -474,12 +480,15 @@ class AttendPacked(Function):
 
 # ------------------------------------------------------------------------------------------------ with their gradients
 
-WIDEST = 512  # bytes of a head's row; tiles of wider ones do not fit the shared memory of an A100
+WIDEST = 512  # bytes in a head's row; tiles of wider heads do not fit the shared memory of an A100
 
 
 def left_to_torch(q: Tensor, v: Tensor, *added: Any) -> bool:
-    """Whether torch's operations compute this attention: where heads are too wide for tiles, and on a GPU where nothing
-    is added, hidden or dropped, because for that torch has the vendor's own kernels."""
+    """Whether torch's own operations compute this attention.
+
+    True for heads too wide for tiles, and on a GPU without bias, mask and dropout, where torch has the vendor's
+    kernels.
+    """
     width = triton.next_power_of_2(max(q.shape[-1], v.shape[-1]))
     return width * q.element_size() > WIDEST or q.is_cuda and all(x is None for x in added)
 

@@ -1,9 +1,9 @@
 """ConvBERT's convolutions: depthwise, and dynamic with a kernel per position and head.
 
-A program takes a block of positions, numbered through all rows of the batch, and the channels of a head or 64 of them.
-For each tap it reads the block moved by that tap, which after the first comes from the cache. The loop over taps is not
-unrolled: that takes more than twice the registers, and many seconds to compile 31 taps. A tap counts where it falls
-inside the row and, with ``doc``, on a token of the same document that is not padding (< 0).
+A program computes a block of positions, numbered through all rows of the batch, for the channels of one head or for 64
+channels. For each tap it reads the block shifted by that tap; after the first tap the data come from the cache. The
+loop over taps is not unrolled: that would take more than twice the registers, and many seconds to compile for 31 taps.
+A tap counts if it falls inside the row and, with ``doc``, on a token of the same document that is not padding (< 0).
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from torch.autograd.function import once_differentiable
 from encoderlab.nn.kernels.functions import documents as documents
 from encoderlab.nn.kernels.operation import GPU, operation
 
-MOST_TAPS = 128  # the dynamic kernels hold the logits of their block in registers
+MOST_TAPS = 128  # the dynamic kernels keep the logits of their block in registers
 
 
 def block(x: Tensor, width: int) -> dict[str, int]:
-    """The size of a program for ``width`` channels of x: two loads of 16 bytes for each thread, which need not spill
-    registers."""
+    """Block size for ``width`` channels of x: two 16-byte loads per thread, so that registers do not spill."""
     channels = triton.next_power_of_2(width)
     positions = 8192 // (channels * x.element_size())
     return {"POSITIONS": min(max(positions, 1), 128), "CHANNELS": channels, "num_warps": 8}
@@ -33,7 +32,7 @@ def block(x: Tensor, width: int) -> dict[str, int]:
 
 @triton.jit
 def counts(doc, position, shift, positions, length):
-    """Whether the tap that reads ``position + shift`` counts."""
+    """Whether the tap that reads ``position + shift`` counts, see the module's docstring."""
     place = position % length + shift
     inside = (position < positions) & (place >= 0) & (place < length)
     if doc is not None:
@@ -68,8 +67,11 @@ def depthwise_backward_kernel(
     grad, x, weight, doc, dx, sums, positions, length, width,
     TAPS: tl.constexpr, POSITIONS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """dx[s] = sum_j weight[j] grad[s - j + TAPS // 2], and the sums over the block's s of x[s] grad[s - j + TAPS // 2]:
-    both gradients from the same reads. ``sums`` (blocks of positions, TAPS, width)."""
+    """Both gradients from the same reads.
+
+    dx[s] = sum_j weight[j] grad[s - j + TAPS // 2], and the sums over the block's s of x[s] grad[s - j + TAPS // 2], in
+    ``sums`` (blocks of positions, TAPS, width).
+    """
     parts = tl.cdiv(width, CHANNELS)
     number = tl.program_id(0) // parts
     position = number * POSITIONS + tl.arange(0, POSITIONS)
@@ -90,7 +92,7 @@ def depthwise_backward_kernel(
 
 @operation(lambda x, weight, doc: torch.empty_like(x), space=GPU)
 def depthwise(x: Tensor, weight: Tensor, doc: Tensor | None) -> Tensor:
-    """x (B, L, C) by weight (J, C)."""
+    """Convolve x (B, L, C) with weight (J, C)."""
     out = torch.empty_like(x)
     (batch, length, width), tile = x.shape, block(x, min(x.shape[2], 64))
     programs = triton.cdiv(batch * length, tile["POSITIONS"]) * triton.cdiv(width, tile["CHANNELS"])
@@ -203,7 +205,7 @@ def _dynamic_shapes(x: Tensor, logits: Tensor, doc: Tensor | None, heads: int) -
 
 
 def _launch(x: Tensor, logits: Tensor, heads: int) -> tuple[int, tuple[int, ...], dict[str, int]]:
-    """The number of programs, and what the dynamic kernels take after their tensors."""
+    """The number of programs, and the arguments of the dynamic kernels that follow their tensors."""
     (batch, length, width), taps = x.shape, logits.shape[2] // heads
     sizes = block(x, width // heads) | {"TAPS": taps, "COLUMNS": triton.next_power_of_2(taps)}
     programs = triton.cdiv(batch * length, sizes["POSITIONS"]) * heads
@@ -212,7 +214,7 @@ def _launch(x: Tensor, logits: Tensor, heads: int) -> tuple[int, tuple[int, ...]
 
 @operation(_dynamic_shapes, space=GPU)
 def dynamic(x: Tensor, logits: Tensor, doc: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
-    """The convolved values, and the logarithms of the softmax's sums (B, L, H), float32."""
+    """The convolved values, and the log of each softmax denominator (B, L, H), float32."""
     out, norms = _dynamic_shapes(x, logits, doc, heads)
     programs, shape, sizes = _launch(x, logits, heads)
     dynamic_kernel[(programs,)](x, logits, doc, out, norms, *shape, **sizes)
@@ -230,8 +232,10 @@ def dynamic_backward(
 
 
 class Dynamic(Function):
-    """Keeps the logits and one number per position and head, of which the backward pass computes the softmax again: in
-    half precision less than a softmax in float32 and more exact than one in the precision of x."""
+    """Saves the logits and one number per position and head, from which the backward pass computes the softmax again.
+
+    In half precision that is smaller than a float32 softmax and more exact than a softmax in the precision of x.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, logits: Tensor, doc: Tensor | None, heads: int) -> Tensor:

@@ -16,7 +16,7 @@ def mix64(x):
 
 @triton.jit
 def stream(key, site):
-    """The stream of ``site`` (int) of a key (uint64, see :func:`read_key`)."""
+    """The random stream of ``site`` (int) for a key (uint64, see :func:`read_key`)."""
     return mix64(key + tl.cast(site + 1, tl.uint64) * 0x9E3779B97F4A7C15)  # Triton makes a site of 1 a constant
 
 

@@ -1,8 +1,8 @@
-"""What works on one position at a time: dropout, the normalised residual sum, GELU and the feed-forward block.
+"""Operations on one position at a time: dropout, normalised residual sum, GELU and the feed-forward block.
 
-A program takes one position, or a part of its columns, see :class:`Tile`. Gradients of vectors are sums over all
-positions: a fixed number of programs add up those of the positions that are theirs, and torch adds up the programs.
-Nothing is added atomically, so a step gives the same bits every time.
+A program computes one position, or some of its columns, see :class:`Tile`. Gradients of vectors are sums over all
+positions: a fixed number of programs each sum over their positions, then torch sums over programs. Nothing is added
+atomically, so a step gives the same bits every time.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from encoderlab.nn.kernels import functions
 from encoderlab.nn.kernels.gpu.noise import read_key, stream, words
 from encoderlab.nn.kernels.operation import GPU, operation, scaling
 
-PART = 512  # words of a tile where a position may be taken in parts
-WARPS = 1536  # that make partial sums: 12 for each multiprocessor of an H100, as many as the registers allow
+PART = 512  # words in a tile where a program may take some columns of a position
+WARPS = 1536  # that make partial sums: 12 per multiprocessor of an H100, the most that the registers allow
 
 
 class Rows(NamedTuple):
-    """How a tensor x (B, ..., D) is divided among programs."""
+    """How the work on a tensor x (B, ..., D) is divided among programs."""
 
-    number: int  # of positions
-    length: int  # positions of a row of the batch
+    number: int  # number of positions
+    length: int  # positions per row of the batch
     width: int
-    parts: int  # of a position
-    tile: dict[str, int]  # their size
+    parts: int  # programs per position
+    tile: dict[str, int]  # size of one program
 
 
 def layout(x: Tensor, most: int | None = None) -> Rows:
-    """The division of x into programs of a whole position each, or of at most ``most`` words of one."""
+    """Divide x into programs of one whole position each, or of at most ``most`` words of one."""
     batch, width = x.shape[0], x.shape[-1]
     size = 16 * triton.next_power_of_2(triton.cdiv(width, 32))
     size = size if most is None else min(size, most)
@@ -45,21 +45,21 @@ def layout(x: Tensor, most: int | None = None) -> Rows:
 class Columns(NamedTuple):
     """2 WORDS columns, as tensors (2, WORDS).
 
-    The two of the first axis, 16 apart, share a word of the dropout masks. They stay within one thread, so each word is
-    computed once.
+    The two columns of the first axis, 16 apart, share a word of the dropout masks and stay in one thread, so each word
+    is computed once.
     """
 
     at: Any
-    inside: Any  # whether x has them
-    word: Any  # (1, WORDS) number of the word
+    inside: Any  # whether x has these columns
+    word: Any  # (1, WORDS) index of the word
 
 
 class Tile(NamedTuple):
-    """The same of one position."""
+    """:class:`Columns` of one position."""
 
-    at: Any  # where the elements lie in x
+    at: Any  # offsets of the elements in x
     inside: Any
-    word: Any  # (1, WORDS) the words of the masks; without dropout of no use
+    word: Any  # (1, WORDS) the words of the masks; unused without dropout
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def columns_of(part, width, WORDS: tl.constexpr):
 
 @triton.jit
 def tile_of(row, columns, length, width, keys, site):
-    """Position ``row`` of all; keys None: without dropout."""
+    """Position ``row``, counted through the batch; keys None means no dropout."""
     word = columns.word
     if keys is not None:
         first = row % length * (tl.cdiv(width, 32) * 16)
@@ -81,7 +81,7 @@ def tile_of(row, columns, length, width, keys, site):
 
 @triton.jit
 def load(x, tile):
-    """The elements of x, or of a vector of columns, that belong to a tile; zero outside."""
+    """The elements of x, or of a vector of columns, for a tile; zero outside."""
     return tl.load(x + tile.at, mask=tile.inside, other=0.0).to(tl.float32)
 
 
@@ -237,7 +237,7 @@ def add_norm_backward(
 def gelu_of(x, TANH: tl.constexpr):
     """gelu(x) and its derivative. The tanh form is x / (1 + exp(-2 u)), which needs no tanh."""
     if TANH:
-        # past 12 the exponential is 0 or infinity in any case, and the square of x stays finite
+        # Beyond 12 the exponential is 0 or infinity anyway, and the square of x stays finite.
         near = tl.clamp(x, -12.0, 12.0, propagate_nan=tl.PropagateNan.ALL)
         square = near * near
         share = 1.0 / (1.0 + tl.exp(-1.5957691216057308 * near * (1.0 + 0.044715 * square)))
@@ -253,7 +253,7 @@ def gelu_kernel(
     x, bias, out, keys, length, width, site, threshold, scale, GATED: tl.constexpr, TANH: tl.constexpr,
     WORDS: tl.constexpr,
 ):  # fmt: skip
-    """GATED: rows of x and the bias are what is activated, ``width`` numbers, and then the gate."""
+    """GATED: a row of x and the bias hold first the ``width`` numbers to activate, then the gate."""
     parts = tl.cdiv(width, 2 * WORDS)
     columns = columns_of(tl.program_id(0) % parts, width, WORDS)
     row = tl.program_id(0) // parts
@@ -277,8 +277,10 @@ def gelu_backward_kernel(
     grad, x, bias, out, partial, keys, length, width, site, threshold, scale, number,
     GATED: tl.constexpr, TANH: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """``partial`` (programs, width, or twice that for both halves where GATED): sums for the bias. ``grad`` becomes the
-    gradient of x and ``out`` the activations; where GATED it is the other way round."""
+    """``partial`` (programs, width, or 2 width if GATED): sums for the bias.
+
+    ``grad`` becomes the gradient of x and ``out`` the activations; if GATED the other way round.
+    """
     parts = tl.cdiv(width, 2 * WORDS)
     columns = columns_of(tl.program_id(0) % parts, width, WORDS)
     program = tl.program_id(0) // parts
@@ -318,7 +320,7 @@ def gelu_backward_kernel(
 
 @operation(functions.gelu_shapes, space=GPU)
 def gelu(x: Tensor, bias: Tensor | None, gated: bool, tanh: bool, keys: Tensor | None, site: int, p: float) -> Tensor:
-    """dropout(gelu(x + bias)), or of both halves of x, ``gated``, gelu of the first times the second."""
+    """dropout(gelu(x + bias)); ``gated``: dropout of gelu of the first half times the second half."""
     out = functions.gelu_shapes(x, bias, gated)
     rows = layout(out, PART)
     gelu_kernel[(rows.number * rows.parts,)](

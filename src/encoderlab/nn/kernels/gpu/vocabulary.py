@@ -1,4 +1,4 @@
-"""The products with the vocabulary, their loss and samples, without the logits of all rows at once."""
+"""The vocabulary head's product, loss and samples, without holding the logits of all rows at once."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from encoderlab.nn.kernels import functions
 from encoderlab.nn.kernels.operation import GPU, operation
 
-LOGITS = 1 << 28  # elements of a chunk of logits: half a GiB in bfloat16
-BLOCK = 4096  # logits of a row at a time
+LOGITS = 1 << 28  # elements in a chunk of logits: half a GiB in bfloat16
+BLOCK = 4096  # logits of a row that are read at a time
 
 
 @triton.jit
 def read(logits, bias, column, stride, classes):
-    """Logits plus bias; minus infinity past the last class. Whole vectors are read, up to ``stride``."""
+    """Logits plus bias; minus infinity past the last class. Reads whole vectors, up to ``stride``."""
     x = tl.load(logits + column, mask=column < stride, other=0.0).to(tl.float32)
     x = tl.where(column < classes, x, float("-inf"))
     if bias is not None:
@@ -27,7 +27,7 @@ def read(logits, bias, column, stride, classes):
 
 @triton.jit
 def invert(logits, bias, stride, classes, peak, point, BLOCK: tl.constexpr):
-    """The class at which the running sum of exp(logits - peak) passes ``point``: one that adds to it."""
+    """The class at which the running sum of exp(logits - peak) passes ``point``; its own summand is not zero."""
     before = tl.full((), 0.0, tl.float64)
     passed, last = 0, 0
     for start in range(0, classes, BLOCK):
@@ -37,7 +37,7 @@ def invert(logits, bias, stride, classes, peak, point, BLOCK: tl.constexpr):
         passed += tl.sum(((running <= point) & (column < classes)).to(tl.int32), 0)
         last = tl.maximum(last, tl.max(tl.where(mass > 0.0, column, 0), 0))
         before += tl.sum(mass, 0)
-    return tl.minimum(passed, last)  # rounding can leave the whole sum short of the point
+    return tl.minimum(passed, last)  # rounding can leave the total below the point
 
 
 @triton.jit(do_not_specialize=["classes"])
@@ -45,8 +45,10 @@ def cross_entropy_kernel(
     logits, bias, labels, losses, hits, uniforms, sampled, stride, classes,
     GRADIENTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row; logits and bias have room for ``stride`` classes, a multiple of 16. With GRADIENTS softmax - onehot
-    replaces the logits."""
+    """Loss of one row; logits and bias have room for ``stride`` classes, a multiple of 16.
+
+    With GRADIENTS, softmax - onehot replaces the logits.
+    """
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     label = tl.load(labels + row)
@@ -55,8 +57,8 @@ def cross_entropy_kernel(
     if bias is not None:
         chosen += tl.load(bias + label, mask=valid, other=0.0)
 
-    # Each lane has its own peak, its first place, and its sum of exp(x - peak), which begin anew where x is larger: of
-    # exp(x - peak) and exp(peak - x) one is 1 and one exponential gives the other.
+    # Each lane keeps its own peak, the peak's first class, and the sum of exp(x - peak). The sum starts again where x
+    # is larger. One of exp(x - peak) and exp(peak - x) is at most 1, so one exponential gives both.
     peak = tl.full((BLOCK,), -3.4e38, tl.float32)
     first = tl.zeros((BLOCK,), tl.int32)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -77,7 +79,7 @@ def cross_entropy_kernel(
         tl.store(sampled + row, invert(logits, bias, stride, classes, largest, point, BLOCK))
     if GRADIENTS:
         scale = tl.where(valid, 1.0 / total, float("nan"))
-        tl.debug_barrier()  # every thread has read the label's logit
+        tl.debug_barrier()  # after every thread has read the label's logit
         for start in range(0, classes, BLOCK):
             column = start + tl.arange(0, BLOCK)
             share = tl.exp(read(logits, bias, column, stride, classes) - largest) * scale
@@ -88,7 +90,10 @@ def cross_entropy_kernel(
 def linear_cross_entropy(
     x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, uniforms: Tensor | None, gradients: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """A label outside the vocabulary makes the loss NaN, and the gradients: an error would wait for the device."""
+    """As :func:`encoderlab.nn.kernels.linear_cross_entropy`, with the gradients of the sum.
+
+    A label outside the vocabulary makes loss and gradients NaN: raising an error would wait for the device.
+    """
     rows, classes = len(x), len(weight)
     losses = x.new_empty(rows, dtype=torch.float32)
     hits = x.new_empty(rows, dtype=torch.bool)
