@@ -283,7 +283,7 @@ def test_bad_rules_are_refused() -> None:
     for kind in (NGrams, WindowedNGrams, Spans):
         with pytest.raises(ConfigError, match="longest 0 leaves"):
             kind(longest=0)
-    with pytest.raises(ConfigError, match=r"success 1.5 is no probability"):
+    with pytest.raises(ConfigError, match=r"success 1.5 is not between 0 and 1"):
         Spans(success=1.5)
     for power in (-1.0, math.inf, math.nan):
         with pytest.raises(ConfigError, match="is not from 0 to 10"):

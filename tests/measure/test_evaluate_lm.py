@@ -109,7 +109,7 @@ def test_units(model: Model, text: Text) -> None:
 
 def test_what_makes_no_sense_is_refused(model: Model, text: Text) -> None:
     bert = tiny.model("bert-tiny", width=32)
-    with pytest.raises(ConfigError, match="attention to the left only"):
+    with pytest.raises(ConfigError, match="must not see later tokens"):
         evaluate_lm(bert, text, plain(memory=0))
     with pytest.raises(ConfigError, match="clamp 4 limits sinusoidal distances"):
         evaluate_lm(bert, text, plain(clamp=4))

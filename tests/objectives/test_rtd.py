@@ -147,7 +147,7 @@ def test_a_norm_of_two_widths_is_not_shared(rows, vocabulary) -> None:
     narrow = resized(small("deberta-v3-tiny-generator"), width=8, ff_width=12)  # the tables stay 16 wide
     networks = Model(narrow).initialize(0), build("deberta-v3-tiny")
     with pytest.raises(
-        ConfigError, match="as wide as the layers, 8 and 16, and cannot be shared; set sharing to tables"
+        ConfigError, match="has the layers' width, 8 and 16, and cannot be shared; set sharing to tables"
     ):
         RTD(*networks, RTDSettings(sharing="block"), vocabulary)
     _, terms = losses(RTD(*networks, RTDSettings(sharing="tables"), vocabulary), rows)

@@ -1,4 +1,4 @@
-"""Batch: rows as tensors of one shape, the form in which everything else of the project sees data."""
+"""Batch: rows as tensors of one shape, the only form in which models and objectives see data."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ IGNORE = -100  # a label that no loss counts, as in torch.nn.functional.cross_en
 
 @dataclass(frozen=True)
 class Batch:
-    """B rows, padded to length L. Every tensor has the rows as its first dimension, so a batch can be sliced.
+    """B rows, padded to length L. The first dimension of every tensor is the rows, so a batch can be sliced.
 
-    Two positions see each other, in attention and in convolution, iff their ``doc`` is equal and not -1.
+    Two positions see each other, in attention and in convolution, if their ``doc`` is equal and not -1.
     """
 
     ids: Tensor  # (B, L) int64
@@ -27,33 +27,33 @@ class Batch:
     segments: Tensor | None = None  # (B, L) int64
     labels: dict[str, Tensor] = field(default_factory=dict)
     rows: Tensor | None = None  # (B,) int64: number of each row within the run, which keys dropout
-    host: Self | None = None  # of a copy on an accelerator: the batch in the host's memory
+    host: Self | None = None  # for a copy on an accelerator: the batch in host memory
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are not padding."""
+        """Number of tokens that are not padding."""
         return int((self.doc >= 0).sum())
 
     @property
     def documents(self) -> Tensor | None:
-        """``doc`` for an encoder: None where every row is one document without padding, so that nothing is hidden."""
+        """``doc`` for an encoder: None if every row is one document without padding."""
         return self.doc if bool(self.on_host.doc.any()) else None
 
     @property
     def on_host(self) -> Self:
-        """The batch where its values can be read without waiting for an accelerator."""
+        """The batch in host memory, where reading values does not wait for an accelerator."""
         return self if self.host is None else self.host
 
     def to(self, device: torch.device | str) -> Self:
-        """The batch on ``device``, without waiting for it."""
+        """A copy on ``device``; does not wait for the transfer."""
         moved = self._map(lambda tensor: send(tensor, device))
         return replace(moved, host=self if self.ids.device.type == "cpu" else self.host)
 
     def pin(self) -> Self:
-        """The batch in page-locked memory, from which a GPU copies while it computes."""
+        """A copy in page-locked memory, from which a GPU can copy while it computes."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def slice(self, start: int, stop: int) -> Self:
@@ -62,14 +62,15 @@ class Batch:
         return rows if self.host is None else replace(rows, host=self.host.slice(start, stop))
 
     def find(self, mark: Callable[[Self], Tensor]) -> tuple[Tensor, ...]:
-        """The indices of what ``mark`` marks in the batch, as ``nonzero(as_tuple=True)`` has them.
+        """The indices at which ``mark(batch)`` is True, as ``nonzero(as_tuple=True)`` returns them.
 
-        The batch on the host is asked: how many they are is a shape, for which a device would have to be waited for.
+        Computed on the host's copy: the number of indices is a shape, and reading it from a device would wait for the
+        device.
         """
         return self.bring(mark(self.on_host).nonzero().T.contiguous()).unbind()
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """``tensor``, made of :attr:`on_host`, where this batch lies."""
+        """``tensor``, computed from :attr:`on_host`, on this batch's device."""
         return send(tensor, self.ids.device)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
@@ -85,7 +86,9 @@ class Batch:
 
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """``tensor`` on ``device``, without waiting for it: for a GPU from page-locked memory, any other copy waits."""
+    """``tensor`` on ``device``. A copy to a GPU goes through page-locked memory and does not wait; other
+    copies wait.
+    """
     if torch.device(device).type == "cuda" and not tensor.is_cuda and not tensor.is_pinned():
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
@@ -102,7 +105,7 @@ def collate(
     Args:
         rows: at least one row.
         pad: id of the padding token.
-        ids: what to show instead of the rows' own ids, one array per row (after corruption, say).
+        ids: ids to show instead of the rows' own, one array per row (for example after corruption).
     """
     shown = [row.ids for row in rows] if ids is None else ids
     names = rows[0].labels
@@ -123,7 +126,7 @@ def stack(
     side: Literal["left", "right"] = "right",
     dtype: type = np.int64,
 ) -> Tensor:
-    """One-dimensional arrays as the rows of a tensor (B, length), filled up with ``fill``."""
+    """One-dimensional arrays as the rows of a tensor (B, length), padded with ``fill``."""
     length = max(map(len, arrays)) if length is None else length
     padded: np.ndarray = np.full((len(arrays), length), fill, dtype)
     for row, array in zip(padded, arrays, strict=True):

@@ -1,7 +1,7 @@
-"""Masking: which tokens of a row are predicted, and what is shown in their place. Pure functions of a row and a seed.
+"""Masking: which tokens of a row are predicted, and what replaces them. Pure functions of a row and a seed.
 
-A rule is a unit (what is chosen together), a count (how many tokens), and a mix (what a chosen token is replaced by).
-The published rules are settings of it:
+A rule has a unit (what is chosen together), a count (how many tokens), and a mix (what replaces a chosen token). The
+published rules are settings of it:
 
 ==================  ==============================================================================================
 BERT                ``Masking(most=20)`` at length 128, 77 at 512; whole-word BERT: ``unit=Words()``
@@ -31,8 +31,11 @@ from encoderlab.seeds import derive, uniform
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """Single tokens, uniformly. ``replacement`` draws a position again and again, as the ELECTRA release does; it is
-    then listed (and counts in the loss) as often as it was drawn, and shows [MASK] if one of its draws says so."""
+    """Single tokens, uniformly (Devlin et al. 2019, section 3.1).
+
+    With ``replacement`` a position may be drawn several times, as in the ELECTRA release; it is then listed, and counts
+    in the loss, once per draw, and shows [MASK] if one of its draws says so.
+    """
 
     kind: Literal["tokens"] = "tokens"
     replacement: bool = False
@@ -40,7 +43,7 @@ class Tokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """Whole words in random order; one that would exceed the count is skipped (BERT's whole-word masking)."""
+    """Whole words in random order; a word that would exceed the count is skipped (BERT's whole-word masking)."""
 
     kind: Literal["words"] = "words"
 
@@ -50,8 +53,8 @@ class NGrams:
     """Runs of n whole words, n = 1 .. longest with p(n) proportional to 1/n (ALBERT, section 4.1, equation 5;
     Erlangshen).
 
-    Words are visited in random order as starts. An n-gram that would exceed the count is shortened, one that overlaps
-    an earlier one is skipped, one that would run over a special token ends before it.
+    Words are visited in random order as starts. An n-gram that would exceed the count is shortened; one that overlaps
+    an earlier n-gram is skipped; one that would cross a special token ends before it.
     """
 
     kind: Literal["ngrams"] = "ngrams"
@@ -63,11 +66,13 @@ class NGrams:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowedNGrams:
-    """DeBERTa's rule: one n-gram in each window of n * int(1/rate) words, n as for NGrams, windows from left to right
-    until the count is reached. More regular than NGrams; the last tokens of a row are masked less often, since
-    1/int(1/rate) is above the rate. Above a rate of one half a window is as long as its n-gram, so that the first
-    tokens of a row are masked without a gap and the others not at all, as in the original; other units serve such rates
-    better. ``longest=1`` counts tokens, not words."""
+    """DeBERTa's rule: one n-gram in each window of n * int(1/rate) words, n as for :class:`NGrams`.
+
+    Windows run from left to right until the count is reached. More regular than NGrams, but the last tokens of a row
+    are masked less often, because 1/int(1/rate) is above the rate. Above a rate of one half a window is as long as its
+    n-gram, so the first tokens of a row are masked without a gap and the others not at all, as in the original; use
+    another unit for such rates. ``longest=1`` counts tokens, not words.
+    """
 
     kind: Literal["windowed_ngrams"] = "windowed_ngrams"
     longest: int = 3
@@ -78,7 +83,10 @@ class WindowedNGrams:
 
 @dataclass(frozen=True, kw_only=True)
 class Spans:
-    """Runs of whole words, lengths geometric within 1 .. ``longest`` (SpanBERT, Joshi et al. 2020, section 3.1)."""
+    """Runs of whole words, lengths geometric within 1 .. ``longest`` (SpanBERT, Joshi et al. 2020, section 3.1).
+
+    ``success`` is the parameter of the geometric distribution.
+    """
 
     kind: Literal["spans"] = "spans"
     success: float = 0.2
@@ -87,15 +95,15 @@ class Spans:
     def __post_init__(self) -> None:
         _check_longest(self.longest)
         if not 0 < self.success < 1:
-            raise ConfigError(f"success {self.success} is no probability; choose one between 0 and 1, such as 0.2")
+            raise ConfigError(f"success {self.success} is not between 0 and 1; give a probability, such as 0.2")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RareTokens:
-    """Single tokens without replacement, with weights count^-power: rare ones more often (XLM, DistilBERT).
+    """Single tokens without replacement, with weights count^-power: rare tokens more often (XLM, DistilBERT).
 
     The original draws over the whole batch; here each row draws its own share, so that a row's masks do not depend on
-    its neighbours.
+    other rows.
     """
 
     kind: Literal["rare_tokens"] = "rare_tokens"
@@ -108,7 +116,7 @@ class RareTokens:
 
 def _check_longest(longest: int) -> None:
     if longest < 1:
-        raise ConfigError(f"longest {longest} leaves runs of no words; give at least 1")
+        raise ConfigError(f"longest {longest} allows no words in a run; give at least 1")
 
 
 Unit = Tokens | Words | NGrams | WindowedNGrams | Spans | RareTokens
@@ -116,17 +124,20 @@ Unit = Tokens | Words | NGrams | WindowedNGrams | Spans | RareTokens
 
 @dataclass(frozen=True, kw_only=True)
 class Masking:
-    """What is chosen, how much of it, and what is shown there.
+    """Which tokens are chosen, how many, and what replaces them.
 
     Args:
         unit: what is chosen together.
         rate: share of all tokens of the row, special ones included, that is chosen.
         count: ``"round"``: max(1, round(rate * n)); ``"stochastic"``: int(rate * n + u) with u from [0, 1).
         most: upper limit of the count (max_predictions_per_seq).
-        mask, random: shares of [MASK] and of a random token among the chosen; the rest is kept as it is.
-        draw: whether each piece draws its replacement (the originals), or each word, or each unit as a whole.
-        random_from: whether random tokens may be special ones (BERT) or not (RoBERTa).
+        mask, random: shares of the chosen tokens that become [MASK] or a random token; the rest stays.
+        draw: what draws a replacement: each ``piece`` (the originals), each ``word``, or each ``unit`` as a whole.
+        random_from: whether random tokens may be special ones (``all``, BERT) or not (``ordinary``, RoBERTa).
         specials: whether special tokens of the framing may be chosen, as in fairseq's RoBERTa.
+
+    Raises:
+        ConfigError: shares outside 0 to 1, or a limit below 1.
     """
 
     unit: Unit = Tokens()
@@ -141,22 +152,20 @@ class Masking:
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
-            raise ConfigError(f"masking rate {self.rate} is no share; choose a number between 0 and 1, such as 0.15")
+            raise ConfigError(f"masking rate {self.rate} is not between 0 and 1; give a share, such as 0.15")
         if self.most is not None and self.most < 1:
             raise ConfigError(f"most {self.most} leaves nothing to predict; give at least 1, or null for no limit")
         if not (self.mask >= 0 and self.random >= 0 and self.mask + self.random <= 1 + 1e-9):
-            raise ConfigError(
-                f"mask {self.mask} and random {self.random} are no shares of one; they may add up to 1 at most"
-            )
+            raise ConfigError(f"mask {self.mask} and random {self.random} must be at least 0 and add up to at most 1")
 
 
 @dataclass(frozen=True, slots=True)
 class Corrupted:
-    """What the model is shown, and what it has to predict; positions ascend."""
+    """What the model sees, and what it has to predict; positions ascend."""
 
     ids: np.ndarray  # (n,) int64
     positions: np.ndarray  # (k,) int64
-    targets: np.ndarray  # (k,) int64: the ids that were there
+    targets: np.ndarray  # (k,) int64: the original ids
 
 
 class Corruptor:
@@ -191,9 +200,9 @@ class Corruptor:
             self._weights = np.maximum(counts, 1) ** -masking.unit.power
 
     def __call__(self, rows: Sequence[Row], seed: int) -> list[Corrupted]:
-        """The rows with some tokens hidden; 15 to 40 microseconds for 128 tokens.
+        """The rows with some tokens hidden; takes 15 to 40 microseconds per 128 tokens.
 
-        All random numbers of a row come from ``(seed, *row.key)``: they do not depend on the rows beside it.
+        All random numbers of a row come from ``(seed, *row.key)``: they do not depend on other rows.
         """
         text, masking = _Text(rows, seed, self.masking.specials), self.masking
         chosen, unit, draw = self._choose(text)
@@ -211,12 +220,13 @@ class Corruptor:
         return text.split(shown, np.sort(chosen))
 
     def _choose(self, text: _Text) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Chosen tokens of the line; for each, the number of the unit it was chosen with (ascending), and the token of
-        its row whose random numbers decide what is shown."""
+        """The chosen tokens; for each, the number of its unit (ascending), and the token whose random numbers decide
+        what replaces it.
+        """
         unit, candidates, count = self.masking.unit, text.candidates, self._counts(text)
         row = text.row[candidates]
-        available = np.bincount(row, minlength=len(text.lengths))  # candidates of each row
-        first = offsets(available)[:-1]  # where they begin
+        available = np.bincount(row, minlength=len(text.lengths))  # number of candidates per row
+        first = offsets(available)[:-1]  # first candidate of each row
         if isinstance(unit, Tokens) and unit.replacement:
             count = count * (available > 0)
             draw = aranges(text.starts, count)
@@ -238,7 +248,7 @@ class Corruptor:
         return chosen, np.repeat(np.arange(len(runs)), end - begin), chosen
 
     def _counts(self, text: _Text) -> np.ndarray:
-        """How many tokens of each row the rate and its limit ask for."""
+        """The number of tokens to choose in each row, from the rate and its limit."""
         masking = self.masking
         if masking.count == "round":
             count = np.maximum(np.rint(masking.rate * text.lengths), 1).astype(np.int64)
@@ -247,7 +257,9 @@ class Corruptor:
         return count if masking.most is None else np.minimum(count, masking.most)
 
     def _shuffled(self, text: _Text, row: np.ndarray) -> np.ndarray:
-        """The candidates' numbers, row after row, in random order within each; rare tokens come early by weight."""
+        """The indices of the candidates, row after row, in random order within a row; weights make rare tokens come
+        early.
+        """
         score = text.uniform(_ORDER, text.candidates)
         if self._weights is None:
             return np.argsort(row + score)
@@ -256,7 +268,7 @@ class Corruptor:
         return np.lexsort((-np.log1p(-score) / self._weights[text.ids[text.candidates]], row))
 
     def _runs(self, text: _Text, words: WordRuns, count: np.ndarray) -> np.ndarray:
-        """The chosen runs of words, (r, 2): the first word of each and the one behind its last."""
+        """The chosen runs of words, (r, 2): first word, one past the last word."""
         unit, heads = self.masking.unit, text.candidates[words.first]
         if isinstance(unit, WindowedNGrams):
             lengths = _lengths(1 / np.arange(1, unit.longest + 1), text.uniform(_LENGTH, heads))
@@ -272,12 +284,12 @@ class Corruptor:
         return _take_runs(words, count, order, _lengths(weights, text.uniform(_LENGTH, heads)))
 
 
-# What a random number of a token is used for.
+# Uses of a token's random numbers.
 _COUNT, _ORDER, _LENGTH, _MIX, _TOKEN = range(5)
 
 
 class _Text:
-    """The tokens of several rows in one line, with random numbers for each."""
+    """The tokens of several rows concatenated, with random numbers for each token."""
 
     def __init__(self, rows: Sequence[Row], seed: int, specials: bool) -> None:
         self.ids = np.concatenate([row.ids for row in rows])
@@ -288,18 +300,18 @@ class _Text:
         self._place = aranges(0, self.lengths)
         self._keys = np.array([derive(seed, "mask", *row.key) for row in rows], np.uint64)
         special = np.concatenate([row.special for row in rows])
-        # A word starts after a special token, whatever the corpus says.
+        # A word starts after a special token, even if the corpus does not mark it.
         self.opens = np.concatenate([row.word_starts for row in rows]) | special
         self.opens[1:] |= special[:-1]
         self.opens[self.starts] = True
         self.candidates = np.arange(len(self.ids)) if specials else np.flatnonzero(~special)
 
     def uniform(self, purpose: int, tokens: np.ndarray) -> np.ndarray:
-        """Numbers in [0, 1), one for each token of the line (a token has one for every purpose)."""
+        """Numbers in [0, 1), one per token; a token has a different number for each purpose."""
         return uniform(self._keys[self.row[tokens]], self._place[tokens] * 8 + purpose)
 
     def split(self, shown: np.ndarray, chosen: np.ndarray) -> list[Corrupted]:
-        """The rows again: ``shown`` (n,), and the ``chosen`` tokens of the line, which ascend."""
+        """Split into rows again: ``shown`` (n,), and the ``chosen`` tokens, which ascend."""
         edges, parts = self.edges.tolist(), np.searchsorted(chosen, self.edges).tolist()
         place, targets = self._place[chosen], self.ids[chosen]
         rows = zip(edges[:-1], edges[1:], parts[:-1], parts[1:], strict=True)
@@ -307,14 +319,14 @@ class _Text:
 
 
 class WordRuns:
-    """Words of a line of candidates.
+    """Words in a line of candidates.
 
     Attributes:
-        first: (W,) the candidate that each word starts with.
-        row: (W,) the row it is in.
-        size: (W,) how many candidates it has.
-        reach: (W,) the word before which a run that contains it has to end: words on both sides of a special token are
-            no neighbours.
+        first: (W,) the first candidate of each word.
+        row: (W,) the word's row.
+        size: (W,) number of candidates in the word.
+        reach: (W,) the word before which a run that contains this word must end, because runs do not cross special
+            tokens.
     """
 
     def __init__(self, candidates: np.ndarray, opens: np.ndarray, row: np.ndarray) -> None:
@@ -332,11 +344,11 @@ class WordRuns:
         return edges[:-1], edges[1:]
 
 
-# Runs of words (r, 2): first, one past the last. ``count`` (B,) is how many tokens of each row may be chosen.
+# Runs of words (r, 2): first, one past the last. ``count`` (B,) limits the chosen tokens of each row.
 
 
 def _take_words(words: WordRuns, count: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Words in ``order`` (by row, and random within it); one that would exceed the count is skipped."""
+    """Words in ``order`` (by row, random within a row); a word that would exceed the count is skipped."""
     size, row = words.size[order], words.row[order]
     total = np.cumsum(size)
     begins, ends = words.spans(len(count))
@@ -357,7 +369,9 @@ def _take_words(words: WordRuns, count: np.ndarray, order: np.ndarray) -> np.nda
 
 
 def _take_runs(words: WordRuns, count: np.ndarray, order: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Runs of ``lengths`` words from starts in ``order``, without overlap; one that exceeds the count is shortened."""
+    """Runs of ``lengths`` words from starts in ``order``, without overlap; a run that exceeds the count
+    is shortened.
+    """
     starts, ends = order.tolist(), np.minimum(order + lengths[order], words.reach[order]).tolist()
     bounds = np.append(words.first, words.first[-1:] + words.size[-1:]).tolist()
     covered, runs = bytearray(len(starts)), []
@@ -395,6 +409,6 @@ def _take_windows(
 
 
 def _lengths(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Numbers n = 1, 2, ... with p(n) proportional to ``weights[n - 1]``."""
+    """Random n = 1, 2, ... with p(n) proportional to ``weights[n - 1]``, from uniform numbers in [0, 1)."""
     limits = np.cumsum(weights)
     return np.searchsorted(limits[:-1], uniform * limits[-1], side="right") + 1

@@ -1,10 +1,10 @@
-"""Loader: the rows of a run in an order that depends on the seed alone, prepared ahead in a thread.
+"""Loader: the rows of a run in an order that depends only on the seed, prepared ahead in a thread.
 
 Epoch e visits the documents in the order of a :class:`~encoderlab.batches.order.Permutation` keyed by (seed, e), in
-blocks of about 4 million tokens. A block is planned as a whole (``pack.py``) by a generator keyed by (seed, e,
-block), and its rows are shuffled. The place of the loader is thus three numbers, and entering an epoch anywhere costs
-the planning of one block. The global batch of a step is the same for any number of ranks, threads and micro-batches;
-a rank reads its slice of it only.
+blocks of about 4 million tokens. A generator keyed by (seed, e, block) plans each block as a whole (``pack.py``) and
+shuffles its rows. So three numbers are the loader's whole state, and starting anywhere in an epoch costs the planning
+of one block. The global batch of a step is the same for any number of ranks, threads and micro-batches; a rank reads
+only its slice.
 """
 
 from __future__ import annotations
@@ -33,36 +33,37 @@ Format = RowFormat | StreamFormat
 
 @dataclass(frozen=True)
 class Place:
-    """Where a loader stands: what it hands out next."""
+    """The position of a loader: which batch comes next."""
 
     epoch: int = 0
     block: int = 0  # for streams: the position of the window
-    offset: int = 0  # rows of the block that are handed out already
-    rows: int = 0  # rows handed out since the start of the run, on all ranks
-    step: int = 0  # batches handed out
+    offset: int = 0  # rows of the block that were already returned
+    rows: int = 0  # rows returned since the start of the run, on all ranks
+    step: int = 0  # batches returned
 
 
 class Order(Protocol):
     """The rows of a run, in order."""
 
     def take(self, place: Place, size: int, until: int | None = None) -> tuple[list[Any], Place]:
-        """The next ``size`` rows from ``place`` on, as references, and the place after them; fewer where epoch
-        ``until`` begins."""
+        """References to the next ``size`` rows from ``place`` on, and the place after them; fewer at the start of epoch
+        ``until``.
+        """
 
     def read(self, references: list[Any], number: int) -> list[Row]:
-        """The rows of references; ``number`` is that of the first, counting the rows of the run."""
+        """The rows of ``references``; ``number`` is the number of the first row within the run."""
 
 
 class Shuffled:
     """Rows of planned blocks in random order.
 
+    With ``batch="tokens"`` in the row format, :meth:`take` counts tokens: for each requested row it allows ``length``
+    tokens, and returns as many rows as fit.
+
     Args:
-        duplicates: repeat the rows (and with them their masks) of the first epochs: epoch e has the rows of epoch
+        duplicates: repeat the rows, and so their masks, of the first epochs: epoch e has the rows of epoch
             e % duplicates, in another order. This is static masking: ``duplicates=10`` over 40 epochs shows each mask
             4 times.
-
-    Where the rows say ``batch="tokens"``, :meth:`take` counts tokens, ``length`` for each row it is asked for, and
-    gives as many rows as fit.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Shuffled:
             empty = 0 if len(block.order) else empty + 1
             if empty > self.num_blocks:
                 raise self._no_row()
-            offset = min(place.offset, len(block.order))  # rows of another length may have been more
+            offset = min(place.offset, len(block.order))  # an earlier phase with other lengths may have had more rows
             count, used, full = _fitting(block.costs, offset, len(block.order), left)
             taken += [(block, offset + i) for i in range(count)]
             left -= used
@@ -106,13 +107,13 @@ class Shuffled:
 
     def _no_row(self) -> DataError:
         return DataError(
-            f"no row of {self.form.kind} can be made of a corpus of {self.corpus.num_tokens:,} tokens; "
+            f"a corpus of {self.corpus.num_tokens:,} tokens gives no row of {self.form.kind}; "
             "choose shorter rows or add text"
         )
 
     def read(self, references: list[tuple[Block, int]], number: int) -> list[Row]:
         rows: list[Row] = []
-        # By identity: the blocks of two epochs may have one key and different orders.
+        # Compare by identity: blocks of two epochs may have the same key and different orders.
         for _, group in itertools.groupby(references, key=lambda reference: id(reference[0])):
             members = list(group)
             block, offsets = members[0][0], [offset for _, offset in members]
@@ -121,13 +122,13 @@ class Shuffled:
         return rows
 
     def documents(self, cycle: int, number: int) -> np.ndarray:
-        """The documents of block ``number``."""
+        """The numbers of the documents in block ``number``."""
         total = self.corpus.num_documents
         places = np.arange(number * total // self.num_blocks, (number + 1) * total // self.num_blocks)
         return Permutation(total, self.seed, "documents", cycle)(places)
 
     def block(self, epoch: int, place: int, until: int | None = None) -> Block:
-        """A block; the one after it is planned meanwhile, unless it is of epoch ``until``."""
+        """A block; meanwhile the next block is planned, unless it belongs to epoch ``until``."""
         following = (epoch, place + 1) if place + 1 < self.num_blocks else (epoch + 1, 0)
         wanted = [(epoch, place)] if following[0] == until else [(epoch, place), following]
         self._planned = {key: self._planned.get(key) or self._planner.submit(self._plan, *key) for key in wanted}
@@ -149,12 +150,12 @@ class Block:
 
     plan: Plan
     order: np.ndarray  # (R,) rows of the plan in the order of use
-    costs: np.ndarray | None  # (R,) tokens of the rows up to and including this one, where tokens are counted
+    costs: np.ndarray | None  # (R,) cumulative tokens of the rows, if tokens are counted
     key: tuple[int, int]  # names its rows for seeding
 
 
 def _fitting(costs: np.ndarray | None, offset: int, total: int, left: int) -> tuple[int, int, bool]:
-    """How many rows from ``offset`` on fit into what is left, what they cost, and whether the batch is then full."""
+    """Number of rows from ``offset`` that fit into ``left``, their cost, and whether the batch is then full."""
     if costs is None:
         count = min(left, total - offset)
         return count, count, count == left
@@ -165,7 +166,7 @@ def _fitting(costs: np.ndarray | None, offset: int, total: int, left: int) -> tu
 
 
 class Streams:
-    """Rows of parallel streams, window after window; a batch has one row of each stream."""
+    """Rows of parallel streams, window after window; a batch has one row per stream."""
 
     def __init__(self, corpus: Documents, form: StreamFormat, framing: Framing, seed: int, count: int) -> None:
         self.form, self.framing, self.seed = form, framing, seed
@@ -173,7 +174,7 @@ class Streams:
 
     def take(self, place: Place, size: int, until: int | None = None) -> tuple[list[Any], Place]:
         available = self.streams[0].length
-        if place.block + self.form.shortest > available:  # the windows of an earlier phase were shorter
+        if place.block + self.form.shortest > available:  # an earlier phase had shorter windows
             place = replace(place, epoch=place.epoch + 1, block=0)
             if place.epoch == until:
                 return [], place
@@ -193,21 +194,21 @@ class Streams:
 
 
 class Loader:
-    """Iterates over the batches of a run for one rank, each a list of rows or what ``transform`` makes of it.
+    """Iterates over a rank's batches of a run, each a list of rows or the result of ``transform``.
 
     Args:
-        corpus: where the text is.
+        corpus: the source of the text.
         form: how rows are made of it.
         framing: the special tokens around texts.
-        seed: of the run; the order of rows and their making depend on nothing else.
-        batch_rows: rows of the global batch, or a function of the step that gives it (a ramp). Constant for streams.
+        seed: of the run; it alone determines the rows and their order.
+        batch_rows: rows of the global batch, or a function from step to rows (a ramp). Constant for streams.
         rank, world: this process and the number of processes; rank r has the rows from ``n * r // world`` up to
             ``n * (r + 1) // world`` of a batch of n.
-        state: of an earlier loader, from which this one goes on.
-        transform: what to do with the rows in the thread that prepares them, such as ``objective.make_batch``.
-        epochs: stop after so many; None goes on for ever. The last batch is then smaller, and is left out where it
-            does not give every rank a row.
-        ahead: batches that are prepared in advance.
+        state: of an earlier loader, to continue from there.
+        transform: applied to the rows in the thread that prepares them, such as ``objective.make_batch``.
+        epochs: stop after this many; None for no end. The last batch is then smaller; it is left out if it has fewer
+            rows than ranks.
+        ahead: number of batches that are prepared in advance.
         duplicates, block_tokens: see :class:`Shuffled`.
 
     Raises:
@@ -248,7 +249,7 @@ class Loader:
             self.order = Shuffled(corpus, form, framing, seed, duplicates=duplicates, block_tokens=block_tokens)
 
     def state(self) -> dict[str, int]:
-        """Where the loader stands after the batches that it has handed out; a few integers."""
+        """The position after the batches that were returned; a few integers."""
         return asdict(self._place)
 
     def __iter__(self) -> Iterator[Any]:
@@ -284,11 +285,11 @@ class Loader:
                     put(self.transform(rows) if self.transform else rows, after)
                 place = after
             put(None, None)
-        except BaseException as error:  # handed to the consumer, who raises it
+        except BaseException as error:  # passed to the consumer, which raises it
             put(error, None)
 
     def _batch(self, place: Place) -> tuple[list[Row], Place]:
-        """This rank's rows of the next batch, empty where the last batch of all is too small to share."""
+        """This rank's rows of the next batch; empty if the last batch has fewer rows than ranks."""
         references, after = self.order.take(place, self._size(place.step), self.epochs)
         total = len(references)
         if total < self.world:

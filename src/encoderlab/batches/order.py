@@ -1,4 +1,4 @@
-"""A pseudo-random order of n things that costs nothing to store and nothing to enter in the middle."""
+"""A pseudo-random order of n items that needs no memory and can be entered anywhere."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ ROUNDS = 8
 
 
 class Permutation:
-    """A permutation of ``0 .. n-1`` keyed by ``key``; item i costs O(1), so an epoch can be entered at any place.
+    """A permutation of ``0 .. n-1`` keyed by ``key``; computing item i costs O(1), so an epoch can start at any place.
 
     A Feistel network on the next power of two (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"): the
-    bits of i are split into two halves, and each of 8 rounds adds a hash of one half to the other, which is
-    invertible whatever the hash. A result of n or more is sent through again until it is below n (cycle walking;
-    fewer than two passes on average). Not uniform over all n! orders, but close enough that neighbours are unrelated,
-    which is all that shuffling needs.
+    bits of i are split into two halves, and each of 8 rounds adds a hash of one half to the other, which is invertible
+    for any hash. A result of n or more passes through again until it is below n (cycle walking; fewer than two passes
+    on average). Not uniform over all n! orders, but neighbours are unrelated, which is all that shuffling needs.
     """
 
     def __init__(self, n: int, *key: int | str) -> None:
@@ -28,8 +27,7 @@ class Permutation:
         self._keys = [np.uint64(derive(*key, "permutation", number)) for number in range(ROUNDS)]
 
     def __call__(self, index: np.ndarray) -> np.ndarray:
-        """The items at places ``index`` (int array, each in ``0 .. n-1``), same shape, int64; about 0.2 microseconds
-        each."""
+        """The items at places ``index`` (int array, each in ``0 .. n-1``), same shape, int64; 0.2 microseconds each."""
         result = np.asarray(index).astype(np.uint64)
         open_places = np.arange(result.size)
         flat = result.reshape(-1)

@@ -1,9 +1,9 @@
-"""Rows out of documents: the input formats of the published pretraining runs, and the plan that holds them cheaply.
+"""Make rows from documents: the input formats of the published pretraining runs.
 
-A format plans a block of documents at once: :class:`Plan` says which tokens of which documents make up each row, as
-index ranges, and a row is read from the corpus only when it is used. Planning a block of 4 million tokens takes about
-a second and the plan a few megabytes. A plan is a pure function of (corpus, documents, generator, format), so a run
-that resumes replans one block and has the same rows again.
+A format plans a block of documents at once: :class:`Plan` lists, as index ranges, which tokens of which documents make
+up each row; a row is read from the corpus only when it is used. Planning a block of 4 million tokens takes about a
+second and a few megabytes. A plan is a pure function of (corpus, documents, generator, format), so a run that resumes
+plans one block again and gets the same rows.
 
 Contiguous streams (Transformer-XL, XLNet) are in ``streams.py``: their rows follow each other and are never shuffled.
 """
@@ -34,7 +34,7 @@ def _uniforms(rng: np.random.Generator) -> Callable[[], float]:
 
 def _check_share(name: str, share: float) -> None:
     if not 0 <= share <= 1:
-        raise ConfigError(f"{name} {share} is no share; give a number from 0 to 1")
+        raise ConfigError(f"{name} {share} is not a share; give a number from 0 to 1")
 
 
 # --- pairs
@@ -44,13 +44,13 @@ def _check_share(name: str, share: float) -> None:
 class SegmentPairs:
     """BERT's and ALBERT's rows: two spans of whole sentences (Devlin et al. 2019, A.2; ``create_pretraining_data.py``).
 
-    Sentences are gathered until they fill the row (with probability ``short_share`` a shorter target, drawn once per
-    document) and cut in two at a random sentence. ``relation="next"``: with probability one half, B is replaced by
-    sentences of another document, and what it replaced is used again later; label ``next_sentence``, 1 = random.
+    Sentences are collected until they fill the row (with probability ``short_share`` a shorter target, drawn once per
+    document) and cut in two at a random sentence. ``relation="next"``: with probability one half, sentences of another
+    document replace B, and the replaced sentences are used again later; label ``next_sentence``, 1 = random.
     ``relation="order"`` (ALBERT): with probability one half, A and B are swapped; label ``sentence_order``, 1 =
-    swapped. In both, a chunk of one sentence gets a random B with label 1, so that the share of ones is above one
-    half where sentences are long. A pair that is too long loses tokens of the longer side, from either end with equal
-    probability: of a sentence longer than the row, the rest is not used in this epoch.
+    swapped. In both, a chunk of one sentence gets a random B with label 1, so the share of ones is above one half for
+    long sentences. A pair that is too long loses tokens of the longer side, from either end with equal probability; the
+    rest of a sentence longer than the row is not used in this epoch.
     """
 
     kind: Literal["segment_pairs"] = "segment_pairs"
@@ -124,7 +124,7 @@ class SentencePairs:
 def _require_two_documents(corpus: Documents, label: str) -> None:
     if corpus.num_documents < 2:
         raise DataError(
-            f"{label} needs text of at least 2 documents, the corpus has {corpus.num_documents}; "
+            f"{label} needs at least 2 documents, the corpus has {corpus.num_documents}; "
             f"separate documents by blank lines, or use rows without pairs (full_sentences)"
         )
 
@@ -135,7 +135,7 @@ def _random_text(corpus: Documents, other_than: int, room: int, uniform: Callabl
     while number == other_than:
         number = int(uniform() * corpus.num_documents)
     length = corpus.document_length(number)
-    # Of a very long document a random part is read, so that the cost is bounded.
+    # Read a random part of a very long document, to bound the cost.
     begin = int(uniform() * (length - LONG)) if length > LONG else 0
     sentences = corpus.document(number, begin, begin + LONG).sentences + begin
     start = int(sentences[int(uniform() * len(sentences))]) if len(sentences) else begin
@@ -149,8 +149,8 @@ LONG = 1 << 16  # tokens
 def _pair_plan(rows: list[tuple[int, ...]], room: int, rng: np.random.Generator, label: str) -> Plan:
     """The plan of rows (document A, start, stop, document B, start, stop, label), each cut to ``room`` tokens.
 
-    BERT drops one token at a time, from the longer side (from B where they are equal) and from its front or back with
-    probability one half. How many each side loses follows from the lengths, how many of them in front is binomial.
+    BERT drops one token at a time, from the longer side (from B if they are equal) and from its front or back with
+    probability one half. The lengths determine how many tokens each side loses; how many of them in front is binomial.
     """
     columns: np.ndarray = np.array(rows, np.int64).reshape(-1, 7)
     document, start, stop = columns[:, [0, 3]], columns[:, [1, 4]], columns[:, [2, 5]]
@@ -171,13 +171,13 @@ def _pair_plan(rows: list[tuple[int, ...]], room: int, rng: np.random.Generator,
 class ElectraSegments:
     """ELECTRA's rows: one or two segments of one document, no label (``build_pretraining_dataset.py``).
 
-    Sentences are gathered until they reach a target: the full length, or with probability ``short_share`` a length
-    drawn from 5 .. length for the next row. With probability ``single_share`` all of it is segment A; else sentences
-    go to A up to half of the room, the one that crosses the middle with probability one half, and the others to B.
-    The target counts no special tokens, so the last sentence is usually cut.
+    Sentences are collected until they reach a target: the full length, or with probability ``short_share`` a length
+    drawn from 5 .. length for the next row. With probability ``single_share`` all of them are segment A; otherwise
+    sentences go to A up to half of the room, the sentence that crosses the middle with probability one half, and the
+    others to B. The target does not count special tokens, so the last sentence is usually cut.
 
     ``rule="convbert_release"`` is the split of the ConvBERT release, where the two tests for an empty segment are
-    inverted: nearly all rows have one segment, and a few an empty A.
+    inverted: nearly all rows have one segment, and a few have an empty A.
     """
 
     kind: Literal["electra_segments"] = "electra_segments"
@@ -239,7 +239,7 @@ class ElectraSegments:
 
 
 def _head(pieces: list[tuple[int, int, int]], room: int) -> list[tuple[int, int, int]]:
-    """The first ``room`` tokens of the pieces; adjacent ones are joined."""
+    """The first ``room`` tokens of the pieces; adjacent pieces are joined."""
     kept: list[tuple[int, int, int]] = []
     for number, start, stop in pieces:
         stop = min(stop, start + room)
@@ -261,9 +261,9 @@ class FullSentences:
     """As many consecutive whole sentences as fit (RoBERTa, section 4.2, FULL-SENTENCES).
 
     A row may hold several documents, with a separator between them; they see each other unless ``separate``, which
-    frames each as a text of its own. ``cross_documents=False`` is DOC-SENTENCES: a row ends with its document, so
-    that rows are shorter; with ``batch="tokens"`` a batch of n rows then holds as many of them as have n * ``length``
-    tokens together, as in the original. A sentence longer than the row is cut in rows.
+    frames each as its own text. ``cross_documents=False`` is DOC-SENTENCES: a row ends with its document, so rows are
+    shorter; with ``batch="tokens"`` a batch of n rows then holds as many rows as have n * ``length`` tokens together,
+    as in the original. A sentence longer than the row is cut into several rows.
     """
 
     kind: Literal["full_sentences"] = "full_sentences"
@@ -273,11 +273,11 @@ class FullSentences:
     batch: Literal["rows", "tokens"] = "rows"
 
     def plan(self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing) -> Plan:
-        # Tokens that a piece costs beside its own, and that a row costs once.
+        # Special tokens per piece, and per row.
         per_piece, per_row = (framing.single, 0) if self.separate else (1, 1)
         room = self.length - per_row
         index, start, stop = _sentences(corpus, documents, room - per_piece)
-        # Positions if all sentences lay in one line, with the cost of a piece before the first sentence of each
+        # Positions if all sentences were concatenated, with the cost of a piece before the first sentence of each
         # document.
         opens = np.ones(len(index), bool)
         opens[1:] = index[1:] != index[:-1]
@@ -319,8 +319,7 @@ def _sentences(corpus: Documents, documents: np.ndarray, longest: int) -> tuple[
 
 
 def _join(row: np.ndarray, document: np.ndarray, start: np.ndarray, stop: np.ndarray, layout: Layout) -> Plan:
-    """A plan of ranges in order, (n,) each with its row; ranges that touch within a row and document become one
-    piece."""
+    """A plan of ranges in order, (n,) each with its row; adjacent ranges of one row and document become one piece."""
     opens = np.ones(len(row), bool)
     opens[1:] = (row[1:] != row[:-1]) | (document[1:] != document[:-1]) | (start[1:] != stop[:-1])
     first = np.flatnonzero(opens)
@@ -334,9 +333,9 @@ def _join(row: np.ndarray, document: np.ndarray, start: np.ndarray, stop: np.nda
 
 @dataclass(frozen=True, kw_only=True)
 class Chunks:
-    """All text in one line, cut in rows of exactly the same length, one segment (DeBERTa's data preparation).
+    """All text concatenated and cut into rows of exactly the same length, one segment (DeBERTa's data preparation).
 
-    Blind to sentences and documents: no padding and no separator. The short rest of a block is dropped.
+    Ignores the limits of sentences and documents: no padding and no separator. The short rest of a block is dropped.
     """
 
     kind: Literal["chunks"] = "chunks"
@@ -356,10 +355,10 @@ class Chunks:
 
 @dataclass(frozen=True, kw_only=True)
 class SingleDocuments:
-    """One document is one row, one segment.
+    """One document per row, one segment.
 
-    One that is too long is cropped, from either end with equal probability for each token (``overlong="crop"``,
-    Erlangshen), or makes several rows (``"split"``, DistilBERT). Texts and parts of texts of fewer than ``shortest``
+    A document that is too long is cropped, from either end with equal probability for each token (``overlong="crop"``,
+    Erlangshen), or makes several rows (``"split"``, DistilBERT). Texts and parts of texts with fewer than ``shortest``
     tokens are dropped; special tokens do not count.
     """
 
@@ -383,7 +382,7 @@ class SingleDocuments:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedDocuments:
-    """Several short documents in one row, each framed on its own and blind to the others: little padding is left.
+    """Several short documents in one row, each framed separately and invisible to the others; little padding remains.
 
     Best fit, longest first, over the documents of a block (Krell et al. 2021, "Efficient sequence packing"); a document
     longer than the row is cut first.
@@ -413,9 +412,9 @@ def _cut(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def _best_fit(sizes: np.ndarray, room: int) -> np.ndarray:
-    """The row that each size goes to, best fit and longest first: (n,) int64. About a microsecond each."""
+    """The row of each size, best fit and longest first: (n,) int64. Takes about a microsecond each."""
     row = np.zeros(len(sizes), np.int64)
-    left: list[list[int]] = [[] for _ in range(room + 1)]  # rows by the room they have left
+    left: list[list[int]] = [[] for _ in range(room + 1)]  # rows by the room that is left
     used, rows = 0, 0  # bit r of used: left[r] is not empty
     for item in np.argsort(-sizes, kind="stable").tolist():
         size = int(sizes[item])
@@ -437,17 +436,17 @@ def _best_fit(sizes: np.ndarray, room: int) -> np.ndarray:
 # ---
 
 RowFormat = SegmentPairs | SentencePairs | ElectraSegments | FullSentences | Chunks | SingleDocuments | PackedDocuments
-"""A format of shuffled rows. Its ``plan(corpus, documents, rng, framing)`` makes the rows of one block, the documents
-with the numbers ``documents`` (n,): it draws from ``rng`` alone, and no row has more than ``length`` tokens, those of
-``framing`` included.
+"""A format of shuffled rows. Its ``plan(corpus, documents, rng, framing)`` makes the rows of one block from the
+documents with numbers ``documents`` (n,): it draws from ``rng`` only, and no row has more than ``length`` tokens,
+special tokens included.
 """
 
 
 def check_length(length: int, framing: Framing) -> None:
-    """Refuse rows too short for their own special tokens.
+    """Refuse rows without room for text between their special tokens.
 
     Raises:
-        ConfigError: no room for a token of each text.
+        ConfigError: fewer tokens than special tokens and one token of each text.
     """
     if length < framing.pair + 2:
         raise ConfigError(f"row length {length} leaves no room for text; choose at least {framing.pair + 2}")

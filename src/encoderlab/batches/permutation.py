@@ -1,10 +1,8 @@
-"""Targets and factorisation orders of the permutation language model (Yang et al. 2019, sections 2.2-2.3; XLNet's data
-code).
+"""Targets and orders of XLNet's permutation language model (Yang et al. 2019, sections 2.2-2.3; XLNet's data code).
 
-A row is a sequence of parts: with memory reuse, the tokens that become the memory of the next row, and the rest;
-otherwise one. Each part has its own quota of targets and its own order, and a part sees everything of the parts
-before it and nothing of those after it. The order of all parts fits into two numbers per position, so no (L, L) mask
-is made here:
+A row has one or two parts: with memory reuse, the tokens that become the memory of the next row, and the rest. Each
+part has its own number of targets and its own order; a part sees everything in earlier parts and nothing in later
+parts. The order of all parts fits into two numbers per position, so no (L, L) mask is made here:
 
     i may see j   iff   query_rank[i] > key_rank[j]
 """
@@ -28,14 +26,14 @@ class Targets:
     """Which tokens are predicted, and in what order.
 
     Args:
-        count: targets per row, divided among its parts (85 of 512: one in K = 6, the paper's partial prediction). A
-            short row has at most half of its tokens.
+        count: targets per row, divided among its parts (85 of 512: one in K = 6, the paper's partial prediction). At
+            most half of the tokens of a short row are targets.
         longest: spans have n = 1 .. longest tokens, p(n) proportional to 1/n.
-        context: a span of n stands at a random place within n * context tokens (mask_alpha / mask_beta of the release).
-        block: positions of a part are permuted within blocks of this many, by one permutation for all blocks; blocks
+        context: a span of n is at a random place within n * context tokens (mask_alpha / mask_beta of the release).
+        block: positions of a part are permuted within blocks of this size, by one permutation for all blocks; blocks
             stay in reading order (perm_size). None: the whole part.
-        whole_words: count the length of a span in words. The release means to, but counts pieces, and its models were
-            trained so.
+        whole_words: count the length of a span in words. The release was meant to, but counts pieces, and its models
+            were trained that way.
     """
 
     count: int = 85
@@ -48,13 +46,14 @@ class Targets:
         for name in ("count", "longest", "context", "block"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name} {value} of the targets is not positive; give at least 1")
+                raise ConfigError(f"{name} {value} of the targets is below 1; give at least 1")
 
     def check(self, length: int, reuse: int) -> None:
-        """Refuse settings that leak or cannot be met.
+        """Refuse settings that leak or that rows cannot meet.
 
         Raises:
-            ConfigError: a block longer than the reused part (the next row's memory would have seen what it predicts),
+            ConfigError: a block longer than the reused part (the next row's memory would have seen what that row
+                predicts),
                 or more targets than half of a part's tokens.
         """
         if self.block is not None and reuse and self.block > reuse:
@@ -70,8 +69,9 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Permuted:
-    """A row's targets and order. Targets ascend; there may be fewer than asked, since special tokens are never
-    targets."""
+    """A row's targets and order. Targets ascend; there may be fewer than ``count``, because special tokens are never
+    targets.
+    """
 
     positions: np.ndarray  # (k,) int64
     targets: np.ndarray  # (k,) int64: the ids at these positions
@@ -80,16 +80,16 @@ class Permuted:
 
 
 class Draws(Protocol):
-    """The part of :class:`numpy.random.Generator` that is used here."""
+    """The methods of :class:`numpy.random.Generator` that are used here."""
 
     def random(self) -> float: ...
     def integers(self, high: int, /) -> int: ...
 
 
 def permute(row: Row, targets: Targets, reuse: int, rng: np.random.Generator) -> Permuted:
-    """Targets and order of a row whose first ``reuse`` tokens are a part of their own; about 100 microseconds.
+    """Targets and order of a row whose first ``reuse`` tokens are a separate part; takes about 100 microseconds.
 
-    A row read backwards has its spans drawn in reading order, as its label ``backwards`` says.
+    In a row that is read backwards (label ``backwards``), spans are drawn in reading order.
     """
     sizes, quotas = _parts(len(row), reuse, targets.count)
     backwards = bool(row.labels.get("backwards", 0))
@@ -105,8 +105,10 @@ def permute(row: Row, targets: Targets, reuse: int, rng: np.random.Generator) ->
 def sample_spans(
     word_starts: np.ndarray, quota: int, targets: Targets, rng: Draws, *, backwards: bool = False
 ) -> np.ndarray:
-    """Exactly ``quota`` positions (n,) bool: spans from left to right, each in a context ``context`` times as long,
-    then single positions anywhere for what is missing. A span begins at the start of a word.
+    """Exactly ``quota`` positions, (n,) bool.
+
+    Spans from left to right, each in a context ``context`` times as long, then single positions anywhere until the
+    quota is reached. A span begins at the start of a word.
     """
     size = len(word_starts)
     if backwards:
@@ -145,10 +147,10 @@ def arrange(
 ) -> Permuted:
     """The order in which the chosen tokens are predicted.
 
-    Tokens that are neither chosen nor special are context: all of them come first, and see each other. Chosen tokens
-    follow in the order given (``orders``: for each part a permutation, repeated for every block of its length); each
-    sees the context and what comes before it, but not itself. Special tokens have a place in that order too, and do
-    see themselves.
+    Tokens that are neither chosen nor special are context: all of them come first and see each other. Chosen tokens
+    follow in the given order (``orders``: for each part a permutation, repeated for every block of its length); each
+    sees the context and earlier chosen tokens, but not itself. Special tokens also have a place in that order, and see
+    themselves.
     """
     later = chosen | special
     target = chosen & ~special
@@ -157,7 +159,7 @@ def arrange(
         index = np.arange(size)
         ranks.append(order[index % len(order)] + index // len(order) * len(order))
         floors.append(np.full(size, floor))
-        # The highest rank of a query in this part is floor + size, so that the next part's context is out of its sight.
+        # The highest rank of a query in this part is floor + size, so queries do not see the next part's context.
         floor += (-(-size // len(order)) * len(order)) + 1
     rank, base = np.concatenate(ranks), np.concatenate(floors)
     key_rank = np.where(later, base + rank, base - 1)
@@ -167,7 +169,7 @@ def arrange(
 
 
 def _parts(length: int, reuse: int, count: int) -> tuple[list[int], list[int]]:
-    """Sizes of the parts of a row, and how many targets each has."""
+    """Sizes of the parts of a row, and the number of targets in each."""
     if not reuse:
         return [length], [count]
     return [reuse, length - reuse], [count - count // 2, count // 2]

@@ -1,4 +1,4 @@
-"""Rows: what a batch is made of, how special tokens frame them, and the plan from which they are read when needed."""
+"""Rows of a batch, the special tokens that frame them, and the plan from which rows are read when they are needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Documents(Protocol):
-    """The part of :class:`encoderlab.corpus.shards.Corpus` that rows are made from."""
+    """The attributes of :class:`encoderlab.corpus.shards.Corpus` that rows are made from."""
 
     num_documents: int
     num_tokens: int
@@ -31,13 +31,13 @@ class Row:
     """One row of a batch before corruption. Arrays of length n, special tokens included, no padding."""
 
     ids: np.ndarray  # int64
-    doc: np.ndarray  # int32: positions see each other iff equal
+    doc: np.ndarray  # int32: positions see each other if equal
     segments: np.ndarray  # int8: 0 for A, 1 for B, 2 for XLNet's [CLS]
-    word_starts: np.ndarray  # bool; true at special tokens, and where a cut text begins
+    word_starts: np.ndarray  # bool; True at special tokens, and where a cut text begins
     special: np.ndarray  # bool: added by the framing
     labels: dict[str, int]
     key: tuple[int, ...] = ()  # names the row for seeding: (epoch, block, index)
-    number: int = 0  # counts the rows of the run from its start
+    number: int = 0  # number of the row within the run
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -55,7 +55,8 @@ class Framing:
     xlnet    A <sep> B <sep> <cls>     A <sep> <cls>
     =======  ========================  ================
 
-    Segments are 0 for A with its separator, 1 for B with its separator, 2 for XLNet's <cls>; RoBERTa has no second one.
+    Segments are 0 for A with its separator, 1 for B with its separator, 2 for XLNet's <cls>; RoBERTa has segment 0
+    only.
     """
 
     kind: FramingKind = "bert"
@@ -65,12 +66,12 @@ class Framing:
 
     @property
     def single(self) -> int:
-        """Special tokens around one text."""
+        """Number of special tokens around one text."""
         return 2
 
     @property
     def pair(self) -> int:
-        """Special tokens around two texts."""
+        """Number of special tokens around two texts."""
         return 4 if self.kind == "roberta" else 3
 
 
@@ -84,7 +85,7 @@ Layout = Literal["single", "pair", "joined", "packed"]
 
 @dataclass(frozen=True)
 class Plan:
-    """The rows of a block as ranges of tokens: row r holds the pieces ``first[r] : first[r + 1]``, at least one.
+    """The rows of a block as ranges of tokens: row r has the pieces ``first[r] : first[r + 1]``, at least one.
 
     Piece p is the tokens ``start[p] : stop[p]`` of document ``document[p]``.
     """
@@ -101,7 +102,7 @@ class Plan:
         return len(self.first) - 1
 
     def lengths(self, framing: Framing) -> np.ndarray:
-        """Tokens of every row, special tokens included: (R,) int64."""
+        """Number of tokens of every row, special tokens included: (R,) int64."""
         line = self._line(np.arange(len(self)), framing)
         return np.diff(line.row_edges)
 
@@ -113,12 +114,12 @@ class Plan:
         key: tuple[int, ...] = (),
         number: int = 0,
     ) -> list[Row]:
-        """Some rows of the plan, read from the corpus now: all at once, about 10 microseconds each.
+        """Read some rows of the plan from the corpus, all at once; about 10 microseconds each.
 
         Args:
             index: (r,), which rows.
-            key: with the row's index behind it, the key of its random numbers (:attr:`Row.key`).
-            number: of the first of them within the run (:attr:`Row.number`); the others count on.
+            key: with the row's index appended, the key of its random numbers (:attr:`Row.key`).
+            number: of the first of these rows within the run (:attr:`Row.number`); the others count on.
         """
         line = self._line(index, framing)
         ids, word_starts, special = self._tokens(line, corpus, framing)
@@ -143,12 +144,12 @@ class Plan:
         ]
 
     def _line(self, index: np.ndarray, framing: Framing) -> _Line:
-        """Where the tokens of these rows lie when the rows are laid end to end.
+        """Where the tokens of these rows are when the rows are concatenated.
 
-        Around the text of a piece stand, where its place in the row and the framing ask for them: [CLS], separators
-        before it, and separators after it, [CLS].
+        A piece is its text with the special tokens that its place in the row and the framing require: [CLS] and
+        separators before the text, separators and [CLS] after it.
         """
-        counts = self.first[index + 1] - self.first[index]  # of pieces
+        counts = self.first[index + 1] - self.first[index]  # number of pieces
         pieces, place = aranges(self.first[index], counts), aranges(0, counts)
         opens, closes = place == 0, place == np.repeat(counts, counts) - 1
         apart = self.layout == "packed"
@@ -161,7 +162,7 @@ class Plan:
             between = 2 if framing.kind == "roberta" else 1
             part = self.part[pieces]
             sep_last[:-1] = np.where(closes[:-1], 1, between * (part[:-1] != part[1:]))
-            sep_first[opens & (part == 1)] = between  # an empty A has its special tokens all the same
+            sep_first[opens & (part == 1)] = between  # an empty A still has its special tokens
         before, after = cls_first + sep_first, sep_last + cls_last
         edges = offsets(before + self.stop[pieces] - self.start[pieces] + after)
         return _Line(
@@ -202,13 +203,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Rows laid end to end, as places of tokens: (p,) for the pieces, each with its special tokens around it."""
+    """Concatenated rows, as places of tokens: (p,) for the pieces, each with its special tokens around it."""
 
-    pieces: np.ndarray  # numbers in the plan
-    place: np.ndarray  # number within the row
+    pieces: np.ndarray  # index in the plan
+    place: np.ndarray  # index within the row
     begins: np.ndarray  # the first token, special tokens included
     texts: np.ndarray  # the first token of the text
-    ends: np.ndarray  # behind the last token, special tokens included
+    ends: np.ndarray  # one past the last token, special tokens included
     cls_first: np.ndarray  # bool: begins with [CLS]
     cls_last: np.ndarray  # bool: ends with [CLS]
     row_edges: np.ndarray  # (r + 1,): where each row begins, and the end of the last

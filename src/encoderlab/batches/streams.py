@@ -1,9 +1,8 @@
 """Rows that continue each other: the corpus as one long line of tokens, cut into parallel streams.
 
-With B rows in a batch, row b of every batch belongs to stream b, which is the b-th part of the line; each batch is
-the next window of all streams. That order is what makes a memory of earlier hidden states meaningful, so windows are
-never shuffled. A window starts at a position that follows from the windows before it alone, so a run resumes from
-that position.
+With B rows in a batch, row b of every batch belongs to stream b, which is the b-th part of the line; each batch is the
+next window of all streams. A memory of earlier hidden states needs that order, so windows are never shuffled. The
+position of a window depends only on the windows before it, so a run resumes from that position.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from encoderlab.seeds import generator
 
 
 class TokenLine:
-    """All documents of a corpus in their own order as one line, each followed by ``eod`` where that is given.
+    """All documents of a corpus in order as one line, each followed by ``eod`` if it is given.
 
-    Reading costs O(log documents) to find the place and then what is read.
+    Reading costs O(log documents) to find the place, plus the tokens read.
     """
 
     def __init__(self, corpus: Documents, eod: int | None) -> None:
@@ -31,7 +30,7 @@ class TokenLine:
 
     @classmethod
     def of(cls, corpus: Documents, framing: Framing, *, separator: bool) -> TokenLine:
-        """With ``separator``, the documents are followed by the framing's end-of-document token.
+        """The line of a corpus; with ``separator`` the framing's end-of-document token follows each document.
 
         Raises:
             ConfigError: the framing has no such token.
@@ -67,12 +66,12 @@ class TokenLine:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Adjacent tokens of a line, and what each of them is: (n,)."""
+    """Adjacent tokens of a line, and properties of each: (n,)."""
 
     ids: np.ndarray  # int64
     sentences: np.ndarray  # bool: the first token of a sentence
     word_starts: np.ndarray  # bool
-    special: np.ndarray  # bool: added by the framing; not the end of a document, which a language model predicts
+    special: np.ndarray  # bool: added by the framing, except end-of-document tokens, which are text
 
     @classmethod
     def of_token(cls, token: int, *, special: bool) -> Stretch:
@@ -92,8 +91,8 @@ class Stretch:
 class ContiguousStreams:
     """Windows of ``length`` tokens for a language model with memory (Transformer-XL, section 3.2).
 
-    A row holds one token more than its window: position i predicts token i + 1, and the last token is a target only.
-    Label ``continues``: 1 where the row follows the one before it in its stream, 0 where memory has to start empty.
+    A row holds one token more than its window: position i predicts token i + 1, and the last token is only a target.
+    Label ``continues``: 1 where the row follows the previous one of its stream, 0 where memory has to start empty.
     ``separator`` puts the end-of-document token after each document. ``variable`` draws the length of each window:
     around ``length`` (95%) or half of it (5%), normal with deviation 5, at least 5, at most ``length`` + 15. The last
     window of an epoch is short.
@@ -105,7 +104,9 @@ class ContiguousStreams:
     variable: bool = False
 
     def window(self, stream_length: int, position: int, seed: int, epoch: int) -> tuple[int, int | None]:
-        """Length of the window at ``position``, and the position of the next; None where the epoch ends."""
+        """Length of the window at ``position``, and the position of the next window, or None at the end
+        of the epoch.
+        """
         length = self.length
         if self.variable:
             rng = generator(seed, "window", epoch, position)
@@ -117,16 +118,16 @@ class ContiguousStreams:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest window."""
+        """Number of tokens in the longest window."""
         return self.length + 15 * self.variable
 
     @property
     def shortest(self) -> int:
-        """Tokens a stream needs for one window."""
+        """Number of tokens that a stream needs for one window."""
         return 2
 
     def row(self, stream: Stream, position: int, length: int, framing: Framing, rng: np.random.Generator) -> Row:
-        """The window of ``length`` tokens at ``position``; nothing is framed and nothing drawn."""
+        """The window of ``length`` tokens at ``position``, without special tokens; nothing is random."""
         stretch = stream.read(position, position + length + 1)
         return Row(
             ids=stretch.ids,
@@ -144,9 +145,9 @@ class XLNetStreams:
 
     A row of ``length`` tokens is ``reuse`` tokens that continue the stream (their hidden states become the memory of
     the next window) and then A <sep> B <sep> <cls>, where A follows the reused part up to a random end of a sentence,
-    and B is what follows A or, with probability one half, text from another place of the stream. The window advances
-    by ``reuse``. Segments are 0 for the reused part and A, 1 for B, 2 for <cls>. With ``both_directions``, rows 2s
-    and 2s + 1 read the same stream forwards and backwards, so that any even slice of a batch has both halves.
+    and B is the text after A or, with probability one half, text from another place of the stream. The window advances
+    by ``reuse``. Segments are 0 for the reused part and A, 1 for B, 2 for <cls>. With ``both_directions``, rows 2s and
+    2s + 1 read the same stream forwards and backwards, so that any even slice of a batch has both directions.
 
     Labels: ``next_sentence``, 1 = random as in other pairs (the release has 1 = B follows A, and no loss on it);
     ``backwards``; ``continues``.
@@ -160,21 +161,23 @@ class XLNetStreams:
 
     @property
     def room(self) -> int:
-        """Tokens of A and B together."""
+        """Number of tokens in A and B together."""
         return self.length - self.reuse - 3
 
     @property
     def shortest(self) -> int:
-        """Tokens a stream needs for one window."""
+        """Number of tokens that a stream needs for one window."""
         return self.length
 
     def window(self, stream_length: int, position: int, seed: int, epoch: int) -> tuple[int, int | None]:
-        """Length of the window at ``position``, and the position of the next; None where the epoch ends."""
+        """Length of the window at ``position``, and the position of the next window, or None at the end
+        of the epoch.
+        """
         following = position + self.reuse
         return self.length, following if following + self.shortest <= stream_length else None
 
     def row(self, stream: Stream, position: int, length: int, framing: Framing, rng: np.random.Generator) -> Row:
-        """The window at ``position``, with A and B drawn by ``rng``."""
+        """The window at ``position``, with A and B drawn from ``rng``."""
         begin = position + self.reuse
         a, b, follows = self._split(stream, begin, rng)
         sep, cls = Stretch.of_token(framing.sep, special=True), Stretch.of_token(framing.cls, special=True)
@@ -196,7 +199,7 @@ class XLNetStreams:
     def _split(
         self, stream: Stream, begin: int, rng: np.random.Generator
     ) -> tuple[tuple[int, int], tuple[int, int], bool]:
-        """Places of A, which begins at ``begin``, and of B in the stream, and whether B follows A.
+        """Places in the stream of A, which begins at ``begin``, and of B, and whether B follows A.
 
         Both end with a sentence and are then cut to ``room`` tokens together, the longer one first.
         """
@@ -221,7 +224,9 @@ class XLNetStreams:
         return (begin, a_end), (b_begin, b_end), follows
 
     def _sentence_end(self, stream: Stream, place: int, last: int) -> int:
-        """The first start of a sentence at or after ``place``; at most ``room`` tokens on, where the cut is certain."""
+        """The first start of a sentence at or after ``place``, but at most ``room`` tokens on, where the text is cut
+        anyway.
+        """
         limit = min(place + self.room, last)
         if place >= limit:
             return min(place, last)
@@ -230,7 +235,7 @@ class XLNetStreams:
 
     @staticmethod
     def _sentence_begin(stream: Stream, place: int) -> int:
-        """The last start of a sentence at or before ``place``, sought in parts of doubling size."""
+        """The last start of a sentence at or before ``place``; searches parts of doubling size."""
         stop, size = place + 1, 64
         while True:
             start = max(0, stop - size)
@@ -243,9 +248,9 @@ class XLNetStreams:
 
 
 StreamFormat = ContiguousStreams | XLNetStreams
-"""A format of rows that follow each other. ``window(stream_length, position, seed, epoch)`` says how long the window at
-a position is and where the next one begins, and ``row(stream, position, length, framing, rng)`` makes its row of one
-stream.
+"""A format of rows that follow each other. ``window(stream_length, position, seed, epoch)`` returns the length of the
+window at a position and the position of the next, and ``row(stream, position, length, framing, rng)`` makes its row of
+one stream.
 """
 
 
@@ -259,7 +264,7 @@ class Stream:
     backwards: bool = False
 
     def read(self, begin: int, end: int) -> Stretch:
-        """Tokens ``begin:end`` of the stream. Backwards, a sentence starts where the one after it in the text ends."""
+        """Tokens ``begin:end`` of the stream. Backwards, a sentence starts where the next sentence of the text ends."""
         if not self.backwards:
             return self.line.read(self.start + begin, self.start + end)
         stop = self.start + self.length
@@ -271,7 +276,7 @@ class Stream:
 
 
 def parallel_streams(line: TokenLine, count: int, form: StreamFormat) -> list[Stream]:
-    """The streams of a batch of ``count`` rows; what does not fill all of them equally is left out.
+    """The streams of a batch of ``count`` rows; tokens beyond equal parts are left out.
 
     Raises:
         ConfigError: an odd count with two directions.

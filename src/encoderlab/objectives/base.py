@@ -1,6 +1,6 @@
-"""What the training loop asks of an objective.
+"""The interface between the training loop and an objective.
 
-It makes batches from rows, says its counts before the forward pass, and gives losses as sums.
+An objective makes batches from rows, counts its predictions before the forward pass, and returns losses as sums.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from encoderlab.nn.noise import Noise
     from encoderlab.objectives.vocabulary import Vocabulary
 
-Memory = tuple[Tensor, ...] | None  # what a forward pass leaves for the next: rows first, so that batches can be split
+Memory = tuple[Tensor, ...] | None  # from one forward pass to the next; the first axis is the rows
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Term:
     """One loss as a sum over ``count`` predictions: loss = ``weight * sum / count``, accuracy = ``hits / count``.
 
     Sums and counts, never means: counts are added over micro-batches and processes before the backward pass, so that
-    one batch of 32, four of 8 and two processes of 16 give the same gradient. ``sum`` is a scalar (nats for a
-    cross-entropy), ``hits`` an integer scalar.
+    one batch of 32 rows, four batches of 8 and two processes with 16 each give the same gradient. ``sum`` is a scalar
+    (nats for a cross-entropy), ``hits`` an integer scalar.
     """
 
     sum: Tensor
@@ -41,86 +41,92 @@ class Term:
     hits: Tensor | None = None
 
 
-pytree.register_dataclass(Term)  # FSDP2 of torch 2.11 finds only in such outputs the tensors that it hangs its work on
+pytree.register_dataclass(Term)  # FSDP2 of torch 2.11 finds tensors only in registered output types
 
 
 class Settings(ABC):
-    """What the settings of every objective know besides their fields: a kind without one of these cannot be made."""
+    """Base class for the settings of an objective: the methods that each kind must define."""
 
     compared: float = 0.0
-    """The share of tokens at which logits are compared with a second network's."""
+    """The share of tokens at which logits are compared with those of a second network."""
 
     @abstractmethod
     def build(
         self, model: Model, second: Model | None, vocabulary: Vocabulary, *, seed: int = 0, continued: bool = False
     ) -> Objective:
-        """The objective over its networks.
+        """Build the objective from its networks.
 
         Args:
+            model: the network that is trained.
             second: the generator of replaced token detection, or the teacher of a distillation; else None.
-            seed: of weights that the objective itself has.
-            continued: the networks bring trained weights, which the objective leaves as they are.
+            vocabulary: the tokenizer's ids and their counts.
+            seed: for weights that belong to the objective itself.
+            continued: the networks have trained weights, which the objective must keep.
 
         Raises:
-            ConfigError: the networks lack what the objective needs.
+            ConfigError: the networks lack something that the objective needs.
         """
 
     @abstractmethod
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
-        """Floating-point operations of training per token of full rows of ``length``, by the convention of
-        :mod:`encoderlab.models.flops`: every network, vocabulary heads where tokens are predicted, of the last layer
-        what is computed, and the forward pass of a distillation's teacher if it is given.
+        """Training FLOPs per token of full rows of ``length`` tokens, by the convention of
+        :mod:`encoderlab.models.flops`.
+
+        Counts every network, vocabulary heads at predicted tokens, the last layer only where it is computed, and the
+        forward pass of a distillation's teacher if there is one.
         """
 
 
 def masked_operations(config: ModelConfig, length: int, rate: float) -> float:
-    """Operations per token of training ``config`` on a share ``rate`` of the tokens, the masked ones, alone."""
+    """Training FLOPs per token for ``config`` when only the masked tokens, a share ``rate``, are predicted."""
     spared = flops.spared(config, length, predicted=rate)
     return flops.training(config, length, predicted=rate) - (1 + flops.BACKWARD) * spared
 
 
 class Objective(nn.Module):
-    """A training task: it owns the networks, makes batches out of rows and turns a batch into :class:`Term` s by name.
+    """A training task: it owns the networks, makes batches from rows and turns a batch into :class:`Term` s by name.
 
-    ``per_token`` names the terms that are cross-entropies of corpus tokens, whose loss can be given in bits per byte of
-    text.
+    ``per_token`` names the terms that are cross-entropies of corpus tokens, whose loss can be reported in bits per
+    byte.
     """
 
     per_token: tuple[str, ...] = ()
     stages: int = 1
-    """Updates per batch: each stage is a forward pass, a backward pass and an update, and its memory is the next one's.
+    """Updates per batch: each stage is a forward pass, a backward pass and an update; its memory goes to the next
+    stage.
     """
 
     def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
-        """The batch of ``rows``, a pure function: randomness comes from ``seeds.generator(seed, *row.key)`` alone.
+        """The batch of ``rows``, a pure function: all randomness comes from ``seeds.generator(seed, *row.key)``.
 
         Runs in the loader's thread.
         """
         raise NotImplementedError
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """The count of every term of :meth:`forward`, from labels alone; the same names for every batch."""
+        """The count of every term of :meth:`forward`, from labels only; every batch has the same names."""
         raise NotImplementedError
 
     def forward(
         self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
     ) -> tuple[dict[str, Term], Memory]:
-        """The terms of ``batch``, and the memory to give back with the next batch (detached; None without recurrence).
+        """The terms of ``batch``, and the memory for the next batch (detached; None without recurrence).
 
         ``noise`` keys every random number of the forward pass (dropout, sampling) by row; None outside training.
+        ``memory`` is the result of the previous call.
         """
         raise NotImplementedError
 
     def models(self) -> dict[str, Model]:
-        """What is saved as the result: ``{"model": Model}``, or a model folder's name for each network."""
+        """The networks to save as the result: ``{"model": Model}``, or one name of a model folder per network."""
         raise NotImplementedError
 
 
 def check_memory(settings: object, *names: str) -> None:
-    """Refuse lengths of memory below zero.
+    """Refuse negative lengths of memory; ``names`` are fields of ``settings``.
 
     Raises:
-        ConfigError: with the name of the length.
+        ConfigError: names the field.
     """
     for name in names:
         length = getattr(settings, name)
@@ -129,9 +135,9 @@ def check_memory(settings: object, *names: str) -> None:
 
 
 def carried(memory: Memory, batch: Batch) -> Memory:
-    """``memory`` where every row of ``batch`` goes on where the row at its place in the batch before ended, else None.
+    """``memory`` if every row of ``batch`` continues the row at the same place of the previous batch, else None.
 
-    The packers of streams say so in the label ``continues`` (B,); other rows have no such label and no memory.
+    Packers of streams write this into the label ``continues`` (B,); other rows have no such label and no memory.
     """
     continues = batch.on_host.labels.get("continues")
     return memory if continues is not None and bool(continues.all()) else None

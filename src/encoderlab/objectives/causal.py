@@ -29,9 +29,9 @@ class CausalSettings(Settings):
     """Settings of :class:`Causal`.
 
     Args:
-        memory: how many earlier states each layer sees in training.
-        evaluation_memory: the same in evaluation; None for as many.
-        same_length: in evaluation every token sees exactly ``evaluation_memory`` earlier ones.
+        memory: number of earlier states that each layer sees in training.
+        evaluation_memory: the same in evaluation; None for ``memory``.
+        same_length: in evaluation every token sees exactly ``evaluation_memory`` earlier tokens.
     """
 
     kind: Literal["causal"] = "causal"
@@ -52,10 +52,10 @@ class CausalSettings(Settings):
 
 
 class Causal(Objective):
-    """Predict every token from those before it.
+    """Predict every token from the tokens before it (Dai et al., 2019, section 3).
 
-    With memory, the rows of a batch go on where those of the batch before ended. The memory is empty at the start of an
-    epoch, as in the original code (``transformers`` filled it with zeros that took part).
+    With memory, the rows of a batch continue those of the previous batch. The memory is empty at the start of an epoch,
+    as in the original code (``transformers`` starts with zeros, which tokens attend to).
     """
 
     per_token = ("lm",)
@@ -63,13 +63,13 @@ class Causal(Objective):
     def __init__(self, model: Model, settings: CausalSettings, vocabulary: Vocabulary) -> None:
         super().__init__()
         if not model.config.encoder.causal:
-            raise ConfigError("left-to-right modelling needs attention to the left only; set model.encoder.causal=true")
+            raise ConfigError("left-to-right modelling must not see later tokens; set model.encoder.causal=true")
         if model.lm is None:
             raise ConfigError("left-to-right modelling needs an LM head; set model.lm={}")
         remembers = settings.memory or settings.evaluation_memory
         if remembers and isinstance(model.config.encoder.position, Absolute):
             raise ConfigError(
-                "memory needs relative positions: remembered states keep the absolute ones they had; "
+                "memory needs relative positions, because remembered states keep their old absolute positions; "
                 "set memory and evaluation_memory to 0"
             )
         self.model, self.settings, self.pad = model, settings, vocabulary.pad

@@ -34,18 +34,21 @@ class DistillSettings(Settings):
 
     Args:
         teacher: a model folder.
-        masking: what is hidden from both.
+        masking: which tokens are hidden from student and teacher.
         temperature: divides the logits that are compared.
-        at: where logits are compared: at all ``real`` tokens (DistilBERT), or at the ``masked`` ones.
+        at: where logits are compared: at all ``real`` tokens (DistilBERT), or at the ``masked`` tokens.
         logits_weight: of the divergence between the distributions over the vocabulary.
-        mlm_weight: of the student's own prediction of masked tokens.
+        mlm_weight: of the student's masked-LM loss.
         cosine_weight: of the angle between the last layers' states.
         hidden_weight: of the difference between the states of the layers in ``match``.
         attention_weight: of the difference between the attention of the layers in ``match``.
-        attention: is compared as ``scores`` before the softmax (TinyBERT), or as ``distributions`` (MobileBERT).
-        student_from: teacher layers that the student's layers start from, in order; empty for a fresh student, and
-            without effect on one that continues (``init_from``).
+        attention: compared as ``scores`` before the softmax (TinyBERT), or as ``distributions`` (MobileBERT).
+        student_from: teacher layers whose weights start the student's layers, in order; empty for fresh weights.
+            Ignored if the student has trained weights (``init_from``).
         match: pairs (student layer, teacher layer); layer 0 is the embedding output, which has no attention.
+
+    Raises:
+        ConfigError: values that do not fit together.
     """
 
     kind: Literal["distill"] = "distill"
@@ -67,7 +70,7 @@ class DistillSettings(Settings):
         check_weights(self, *weights)
         require_weight(self, *weights)
         if not self.temperature > 0:
-            raise ConfigError(f"temperature {self.temperature} is not positive; 1.0 compares the logits as they are")
+            raise ConfigError(f"temperature {self.temperature} is not positive; give 1.0 to compare unscaled logits")
         if (self.hidden_weight or self.attention_weight) and not self.match:
             raise ConfigError(
                 "hidden_weight and attention_weight need pairs of layers in match, such as [[1, 2], [2, 4]]"
@@ -76,20 +79,20 @@ class DistillSettings(Settings):
             for own, their in self.match:
                 if own and not their:
                     raise ConfigError(
-                        f"match pair {[own, their]} compares attention, which the embedding output, 0, has not; "
+                        f"match pair {[own, their]} compares attention, but layer 0, the embedding output, has none; "
                         "name a teacher layer from 1 on, or set attention_weight to 0"
                     )
             if not any(own for own, _ in self.match):
                 raise ConfigError(
                     "attention_weight needs a match pair of a student layer from 1 on, such as [1, 2]; "
-                    "the embedding output, 0, has no attention"
+                    "layer 0, the embedding output, has no attention"
                 )
 
     def build(
         self, model: Model, second: Model | None, vocabulary: Vocabulary, *, seed: int = 0, continued: bool = False
     ) -> Distill:
-        """The student leaves its own layers where they are trained (``continued``); ``seed`` is of the maps between
-        states of different widths.
+        """As :meth:`Settings.build`; a ``continued`` student keeps its layers, ``seed`` fills maps between different
+        widths.
         """
         assert second is not None
         settings = replace(self, student_from=()) if continued else self
@@ -103,20 +106,21 @@ class DistillSettings(Settings):
 
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
         masked = self.masking.rate if self.mlm_weight else 0.0
-        total = flops.training(model, length, predicted=self.compared + masked)  # each has a vocabulary head of its own
+        total = flops.training(model, length, predicted=self.compared + masked)  # each network has a vocabulary head
         if second is not None:
             total += sum(flops.forward(second, length, predicted=self.compared).values())
         return total
 
 
 class Distill(Objective):
-    """Train a student to give the teacher's distribution, with the masked-LM loss and closeness of states beside it.
+    """Train a student to reproduce the teacher's distribution, with the masked-LM loss and matching of states.
 
     Terms, each a sum over tokens: ``logits`` ``T^2 KL(teacher / T || student / T)`` with temperature T; ``mlm``;
     ``cosine`` ``1 - cos`` of the last states of real tokens; ``hidden``, mean squared differences of the matched layers
-    (states mapped by a trained matrix, filled from ``seed``, where the widths differ); ``attention``, those of their
-    scores, or ``KL(teacher || student)`` of their distributions. The teacher runs without gradient and in evaluation
-    mode; its LM head computes the compared places only.
+    (a trained matrix, filled from ``seed``, maps the student's states where widths differ); ``attention``, mean squared
+    differences of attention scores, or ``KL(teacher || student)`` of attention distributions. The teacher runs without
+    gradient in evaluation mode; its LM head computes only the compared places. Costs one forward pass of the teacher
+    per batch.
     """
 
     per_token = ("mlm",)
@@ -128,7 +132,7 @@ class Distill(Objective):
         _check(student, teacher, settings)
         self.student, self.settings = student, settings
         self.masker = Masker(settings.masking, vocabulary)
-        self._teacher = (teacher.eval().requires_grad_(False),)  # in a tuple, so that it is neither trained nor saved
+        self._teacher = (teacher.eval().requires_grad_(False),)  # the tuple hides the teacher from training and saving
         widths = student.config.encoder.width, teacher.config.encoder.width
         self.maps = None
         if settings.hidden_weight and widths[0] != widths[1]:
@@ -204,10 +208,10 @@ class Distill(Objective):
         return total
 
     def _attention(self, states: States, theirs: States, batch: Batch) -> Tensor:
-        """Squared differences of attention scores before the softmax, averaged over heads and keys (Jiao et al., 2020,
-        eq. 7), or ``KL(teacher || student)`` of the distributions, averaged over heads (Sun et al., 2020, section 3.2).
+        """Differences of attention, summed over queries.
 
-        Summed over queries.
+        Squared differences of the scores before the softmax, averaged over heads and keys (Jiao et al., 2020, eq. 7),
+        or ``KL(teacher || student)`` of the distributions, averaged over heads (Sun et al., 2020, section 3.2).
         """
         seen = (batch.doc[:, :, None] == batch.doc[:, None, :]) & (batch.doc >= 0)[:, :, None]
         total = states.last.new_zeros(())
@@ -227,12 +231,12 @@ class Distill(Objective):
 
 
 def _log_attention(scores: Tensor, seen: Tensor) -> Tensor:
-    """Logarithms of attention's distributions (B, H, L, M), over the keys that are seen (B, L, M)."""
+    """Log-probabilities of attention (B, H, L, M) over the keys in ``seen`` (B, L, M)."""
     return scores.masked_fill(~seen[:, None], torch.finfo(scores.dtype).min).log_softmax(-1)
 
 
 def _map(inputs: int, outputs: int, deviation: float, seed: int) -> nn.Linear:
-    """A linear map without bias, its weights normal and from ``seed`` alone."""
+    """A linear map without bias; its normal weights depend only on ``seed``."""
     made = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False)
     drawn = torch.empty(outputs, inputs, device="cpu")
     with torch.no_grad():
@@ -241,7 +245,9 @@ def _map(inputs: int, outputs: int, deviation: float, seed: int) -> nn.Linear:
 
 
 def soft_term(logits: Tensor, wanted: Tensor, temperature: float, weight: float) -> Term:
-    """``T^2 KL(softmax(wanted / T) || softmax(logits / T))``, summed over (S, V) rows; hits: equal first choices."""
+    """``T^2 KL(softmax(wanted / T) || softmax(logits / T))``, summed over (S, V) rows; hits count equal
+    first choices.
+    """
     ours = (logits.float() / temperature).log_softmax(-1)
     theirs = (wanted.float() / temperature).log_softmax(-1)
     loss = F.kl_div(ours, theirs, log_target=True, reduction="sum") * temperature**2
@@ -250,12 +256,12 @@ def soft_term(logits: Tensor, wanted: Tensor, temperature: float, weight: float)
 
 @torch.no_grad()
 def copy_layers(student: Model, teacher: Model, layers: tuple[int, ...]) -> None:
-    """Start the student from the teacher: embeddings, LM head, and layer i from teacher layer ``layers[i]``.
+    """Copy from the teacher into the student: embeddings, LM head, and teacher layer ``layers[i]`` into layer i.
 
-    Tables and heads of another shape stay as they are.
+    Tables and heads of another shape are not copied.
 
     Raises:
-        ConfigError: the layers do not exist, or their shapes differ.
+        ConfigError: a layer does not exist, or shapes of layers differ.
     """
     depth, available = student.encoder.depth, teacher.encoder.depth
     if len(layers) != depth or not all(0 <= i < available for i in layers):
@@ -285,20 +291,20 @@ def _check(student: Model, teacher: Model, settings: DistillSettings) -> None:
             raise ConfigError(f"the {role} has no LM head; give a masked language model, or set its weights to 0")
         if model.config.encoder.causal:
             raise ConfigError(
-                f"the {role} attends to the left only, but a masked token needs both sides; "
+                f"the {role} attends to the left only, but masked tokens need both sides; "
                 "set encoder.causal to false, or take another model"
             )
     widths = student.config.encoder.width, teacher.config.encoder.width
     if settings.cosine_weight and widths[0] != widths[1]:
         raise ConfigError(
-            f"cosine compares states of one width, not {widths[0]} and {widths[1]}; set cosine_weight to 0 or use match"
+            f"cosine needs states of equal width, not {widths[0]} and {widths[1]}; set cosine_weight to 0 or use match"
         )
     if (
         settings.attention_weight
         and student.encoder.block(0).attention.heads != teacher.encoder.block(0).attention.heads
     ):
         raise ConfigError(
-            "attention matching needs as many heads in the student as in the teacher; set attention_weight to 0"
+            "attention matching needs equally many heads in student and teacher; set attention_weight to 0"
         )
     for own, their in settings.match:
         if not (0 <= own <= student.encoder.depth and 0 <= their <= teacher.encoder.depth):

@@ -1,4 +1,4 @@
-"""All kinds of objectives as one type, that of a recipe's ``objective``; what each does is a method of its settings."""
+"""The union of all objectives' settings, the type of a recipe's ``objective``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masked language modelling, with a sentence-pair term where the rows are pairs (Devlin et al., 2019, section 3.1)."""
+"""Masked language modelling, with a sentence-pair term if the rows are pairs (Devlin et al., 2019, section 3.1)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MLMSettings(Settings):
     """Settings of :class:`MLM`.
 
     Args:
-        masking: what is hidden, drawn afresh for every row of every epoch.
+        masking: which tokens are hidden; drawn again for every row of every epoch.
         pair_weight: of the sentence-pair term.
     """
 
@@ -51,10 +51,10 @@ class MLMSettings(Settings):
 
 
 def check_weights(settings: object, *names: str) -> None:
-    """Refuse weights of losses that are below zero or not finite.
+    """Refuse weights of losses that are negative or not finite; ``names`` are fields of ``settings``.
 
     Raises:
-        ConfigError: with the name of the weight.
+        ConfigError: names the field.
     """
     for name in names:
         if not 0 <= getattr(settings, name) < math.inf:
@@ -64,21 +64,23 @@ def check_weights(settings: object, *names: str) -> None:
 
 
 def require_weight(settings: object, *names: str) -> None:
-    """Refuse weights that are all zero.
+    """Refuse settings whose weights are all zero.
 
     Raises:
-        ConfigError: with their names.
+        ConfigError: names the weights.
     """
     if not any(getattr(settings, name) for name in names):
         raise ConfigError(f"all of {', '.join(names)} are 0, which trains nothing; set one of them")
 
 
 def check_stem(model: Model) -> None:
-    """Refuse a stem that no loss reaches: the mask decoder reads the last layer's input, and so nothing of the first
-    layer's output where that is the last.
+    """Refuse a stem convolution that no loss reaches.
+
+    The mask decoder reads the last layer's input; with one layer it reads nothing of the first layer's output, where
+    the stem is added.
 
     Raises:
-        ConfigError: with what to change.
+        ConfigError: says what to change.
     """
     if model.mask_positions is not None and model.encoder.stem is not None and model.encoder.depth == 1:
         raise ConfigError(
@@ -88,9 +90,9 @@ def check_stem(model: Model) -> None:
 
 
 class Masker:
-    """Rows to a batch with some tokens hidden.
+    """Make a batch from rows, with some tokens hidden.
 
-    What was hidden is in ``positions`` and ``targets`` (B, T), filled up with -1 and -100.
+    Labels ``positions`` and ``targets`` (B, T) list the hidden tokens, padded with -1 and -100.
     """
 
     def __init__(self, masking: Masking, vocabulary: Vocabulary) -> None:
@@ -125,14 +127,14 @@ def tokens(batch: Batch) -> Chosen:
 
 
 def lm_term(model: Model, states: Tensor, targets: Tensor) -> Term:
-    """Cross-entropy of the LM head at chosen places, from (S, D) states."""
+    """Cross-entropy of the LM head at chosen places, from states (S, D)."""
     assert isinstance(model.lm, LMHead)
     loss, hits, _ = model.lm.losses(states, model.words, targets)
     return Term(loss, len(targets), 1.0, hits)
 
 
 def token_term(logits: Tensor, targets: Tensor, *, weight: float = 1.0) -> Term:
-    """Cross-entropy in nats over (S, V) logits, computed in single precision."""
+    """Cross-entropy in nats over logits (S, V), computed in float32."""
     loss = F.cross_entropy(logits.float(), targets, reduction="sum")
     return Term(loss, len(targets), weight, (logits.argmax(-1) == targets).sum())
 
@@ -140,7 +142,7 @@ def token_term(logits: Tensor, targets: Tensor, *, weight: float = 1.0) -> Term:
 class MLM(Objective):
     """Predict the hidden tokens of each row, and for pairs whether B belongs to A.
 
-    Only hidden places reach the LM head.
+    Terms: ``mlm``, and for pairs the name of the pair label. The LM head runs at hidden places only.
     """
 
     per_token = ("mlm",)
@@ -149,8 +151,8 @@ class MLM(Objective):
         super().__init__()
         if not isinstance(model.lm, LMHead):
             raise ConfigError(
-                f"masked language modelling needs an LM head over one word table, which family {model.config.family!r} "
-                "has not; set model.lm={}"
+                f"masked language modelling needs an LM head over one word table; family {model.config.family!r} "
+                "has none: set model.lm={}"
             )
         if model.config.encoder.causal:
             raise ConfigError(
@@ -181,7 +183,7 @@ class MLM(Objective):
         if label is None:
             return {"mlm": lm_term(model, model.token_states(states, chosen, noise), targets)}, None
         size = len(batch)
-        first = torch.arange(size, device=targets.device)  # the first token of every row too, in slot 0
+        first = torch.arange(size, device=targets.device)  # slot 0 also holds the first token of every row
         rows, slots = torch.cat([first, chosen.rows]), torch.cat([torch.zeros_like(first), chosen.slots + 1])
         x = model.token_states(states, Chosen(F.pad(chosen.at, (1, 0)), rows, slots), noise)
         assert model.pair is not None and model.pooler is not None
@@ -194,10 +196,10 @@ class MLM(Objective):
 
 
 def pair_label(batch: Batch) -> str | None:
-    """The name of the sentence-pair label that the batch carries."""
+    """The name of the batch's sentence-pair label, or None."""
     return next((name for name in PAIR_LABELS if name in batch.labels), None)
 
 
 def no_loss(like: Tensor) -> Tensor:
-    """A zero that belongs to the graph's device, for terms that are only counted."""
+    """A zero on the device of ``like``, for terms that are only counted."""
     return torch.zeros((), device=like.device)

@@ -30,10 +30,10 @@ class PermutationSettings(Settings):
     """Settings of :class:`Permutation`.
 
     Args:
-        targets: what is predicted, and in what order.
-        memory: how many states of earlier rows each layer sees.
-        reuse: tokens at the start of a row that continue the stream, and whose states are remembered: the ``reuse`` of
-            the rows, 0 for rows that are no streams.
+        targets: which tokens are predicted, and in what order.
+        memory: number of states of earlier rows that each layer sees.
+        reuse: tokens at the start of a row that continue the stream, and whose states become memory: the ``reuse`` of
+            the rows, 0 for rows that are not streams.
     """
 
     kind: Literal["permutation"] = "permutation"
@@ -54,11 +54,11 @@ class PermutationSettings(Settings):
 
 
 class Permutation(Objective):
-    """Predict chosen tokens in a random order, each from the context and from those before it in that order.
+    """Predict chosen tokens in a random order, each from the context and from the earlier tokens of that order.
 
-    The content stream runs once over the row with the order as its mask; the query stream runs on the targets only,
-    starts from one learned vector, and reads the content stream's keys and values. So the second stream costs a sixth,
-    not the same again. The content stream's last layer has no reader and is not computed.
+    The content stream runs once over the row with the order as its mask. The query stream runs on the targets only,
+    starts from one learned vector, and reads the content stream's keys and values, so it adds a sixth of the cost
+    instead of doubling it. Nothing reads the content stream's last layer, so it is not computed.
     """
 
     per_token = ("plm",)
@@ -69,11 +69,11 @@ class Permutation(Objective):
         if not isinstance(encoder.position, RelativeShift) or encoder.causal:
             raise ConfigError(
                 "permutation language modelling needs relative_shift positions and attention to both sides: with "
-                "absolute positions a target's place is known only together with its token; take a recipe of xlnet"
+                "absolute positions a query cannot know a target's position without its token; use a recipe of xlnet"
             )
         if model.mask_vector is None or not isinstance(model.lm, LMHead):
             raise ConfigError(
-                "permutation language modelling needs mask_vector and an LM head; take a model of family xlnet"
+                "permutation language modelling needs mask_vector and an LM head; use a model of family xlnet"
             )
         self.model, self.settings, self.pad = model, settings, vocabulary.pad
 
@@ -84,7 +84,7 @@ class Permutation(Objective):
         length = batch.ids.shape[1]
         batch.labels["positions"] = stack([o.positions for o in orders], -1)
         batch.labels["targets"] = stack([o.targets for o in orders], IGNORE)
-        # Padding is hidden by ``doc``; its ranks do not matter.
+        # ``doc`` hides padding, so its ranks do not matter.
         batch.labels["query_rank"] = stack([o.query_rank for o in orders], 0, length=length)
         batch.labels["key_rank"] = stack([o.key_rank for o in orders], 0, length=length)
         return batch

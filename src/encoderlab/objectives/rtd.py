@@ -1,6 +1,6 @@
 """Replaced token detection (Clark et al., 2020).
 
-A generator fills masks, a discriminator tells its tokens from the originals.
+A generator fills masked places with samples; a discriminator predicts which tokens are not the original.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class RTDSettings(Settings):
     """Settings of :class:`RTD`; the defaults are ELECTRA's.
 
     Args:
-        masking: what the generator predicts.
-        sharing: of the two networks' embeddings. ``block``: tables and LayerNorm (ELECTRA); ``tables`` alone; ``none``;
-            ``disentangled``: the discriminator's tables of words and positions are the generator's, without gradient,
-            plus differences that only the discriminator trains (DeBERTa v3, section 3.3).
+        masking: the tokens that the generator predicts.
+        sharing: of the two networks' embeddings. ``block``: tables and LayerNorm (ELECTRA); ``tables``: tables only;
+            ``none``; ``disentangled``: the discriminator's word and position tables are the generator's, without
+            gradient, plus differences that only the discriminator trains (DeBERTa v3, section 3.3).
         updates: ``joint``, or ``alternating`` as in DeBERTa v3's code: the generator's step, then the discriminator's
-            on what was sampled before it, each clipped by itself.
+            step on samples drawn before it; gradients of each are clipped separately.
         predict: ``replaced`` is the paper's objective. Its ablations (section 3.4): ``replaced_masked``, the loss on
             masked places only; ``original_masked``, replace-MLM; ``original_all``, all-tokens MLM with a copy gate.
         temperature: divides the generator's logits before tokens are sampled.
@@ -71,7 +71,7 @@ class RTDSettings(Settings):
         require_weight(self, "generator_weight", "discriminator_weight")
         if not self.temperature > 0:
             raise ConfigError(
-                f"temperature {self.temperature} is not positive; 1.0 samples from the generator as it is"
+                f"temperature {self.temperature} is not positive; give 1.0 to sample from unscaled logits"
             )
 
     def build(
@@ -88,12 +88,12 @@ class RTDSettings(Settings):
 
 
 class RTD(Objective):
-    """Generator and discriminator trained jointly.
+    """Train generator and discriminator jointly.
 
-    Samples carry no gradient, so the discriminator trains the generator through shared embeddings only.
+    Samples carry no gradient, so the discriminator trains the generator only through shared embeddings.
 
-    Terms: ``mlm`` (generator), ``rtd`` (discriminator, over all real tokens), and ``replaced``, without loss, whose
-    hits are the masked places where the sample differs from the original.
+    Terms: ``mlm`` (generator), ``rtd`` (discriminator, over all real tokens), and ``replaced``, which has no loss; its
+    hits count the masked places where the sample differs from the original.
     """
 
     per_token = ("mlm",)
@@ -144,10 +144,11 @@ class RTD(Objective):
         return {"generator": self.generator, "discriminator": self.discriminator}
 
     def _generate(self, batch: Batch, chosen: Chosen, targets: Tensor, noise: Noise | None) -> tuple[Term, Tensor]:
-        """The generator's loss, and one sample (S,) per masked place from softmax(logits / temperature).
+        """The generator's loss, and one sample (S,) per masked place from softmax(logits / temperature), without
+        gradient.
 
-        Samples have no gradient. A sample inverts the cumulative distribution at one uniform number, keyed by row and
-        place: the distribution of the original's Gumbel argmax with one random number instead of V.
+        Each sample inverts the cumulative distribution at one uniform number, keyed by row and place. The distribution
+        is that of the original's Gumbel argmax, with one random number instead of V.
         """
         model, settings = self.generator, self.settings
         assert isinstance(model.lm, LMHead) and batch.rows is not None
@@ -193,7 +194,7 @@ class RTD(Objective):
         return self.discriminator.rtd(states.last[rows, places], first)
 
 
-GENERATOR_SAMPLES = 1 << 20  # a layer number that no encoder has
+GENERATOR_SAMPLES = 1 << 20  # larger than any layer number
 
 
 def uniform(keys: Tensor, places: Tensor) -> Tensor:
@@ -202,9 +203,9 @@ def uniform(keys: Tensor, places: Tensor) -> Tensor:
 
 
 def share_embeddings(generator: Model, discriminator: Model, sharing: Sharing, *, continued: bool = False) -> None:
-    """Let the two networks share embeddings in place; see :class:`RTDSettings`.
+    """Share embeddings between the two networks in place; see :class:`RTDSettings`.
 
-    The disentangled differences start at 0, or, where training is ``continued``, at what the two tables differ by.
+    Disentangled differences start at 0 or, if training is ``continued``, at the difference of the two tables.
     """
     if sharing == "none":
         return
@@ -223,7 +224,7 @@ def share_embeddings(generator: Model, discriminator: Model, sharing: Sharing, *
 
 
 def _copy_term(logits: Tensor, gate: Tensor, shown: Tensor, original: Tensor, weight: float) -> Term:
-    """All-tokens MLM: ``p(x) = c [x is shown] + (1 - c) softmax(x)`` with the copy probability c of each place."""
+    """All-tokens MLM: ``p(x) = c [x is shown] + (1 - c) softmax(x)`` with a copy probability c per place."""
     gate = gate.float()
     token = logits.float().log_softmax(-1).gather(1, original[:, None]).squeeze(1) + F.logsigmoid(gate)
     copy = torch.where(shown == original, F.logsigmoid(-gate), torch.finfo(token.dtype).min)
@@ -262,6 +263,6 @@ def _check(generator: Model, discriminator: Model, settings: RTDSettings) -> Non
         )
     if settings.sharing == "block" and one.embed_norm == "width" and one.width != two.width:
         raise ConfigError(
-            f"the norm after the embeddings is as wide as the layers, {one.width} and {two.width}, "
+            f"the norm after the embeddings has the layers' width, {one.width} and {two.width}, "
             "and cannot be shared; set sharing to tables, or give both networks one width"
         )

@@ -1,4 +1,4 @@
-"""What an objective has to know of a tokenizer and a corpus."""
+"""What an objective needs to know about a tokenizer and a corpus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """The ids 0 .. ``size`` - 1. Those in ``special``, with ``pad`` and ``mask`` among them, never stand for text.
+    """The ids 0 .. ``size`` - 1. Ids in ``special``, which include ``pad`` and ``mask``, never stand for text.
 
     ``counts`` (V,): how often each id occurs in the corpus, if known.
     """
