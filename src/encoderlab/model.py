@@ -134,7 +134,11 @@ class Model(nn.Module):
         return self.lm(self.token_states(states, chosen, noise), self.words)
 
     def token_states(self, states: States, chosen: Chosen, noise: Noise | None = None) -> Tensor:
-        """What the LM head reads at chosen places, (S, D), from ``states`` of all layers or of :attr:`lm_depth`."""
+        """What the LM head reads to predict the tokens at chosen places, (S, D), from ``states`` of all layers or of
+        :attr:`lm_depth`.
+        """
+        if self.config.lm is not None and self.config.lm.next_token:
+            chosen = chosen._replace(at=(chosen.at - 1).clamp(min=0))
         if self.mask_positions is not None:
             return self.decode_masks(states, chosen, noise)
         return self.encoder.last_at(states, chosen, noise)

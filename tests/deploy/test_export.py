@@ -62,6 +62,18 @@ def small(size: str, use: str = "states", *, positions: int = 0) -> Model:
     return model.with_task(head, LABELS if use != "span" else (), 0).eval()
 
 
+def test_a_head_that_reads_the_token_before_fills_masks_in_the_graph() -> None:
+    model = small("roberta-tiny")
+    assert model.config.lm is not None and model.tokenizer is not None
+    model = model.with_config(replace(model.config, lm=replace(model.config.lm, next_token=True))).eval()
+    (guesses,) = fill_mask(model, "the red [MASK] sat on the mat .", top=3)
+    ids, _ = model.tokenizer.frame(model.tokenizer.encode("the red [MASK] sat on the mat .").ids)
+    given = torch.from_numpy(ids)[None].long()
+    (logits,) = Graph(model, "fill-mask")(given, torch.ones_like(given))
+    scores = logits[0, ids.tolist().index(model.tokenizer.special.mask)].softmax(-1)
+    assert [g.score for g in guesses] == pytest.approx([float(scores[g.token]) for g in guesses], rel=1e-4)
+
+
 CASES = [  # family, use, the format of the weights
     ("bert-tiny", "span", "hf"),
     ("distilbert-tiny", "classification", "hf"),

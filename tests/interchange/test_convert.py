@@ -53,6 +53,19 @@ def test_deberta_says_that_the_mask_decoder_does_not_run(tmp_path: Path, capsys:
     assert "no enhanced mask decoder" in capsys.readouterr().err.replace("\n", " ")
 
 
+def test_a_head_that_predicts_the_next_token_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = make(CONFIGS["roberta"])
+    assert model.config.lm is not None
+    model = model.with_config(replace(model.config, lm=replace(model.config.lm, next_token=True)))
+    model.save(tmp_path / "ours")
+    assert main(["convert", str(tmp_path / "ours"), str(tmp_path / "theirs"), "--to", "hf"]) == 0
+    assert "left out: the LM head, which predicts the next token" in capsys.readouterr().err.replace("\n", " ")
+    back = load(tmp_path / "theirs")
+    assert back.lm is None and same_weights(back.encoder, model.encoder)
+    again = load(tmp_path / "ours").config
+    assert again.lm is not None and again.lm.next_token
+
+
 def pair(family: str, where: Path) -> None:
     """Generator and discriminator with one embedding block, as a run writes them."""
     generator, discriminator = make(CONFIGS[f"{family}-generator"], 1), make(CONFIGS[family], 2)

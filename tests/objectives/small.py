@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -32,6 +34,17 @@ def build(name: str, seed: int = 0) -> Model:
         if parameter.ndim == 1:
             parameter.data += 0.1 * torch.randn_like(parameter)
     return model
+
+
+def reading_the_token_before(name: str, **changes: Any) -> Model:
+    """The model with an LM head that predicts a token from the state before it."""
+    model = build(name)
+    config = model.config
+    assert config.lm is not None
+    config = replace(config, lm=replace(config.lm, next_token=True), pair=False, mask_decoder=0, mask_vector=False)
+    made = Model(resized(config, **changes)).initialize(0)
+    made.load_state_dict(model.state_dict(), strict=False)
+    return made
 
 
 def masked(name: str, model: Model | None = None) -> Callable[[Vocabulary], Objective]:

@@ -14,10 +14,11 @@ from encoderlab.nn.positions import Shaw
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.causal import Causal, CausalSettings
 from encoderlab.objectives.distill import Distill, DistillSettings
+from encoderlab.objectives.hybrid import Hybrid, HybridSettings
 from encoderlab.objectives.permutation import Permutation, PermutationSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from tests.objectives.conftest import make_rows
-from tests.objectives.small import build, detection, masked, small
+from tests.objectives.small import build, detection, masked, reading_the_token_before, small
 
 
 def shaw(vocabulary: Vocabulary) -> Objective:
@@ -33,6 +34,7 @@ OBJECTIVES: dict[str, Callable[[Vocabulary], Objective]] = {
     "convbert": detection("convbert-tiny"),
     "deberta-v3": detection("deberta-v3-tiny", sharing="disentangled"),
     "xlnet": lambda vocabulary: Permutation(build("xlnet-tiny"), PERMUTATION, vocabulary),
+    "hybrid": lambda vocabulary: Hybrid(reading_the_token_before("bert-tiny"), HybridSettings(causal=0.4), vocabulary),
     "transformer-xl": lambda vocabulary: Causal(build("transformer-xl-tiny"), CausalSettings(), vocabulary),
     "shaw": shaw,
     "distillation": lambda vocabulary: Distill(

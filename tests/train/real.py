@@ -28,6 +28,7 @@ from encoderlab.corpus.shards import Document
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.causal import Causal, CausalSettings
 from encoderlab.objectives.distill import Distill, DistillSettings
+from encoderlab.objectives.hybrid import Hybrid, HybridSettings
 from encoderlab.objectives.mlm import MLM
 from encoderlab.objectives.permutation import Permutation, PermutationSettings
 from encoderlab.objectives.rtd import RTD
@@ -39,7 +40,7 @@ from encoderlab.train.optim import Muon
 from encoderlab.train.recipe import Average, Budget, Checkpoints, Execution, Phase, Recipe
 from encoderlab.train.schedule import Constant
 from tests.batches.memory_corpus import MemoryCorpus
-from tests.objectives.small import build, small
+from tests.objectives.small import build, reading_the_token_before, small
 
 VOCAB, STEPS = 40, 5
 VOCABULARY = Vocabulary(size=VOCAB, pad=0, mask=4, special=(0, 1, 2, 3, 4), counts=np.arange(VOCAB))
@@ -58,6 +59,10 @@ def corpus() -> MemoryCorpus:
 
 def _mlm(recipe: Recipe) -> Objective:
     return MLM(build(recipe.name), recipe.objective, VOCABULARY)  # type: ignore[arg-type]
+
+
+def _hybrid(recipe: Recipe) -> Objective:
+    return Hybrid(reading_the_token_before(recipe.name), HybridSettings(causal=0.3), VOCABULARY)
 
 
 def _rtd(recipe: Recipe) -> Objective:
@@ -81,6 +86,7 @@ def _distill(recipe: Recipe) -> Objective:
 ALTERNATING = replace(recipes.recipe("deberta-v3-tiny").objective, updates="alternating")  # type: ignore[call-arg]
 CASES: dict[str, tuple[str, Callable[[Recipe], Objective], dict[str, Any]]] = {
     "mlm": ("bert-tiny", _mlm, {}),
+    "hybrid": ("roberta-tiny", _hybrid, {}),
     "average": ("bert-tiny", _mlm, {"average": Average(decay=0.7)}),
     "muon": ("bert-tiny", _mlm, {"optim": Muon(lr=1e-3, eps=1e-4)}),
     "rtd": ("electra-tiny", _rtd, {}),

@@ -170,6 +170,8 @@ class Graph(nn.Module):
             last = model.decode_masks(states, every)
         else:
             last = encoder(ids, doc=doc, segments=segments).last
+        if model.config.lm is not None and model.config.lm.next_token:
+            last = torch.cat([last[:, :1], last[:, :-1]], dim=1)
         return model.lm(last, model.words).float()
 
     def _spans(self, states: States, doc: Tensor, p_mask: Tensor | None) -> tuple[Tensor, ...]:

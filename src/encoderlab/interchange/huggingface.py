@@ -88,10 +88,13 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
     config, weights = model.config, folders.weights(model)
     if config.task is not None:
         config, weights = _for_task(config, weights)
+    if config.lm is not None and config.lm.next_token:
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith("lm.")}
+        config = replace(config, lm=None)
     form = configs.format_of(config)
     if form.model_type == "roberta" and model.tokenizer is not None:
         config, weights = _count_from_padding(config, weights, model.tokenizer.special.pad)
-    data = {**configs.write(config), **_more_fields(model, form)}
+    data = {**configs.write(config), **_more_fields(model, config, form)}
     for name, tensor in weights.items():
         if not bool(torch.isfinite(tensor).all()):
             raise DataError(f"{name} holds values that are not finite; take an earlier checkpoint")
@@ -103,8 +106,10 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
     lost = [
         head for head in ("lm", "pair", "pooler", "rtd") if getattr(model.config, head) and not getattr(config, head)
     ]
-    if lost:
+    if lost and model.config.task is not None:
         notes.append(f"left out, as classes of transformers with a task head have none: {', '.join(lost)}")
+    elif lost:
+        notes.append("left out: the LM head, which predicts the next token; no class of transformers reads it so")
 
     def fill(aside: Path) -> None:
         folders.write_fields(aside / "config.json", data)
@@ -186,13 +191,13 @@ def _additions(config: ModelConfig, model_type: str) -> dict[str, Tensor]:
     return found
 
 
-def _more_fields(model: Model, form: configs.Format) -> dict[str, Any]:
+def _more_fields(model: Model, config: ModelConfig, form: configs.Format) -> dict[str, Any]:
     """Class name, ids of special tokens, and what the head of fine-tuning needs."""
     more: dict[str, Any] = {}
     if model.config.task is not None:
         ending, more = heads.write_task(model.config, form.model_type)
     else:
-        ending = _pretraining_class(model.config, form.model_type)
+        ending = _pretraining_class(config, form.model_type)
     return {"architectures": [form.stem + ending], "dtype": "float32", **_special_ids(model, form.model_type), **more}
 
 

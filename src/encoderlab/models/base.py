@@ -41,6 +41,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_least(self, 0, "mask_decoder")
+        if self.lm is not None and self.lm.next_token and (self.mask_decoder or self.mask_vector):
+            raise ConfigError(
+                "a query stream stands at the predicted token, an LM head with next_token reads the one before; "
+                "set lm.next_token to false, or mask_decoder to 0 and mask_vector to false"
+            )
         check_most(self, LONGEST, "mask_decoder")
         if self.pair and self.pooler is None:
             raise ConfigError(

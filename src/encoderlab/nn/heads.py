@@ -28,13 +28,16 @@ class LM:
     """Prediction of tokens through the tied word table: ``x W^T + b``.
 
     ``transform`` puts a dense map D -> E, an activation (None: the one of the layers) and a norm before it.
-    ``dense_bias``: whether the dense map has a bias. ``output_bias``: whether there is b.
+    ``dense_bias``: whether the dense map has a bias. ``output_bias``: whether there is b. ``next_token``:
+    a token is predicted from the state of the token before it, masked or not (GPT-BERT; Charpentier and Samuel, 2024);
+    the first token of a row from its own.
     """
 
     transform: bool = True
     activation: Activation | None = None
     dense_bias: bool = True
     output_bias: bool = True
+    next_token: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from encoderlab.objectives.causal import CausalSettings
 from encoderlab.objectives.distill import DistillSettings
+from encoderlab.objectives.hybrid import HybridSettings
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.objectives.permutation import PermutationSettings
 from encoderlab.objectives.rtd import RTDSettings
 
-ObjectiveSettings = MLMSettings | RTDSettings | PermutationSettings | CausalSettings | DistillSettings
+ObjectiveSettings = MLMSettings | RTDSettings | PermutationSettings | CausalSettings | HybridSettings | DistillSettings

@@ -194,6 +194,8 @@ def masked_share(e: Evidence) -> Finding | None:
     if len(lines) < 2:
         return None
     share = sum(line["counts"][e.term] for line in lines[1:]) / max(lines[-1]["tokens"] - lines[0]["tokens"], 1)
+    causal = (e.recipe.get("objective") or {}).get("causal", 0.0)  # the share of rows in which nothing is masked
+    share /= 1 - causal
     if share < 0.05:
         return Finding(
             "few targets",

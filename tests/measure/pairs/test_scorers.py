@@ -184,6 +184,34 @@ def test_a_transformer_xl_predicts_from_the_end_of_document_token() -> None:
         assert np.isclose(score, -float(losses[counted].sum()), rtol=1e-5, atol=1e-4)
 
 
+def test_a_head_that_reads_the_token_before_is_asked_both_ways() -> None:
+    """GPT-BERT: with masks, predicted from the token before the mask, and from left to right."""
+    model = model_of("roberta")
+    assert model.tokenizer is not None and model.config.lm is not None
+    model = model.with_config(replace(model.config, lm=replace(model.config.lm, next_token=True)))
+    masked, causal = scorers_of(model)
+    assert (*masked.measures, *causal.measures) == ("pll", "pll_word", "log_probability")
+    assert [scorer.measures for scorer in scorers_of(model, official=True)] == [("pll",)]
+    encoded = model.tokenizer.encode_batch(sentences()[:8])
+    found = np.concatenate([masked(encoded), causal(encoded)], axis=1)
+    with evaluating(model), torch.no_grad():
+        for sentence, scores in zip(encoded, found, strict=True):
+            ids, _ = model.tokenizer.frame(sentence.ids)
+            ids = torch.from_numpy(ids)[None].long()
+            length, n = ids.shape[1], len(sentence)
+            earlier = torch.ones(1, length, length, dtype=torch.bool).tril()
+            left = model.lm(model.encoder(ids, visible=earlier).last[0], model.words).log_softmax(-1)  # type: ignore
+            counted = [place for place in range(n) if sentence.offsets[place, 1] > 0]
+            assert scores[2] == pytest.approx(sum(float(left[p, ids[0, p + 1]]) for p in counted), abs=1e-3)
+            hidden = 0.0
+            for place in counted:
+                shown = ids.clone()
+                shown[0, place + 1] = model.tokenizer.special.mask
+                logits = model.lm(model.encoder(shown).last[0, place : place + 1], model.words)  # type: ignore
+                hidden += float(logits.log_softmax(-1)[0, ids[0, place + 1]])
+            assert scores[0] == pytest.approx(hidden, abs=1e-3)
+
+
 @pytest.mark.parametrize("name", ["electra", "deberta-v3"])
 def test_a_discriminator_sums_what_it_holds_for_original(name: str) -> None:
     model = model_of(name)

@@ -5,7 +5,8 @@ A sentence of tokens w_1 ... w_n, without special tokens, is scored by
 - ``pll``: sum over i of log p(w_i | all other tokens), each token masked by itself (Salazar et al., 2020);
 - ``pll_word``: the same with the later tokens of its word masked too, so that they do not give it away
   (PLL-word-l2r; Kauf and Ivanova, 2023);
-- ``log_probability``: sum of log p(w_i | earlier tokens), of left-to-right models;
+- ``log_probability``: sum of log p(w_i | earlier tokens), of left-to-right models, and of masked models whose head
+  reads the token before (GPT-BERT), which are then shown earlier tokens only;
 - ``not_replaced``: sum of log(1 - p(w_i was replaced)), of replaced token detection. It is no probability of the
   sentence, and compares with other models of its kind only.
 
@@ -64,6 +65,8 @@ def scorers_of(model: Model, generator: Model | None = None, *, official: bool =
         scorers.append(LeftToRight(model))
     elif isinstance(predictor.lm, LMHead) and not predictor.config.encoder.causal:
         scorers.append(Masked(predictor, ("pll",) if official else ("pll", "pll_word")))
+        if predictor.config.lm is not None and predictor.config.lm.next_token and not official:
+            scorers.append(LeftToRight(predictor))
     if model.rtd is not None and not (official and scorers):
         scorers.append(Detector(model))
     if not scorers:
@@ -177,7 +180,8 @@ class LeftToRight:
         self.model = model
         self.tokenizer = tokenizer_of(model)
         special = self.tokenizer.special
-        self.start = special.cls if special.eod is None else special.eod
+        masked = not model.config.encoder.causal  # such a model was trained on framed rows
+        self.start = special.cls if special.eod is None or masked else special.eod
 
     @property
     def longest(self) -> int | None:
@@ -198,13 +202,22 @@ class LeftToRight:
                 numbers = batch.rows.numpy()
                 real = batch.doc >= 0
                 batch = batch.to(device)
-                states = self.model.encoder(batch.ids, doc=batch.documents, segments=batch.segments).last
+                states = self.model.encoder(
+                    batch.ids, doc=batch.documents, segments=batch.segments, visible=self._earlier(batch)
+                ).last
                 of_row, _ = (index.numpy() for index in real.nonzero(as_tuple=True))
                 targets = np.concatenate([distinct[number].ids for number in numbers]).astype(np.int64)
                 counted = np.concatenate([scored(distinct[number]) for number in numbers])
                 found = _log_probabilities(self.model, states[real.to(device)], np.arange(len(targets)), targets)
                 np.add.at(out[:, 0], numbers[of_row[counted]], found[counted])
         return out[back]
+
+    def _earlier(self, batch: Batch) -> Tensor | None:
+        """Which tokens each one sees, (1, L, L); None for a model that sees earlier ones only by itself."""
+        if self.model.config.encoder.causal:
+            return None
+        length = batch.ids.shape[1]
+        return torch.ones(1, length, length, dtype=torch.bool, device=batch.ids.device).tril()
 
 
 class Detector:

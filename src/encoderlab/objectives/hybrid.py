@@ -1,0 +1,150 @@
+"""Masked and causal prediction in one model (GPT-BERT; Charpentier and Samuel, 2024)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from encoderlab.batches.batch import IGNORE, Batch, collate, stack
+from encoderlab.batches.corrupt import Corrupted, Corruptor, Masking
+from encoderlab.batches.rows import Row
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.models import flops
+from encoderlab.models.base import ModelConfig
+from encoderlab.nn.encoder import Chosen
+from encoderlab.nn.heads import LMHead
+from encoderlab.nn.noise import Noise
+from encoderlab.objectives.base import Memory, Objective, Settings, Term
+from encoderlab.objectives.mlm import lm_term
+from encoderlab.objectives.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridSettings(Settings):
+    """Settings of :class:`Hybrid`.
+
+    Args:
+        masking: what is hidden in the masked rows.
+        causal: the share of rows that are read from left to right; 1/16 in the release, 1/2 where both count alike.
+    """
+
+    kind: Literal["hybrid"] = "hybrid"
+    masking: Masking = Masking()
+    causal: float = 0.0625
+
+    def __post_init__(self) -> None:
+        if not 0 < self.causal < 1:
+            raise ConfigError(
+                f"causal {self.causal} is not between 0 and 1; give a share of the rows such as 0.5, or choose the "
+                "objective mlm or causal"
+            )
+
+    def build(
+        self, model: Model, second: Model | None, vocabulary: Vocabulary, *, seed: int = 0, continued: bool = False
+    ) -> Hybrid:
+        return Hybrid(model, self, vocabulary)
+
+    def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
+        predicted = self.causal + (1 - self.causal) * self.masking.rate
+        return flops.training(model, length, predicted=predicted)
+
+
+class Hybrid(Objective):
+    """Some rows are read from left to right, and each token is predicted from those before it; of the others masked
+    tokens are predicted from both sides. In both the state of the token before predicts (masked next token prediction),
+    so that one network and one head serve both.
+
+    The loss is ``(1 - c) mlm + c lm``, each a mean over its own tokens, with the share c of causal rows, as in the
+    release (``train_10m.py``, where each device holds rows of one kind). Row n of the run is causal where n c passes a
+    whole number, so that every batch has as many as the share says. Special tokens are not predicted. Unlike in masked
+    language modelling, the last layer is computed at all places.
+    """
+
+    per_token = ("mlm", "lm")
+
+    def __init__(self, model: Model, settings: HybridSettings, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        encoder, lm = model.config.encoder, model.config.lm
+        if not isinstance(model.lm, LMHead) or lm is None or not lm.next_token:
+            raise ConfigError(
+                "masked and causal rows share an LM head that reads the state of the token before; "
+                "set model.lm.next_token=true, in a family with one word table"
+            )
+        if encoder.conv_branch is not None or encoder.stem_conv is not None:
+            raise ConfigError(
+                "convolutions read later tokens, which causal rows must not see; set encoder.conv and "
+                "encoder.stem_conv to null, or choose the objective mlm"
+            )
+        if model.pair is not None:
+            raise ConfigError("causal rows have no summary of a pair of texts; set model.pair to false")
+        self.model, self.settings, self.pad = model, settings, vocabulary.pad
+        self.corruptor = Corruptor(
+            settings.masking,
+            vocab_size=vocabulary.size,
+            mask_id=vocabulary.mask,
+            special_ids=vocabulary.special,
+            counts=vocabulary.counts,
+        )
+
+    def is_causal(self, row: Row) -> bool:
+        """Whether the row is read from left to right."""
+        share = self.settings.causal
+        return math.floor((row.number + 1) * share) > math.floor(row.number * share)
+
+    def make_batch(self, rows: list[Row], *, seed: int) -> Batch:
+        causal = [self.is_causal(row) for row in rows]
+        asked = [
+            _with_token_before(row, _every_token(row) if left_to_right else hidden)
+            for row, left_to_right, hidden in zip(rows, causal, self.corruptor(rows, seed), strict=True)
+        ]
+        batch = collate(rows, pad=self.pad, ids=[row.ids for row in asked])
+        batch.labels["positions"] = stack([row.positions for row in asked], -1)
+        batch.labels["targets"] = stack([row.targets for row in asked], IGNORE)
+        batch.labels["causal"] = torch.tensor(causal)
+        return batch
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        return {name: int(_asked(batch, causal=name == "lm").sum()) for name in self.per_token}
+
+    def forward(
+        self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
+    ) -> tuple[dict[str, Term], Memory]:
+        model, causal, length = self.model, batch.labels["causal"], batch.ids.shape[1]
+        visible = None
+        if bool(batch.on_host.labels["causal"].any()):
+            earlier = torch.ones(length, length, dtype=torch.bool, device=causal.device).tril()
+            visible = earlier | ~causal[:, None, None]
+        states = model.encoder(batch.ids, doc=batch.documents, segments=batch.segments, visible=visible, noise=noise)
+        terms = {}
+        for name, weight in (("mlm", 1 - self.settings.causal), ("lm", self.settings.causal)):
+            rows, slots = batch.find(lambda known, name=name: _asked(known, causal=name == "lm"))
+            chosen = Chosen(batch.labels["positions"].clamp(min=0), rows, slots)
+            term = lm_term(model, model.token_states(states, chosen, noise), batch.labels["targets"][rows, slots])
+            terms[name] = replace(term, weight=weight)
+        return terms, None
+
+    def models(self) -> dict[str, Model]:
+        return {"model": self.model}
+
+
+def _asked(batch: Batch, *, causal: bool) -> Tensor:
+    """Which slots of ``positions`` (B, T) hold a place that is predicted, in rows of one kind."""
+    return (batch.labels["positions"] >= 0) & (batch.labels["causal"] == causal)[:, None]
+
+
+def _every_token(row: Row) -> Corrupted:
+    """The row as it is, with all its tokens but special ones to be predicted."""
+    positions = np.flatnonzero(~row.special)
+    return Corrupted(row.ids, positions, row.ids[positions])
+
+
+def _with_token_before(row: Row, asked: Corrupted) -> Corrupted:
+    """``asked`` without the places that have no token of the same document before them."""
+    follows = np.append(False, row.doc[1:] == row.doc[:-1])[asked.positions]
+    return replace(asked, positions=asked.positions[follows], targets=asked.targets[follows])
