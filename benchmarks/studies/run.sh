@@ -3,7 +3,8 @@
 #
 #     DATA=data HOURS=2 bash benchmarks/studies/run.sh [NAME ...]      # names of files beside this one, without .yaml
 #
-# DATA holds pretrain_en/, pairs/, glue/ and ner/. Text, corpus, runs and results lie below runs/, which git ignores. It
+# DATA holds pretrain_en/, pairs/, glue/ and ner/. Text, corpus and runs lie below runs/, which git ignores; what each
+# cell found is kept in benchmarks/studies/found/ as well, so that another checkout or machine goes on from there. It
 # takes what the machine has left over: lowest priority, also of its group of processes.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -22,6 +23,13 @@ fi
 names=("$@")
 [ ${#names[@]} -gt 0 ] || names=(norms architectures masks electra objectives pairs convbert deberta albert memory)
 for name in "${names[@]}"; do
-    "$PYTHON" -m encoderlab study "benchmarks/studies/$name.yaml" --out "runs/studies/$name" \
-        --workers "${WORKERS:-1}" --hours "${HOURS:-2}" || [ $? -eq 75 ] && continue
+    found=benchmarks/studies/found/$name out=runs/studies/$name code=0
+    mkdir -p "$found" "$out"
+    cp -rn "$found/." "$out"
+    "$PYTHON" -m encoderlab study "benchmarks/studies/$name.yaml" --out "$out" \
+        --workers "${WORKERS:-1}" --hours "${HOURS:-2}" || code=$?
+    for part in specs results results.json; do
+        [ ! -e "$out/$part" ] || cp -r "$out/$part" "$found"
+    done
+    [ $code -eq 0 ] || [ $code -eq 75 ] || echo "$name: exit code $code" >&2
 done

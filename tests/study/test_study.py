@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from pydoc_data import topics
@@ -83,7 +84,6 @@ def without_clock(found: dict[str, Any]) -> dict[str, Any]:
     """The results that may not depend on when they were computed."""
     plain: dict[str, Any] = json.loads(json.dumps(finite(found)))
     for one in plain["cells"]:
-        one.pop("model", None)
         for name in ("seconds", "tokens_per_second", "memory"):
             one.get("numbers", {}).pop(name, None)
     return plain
@@ -173,6 +173,20 @@ def test_other_settings_in_the_same_folder_are_refused(place: Path) -> None:
         })), place / "other", InProcess())  # fmt: skip
     more = run(Plan.read(written(place, measures=[], tune=None, seeds=2)), place / "other", InProcess())
     assert len(more.done) == 4  # seeds may be added
+
+
+def test_results_count_in_another_place(
+    place: Path, whole: tuple[dict[str, Any], str, list[str]], tmp_path: Path
+) -> None:
+    """Results and specs are enough, without the runs, also where corpus and data lie elsewhere."""
+    there = tmp_path / "there"
+    shutil.copytree(place / "corpus", there / "corpus")
+    shutil.copy(place / "pairs.txt", there)
+    for name in ("results", "specs"):
+        shutil.copytree(place / "whole" / name, there / "whole" / name)
+    execute = InProcess()
+    results = run(Plan.read(written(there)), there / "whole", execute)
+    assert not execute.done and record(results) == whole[0] and render(results) == whole[1]
 
 
 def test_other_tokens_of_the_same_text_compare_by_bits_per_byte(place: Path) -> None:

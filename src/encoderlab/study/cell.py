@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from encoderlab.config import from_dict
@@ -27,10 +28,11 @@ from encoderlab.measure.pairs.evaluate import evaluate_pairs
 from encoderlab.measure.pairs.reading import find, read, sample
 from encoderlab.measure.pairs.scorers import scorers_of
 from encoderlab.measure.pairs.statistics import Table
-from encoderlab.measure.runs import asked, read_run
+from encoderlab.measure.runs import RunRecord, asked, read_run
 from encoderlab.model import count_parameters
 from encoderlab.study.file import Finetune, Measure, Pairs, Probe
 from encoderlab.study.plan import task_fields
+from encoderlab.study.results import is_finite
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.splits import usable_splits
 from encoderlab.tasks.runs import trials
@@ -50,8 +52,8 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
         EncoderlabError: what :func:`pretrain` or a measure raises.
     """
     torch.set_num_threads(spec["threads"])
-    recipe, folder = from_dict(Recipe, spec["recipe"]), Path(spec["run"])
-    outcome = pretrain(recipe, Path(spec["corpus"]), folder)
+    recipe, folder, base = from_dict(Recipe, spec["recipe"]), Path(spec["run"]), Path(spec["base"])
+    outcome = pretrain(recipe, Path(spec["corpus"]["path"]), folder)
     record = read_run(folder)
     held = record.valid[-1]
     term = record.term
@@ -65,9 +67,9 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
         measure = from_dict(KINDS[data["kind"]], data)
         log.info("measuring %s", data["name"] or data.get("task"))
         if isinstance(measure, Pairs):
-            scores[measure.name], details[measure.name] = _pairs(measure, folder)
+            scores[measure.name], details[measure.name] = _pairs(measure, base, folder)
         else:
-            scores[measure.title], details[measure.title] = _finetuned(measure, folder, Path(spec["tasks"]))
+            scores[measure.title], details[measure.title] = _finetuned(measure, base, folder, Path(spec["tasks"]))
     last = record.train[-1]
     return {
         "status": "done",
@@ -85,14 +87,23 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
         },
         "details": details,
         "measures": spec["measures"],
-        "model": str(folder / "model"),
+        "curve": _curve(record),
     }
 
 
-def _pairs(measure: Pairs, folder: Path) -> tuple[float, dict[str, Any]]:
+def _curve(record: RunRecord) -> list[tuple[float, float]]:
+    """FLOPs and held-out loss of the main term at every validation."""
+    train = [(0, 0.0)] + [(line["tokens"], line["flops"]) for line in record.train if is_finite(line.get("flops"))]
+    tokens, flops = np.array(train).T
+    key = f"losses.{record.term}"
+    held = [(line["tokens"], line[key]) for line in record.valid if is_finite(line.get(key))]
+    return [(float(np.interp(at, tokens, flops)), loss) for at, loss in held]
+
+
+def _pairs(measure: Pairs, base: Path, folder: Path) -> tuple[float, dict[str, Any]]:
     model, generator = load_pair(folder)
     assert model.tokenizer is not None
-    pairs = [pair for path in find([Path(place) for place in measure.data]) for pair in read(path)]
+    pairs = [pair for path in find([base / place for place in measure.data]) for pair in read(path)]
     chosen = pairs if measure.size is None else sample(pairs, measure.size)
     tables: dict[str, Table] = evaluate_pairs(scorers_of(model, generator, official=True), model.tokenizer, chosen)
     ((name, table),) = tables.items()
@@ -105,9 +116,9 @@ def _pairs(measure: Pairs, folder: Path) -> tuple[float, dict[str, Any]]:
     }
 
 
-def _finetuned(measure: Finetune, folder: Path, out: Path) -> tuple[float, dict[str, Any]]:
+def _finetuned(measure: Finetune, base: Path, folder: Path, out: Path) -> tuple[float, dict[str, Any]]:
     task = suites.task(measure.task)
-    splits = usable_splits(task, Path(measure.data))
+    splits = usable_splits(task, base / measure.data)
     chosen = replace(protocol(measure.protocol), seeds=measure.seeds)
     fields = task_fields(measure)
     outcome = trials.run(

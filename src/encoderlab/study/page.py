@@ -9,11 +9,10 @@ import numpy as np
 
 from encoderlab.files import finite, write_text
 from encoderlab.measure.report import interval
-from encoderlab.measure.runs import RunRecord
 from encoderlab.pages.charts import Chart, Point, Series, chart
 from encoderlab.pages.template import render as fill
 from encoderlab.study.file import Finetune
-from encoderlab.study.results import LOWER, Results, is_finite
+from encoderlab.study.results import LOWER, Results
 from encoderlab.study.run import record
 from encoderlab.study.statistics import Comparison
 from encoderlab.train.units import duration
@@ -114,14 +113,13 @@ def _quality(results: Results) -> list[tuple[str, str, Chart | None]]:
 
 def _curves(results: Results) -> tuple[str, Chart] | None:
     """Held-out loss over training, at the largest budget that is done: mean and range over seeds."""
-    runs = results.curves()
-    if not runs:
+    if not results.done:
         return None
-    amount = max(cell.amount for cell in runs)
+    amount = max(cell.amount for cell in results.done)
     series = []
     for colour, arm in enumerate(results.plan.arms):
-        curves = [_curve(run) for cell, run in runs.items() if (cell.arm, cell.amount) == (arm, amount)]
-        curves = [curve for curve in curves if len(curve[0]) > 1]
+        cells = [one for cell, one in results.done.items() if (cell.arm, cell.amount) == (arm, amount)]
+        curves = [np.array(one["curve"]).T for one in cells if len(one["curve"]) > 1]
         if not curves:
             continue
         start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
@@ -138,18 +136,6 @@ def _curves(results: Results) -> tuple[str, Chart] | None:
     unit = results.plan.study.unit
     note = f"Held-out loss at {amount:.3g} {unit}: mean over seeds, and a band from the lowest to the highest."
     return None if drawn is None else (note, drawn)
-
-
-def _curve(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
-    """FLOPs and held-out losses of the main term."""
-    key = f"losses.{run.term}"
-    held = [(line["tokens"], line[key]) for line in run.valid if is_finite(line.get(key))]
-    train = [(line["tokens"], line["flops"]) for line in run.train if is_finite(line.get("flops"))]
-    if not held or not train:
-        return np.zeros(0), np.zeros(0)
-    tokens, flops = np.array([(0.0, 0.0), *train]).T
-    at, losses = np.array(held).T
-    return np.interp(at, tokens, flops), losses
 
 
 def _scaling(results: Results) -> Chart | None:

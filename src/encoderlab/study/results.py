@@ -6,12 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from encoderlab.corpus.shards import Corpus
 from encoderlab.measure.report import interval
-from encoderlab.measure.runs import RunRecord, read_run
 from encoderlab.study.file import Claim, Pairs
 from encoderlab.study.plan import Cell, Plan
 from encoderlab.study.statistics import Comparison, PowerLaw, compare, holm, power_law, verdict
@@ -173,10 +171,6 @@ class Results:
             if law is not None:
                 laws[arm, "loss"] = law
         return laws
-
-    def curves(self) -> dict[Cell, RunRecord]:
-        """The metrics of every run that is done."""
-        return {cell: read_run(Path(result["model"]).parent) for cell, result in self.done.items()}
 
 
 def is_finite(value: Any) -> bool:

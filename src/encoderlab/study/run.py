@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from encoderlab.config import to_dict
+from encoderlab.corpus.manifest import MANIFEST, file_hash
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.local import Ended, Execute, Job
 from encoderlab.files import write_json
-from encoderlab.study.file import Finetune, Pairs
 from encoderlab.study.plan import Cell, Plan
 from encoderlab.study.results import Results
 
@@ -100,31 +100,26 @@ def _run(
 
 def _spec(plan: Plan, cell: Cell, out: Path) -> dict[str, Any]:
     """What a cell's process reads; trials measure the held-out loss alone."""
-    measures = [] if cell.trial is not None else plan.study.measures
-    plain = []
-    for measure in measures:
-        if isinstance(measure, Pairs):
-            measure = replace(measure, data=tuple(str(place) for place in plan.pairs_of(measure)))
-        elif isinstance(measure, Finetune):
-            measure = replace(measure, data=str(plan.base / measure.data))
-        plain.append(to_dict(measure))
     return {
         "recipe": to_dict(cell.recipe),
-        "corpus": str(cell.corpus),
+        "corpus": {"path": str(cell.corpus.resolve()), "sha256": file_hash(cell.corpus / MANIFEST)},
         "run": str((out / cell.name).resolve()),
         "tasks": str((out / "tasks" / cell.name).resolve()),
-        "measures": plain,
+        "measures": [] if cell.trial is not None else [to_dict(measure) for measure in plan.study.measures],
+        "base": str(plan.base),
         "threads": plan.study.threads,
     }
 
 
 def _check_same(path: Path, spec: dict[str, Any], cell: Cell) -> None:
-    """Refuse a folder whose cell of that name has another recipe or corpus."""
+    """Refuse a folder whose cell of that name has another recipe or corpus; where the corpus lies does not matter."""
     if not path.exists():
         return
-    known = json.loads(path.read_text(encoding="utf-8"))
+    known, asked = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(spec))
+    for one in (known, asked):
+        one["corpus"] = one["corpus"]["sha256"]
     for key in ("recipe", "corpus", "threads"):
-        if known.get(key) != json.loads(json.dumps(spec[key])):
+        if known[key] != asked[key]:
             raise ConfigError(
                 f"{cell.name}: was run with another {key}; give the study's file as it was, or another --out"
             )
