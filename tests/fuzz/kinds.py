@@ -5,6 +5,7 @@ or a refusal that names the file.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import os
@@ -22,7 +23,21 @@ import yaml
 
 from encoderlab import cli, recipes
 from encoderlab.config import to_dict
-from tests.fuzz.world import PRETRAIN, call, copy, damage, digest, files, inside, interpreter
+from tests.commands.test_outputs import WRITERS
+from tests.fuzz.world import (
+    BUILD,
+    PREDICT,
+    PRETRAIN,
+    SMALL,
+    TUNE,
+    call,
+    copy,
+    damage,
+    digest,
+    files,
+    inside,
+    interpreter,
+)
 
 Trial = Callable[[random.Random, Path, Path], None]
 NASTY = [
@@ -140,15 +155,119 @@ def runs(rng: random.Random, place: Path, aside: Path) -> None:
 MODEL = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 
+READERS = {  # folders with a model, and what reads them
+    "run/model": ("encode", "run/model", "alpha beta is 3", "--json"),
+    "run": ("encode", "run", "alpha beta is 3", "--json"),
+    "tuned/runs/seed-1/model": ("predict", "tuned", "alpha beta is 3", "--json"),
+    "exported": ("encode", "exported", "alpha beta is 3", "--json"),
+    "converted": ("encode", "converted", "alpha beta is 3", "--json"),
+}
+
+
 def models(rng: random.Random, place: Path, aside: Path) -> None:
-    """A file of a model folder is damaged: the same output, or a line."""
+    """A file of a model folder, trained, fine-tuned, converted or exported, is damaged: the same output, or a line."""
     with inside(copy(place, aside)):
-        path = rng.choice([path for path in files(Path("run/model")) if path.name != "README.md"])
-        words = ("encode", "run/model", "alpha beta is 3", "--json")
+        folder, words = rng.choice(list(READERS.items()))
+        if folder == "converted":
+            assert call("convert", "run", "converted").code == 0
+        path = rng.choice([path for path in files(Path(folder)) if path.name != "README.md"])
         before = call(*words)
+        assert before.code == 0, before.err
         done = damage(path, rng)
         after = call(*words).check()
-        assert after.code != 0 or after.out == before.out or path.name == "SHA256SUMS", f"{done}: another output"
+        listed = path.name != "SHA256SUMS" and "sentence" not in path.name
+        assert after.code != 0 or after.out == before.out or not listed, f"{done}: another output"
+
+
+def results(rng: random.Random, place: Path, aside: Path) -> None:
+    """A file of a finished fine-tuning is damaged: the same command makes it whole again or names it, and what else
+    reads the folder ends in a line.
+    """
+    with inside(copy(place, aside)):
+        path = rng.choice(files(Path("tuned")))
+        done = damage(path, rng)
+        whole = digest(path) == digest(place / path)
+        if rng.random() < 0.5:
+            reader = rng.choice(
+                [
+                    ("report", "tuned", "--out", "page.html"),
+                    ("evaluate", "tuned", "labels.csv"),
+                    ("convert", "tuned", "converted"),
+                    ("doctor", "tuned/runs/seed-1"),
+                    ("describe", "tuned"),
+                    ("score", "tuned/runs/seed-1/predictions-dev.jsonl", "labels.csv"),
+                ]
+            )
+            call(*reader).check()
+            return
+        ended = call(*TUNE).check()
+        named = path.name in ended.err
+        assert ended.code in (0, 2, 3) and (named or whole or ended.code == 0), f"{done}: {ended.code} {ended.err}"
+        if ended.code == 0:
+            for name in ("model.safetensors", "config.json", "task.json"):
+                file = f"tuned/runs/seed-1/model/{name}"
+                assert digest(Path(file)) == digest(place / file), f"{done}: {file} is another"
+
+
+def predictions(rng: random.Random, place: Path, aside: Path) -> None:
+    """A file of predictions, in any of the ways in which they are written, is damaged and scored: of every example, or
+    a line. A prediction that was interrupted goes on over a damaged part: the same bytes.
+    """
+    with inside(copy(place, aside)):
+        if rng.random() < 0.3:
+            whole = Path("predicted.jsonl").read_bytes()
+            Path("predicted.jsonl").unlink()
+            lines = whole.splitlines(keepends=True)
+            stop = rng.randrange(1, len(lines))
+            part = _interrupted(lines[:stop])
+            for _ in range(rng.randint(0, 2)):
+                if part.exists():
+                    damage(
+                        rng.choice([path for path in (part, part.with_name(f"{part.name}.sums")) if path.exists()]), rng
+                    )
+            assert call(*PREDICT).check().code == 0
+            assert Path("predicted.jsonl").read_bytes() == whole, "other predictions"
+            return
+        found = [json.loads(line) for line in Path("predicted.jsonl").read_text().splitlines()]
+        path, text = rng.choice(
+            [
+                (Path("p.jsonl"), "".join(json.dumps(one) + "\n" for one in found)),
+                (Path("p.json"), json.dumps({one["id"]: one["label"] for one in found})),
+                (
+                    Path("p.tsv"),
+                    "\n".join(["id\tprediction", *(f"{one['id']}\t{one['label']}" for one in found)]) + "\n",
+                ),
+                (Path("p.txt"), "".join(one["label"] + "\n" for one in found)),
+            ]
+        )
+        path.write_text(text)
+        for _ in range(rng.randint(1, 3)):
+            if path.exists():
+                damage(path, rng)
+        ended = call("score", str(path), "labels.csv", "--json").check()
+        if ended.code == 0:
+            assert json.loads(ended.out)["examples"] == 60, ended.out
+
+
+def _interrupted(lines: list[bytes]) -> Path:
+    """The part file, with its hashes beside it, as an interruption behind ``lines`` leaves it."""
+    stopped = os.replace
+
+    def stop(source: object, target: object) -> None:
+        if str(target).endswith("predicted.jsonl"):
+            raise KeyboardInterrupt
+        stopped(source, target)  # type: ignore[arg-type]
+
+    os.replace = stop  # type: ignore[assignment]
+    try:
+        assert call(*PREDICT).code == 130
+    finally:
+        os.replace = stopped
+    part = next(path for path in Path().glob("*predicted.jsonl.part-*") if path.suffix != ".sums")
+    data = b"".join(lines)
+    part.write_bytes(data)
+    part.with_name(f"{part.name}.sums").write_text(f"{len(data)} {hashlib.sha256(data).hexdigest()}\n")
+    return part
 
 
 def labels(rng: random.Random, place: Path, aside: Path) -> None:
@@ -170,6 +289,23 @@ def corpora(rng: random.Random, place: Path, aside: Path) -> None:
             path = rng.choice(files(Path("corpus")))
             done = damage(path, rng)
             assert call("corpus", "inspect", "corpus").check().code == 3 or not damaged(place, path), f"{done}: unseen"
+
+
+def pieces(rng: random.Random, place: Path, aside: Path) -> None:
+    """A file of a build that was interrupted is damaged: the same corpus in the end, or the file is named."""
+    with inside(copy(place, aside)):
+        path = rng.choice(files(Path("half")))
+        done = damage(path, rng)
+        ended = call(*BUILD, "half").check()
+        if ended.code == 0:
+            wanted = {name: digest(place / "corpus" / name) for name in _names(place / "corpus")}
+            assert {name: digest(Path("half") / name) for name in _names(Path("half"))} == wanted, done
+        else:
+            assert path.name in ended.err or path.parent.name in ended.err, f"{done}: {ended.err}"
+
+
+def _names(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in files(folder) if path.name != ".lock"]
 
 
 def damaged(place: Path, path: Path) -> bool:
@@ -194,16 +330,40 @@ def kills(rng: random.Random, place: Path, aside: Path) -> None:
         assert digest(Path("run/model/model.safetensors")) == digest(place / "run/model/model.safetensors")
 
 
+WRITING = [
+    ("predict", "tuned", "labels.csv", "--out", "out.jsonl"),
+    ("encode", "run", "--file", "text.txt", "--out", "out.npy"),
+    ("corpus", "build", "text.txt", "--out", "out", "--vocab-size", "200"),
+    ("convert", "run", "out"),
+    ("export", "run", "out"),
+    ("report", "run", "--out", "out.html"),
+    ("inspect", "run", "alpha beta", "--out", "out"),
+    ("study", "study.yaml", "--out", "out"),
+    ("minimal-pairs", "run", "pairs.txt", "--out", "out.jsonl"),
+    ("finetune", "labels.csv", "--model", "run", "--out", "out", "--seeds", "1", "--epochs", "1"),
+    ("pretrain", "bert-tiny", "--corpus", "corpus", "--out", "out", "--steps", "2", *SMALL),
+    # evaluate --submission needs a benchmark; quickstart takes minutes; corpus merge is like corpus build
+]
+assert {" ".join(words[:2]) if words[0] == "corpus" else words[0] for words in WRITING} == set(WRITERS) - {
+    "evaluate",
+    "quickstart",
+    "corpus merge",
+}
+TIMED = (
+    "run.log",
+    "metrics.jsonl",
+    "provenance.json",
+    "score.json",
+    "report.html",
+    "recipe.json",
+    ".lock",
+    "README.md",
+)
+
+
 def pairs(rng: random.Random, place: Path, aside: Path) -> None:
     """Two processes write one output: one refuses, or both are right, and the output is that of one."""
-    words = rng.choice(
-        [
-            ("predict", "tuned", "labels.csv", "--out", "out.jsonl"),
-            ("encode", "run", "--file", "text.txt", "--out", "out.npy"),
-            ("corpus", "build", "text.txt", "--out", "out", "--vocab-size", "200"),
-            ("convert", "run", "out"),
-        ]
-    )
+    words = rng.choice(WRITING)
     with inside(copy(place, aside)):
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         both = []
@@ -218,16 +378,21 @@ def pairs(rng: random.Random, place: Path, aside: Path) -> None:
                 )
             )
             time.sleep(rng.uniform(0, 0.5))
-        said = [process.communicate(timeout=120)[1] for process in both]
+        said = [process.communicate(timeout=600)[1] for process in both]
         codes = [process.returncode for process in both]
         assert set(codes) <= {0, 2, 3} and 0 in codes, f"{words}: {codes} {said}"
         assert "Traceback" not in "".join(said) and "is a bug" not in "".join(said), said
         out = Path(words[words.index("--out") + 1] if "--out" in words else words[-1])
-        together = {str(path.relative_to(out)): digest(path) for path in files(out)} or {"": digest(out)}
+        together = _contents(out)
         shutil.rmtree(out) if out.is_dir() else out.unlink()
         assert call(*words).code == 0
-        alone = {str(path.relative_to(out)): digest(path) for path in files(out)} or {"": digest(out)}
-        assert together == alone, f"{words}: two processes wrote something else than one"
+        assert together == _contents(out), f"{words}: two processes wrote something else than one"
+
+
+def _contents(out: Path) -> dict[str, str]:
+    """The hashes of what was written, but for files that tell times."""
+    found = {str(path.relative_to(out)): digest(path) for path in files(out) if path.name not in TIMED}
+    return found if out.is_dir() else {"": digest(out) if out.suffix != ".html" else "a page tells times"}
 
 
 KINDS: dict[str, Trial] = {
@@ -236,6 +401,9 @@ KINDS: dict[str, Trial] = {
     "config files": config_files,
     "runs": runs,
     "models": models,
+    "results": results,
+    "predictions": predictions,
+    "pieces": pieces,
     "labels": labels,
     "corpora": corpora,
     "kills": kills,

@@ -11,6 +11,7 @@ from tests.fuzz.kinds import KINDS
 from tests.fuzz.world import prepare
 
 TRIALS = {"verbs": 12, "settings": 12, "config files": 12, "runs": 4, "models": 4, "labels": 4, "corpora": 2}
+TRIALS |= {"results": 3, "predictions": 6, "pieces": 3}
 
 
 @pytest.fixture(scope="module")

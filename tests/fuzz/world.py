@@ -22,11 +22,15 @@ from pathlib import Path
 import torch
 
 from encoderlab.cli import main
+from encoderlab.corpus import merge
 
-SECONDS = 60  # a call of a tiny model that takes longer hangs
+SECONDS = 60  # a call of a tiny model that computes longer hangs, and one that waits for ten times that
 CODES = {0, 2, 3, 4, 5, 6, 75, 130, 141}
 WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa".split()
 SMALL = ("--set", "phases=[{length: 32, rows: 4}]", "--set", "evaluation.rows=8", "--set", "checkpoints.steps=2")
+TUNE = ("finetune", "labels.csv", "--model", "run", "--out", "tuned", "--seeds", "1", "--epochs", "1")
+BUILD = ("corpus", "build", "text.txt", "--vocab-size", "200", "--validation", "0.05", "--out")
+PREDICT = ("predict", "tuned", "labels.csv", "--out", "predicted.jsonl", "--with", "gold")
 PRETRAIN = ("pretrain", "bert-tiny", "--corpus", "corpus", "--out", "run", "--steps", "6", *SMALL)
 
 
@@ -56,17 +60,18 @@ def call(*words: str) -> Called:
         raise AssertionError(f"encoderlab {' '.join(map(repr, words))}: hangs, more than {SECONDS} s")
 
     timed = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGALRM, hang) if timed else None
+    timers = {signal.SIGPROF: (signal.ITIMER_PROF, SECONDS), signal.SIGALRM: (signal.ITIMER_REAL, 10 * SECONDS)}
+    before = {number: signal.signal(number, hang) for number in timers} if timed else {}
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if timed:
-            signal.alarm(SECONDS)
+        for number in before:
+            signal.setitimer(*timers[number])
         try:
             code = main(list(words))
         finally:
-            if timed:
-                signal.alarm(0)
-                signal.signal(signal.SIGALRM, before)
+            for number, handler in before.items():
+                signal.setitimer(timers[number][0], 0)
+                signal.signal(number, handler)
             logging.getLogger("encoderlab").handlers.clear()
     return Called(words, code, out.getvalue(), err.getvalue())
 
@@ -96,15 +101,29 @@ def prepare(folder: Path) -> Path:
     rows = [f"{WORDS[n % 10]} {WORDS[n % 7]} is {n},{'even' if n % 2 == 0 else 'odd'}" for n in range(60)]
     (folder / "labels.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     (folder / "mine.yaml").write_text("optim: {lr: 1.0e-3}\nseed: 3\n")
+    (folder / "pairs.txt").write_text("alpha beta is 3\nbeta is is 3\n\ngamma is 4\nis gamma 4\n")
+    (folder / "study.yaml").write_text("corpus: corpus\nbudget: {steps: 1}\narms: {one: {recipe: bert-tiny}}\n")
     with inside(folder):
         for words in (
-            ("corpus", "build", "text.txt", "--out", "corpus", "--vocab-size", "200", "--validation", "0.05"),
+            (*BUILD, "corpus"),
             PRETRAIN,
-            ("finetune", "labels.csv", "--model", "run", "--out", "tuned", "--seeds", "1", "--epochs", "1"),
+            TUNE,
+            PREDICT,
+            ("export", "run", "exported"),
         ):
             done = call(*words)
             assert done.code == 0, done.err
+        stopped = merge.write_manifest
+        merge.write_manifest = _stop
+        try:
+            assert call(*BUILD, "half").code == 130
+        finally:
+            merge.write_manifest = stopped
     return folder
+
+
+def _stop(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
 
 
 def copy(place: Path, aside: Path) -> Path:

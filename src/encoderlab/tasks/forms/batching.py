@@ -256,6 +256,15 @@ def _longest(item: Item) -> int:
     return max(map(len, item.sequences))
 
 
+def groups(batch: TaskBatch) -> tuple[Tensor, Tensor]:
+    """The index of the item of every sequence, (n,) in the order of rows, among the items of the batch; and how many
+    sequences each item has.
+    """
+    known = batch.on_host
+    _, group, sizes = torch.unique(known.labels["item"][known.sequences()], return_inverse=True, return_counts=True)
+    return batch.bring(group), batch.bring(sizes)
+
+
 def to_numpy(tensor: Tensor) -> Any:
     """As a float32 array on the host."""
     return tensor.detach().float().cpu().numpy()

@@ -31,7 +31,7 @@ from encoderlab.tasks.forms.base import (
     summaries,
     summary_places,
 )
-from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, to_numpy
+from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, groups, to_numpy
 from encoderlab.tasks.scoring import answers
 from encoderlab.tasks.scoring.baselines import overlapping_option, usual_place
 
@@ -199,27 +199,27 @@ class ChoiceForm(Form):
         return found
 
     def counts(self, batch: TaskBatch) -> dict[str, int]:
-        return {"choice": _groups(batch)[1]}
+        return {"choice": len(groups(batch)[1])}
 
     def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
         """Minus the log of the total probability of the correct options, summed over the examples."""
         scores, rows, slots = self._scores(model, states, batch, noise)
-        group, groups = _groups(batch)
+        group, sizes = groups(batch)
         right = batch.labels["right"][rows, slots] == 1
-        everything = _logsumexp(scores, group, groups, torch.ones_like(right))
-        correct = _logsumexp(scores, group, groups, right)
-        best = scores.new_full((groups,), -torch.inf).scatter_reduce(0, group, scores.detach(), "amax")
-        best_right = scores.new_full((groups,), -torch.inf).scatter_reduce(
+        everything = _logsumexp(scores, group, len(sizes), torch.ones_like(right))
+        correct = _logsumexp(scores, group, len(sizes), right)
+        best = scores.new_full((len(sizes),), -torch.inf).scatter_reduce(0, group, scores.detach(), "amax")
+        best_right = scores.new_full((len(sizes),), -torch.inf).scatter_reduce(
             0, group, torch.where(right, scores.detach(), -torch.inf), "amax"
         )
-        return {"choice": Term((everything - correct).sum(), groups, hits=(best_right >= best).sum())}
+        return {"choice": Term((everything - correct).sum(), len(sizes), hits=(best_right >= best).sum())}
 
     def scores(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
         """(examples, most options) with a very small number where an example has fewer options."""
         scores, rows, slots = self._scores(model, states, batch, noise)
-        group, groups = _groups(batch)
+        group, sizes = groups(batch)
         most = int(batch.on_host.labels["option"].max()) + 1
-        table = scores.new_full((groups, most), torch.finfo(scores.dtype).min / 2)
+        table = scores.new_full((len(sizes), most), torch.finfo(scores.dtype).min / 2)
         return table.index_put((group, batch.labels["option"][rows, slots]), scores)
 
     def _scores(
@@ -251,16 +251,9 @@ class ChoiceForm(Form):
         return Predictions(values=values, details=details)
 
 
-def _groups(batch: TaskBatch) -> tuple[Tensor, int]:
-    """The index within the batch of the example of every sequence, (n,) in the order of rows; how many there are."""
-    known = batch.on_host
-    found, group = torch.unique(known.labels["item"][known.sequences()], return_inverse=True)
-    return batch.bring(group), len(found)
-
-
-def _logsumexp(scores: Tensor, group: Tensor, groups: int, chosen: Tensor) -> Tensor:
-    """log sum exp of the chosen scores of each group, (groups,)."""
+def _logsumexp(scores: Tensor, group: Tensor, count: int, chosen: Tensor) -> Tensor:
+    """log sum exp of the chosen scores of each of ``count`` groups, (count,)."""
     shown = torch.where(chosen, scores, -torch.inf)
-    top = scores.new_full((groups,), -torch.inf).scatter_reduce(0, group, shown.detach(), "amax")
-    sums = scores.new_zeros(groups).index_add(0, group, torch.exp(shown - top[group]))
+    top = scores.new_full((count,), -torch.inf).scatter_reduce(0, group, shown.detach(), "amax")
+    sums = scores.new_zeros(count).index_add(0, group, torch.exp(shown - top[group]))
     return top + sums.log()

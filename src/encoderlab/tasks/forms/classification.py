@@ -172,8 +172,8 @@ class ClassificationForm(TextForm):
     def _target(self, example: Text) -> int:
         return IGNORE if example.label is None else self.index.get(str(example.label), IGNORE)
 
-    def _known(self, batch: TaskBatch) -> torch.Tensor:
-        return batch.labels["target"][batch.sequences()] != IGNORE
+    def _known(self, target: torch.Tensor) -> torch.Tensor:
+        return target != IGNORE
 
     def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
         scores, target = self.known_scores(model, states, batch, noise)

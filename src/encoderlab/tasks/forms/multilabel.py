@@ -146,11 +146,11 @@ class MultiLabelForm(TextForm):
             return [float("nan")] * len(self.index)
         return [float(label in example.labels) for label in self.index]
 
-    def _known(self, batch: TaskBatch) -> Tensor:
-        return batch.labels["target"][batch.sequences()].isfinite().all(-1)
+    def _known(self, target: Tensor) -> Tensor:
+        return target.isfinite().all(-1)
 
     def counts(self, batch: TaskBatch) -> dict[str, int]:
-        return {self.name: int(self._known(batch).sum()) * len(self.index)}
+        return {name: count * len(self.index) for name, count in super().counts(batch).items()}
 
     def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
         scores, target = self.known_scores(model, states, batch, noise)

@@ -133,8 +133,8 @@ class RegressionForm(TextForm):
     def _target(self, example: Text) -> float:
         return float("nan") if example.label is None else (_number(example) - self.offset) / self.factor
 
-    def _known(self, batch: TaskBatch) -> Tensor:
-        return batch.labels["target"][batch.sequences()].isfinite()
+    def _known(self, target: Tensor) -> Tensor:
+        return target.isfinite()
 
     def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
         scores, target = self.known_scores(model, states, batch, noise)

@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from encoderlab.config import check_least
 from encoderlab.corpus.tokenizer import Encoding
-from encoderlab.errors import DataError
+from encoderlab.errors import ConfigError, DataError
 from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import ClassificationHead
 from encoderlab.nn.noise import Noise
 from encoderlab.tasks.data.examples import Example, Split, Text
 from encoderlab.tasks.data.readers import Columns
 from encoderlab.tasks.forms.base import Form, FormSettings, Network, summaries, summary_places
-from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, to_numpy
+from encoderlab.tasks.forms.batching import OPTIONS, Encoded, Item, TaskBatch, groups, to_numpy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +29,31 @@ class TextSettings(FormSettings):
     Args:
         pairs: whether examples have two texts; a model that learned from one kind refuses the other. None takes any.
         swap: also train on the two texts in the other order, where the task allows it (ELECTRA's MRPC and STS-B).
+        windows: how many windows of ``max_length`` tokens are read of a text that is longer; the mean of their scores
+            is the score of the text, in training, validation and prediction. 1 cuts it. Windows lie at equal distances
+            from the first token to the last, and neighbours share a quarter of their tokens or more. Of two texts the
+            longer one is read in windows, beside the other, which has half of the room at most.
+
+    A text of n windows costs n sequences, and training keeps all of them in memory at once.
     """
 
     pairs: bool | None = None
     swap: bool = False
+    windows: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 1, "windows")
+        if self.windows >= OPTIONS:
+            raise ConfigError(f"windows {self.windows} are more than a text can have; set at most {OPTIONS - 1}")
 
 
 class TextForm(Form):
     """Encodes texts and pairs of texts; the head reads the vector of the summary token.
 
     A subclass says what the target of an example is (:meth:`_target`), which targets are known (:meth:`_known`), and
-    what the scores mean.
+    what the scores mean. The scores of an example are the means over its sequences, which are several where a long text
+    is read in windows.
     """
 
     columns = "texts"
@@ -64,12 +79,12 @@ class TextForm(Form):
         """What the head is to learn: a number, or an array of numbers."""
         raise NotImplementedError
 
-    def _known(self, batch: TaskBatch) -> Tensor:
-        """Which sequences have a target, (n,) bool in the order of rows."""
+    def _known(self, target: Tensor) -> Tensor:
+        """Which targets (n, ...) are known, (n,) bool."""
         raise NotImplementedError
 
     def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
-        limit = self.settings.max_length  # tokens beyond it are cut, however many there are
+        limit = self.settings.max_length * self.settings.windows  # more tokens than are read of a text
         first = self.tokenizer.encode_batch([e.text for e in examples if isinstance(e, Text)], limit=limit)
         pairs = [e.pair for e in examples if isinstance(e, Text) and e.pair is not None]
         if pairs and len(pairs) < len(examples):
@@ -90,50 +105,75 @@ class TextForm(Form):
             if train and example.label is None:
                 continue
             target = self._target(example)
-            items.append(Item(number, (self._frame(a, b, target),)))
+            items.append(Item(number, self._sequences(a, b, target)))
             if train and self.settings.swap and self.task.swap and b is not None:
-                items.append(Item(number, (self._frame(b, a, target),)))
+                items.append(Item(number, self._sequences(b, a, target)))
         return items
 
-    def _frame(self, a: Encoding, b: Encoding | None, target: Any) -> Encoded:
+    def _sequences(self, a: Encoding, b: Encoding | None, target: Any) -> tuple[Encoded, ...]:
+        """One sequence, cut where it is too long, or the windows of a long text."""
         longest = self.settings.max_length
-        ids, segments = self.tokenizer.frame(a.ids, None if b is None else b.ids, max_length=longest)
+        texts = [a.ids] if b is None else [a.ids, b.ids]
         kept = self.tokenizer.spans(len(a), None if b is None else len(b), max_length=longest)
-        self.cut += kept.a + kept.b < len(a) + (0 if b is None else len(b))
-        return Encoded(ids.astype(np.int32), segments, {"target": target})
+        windows, read = [texts], kept.a + kept.b
+        if self.settings.windows > 1 and read < sum(map(len, texts)):
+            windows, read = self._windows(texts, read)
+        self.cut += read < sum(map(len, texts))
+        framed = [self.tokenizer.frame(*texts, max_length=longest) for texts in windows]
+        return tuple(Encoded(ids.astype(np.int32), segments, {"target": target}) for ids, segments in framed)
+
+    def _windows(self, texts: list[np.ndarray], room: int) -> tuple[list[list[np.ndarray]], int]:
+        """The windows of texts that have more than ``room`` tokens together, and how many tokens of them are read."""
+        long = max(range(len(texts)), key=lambda i: len(texts[i]))
+        others = [text if i == long else text[: room // 2] for i, text in enumerate(texts)]
+        beside = sum(map(len, others)) - len(texts[long])
+        size = room - beside
+        step = size - size // 4
+        end = min(len(texts[long]), size + (self.settings.windows - 1) * step)
+        starts = np.linspace(0, end - size, 1 - (size - end) // step).round().astype(int)
+        windows = [
+            [texts[long][start : start + size] if i == long else text for i, text in enumerate(others)]
+            for start in starts
+        ]
+        return windows, end + beside
 
     def counts(self, batch: TaskBatch) -> dict[str, int]:
-        return {self.name: int(self._known(batch).sum())}
+        return {self.name: int(self._known(_targets(batch)).sum())}
 
     def known_scores(
         self, model: Network, states: States, batch: TaskBatch, noise: Noise | None
     ) -> tuple[Tensor, Tensor]:
-        """Scores (k, labels) and targets of the k sequences that have a target, in the order of rows."""
-        scores, target = self.all_scores(model, states, batch, noise)
-        (known,) = batch.find(self._known)
-        return scores[known], target[known]
+        """Scores (k, labels) and targets of the k examples that have a target, in their order."""
+        (known,) = batch.find(lambda batch: self._known(_targets(batch)))
+        return self.all_scores(model, states, batch, noise)[known], _targets(batch)[known]
 
-    def all_scores(
-        self, model: Network, states: States, batch: TaskBatch, noise: Noise | None
-    ) -> tuple[Tensor, Tensor]:
-        """Scores (n, labels) and targets of all sequences in the order of rows."""
+    def all_scores(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
+        """Scores (n, labels) of all examples in their order."""
         assert isinstance(model.task, ClassificationHead)
         chosen = summary_places(batch, model, self.tokenizer)
         x, keys = summaries(model, states, batch, chosen, noise)
-        return model.task(x, keys), batch.labels["target"][chosen.rows, chosen.slots]
+        scores = model.task(x, keys)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        group, sizes = groups(batch)
+        return scores.new_zeros(len(sizes), scores.shape[1]).index_add(0, group, scores) / sizes[:, None]
 
     def scores(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> torch.Tensor:
         return self.known_scores(model, states, batch, noise)[0]
 
     def outputs(self, model: Network, states: States, batch: TaskBatch) -> list[Any]:
-        scores = to_numpy(self.answered(model, self.all_scores(model, states, batch, None)[0]))
-        rows, slots = batch.sequences()
-        order = np.argsort(batch.labels["item"][rows, slots].cpu().numpy(), kind="stable")
-        return list(scores[order])
+        return list(to_numpy(self.answered(model, self.all_scores(model, states, batch, None))))
 
     def answered(self, model: Network, scores: Tensor) -> Tensor:
         """The scores of the head as :meth:`decode` takes them."""
         return scores
+
+
+def _targets(batch: TaskBatch) -> Tensor:
+    """The targets (n, ...) of all examples in their order, where the batch lies."""
+    rows, slots = batch.sequences()
+    group, sizes = groups(batch)
+    found = batch.labels["target"][rows, slots]
+    return found.new_empty(len(sizes), *found.shape[1:]).index_copy(0, group, found)  # equal in all windows
 
 
 def one_label(example: Text, place: str) -> str:

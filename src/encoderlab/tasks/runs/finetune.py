@@ -145,7 +145,10 @@ class Recipe(Training):
         for extra in EXTRAS:
             if getattr(self, extra) is not None:
                 form.check_supports(extra)
-        return replace(self, form=form.suited(form.settings_of(self.form), train))
+        settings = form.suited(form.settings_of(self.form), train)
+        if self.frozen is not None and getattr(settings, "windows", 1) > 1:
+            raise ConfigError("the features of a frozen encoder have no windows; leave form.windows unset, or frozen")
+        return replace(self, form=settings)
 
 
 def finetune(
