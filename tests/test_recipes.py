@@ -222,18 +222,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"rows": FullSentences()},
         "set rows to xlnet_streams, or objective.memory to 0",
     ),
-    "a stream of XLNet's rows": ("transformer-xl-mini", {"rows": recipe("xlnet-mini").rows}, "not a stream"),
-    "streams for masks": ("bert-mini", {"rows": recipe("transformer-xl-mini").rows}, "serve the causal objective"),
-    "streams that grow": ("transformer-xl-mini", {"ramp": Ramp(rows=8)}, "one number of rows"),
+    "a stream of XLNet's rows": ("transformer-xl-mini", {"rows": recipe("xlnet-mini").rows}, "are not plain text"),
+    "streams for masks": ("bert-mini", {"rows": recipe("transformer-xl-mini").rows}, "are for the causal objective"),
+    "streams that grow": ("transformer-xl-mini", {"ramp": Ramp(rows=8)}, "number of streams cannot change"),
     "streams of two widths": (
         "transformer-xl-mini",
         {"phases": (Phase(rows=8, share=0.5), Phase(rows=16, share=0.5))},
-        "one number of rows",
+        "number of streams cannot change",
     ),
     "evaluation memory over shuffled rows": (
         "bert-base-ltr",
         {"objective": CausalSettings(evaluation_memory=8)},
-        "means nothing for shuffled rows",
+        "cannot have memory of earlier rows",
     ),
     "windows that vary beyond the positions": (
         "bert-base-ltr",
@@ -270,7 +270,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "mask decoder on absolute positions": (
         "bert-mini",
         {"model": replace(models.config("bert-mini"), mask_decoder=512)},
-        "encoder with relative ones",
+        "encoder with relative positions",
     ),
     "permutation on absolute positions": (
         "xlnet-mini",
@@ -311,7 +311,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "needs mask_vector and an LM head",
     ),
     "no teacher": ("distilbert-mini", {}, "needs a teacher"),
-    "a generator to continue that is not there": ("electra-mini", {"init_from": "MODEL"}, "holds no generator"),
+    "a generator to continue that is not there": ("electra-mini", {"init_from": "MODEL"}, "has no generator"),
     "another architecture to continue": ("bert-tiny", {"init_from": "MODEL"}, "its encoder differs"),
 }
 

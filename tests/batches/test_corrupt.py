@@ -281,7 +281,7 @@ def test_bad_rules_are_refused() -> None:
         with pytest.raises(ConfigError, match=f"most {most} leaves nothing"):
             Masking(most=most)
     for kind in (NGrams, WindowedNGrams, Spans):
-        with pytest.raises(ConfigError, match="longest 0 leaves"):
+        with pytest.raises(ConfigError, match="longest 0 allows no words"):
             kind(longest=0)
     with pytest.raises(ConfigError, match=r"success 1.5 is not between 0 and 1"):
         Spans(success=1.5)

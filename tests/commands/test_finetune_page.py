@@ -17,7 +17,7 @@ def test_the_page_names_seeds_that_failed_and_pairs_no_others(monkeypatch: pytes
     monkeypatch.setattr(Finished, "rows", lambda self: [])
     good = {"scores": {"dev": {"accuracy": 0.5}}}
     constant = good | {"failed": "predicts one label for every example"}
-    diverged = {"failed": "step 2: the gradient is not finite any more"}
+    diverged = {"failed": "step 2: the gradient is not finite"}
     task: Any = SimpleNamespace(name="reviews", metric="accuracy")
 
     def scores(scratch: dict[str, Any], pretrained: dict[str, Any]) -> Any:

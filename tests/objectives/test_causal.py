@@ -97,5 +97,5 @@ def test_senseless_memory_is_refused(vocabulary) -> None:
 def test_senseless_pairs_are_refused(vocabulary) -> None:
     with pytest.raises(ConfigError, match="causal=true"):
         Causal(build("bert-tiny"), CausalSettings(), vocabulary)
-    with pytest.raises(ConfigError, match="absolute ones"):
+    with pytest.raises(ConfigError, match="old absolute positions"):
         Causal(Model(resized(small("bert-base-ltr"), layers=1)), CausalSettings(memory=4), vocabulary)

@@ -43,7 +43,7 @@ def test_a_process_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert [join().device] == taken == [torch.device("cuda", 1)]
     monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(ConfigError, match="process 2 of this machine has no GPU of its own, for it has 2; start as"):
+    with pytest.raises(ConfigError, match="process 2 of this machine has no GPU: the machine has 2; start as"):
         join()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="no CUDA device is available; set execution.device=cpu or auto"):
@@ -115,7 +115,7 @@ def test_a_refusal_of_the_first_process_ends_all(monkeypatch: pytest.MonkeyPatch
     )
     with pytest.raises(ConfigError, match="the folder is in use"):
         first.agree(refuse)
-    with pytest.raises(EncoderlabError, match="process 0 could not go on") as error:
+    with pytest.raises(EncoderlabError, match="process 0 failed") as error:
         second.agree(refuse)
     assert error.value.code == ConfigError.code
 

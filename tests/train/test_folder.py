@@ -48,7 +48,7 @@ def test_a_lost_recipe_is_found_in_a_checkpoint(tmp_path: Path) -> None:
     run(tmp_path)
     recipe, metrics = tmp_path / "recipe.json", (tmp_path / "metrics.jsonl").read_bytes()
     recipe.unlink()
-    with pytest.raises(ConfigError, match=r"recipe.json: is missing; every folder in .*checkpoints holds a copy"):
+    with pytest.raises(ConfigError, match=r"recipe.json: is missing; every folder in .*checkpoints has a copy"):
         run(tmp_path)
     recipe.write_bytes((tmp_path / "checkpoints" / "latest" / "recipe.json").read_bytes())
     run(tmp_path)
@@ -57,7 +57,7 @@ def test_a_lost_recipe_is_found_in_a_checkpoint(tmp_path: Path) -> None:
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(ConfigError, match="is not empty and holds no run .found 'thesis.tex'"):
+    with pytest.raises(ConfigError, match="is not empty and not a run folder .found 'thesis.tex'"):
         run(tmp_path)
 
 
@@ -65,7 +65,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_provenance_without_data_is_named(text: str, tmp_path: Path) -> None:
     RunFolder(tmp_path, {"seed": 1}, {}).close()
     (tmp_path / "provenance.json").write_text(text)
-    with pytest.raises(ConfigError, match="provenance.json: names no data of a session; restore the file"):
+    with pytest.raises(ConfigError, match="provenance.json: names no data; restore the file"):
         RunFolder(tmp_path, {"seed": 1}, {})
 
 

@@ -178,7 +178,7 @@ def test_layer_wise_rates(offset: Any, exponents: tuple[int, int, int]) -> None:
 
 def test_layer_wise_rates_that_cannot_be() -> None:
     optim = AdamW(layer_decay=LayerDecay())
-    with pytest.raises(ConfigError, match="layers share them"):
+    with pytest.raises(ConfigError, match="layers that share weights"):
         group_parameters(small_encoder(sharing=Sharing()), optim)
     with pytest.raises(ConfigError, match="this model has none"):
         group_parameters(nn.Linear(2, 2), optim)

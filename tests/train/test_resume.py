@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     capsys.readouterr()
     run(tmp_path)
     said = capsys.readouterr().err
-    assert str(weights) in said and "going on from step-000015" in said
+    assert str(weights) in said and "continuing from step-000015" in said
     assert (tmp_path / "checkpoints" / "damaged-step-000017").is_dir()
     assert_same_run(tmp_path, whole_run, 24)
 
@@ -127,12 +127,12 @@ def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_again(
         run(tmp_path, session=Budget(amount=8))
     for folder in (tmp_path / "checkpoints").glob("step-*"):
         shutil.rmtree(folder)
-    with pytest.raises(DataError, match=r"latest: the checkpoint that it points to is gone"):
+    with pytest.raises(DataError, match=r"latest: points to a missing checkpoint"):
         run(tmp_path)
     shutil.rmtree(tmp_path / "checkpoints")
     capsys.readouterr()
     run(tmp_path)
-    assert "has no checkpoint to resume from; it begins again at step 0" in capsys.readouterr().err
+    assert "left no checkpoint; the run begins again at step 0" in capsys.readouterr().err
     assert_same_run(tmp_path, whole_run, 24)
 
 
@@ -160,7 +160,7 @@ def test_damaged_metrics_are_repaired_and_named(
     whole = metrics(tmp_path)
     path.write_bytes(damage(lines))
     run(tmp_path)
-    assert f"{path} is not as the checkpoint left it" in caplog.text
+    assert f"{path} has changed since the checkpoint" in caplog.text
     expected = whole[kept] if isinstance(kept, slice) else [whole[i] for i in kept]
     assert metrics(tmp_path) == expected + metrics(whole_run)[len(whole) :]
     left, right = (tensors(out / "checkpoints" / "step-000024") for out in (tmp_path, whole_run))

@@ -1,10 +1,11 @@
-"""Checkpoints that are whole or absent: written aside, hashed, synced and renamed; verified before they are read.
+"""Write checkpoints whole or not at all: to a folder aside, hashed, synced and renamed; verify them before reading.
 
     RUN/checkpoints/step-000500/   weights.safetensors  carried.safetensors  state.json  recipe.json  manifest.json
     RUN/checkpoints/latest         a link to the newest one
 
-``manifest.json`` has size and SHA-256 of every other file. A crash, a full disk or a kill while saving leaves a
-``.partial-...`` folder, which the next session removes; a damaged checkpoint is named, and the one before it is used.
+``manifest.json`` has size and SHA-256 of every other file. If the process crashes or the disk is full while saving, a
+``.partial-...`` folder remains, which the next session removes. A damaged checkpoint is reported, and the one before it
+is used.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from encoderlab.train.distributed import assign, named_tensors
 
 WEIGHTS, CARRIED = "weights.safetensors", "carried.safetensors"
 STATE, RECIPE, MANIFEST = "state.json", "recipe.json", "manifest.json"
-AVERAGE = "average/"  # before the name of a weight among what is carried: its moving average
+AVERAGE = "average/"  # prefix for the moving average of a weight among the carried tensors
 PARTIAL, OLD = ".partial-", "-old"
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 DTYPES |= {torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL"}
@@ -38,11 +39,11 @@ DTYPES |= {torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL"}
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What a checkpoint holds: unsharded tensors in CPU memory, and plain data.
+    """The content of a checkpoint: unsharded tensors in CPU memory, and plain data.
 
     Args:
-        weights: of the objective; tied tensors are listed once.
-        carried, state: what else passes from step to step, as tensors and as plain data.
+        weights: of the objective; tied tensors appear once.
+        carried, state: everything else that passes from step to step, as tensors and as plain data.
         recipe: of the run.
     """
 
@@ -53,9 +54,9 @@ class Snapshot:
 
 
 class Writer:
-    """Writes snapshots into a folder, one at a time, in a thread beside the training.
+    """Writes snapshots into a folder, one at a time, in a thread while training continues.
 
-    Whatever goes wrong in the thread is raised by the next call of :meth:`save` or :meth:`wait`.
+    The next call of :meth:`save` or :meth:`wait` raises the thread's error.
     """
 
     def __init__(self, folder: Path, *, keep: int) -> None:
@@ -73,15 +74,16 @@ class Writer:
                 shutil.rmtree(leftover, ignore_errors=True)
 
     def save(self, into: str, snapshot: Snapshot) -> None:
-        """Start writing ``snapshot``, which must not change any more, into the folder ``into``; waits for the one
-        before.
+        """Start to write ``snapshot`` into the folder ``into``; first wait for the previous one.
+
+        ``snapshot`` must not change any more.
         """
         self.wait()
         self._thread = threading.Thread(target=self._write, args=(into, snapshot), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
-        """Until the last snapshot is on disk.
+        """Wait until the last snapshot is on disk.
 
         Raises:
             DataError: it could not be written.
@@ -116,8 +118,8 @@ class Writer:
 
 
 def write(folder: Path, snapshot: Snapshot) -> None:
-    """Write the checkpoint ``folder``: aside, each file synced, then renamed into place (replacing one of the same
-    step).
+    """Write the checkpoint ``folder``: to a folder aside, sync each file, then rename it, replacing one of the same
+    step.
     """
     partial = folder.with_name(f"{PARTIAL}{folder.name}-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -142,7 +144,7 @@ def write(folder: Path, snapshot: Snapshot) -> None:
 
 
 def point(link: Path, target: str) -> None:
-    """Make the link ``link`` point to ``target``; whoever looks sees the old or the new one."""
+    """Make the link ``link`` point to ``target``; readers see either the old or the new target."""
     aside = link.with_name(f"{PARTIAL}{link.name}-{os.getpid()}")
     aside.unlink(missing_ok=True)
     aside.symlink_to(target)
@@ -150,9 +152,7 @@ def point(link: Path, target: str) -> None:
 
 
 def newest(folder: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """The newest whole checkpoint in ``folder``, or None, and each newer one that is damaged with what is wrong with
-    it.
-    """
+    """The newest whole checkpoint in ``folder``, or None; and the newer damaged ones, each with its error."""
     damaged = []
     for candidate in _by_age(folder):
         try:
@@ -165,7 +165,7 @@ def newest(folder: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
 
 
 def found_in(path: Path) -> Path | None:
-    """The checkpoint that ``path`` is, or the newest whole one of a run folder without a model; None of other folders.
+    """The checkpoint at ``path``, or the newest whole one of a run folder without a model; None for other folders.
 
     Raises:
         DataError: all checkpoints of the run are damaged.
@@ -176,12 +176,12 @@ def found_in(path: Path) -> Path | None:
         return None
     found, damaged = newest(path / "checkpoints")
     if found is None:
-        raise DataError(f"{damaged[0][1]}; no older checkpoint is whole")
+        raise DataError(f"{damaged[0][1]}; no older checkpoint is intact")
     return found
 
 
 def put_aside(folder: Path) -> None:
-    """Rename a damaged checkpoint, so that it is neither used nor lost."""
+    """Rename a damaged checkpoint, so that it is neither used nor deleted."""
     names = (f"damaged-{folder.name}{f'-{number}' if number else ''}" for number in itertools.count())
     folder.rename(next(aside for name in names if not (aside := folder.with_name(name)).exists()))
 
@@ -190,7 +190,7 @@ def verify(folder: Path) -> None:
     """Compare all files with the manifest.
 
     Raises:
-        DataError: a file is missing, truncated or altered; the message names it.
+        DataError: a file is missing, truncated or changed; the message names it.
     """
     try:
         files = json.loads((folder / MANIFEST).read_bytes())["files"]
@@ -202,14 +202,14 @@ def verify(folder: Path) -> None:
         if not path.is_file():
             raise DataError(f"{path}: missing from the checkpoint")
         if path.stat().st_size != size:
-            raise DataError(f"{path}: has {path.stat().st_size} bytes, {size} were written (truncated?)")
+            raise DataError(f"{path}: has {path.stat().st_size} bytes instead of {size} (truncated?)")
         with path.open("rb") as stream:
             if hashlib.file_digest(stream, "sha256").hexdigest() != digest:
                 raise DataError(f"{path}: its bytes have changed since it was written (SHA-256 differs)")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a checkpoint."""
+    """Read a JSON object of a checkpoint."""
     return json.loads(path.read_bytes())
 
 
@@ -227,14 +227,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(module: nn.Module, folder: Path) -> None:
-    """Put the weights of the checkpoint ``folder`` into ``module``, sharded or not.
+    """Load the weights of the checkpoint ``folder`` into ``module``, sharded or not.
 
     Raises:
         DataError: the checkpoint belongs to another model.
     """
     stored, own = read_tensors(folder / WEIGHTS), named_tensors(module)
     if strangers := sorted(own.keys() ^ stored.keys()):
-        raise DataError(f"{folder}: its tensors are not those of this model ({strangers[0]} is in one of them only)")
+        raise DataError(f"{folder}: its tensors are not those of this model ({strangers[0]} is only in one of them)")
     for name, tensor in own.items():
         if tensor.shape != stored[name].shape:
             raise DataError(
@@ -244,8 +244,8 @@ def load_weights(module: nn.Module, folder: Path) -> None:
 
 
 def load_result(module: nn.Module, folder: Path) -> None:
-    """Put what the run would end with at the checkpoint ``folder`` into ``module``: its averaged weights where it has
-    them, else its weights (:func:`load_weights`).
+    """Load the run's result at the checkpoint ``folder`` into ``module``: averaged weights if it has them, else
+    weights.
     """
     load_weights(module, folder)
     own = named_tensors(module)
@@ -255,7 +255,7 @@ def load_result(module: nn.Module, folder: Path) -> None:
 
 
 def name(step: int) -> str:
-    """The folder name of a step; six digits keep the usual runs in alphabetical order."""
+    """The folder name of a step; six digits keep ordinary runs in alphabetical order."""
     return f"step-{step:06d}"
 
 
@@ -266,7 +266,7 @@ def _by_age(folder: Path) -> list[Path]:
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write a safetensors file tensor by tensor; the library's own writer would first make a second copy of all."""
+    """Write a safetensors file tensor by tensor; the library's own writer would first copy all of them."""
     tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))  # wide types first, so all are aligned
     header = encode_header({name: (DTYPES[one.dtype], one.shape, one.nbytes) for name, one in tensors.items()})
     chunks = (tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data for tensor in tensors.values())
@@ -278,7 +278,7 @@ def _write_json(path: Path, data: Any) -> dict[str, Any]:
 
 
 def _write_file(path: Path, *chunks: bytes | memoryview) -> dict[str, Any]:
-    """Write and sync ``path``; its entry in the manifest."""
+    """Write and sync ``path``; returns its manifest entry."""
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
         for chunk in chunks:

@@ -1,4 +1,4 @@
-"""Combinations that a pretraining recipe may not have, by what it says alone."""
+"""Combinations that a pretraining recipe may not have, found from the recipe alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def check(recipe: Recipe) -> None:
-    """Refuse combinations that make no sense, by what the recipe says alone; no weights are made.
+    """Refuse combinations that cannot work, from the recipe alone; no weights are made.
 
     Raises:
         ConfigError: with the reason and a remedy.
@@ -36,7 +36,7 @@ def check(recipe: Recipe) -> None:
     if isinstance(recipe.rows, SegmentPairs) and not recipe.model.pair and isinstance(recipe.objective, MLMSettings):
         log.info("rows are pairs, but the model has no sentence-pair head: the pair label is not trained")
     _check_lengths(recipe)
-    if not isinstance(recipe.objective, DistillSettings):  # whose other network is not known from the recipe alone
+    if not isinstance(recipe.objective, DistillSettings):  # a teacher's architecture is not part of the recipe
         with torch.device("meta"):
             bare_objective(recipe)
 
@@ -46,55 +46,55 @@ def _check_generator(recipe: Recipe) -> None:
     if needed and recipe.generator is None:
         raise ConfigError(
             "replaced token detection needs a generator; "
-            "take a recipe of electra, convbert or deberta-v3, or set generator"
+            "use a recipe of electra, convbert or deberta-v3, or set generator"
         )
     if not needed and recipe.generator is not None:
         raise ConfigError(f"objective {recipe.objective.kind!r} trains one network; set generator to null")
 
 
 def _check_memory(recipe: Recipe) -> None:
-    """Memory is of the row before in the same stream."""
+    """Refuse memory for shuffled rows, because memory belongs to the previous row of a stream."""
     objective, rows = recipe.objective, recipe.rows
     remembered = [name for name in ("memory", "evaluation_memory") if getattr(objective, name, None)]
     if remembered and not isinstance(rows, StreamFormat):
         kind = "contiguous_streams" if isinstance(objective, CausalSettings) else "xlnet_streams"
         raise ConfigError(
-            f"memory of earlier rows means nothing for shuffled rows ({rows.kind}); set rows to {kind}, or "
+            f"shuffled rows ({rows.kind}) cannot have memory of earlier rows; set rows to {kind}, or "
             f"{' and '.join(f'objective.{name}' for name in remembered)} to 0"
         )
 
 
 def _check_streams(recipe: Recipe) -> None:
-    """Each kind of streams serves some objectives and phases only."""
+    """Refuse streams with objectives and phases that they do not support."""
     objective, rows = recipe.objective, recipe.rows
     if not isinstance(rows, StreamFormat):
         return
     if isinstance(objective, CausalSettings) and isinstance(rows, XLNetStreams):
-        raise ConfigError("xlnet_streams hold reused and paired text, not a stream; set rows to contiguous_streams")
+        raise ConfigError("xlnet_streams are not plain text but pairs of texts; set rows to contiguous_streams")
     if isinstance(rows, ContiguousStreams) and not isinstance(objective, CausalSettings):
         raise ConfigError(
-            f"contiguous_streams serve the causal objective, not {objective.kind!r}; set rows to full_sentences"
+            f"contiguous_streams are for the causal objective, not {objective.kind!r}; set rows to full_sentences"
         )
     if len({phase.rows for phase in recipe.phases}) > 1 or recipe.ramp is not None:
-        raise ConfigError("streams keep one number of rows; give every phase the same rows and no ramp")
+        raise ConfigError("the number of streams cannot change; give every phase the same rows and no ramp")
     for phase in recipe.phases:
         if isinstance(rows, XLNetStreams) and not 0 < rows.reuse < phase.length - 4:
             raise ConfigError(
-                f"rows of {phase.length} tokens cannot reuse {rows.reuse}: a stream advances by what is reused, "
+                f"rows of {phase.length} tokens cannot reuse {rows.reuse}: a stream advances by the reused tokens, "
                 f"and two texts with three special tokens follow it; set rows.reuse to {phase.length // 2}"
             )
 
 
 def _check_permutation(recipe: Recipe) -> None:
-    """What a permutation remembers is what its rows reuse, and the rest of a row holds its targets."""
+    """Refuse a ``reuse`` that differs between rows and objective, and more targets than fit the rest of a row."""
     objective, rows = recipe.objective, recipe.rows
     if not isinstance(objective, PermutationSettings):
         return
     reuse = rows.reuse if isinstance(rows, XLNetStreams) else 0
     if reuse != objective.reuse:
         raise ConfigError(
-            f"the rows ({rows.kind}) reuse {reuse} tokens and the objective {objective.reuse}, but what is "
-            f"remembered is what is reused; set objective.reuse to {reuse}"
+            f"the rows ({rows.kind}) reuse {reuse} tokens and the objective {objective.reuse}, but both must "
+            f"be equal; set objective.reuse to {reuse}"
         )
     for phase in recipe.phases:
         objective.targets.check(phase.length, reuse)
@@ -103,8 +103,8 @@ def _check_permutation(recipe: Recipe) -> None:
 def _check_duplicates(recipe: Recipe) -> None:
     if recipe.duplicates is not None and (isinstance(recipe.rows, StreamFormat) or recipe.duplicates < 1):
         raise ConfigError(
-            f"duplicates {recipe.duplicates} repeats shuffled rows and their masks after so many epochs; "
-            "give at least 1, and null for streams"
+            f"duplicates {recipe.duplicates}: shuffled rows and their masks repeat after this many epochs; "
+            "give at least 1, or null for streams"
         )
 
 
@@ -112,13 +112,13 @@ def _check_decoders(recipe: Recipe) -> None:
     for config in filter(None, (recipe.model, recipe.generator)):
         if config.mask_decoder and not isinstance(config.encoder.position, Disentangled):
             raise ConfigError(
-                f"the enhanced mask decoder adds absolute positions to an encoder with relative ones, and this one has "
-                f"{config.encoder.position.kind}; set mask_decoder to 0, or take a model of family deberta"
+                f"the enhanced mask decoder needs an encoder with relative positions, and this one has "
+                f"{config.encoder.position.kind}; set mask_decoder to 0, or use a model of family deberta"
             )
 
 
 def _check_lengths(recipe: Recipe) -> None:
-    """Rows must fit the positions of every network."""
+    """Refuse rows longer than the positions of a network."""
     rows = recipe.rows
     beyond = rows.longest - rows.length if isinstance(rows, ContiguousStreams) else 0
     longest = max(phase.length for phase in recipe.phases) + beyond

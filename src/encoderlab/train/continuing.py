@@ -1,4 +1,4 @@
-"""Continuing a model: which architectures are the same, and whose weights go where."""
+"""Continue a model: which architectures are the same, and which weights are taken."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ log = logging.getLogger(__name__)
 
 
 def source_of(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Model, Model | None]:
-    """The model in ``init_from``, and its generator."""
+    """The model in ``init_from``, and its generator or None."""
     assert recipe.init_from is not None
     model, generator = load_pair(recipe.init_from)
     if recipe.generator is not None and not recipe.fresh_generator and generator is None:
-        raise ConfigError(
-            f"{recipe.init_from}: holds no generator; set fresh_generator=true to continue with a new one"
-        )
+        raise ConfigError(f"{recipe.init_from}: has no generator; set fresh_generator=true to continue with a new one")
     for network in filter(None, (model, generator)):
         same_ids(network, tokenizer, recipe.init_from)
         if network.config.encoder.vocab < tokenizer.vocab_size:
@@ -39,7 +37,7 @@ def source_of(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Model, Model | None
 
 
 def continuing(wanted: ModelConfig, given: ModelConfig, name: str) -> ModelConfig:
-    """``wanted`` with the encoder whose weights ``given`` describes; what only matters to training stays."""
+    """``wanted`` with the encoder of ``given``, whose weights continue; fields that matter only in training stay."""
     one, two = (_architecture(config.encoder) for config in (wanted, given))
     differ = [
         f"{f.name} {getattr(two, f.name)}, here {getattr(one, f.name)}"
@@ -55,22 +53,22 @@ def continuing(wanted: ModelConfig, given: ModelConfig, name: str) -> ModelConfi
     if isinstance(conv, SpanDynamic) and isinstance(wanted.encoder.conv, SpanDynamic):
         conv = replace(conv, mask_padding=wanted.encoder.conv.mask_padding)
     kept = {field: getattr(wanted.encoder, field) for field in TRAINING_ONLY}
-    if isinstance(wanted.encoder.position, Rotary):  # another base is how a context is extended
+    if isinstance(wanted.encoder.position, Rotary):  # a run may extend the context with another base
         kept |= {field: getattr(wanted.encoder, field) for field in ("position", "local")}
         for field in ("position", "local"):
             mine, theirs = getattr(wanted.encoder, field), getattr(given.encoder, field)
             if mine != theirs:
-                log.warning("%s has %s %s; training goes on with %s", name, field, theirs, mine)
+                log.warning("%s has %s %s; training continues with %s", name, field, theirs, mine)
     return replace(wanted, encoder=replace(given.encoder, conv=conv, **kept))
 
 
 def _architecture(encoder: EncoderConfig) -> EncoderConfig:
-    """The encoder with everything alike that neither shapes its weights nor gives them another meaning."""
+    """The encoder with default values for all fields that change neither shape nor meaning of its weights."""
     position, conv = encoder.position, encoder.conv
     if isinstance(position, Absolute):  # rows before the offset are never read
         position = replace(position, offset=0)
     local = encoder.local
-    if isinstance(position, Rotary):  # the recipe's bases and length are taken
+    if isinstance(position, Rotary):  # the recipe's bases and length apply
         position = Rotary()
         local = None if local is None else replace(local, theta=None)
     if isinstance(conv, SpanDynamic):
@@ -83,7 +81,7 @@ def _architecture(encoder: EncoderConfig) -> EncoderConfig:
         conv=conv,
         embed_width=encoder.word_width,
         head_width=encoder.key_width,
-        types=max(encoder.types, 1),  # a single row is a constant of the sum: RoBERTa's files have one
+        types=max(encoder.types, 1),  # a table of one row only adds a constant: RoBERTa's files have one
         **{name: getattr(NEUTRAL, name) for name in TRAINING_ONLY},
     )
 
@@ -101,17 +99,17 @@ TRAINING_ONLY = (
     "glorot_map",
     "scaled_init",
 )
-"""Fields of an encoder that do not matter to trained weights."""
+"""Fields of an encoder that matter only in training."""
 
 
 @torch.no_grad()
 def take(model: Model, source: Model, name: str) -> None:
-    """Give ``model`` the weights of ``source``; heads that only one of them has are named."""
+    """Copy the weights of ``source`` into ``model``; heads that only one of them has are reported."""
     wanted, given = dict(model.named_parameters()), dict(source.named_parameters())
     if missing := sorted(wanted.keys() - given.keys()):
         log.warning("%s has no %s; these start fresh", name, ", ".join(missing))
     if unused := sorted(given.keys() - wanted.keys()):
-        log.warning("%s has %s, which the recipe has no use for", name, ", ".join(unused))
+        log.warning("%s has %s, which the recipe does not use", name, ", ".join(unused))
     for key in wanted.keys() & given.keys():
         if wanted[key].shape != given[key].shape:
             raise ConfigError(
@@ -123,5 +121,5 @@ def take(model: Model, source: Model, name: str) -> None:
 
 def same_ids(model: Model, tokenizer: Tokenizer, name: str) -> Model:
     if model.tokenizer is not None and model.tokenizer.hash() != tokenizer.hash():
-        raise ConfigError(f"{name}: its tokenizer is not the corpus's; build the corpus with --tokenizer {name}")
+        raise ConfigError(f"{name}: its tokenizer differs from the corpus's; build the corpus with --tokenizer {name}")
     return model

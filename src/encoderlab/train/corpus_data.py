@@ -1,4 +1,4 @@
-"""The batches of a pretraining run: rows out of the splits of a corpus, made into what its objective reads."""
+"""The batches of a pretraining run: rows from the splits of a corpus, converted to the objective's batches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def corpus_data(recipe: Recipe, objective: Objective, path: Path, tokenizer: Tok
     """Batches of the corpus's training split for the loop, and of its validation split."""
     splits = _Splits(recipe, objective, path, row_framing(tokenizer))
     for phase in recipe.phases:
-        splits.training(phase, phase.rows, None)  # what the text is too short for is refused now
+        splits.training(phase, phase.rows, None)  # refuse too short text now
     if (problem := splits.why_no_validation()) and splits.world.main:
         log.warning("no validation: %s; build the corpus with a larger validation share", problem)
     hashes, teacher = {"corpus": file_hash(path / MANIFEST), "tokenizer": tokenizer.hash()}, None
@@ -65,7 +65,7 @@ class _Splits:
         self.world = join(recipe.execution.device)
 
     def training(self, phase: Phase, rows: int, state: dict[str, int] | None) -> LoaderSource:
-        """This process's share of batches of ``rows`` rows, from where ``state`` is, or from the start."""
+        """This process's part of batches of ``rows`` rows, from ``state`` or from the start."""
         loader = Loader(
             self.text,
             self._form(phase),
@@ -81,7 +81,7 @@ class _Splits:
         return LoaderSource(loader)
 
     def validation(self, phase: Phase) -> Iterator[Batch]:
-        """The same batches each time, until they hold the rows that an evaluation takes."""
+        """The same batches at every call, until they have the rows that an evaluation needs."""
         done = 0
         for batch in self._validation_loader(phase):
             yield batch
@@ -90,10 +90,10 @@ class _Splits:
                 return
 
     def why_no_validation(self) -> str | None:
-        """What keeps the validation split from being used, found before the first evaluation rather than by it."""
+        """Why the validation split cannot be used, or None; asked before training, not at the first evaluation."""
         split = f"the validation split of {self.path}"
         if self.held_out.num_documents < 2:
-            return f"{split} has {self.held_out.num_documents} documents of the 2 that it takes"
+            return f"{split} has {self.held_out.num_documents} documents; at least 2 are needed"
         for phase in self.recipe.phases:
             try:
                 source = LoaderSource(self._validation_loader(phase))
@@ -130,7 +130,7 @@ class _Splits:
 
 
 class LoaderSource:
-    """A :class:`Loader` as the loop wants it: one batch at a time, and the place after the last one given out."""
+    """Adapts a :class:`Loader` to the loop: one batch at a time, and the place after the last batch returned."""
 
     def __init__(self, loader: Loader) -> None:
         self.loader, self.batches = loader, iter(loader)

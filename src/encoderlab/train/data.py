@@ -1,4 +1,4 @@
-"""What a run trains and validates on, as the loop takes it."""
+"""The interface between the training loop and its data."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ class Source(Protocol):
     def __next__(self) -> Batch: ...
 
     def state(self) -> dict[str, int]:
-        """What a new source needs to go on after the last batch given out."""
+        """What a new source needs to continue after the last batch returned."""
 
     def close(self) -> None: ...
 
 
 OpenSource = Callable[[Phase, int, "dict[str, int] | None"], Source]
-"""(phase, rows of a global batch, state of the source before, perhaps of another phase) -> source."""
+"""(phase, rows of a global batch, state of the previous source or None) -> source; that state may be from another
+phase.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The batches of a run, and what is told of them.
+    """The batches of a run, and facts about them.
 
     Args:
         source: opens the training batches.
-        validation: gives the same whole batches each time it is called, on every process.
+        validation: returns the same whole batches at each call, on every process.
         score: further validation numbers of a task; called with the objective in evaluation mode.
         hashes: identify the data in the run folder.
         bytes_per_token: turns the losses in ``Objective.per_token`` into bits per byte.
-        operations: floating-point operations of training per token, which a budget in FLOPs needs.
-        tokenizer: kept in the run folder.
+        operations: training FLOPs per token, needed for a budget in FLOPs.
+        tokenizer: written into the run folder.
     """
 
     source: OpenSource
@@ -51,9 +53,9 @@ class Data:
 
 
 class Feed:
-    """The batches of one source after another; ``waiting`` adds up the seconds that they were waited for.
+    """The batches of one source after another; ``waiting`` adds up the seconds spent waiting for them.
 
-    ``resumed`` is the state of the source that a checkpoint was written from.
+    ``resumed`` is the state of the source in the checkpoint, if the run resumes.
     """
 
     def __init__(self, open_source: OpenSource, resumed: dict[str, int] | None) -> None:
@@ -62,7 +64,7 @@ class Feed:
         self.waiting = 0.0
 
     def next(self, phase: Phase, rows: int, *, moved: bool) -> Batch:
-        """The next batch. Where the run has ``moved`` to this phase and number of rows, a new source takes over.
+        """The next batch. If the run has ``moved`` to a new phase or number of rows, a new source is opened.
 
         Raises:
             StopIteration: there is no more data.
@@ -77,7 +79,7 @@ class Feed:
         return batch
 
     def state(self) -> dict[str, int] | None:
-        """Where the batches stand; None before the first of a run."""
+        """The state of the current source; None before the first batch of a run."""
         return self._resumed if self._source is None else self._source.state()
 
     def close(self) -> None:

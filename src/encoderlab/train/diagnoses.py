@@ -1,4 +1,4 @@
-"""The diagnoses: each looks at the evidence of a run and names one thing that is likely wrong, with what to change."""
+"""The diagnoses: each reads the evidence of a run and names one likely fault, with a remedy."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 
 from encoderlab.train.evidence import Evidence, is_number
 
-SETTLED = 300  # steps after which a loss that has not moved means something
-RISE = 0.3  # nats above the loss of guessing; runs that learn stay within 0.05 of it
-USUAL_RATE = {"lamb": 3e-3}  # the largest rate of the recipes, by optimiser; 1e-3 for Adam's kin
-TOO_MUCH = 9  # times the usual rate; the lines of metrics may miss the peak itself
-TASKS = ("classification", "regression", "tagging")  # the terms of fine-tuning that one number per label belongs to
-CHARACTERS = 1000  # a smaller vocabulary may hold characters on purpose
+SETTLED = 300  # steps after which an unchanged loss is a symptom
+RISE = 0.3  # nats above the loss of guessing; runs that learn stay within 0.05 nats
+USUAL_RATE = {"lamb": 3e-3}  # largest rate in the recipes, by optimiser; 1e-3 for variants of Adam
+TOO_MUCH = 9  # times the usual rate; the logged losses may miss the peak itself
+TASKS = ("classification", "regression", "tagging")  # the fine-tuning terms with one loss per label
+CHARACTERS = 1000  # a smaller vocabulary may be one of characters
 
 
 @dataclass(frozen=True)
 class Finding:
-    """``name`` of the diagnosis, how sure and serious it is, what was seen, and what to change."""
+    """One diagnosis: its name, how serious it is, the symptom, and the remedy."""
 
     name: str
     level: Literal["warning", "error"]
@@ -33,7 +33,7 @@ class Finding:
 
 
 def not_finite(e: Evidence) -> Finding | None:
-    """A loss or a gradient is no number."""
+    """A loss or a gradient is not finite."""
     broken = [line for line in e.train if line.get("loss") is None or not math.isfinite(line["loss"])]
     if e.diverged is not None:
         broken.append(e.diverged)
@@ -42,33 +42,35 @@ def not_finite(e: Evidence) -> Finding | None:
     return Finding(
         "not finite",
         "error",
-        f"loss or gradient is no number at step {broken[0]['step']}, with learning rate {broken[0].get('lr') or 0:.2g}",
+        f"loss or gradient is not finite at step {broken[0]['step']}, learning rate {broken[0].get('lr') or 0:.2g}",
         "lower optim.lr, lengthen schedule.warmup, or set precision=fp32",
     )
 
 
 def rate_too_high(e: Evidence) -> Finding | None:
-    """The loss rose above where guessing begins, ends well above its lowest point, or stays where it is without context
-    at a rate that nothing was published with.
+    """The learning rate is too high.
+
+    The loss rose above the loss of guessing, ends well above its minimum, or stays at the loss without context at a
+    learning rate far above all published ones.
     """
     losses = e.losses(e.term) if e.term else []
     values, rates = [loss for _, loss in losses], e.numbers("lr")
     if len(values) < 3 or not rates:
         return None
     rate, limit = max(rates), math.log(e.vocabulary) if e.vocabulary else values[0]
-    fresh = "model" in e.recipe and not e.recipe.get("init_from")  # else it may begin anywhere
+    fresh = "model" in e.recipe and not e.recipe.get("init_from")  # otherwise the first loss may have any value
     start = limit if fresh else max(values[0], limit)
-    highest = max(min(pair) for pair in zip(values[:-1], values[1:], strict=True))  # for two lines in a row
+    highest = max(min(pair) for pair in zip(values[:-1], values[1:], strict=True))  # two lines in a row
     end, lowest = float(np.mean(values[-3:])), min(values)
     usual = USUAL_RATE.get(e.recipe.get("optim", {}).get("kind"), 1e-3)
     far = rate >= TOO_MUCH * usual
     late = far and losses[-1][0] >= 2 * SETTLED
     if highest > start + RISE:
-        seen = f"the loss rose to {highest:.2f}, above {start:.2f}, where guessing begins"
+        seen = f"the loss rose to {highest:.2f}, above {start:.2f}, the loss of guessing"
     elif len(values) >= 6 and end > lowest * 1.15 + 0.2:
-        seen = f"the loss rose to {end:.2f} after {lowest:.2f}"
+        seen = f"the loss rose to {end:.2f} from {lowest:.2f}"
     elif late and e.guessing is not None and np.mean(values[-5:]) > 0.97 * e.guessing:
-        seen = f"the loss stays at {np.mean(values[-5:]):.2f}, as without any context"
+        seen = f"the loss stays at {np.mean(values[-5:]):.2f}, the level without any context"
     else:
         return None
     return Finding(
@@ -80,7 +82,7 @@ def rate_too_high(e: Evidence) -> Finding | None:
 
 
 def spikes(e: Evidence) -> Finding | None:
-    """The gradient norm jumps, more than once and late."""
+    """The gradient norm jumps more than once, late in the run."""
     if e.term is None or len(e.train) < 10:
         return None
     norms = e.numbers("grad_norm")
@@ -92,13 +94,13 @@ def spikes(e: Evidence) -> Finding | None:
             "warning",
             f"the gradient norm jumps to {high[-1]['grad_norm_max']:.1f} at step {high[-1]['step']}, over 20 times its "
             f"median {middle:.2f}",
-            "lower optim.lr, clip harder, or look at the batch of that step",
+            "lower optim.lr or clip, or look at the batch of that step",
         )
     return None
 
 
 def update_ratio(e: Evidence) -> Finding | None:
-    """How far a step moves the weights, once the rate has warmed up."""
+    """After warm-up, a step moves the weights too far or too little."""
     highest = max(e.numbers("lr"), default=0.0)
     ratios = [
         line["update_ratio"] for line in e.train if is_number(line.get("update_ratio")) and line["lr"] > highest / 2
@@ -106,7 +108,7 @@ def update_ratio(e: Evidence) -> Finding | None:
     if len(ratios) < 3:
         return None
     middle = float(np.median(ratios))
-    seen = f"a step moves the weights by {middle:.1g} of their length, where 1e-4 to 1e-2 is usual"
+    seen = f"a step changes the weights by {middle:.1g} of their norm; 1e-4 to 1e-2 is usual"
     if middle > 0.1:
         return Finding("large updates", "warning", seen, f"lower optim.lr, which reaches {highest:.2g}")
     if middle < 1e-6:
@@ -115,7 +117,7 @@ def update_ratio(e: Evidence) -> Finding | None:
 
 
 def warmup(e: Evidence) -> Finding | None:
-    """The schedule warms up not at all, or during most of the run."""
+    """The schedule has no warm-up, or the warm-up takes most of the run."""
     schedule, encoder = e.recipe.get("schedule") or {}, (e.recipe.get("model") or {}).get("encoder") or {}
     length = schedule.get("warmup")
     if length is None:
@@ -124,7 +126,7 @@ def warmup(e: Evidence) -> Finding | None:
         return Finding(
             "no warm-up",
             "warning",
-            "the learning rate starts at its peak, which post-LayerNorm encoders seldom survive",
+            "the learning rate starts at its peak; post-LayerNorm encoders then seldom train",
             "set schedule.warmup to 0.01 of the budget or more",
         )
     share = length if length < 1 else length / (e.recipe.get("budget") or {}).get("amount", math.inf)
@@ -139,7 +141,7 @@ def warmup(e: Evidence) -> Finding | None:
 
 
 def not_learning(e: Evidence) -> Finding | None:
-    """The loss is still that of a guess among all tokens."""
+    """The loss is still that of guessing uniformly among all tokens."""
     losses = e.losses(e.term) if e.term else []
     if not losses or e.vocabulary is None or e.train[-1]["step"] < SETTLED or rate_too_high(e):
         return None
@@ -150,13 +152,13 @@ def not_learning(e: Evidence) -> Finding | None:
             "error",
             f"the {e.term} loss is {last:.2f} after {e.train[-1]['step']} steps, still near "
             f"ln V = {math.log(e.vocabulary):.2f}",
-            "raise optim.lr, and check that the labels belong to the inputs",
+            "raise optim.lr, and check that labels match inputs",
         )
     return None
 
 
 def stuck_at_frequencies(e: Evidence) -> Finding | None:
-    """The loss is that of knowing how frequent tokens are, and no more."""
+    """The model has learned the frequencies of tokens, but no context."""
     recent = [loss for _, loss in e.losses(e.term)[-5:]] if e.term else []
     if not recent or e.corpus is None or e.train[-1]["step"] < 2 * SETTLED or rate_too_high(e):
         return None
@@ -165,16 +167,16 @@ def stuck_at_frequencies(e: Evidence) -> Finding | None:
         return Finding(
             "stuck at frequencies",
             "warning",
-            f"the {e.term} loss {level:.2f} is the entropy {e.corpus.entropy:.2f} of single tokens: the model guesses "
-            "frequent ones and reads no context yet",
-            "train longer, or with smaller batches, which make more steps of the same text; every encoder passes here, "
-            "deep ones for thousands of steps; where it stays, labels do not belong to their inputs",
+            f"the {e.term} loss {level:.2f} is the entropy {e.corpus.entropy:.2f} of single tokens: the model predicts "
+            "frequent tokens and does not use context yet",
+            "train longer, or with smaller batches, which give more steps; every encoder passes this level, "
+            "deep ones after thousands of steps; if the loss never falls, labels may not match inputs",
         )
     return None
 
 
 def frozen(e: Evidence) -> Finding | None:
-    """Weights that no gradient has reached."""
+    """Some weights never had a gradient."""
     if not e.frozen:
         return None
     shown = ", ".join(e.frozen[:3]) + (f" and {len(e.frozen) - 3} more" if len(e.frozen) > 3 else "")
@@ -182,12 +184,12 @@ def frozen(e: Evidence) -> Finding | None:
         "frozen weights",
         "error",
         f"{shown} never had a gradient",
-        "let them require gradients, and give them to the optimiser",
+        "set requires_grad on them, and pass them to the optimiser",
     )
 
 
 def masked_share(e: Evidence) -> Finding | None:
-    """Too few tokens are predicted to learn from, or too many to guess them."""
+    """Too few tokens are predicted to learn from, or too many are hidden to predict them."""
     if e.term not in ("mlm", "plm"):
         return None
     lines = [line for line in e.train if e.term in line.get("counts", {})]
@@ -214,7 +216,7 @@ def masked_share(e: Evidence) -> Finding | None:
 
 
 def duplicates(e: Evidence) -> Finding | None:
-    """Documents of the corpus that are copies of others."""
+    """Many documents of the corpus are exact copies."""
     if e.corpus is not None and e.corpus.duplicate_share > 0.1:
         return Finding(
             "duplicates",
@@ -226,7 +228,7 @@ def duplicates(e: Evidence) -> Finding | None:
 
 
 def wrong_tokenizer(e: Evidence) -> Finding | None:
-    """Tokens are unknown, or words fall into single letters."""
+    """Many tokens are unknown, or words are split into single letters."""
     if e.corpus is None:
         return None
     if e.corpus.unknown_share > 0.05:  # Chinese articles on technology have 3% with Google's Chinese vocabulary
@@ -234,28 +236,28 @@ def wrong_tokenizer(e: Evidence) -> Finding | None:
             "wrong tokenizer",
             "error",
             f"{e.corpus.unknown_share:.1%} of the tokens are unknown to the tokenizer",
-            "train one on this text, or use one of its language",
+            "train a tokenizer on this text, or use one for its language",
         )
     size, least = e.corpus.bytes_per_token, 2.3 if e.corpus.vocab_size >= 8000 else 1.8
     if size < least and e.corpus.vocab_size > CHARACTERS:
         return Finding(
             "wrong tokenizer",
             "error" if size < 1.8 else "warning",
-            f"a token holds {size:.2f} bytes of text on average: words fall into single letters",
-            "train a tokenizer on this text, or use one of its language",
+            f"a token holds {size:.2f} bytes of text on average: words are split into single letters",
+            "train a tokenizer on this text, or use one for its language",
         )
     return None
 
 
 def leak(e: Evidence) -> Finding | None:
-    """Nearly everything is guessed early; the loss says so where guesses are not counted (adaptive softmax)."""
+    """Nearly all tokens are predicted early; judged by the loss if accuracy is not counted (adaptive softmax)."""
     if e.term is None:
         return None
     early = [line for line in e.train if line["step"] <= 5 * SETTLED]
     for line in early:
         right, loss = (line.get("accuracy") or {}).get(e.term), line["losses"].get(e.term)
         if is_number(right) and right > 0.95:
-            seen = f"{right:.0%} of the hidden tokens are guessed"
+            seen = f"{right:.0%} of the hidden tokens are predicted"
         elif right is None and e.vocabulary and is_number(loss) and loss < 0.1 * math.log(e.vocabulary):
             seen = f"the {e.term} loss is {loss:.2f}, a tenth of ln V"
         else:
@@ -263,14 +265,14 @@ def leak(e: Evidence) -> Finding | None:
         return Finding(
             "targets leak",
             "error",
-            f"{seen} at step {line['step']}, which no encoder can",
-            "check that inputs hide the targets, and that the text is not a few documents repeated",
+            f"{seen} at step {line['step']}, too good for any encoder",
+            "check that inputs hide the targets, and that the text does not repeat a few documents",
         )
     return None
 
 
 def detector_below_majority(e: Evidence) -> Finding | None:
-    """A discriminator that gives all tokens the more frequent answer: original, or for masked places replaced."""
+    """The discriminator always gives the more frequent answer: "original", or at masked places "replaced"."""
     lines = [
         line for line in e.train if all(is_number(line.get("accuracy", {}).get(name)) for name in ("rtd", "replaced"))
     ]
@@ -286,28 +288,28 @@ def detector_below_majority(e: Evidence) -> Finding | None:
         return Finding(
             "discriminator at majority",
             "warning",
-            f"it is right on {right:.1%} of tokens, as if it called all of them {answer}, which {majority:.1%} are",
+            f"it is right on {right:.1%} of tokens; calling all of them {answer} would be right on {majority:.1%}",
             "train longer, raise objective.discriminator_weight, or use a smaller generator",
         )
     return None
 
 
 def generator_too_good(e: Evidence) -> Finding | None:
-    """Hardly anything is left for the discriminator to find."""
+    """The generator restores nearly all tokens, so the discriminator has little to find."""
     lines = [line for line in e.train if is_number(line.get("accuracy", {}).get("replaced"))]
     if lines and lines[-1]["step"] > SETTLED and lines[-1]["accuracy"]["replaced"] < 0.2:
         return Finding(
             "few replacements",
             "warning",
             f"the generator restores {1 - lines[-1]['accuracy']['replaced']:.0%} of the masked tokens, so there is "
-            "little to find",
+            "little for the discriminator to find",
             "use a smaller generator or a higher objective.temperature",
         )
     return None
 
 
 def pairs_unlearned(e: Evidence) -> Finding | None:
-    """A sentence-pair loss that stays at ln 2."""
+    """A sentence-pair loss stays at ln 2."""
     for name in ("next_sentence", "sentence_order"):
         values = e.losses(name) if e.train and name in e.train[-1]["losses"] else []
         late = len(values) > 10 and values[-1][0] > 10 * SETTLED
@@ -316,14 +318,15 @@ def pairs_unlearned(e: Evidence) -> Finding | None:
                 "labels say nothing",
                 "warning",
                 f"the {name} loss stays at ln 2",
-                "check that pairs and labels belong together",
+                "check that labels match their pairs",
             )
     return None
 
 
 def learned_by_heart(e: Evidence) -> Finding | None:
-    """The training loss falls while the validation loss rises: overfitting, and where the validation never was better
-    than before the first step, labels that do not belong to their texts.
+    """The training loss falls while the validation loss rises.
+
+    That is overfitting; if validation was never better than before the first step, labels do not match their texts.
     """
     names = e.train[-1]["losses"] if e.train else {}
     task = next((task for task in TASKS if task in names), None)
@@ -333,7 +336,7 @@ def learned_by_heart(e: Evidence) -> Finding | None:
     if not own or not held_out or own[-1] >= 0.5 * own[0]:
         return None
     (step, least), end = min(held_out, key=lambda pair: pair[1]), held_out[-1][1]
-    start = held_out[0][1] if held_out[0][0] == 0 else own[0]  # runs of earlier versions have no line of step 0
+    start = held_out[0][1] if held_out[0][0] == 0 else own[0]  # runs of earlier versions have no line for step 0
     if end <= 1.1 * least or end <= 2 * own[-1]:
         return None
     seen = f"the training loss fell from {own[0]:.2f} to {own[-1]:.2f}"
@@ -341,22 +344,22 @@ def learned_by_heart(e: Evidence) -> Finding | None:
         return Finding(
             "labels say nothing",
             "error",
-            f"{seen} and the validation loss rose to {end:.2f}, and was never below the {start:.2f} of its beginning",
-            "check that labels belong to their texts",
+            f"{seen}, but the validation loss rose to {end:.2f} and was never below its first value, {start:.2f}",
+            "check that labels match their texts",
         )
     return Finding(
         "overfitting",
         "warning",
-        f"{seen}, but the validation loss is {end:.2f} after {least:.2f} at step {step}",
-        "train for fewer epochs, lower the rate, or give more examples; the score may still be the best of the run",
+        f"{seen}, but the validation loss rose to {end:.2f} from {least:.2f} at step {step}",
+        "train for fewer epochs, lower the rate, or add examples; the score may still be the best of the run",
     )
 
 
 def behind_reference(e: Evidence) -> Finding | None:
-    """Held-out loss against the recorded run at the same step; past its end, against its last loss.
+    """The held-out loss is far above that of the recorded run at the same step; past its end, above its last loss.
 
-    A run of the same length should have come half the way that the recorded run had come from token frequencies, and
-    any run within 10%.
+    Starting from the loss of token frequencies, a run of the same length should have made half the progress of the
+    recorded run, and any run should be within 10%.
     """
     if e.reference is None or e.term is None or not e.valid:
         return None
@@ -368,7 +371,7 @@ def behind_reference(e: Evidence) -> Finding | None:
     expected = float(np.interp(last["step"], steps, losses))
     covered = e.reference.get("entropy", expected) - expected
     scale = math.log(e.vocabulary) / math.log(e.reference["vocab"]) if e.vocabulary else 1.0
-    expected *= scale  # a guess among more tokens costs more
+    expected *= scale  # guessing among more tokens gives a higher loss
     allowed = 0.1 * expected
     if covered > 0.1 and scale == 1.0 and comparable(e, last["step"], steps[-1]):
         allowed = min(allowed, covered / 2)
@@ -378,24 +381,24 @@ def behind_reference(e: Evidence) -> Finding | None:
             "behind the reference curve",
             "warning",
             f"validation loss {now:.2f} at step {last['step']}, the recorded run had {expected:.2f} {when}",
-            "compare your settings with the recipe's; other text and other vocabularies shift the curve",
+            "compare your settings with the recipe's; another text or vocabulary shifts the curve",
         )
     return None
 
 
 def comparable(e: Evidence, step: int, recorded: int) -> bool:
-    """Whether the learning rate is about where the recorded run had it, or the run has had twice as many steps."""
+    """Whether the learning rate is near the recorded run's, or the run has had twice as many steps."""
     budget = e.recipe.get("budget") or {}
     same = budget.get("unit", "steps") == "steps" and budget.get("amount", 0) <= 1.5 * recorded
     return same or step >= 2 * recorded
 
 
 def padding(e: Evidence) -> Finding | None:
-    """Much of what is computed is padding."""
+    """A large share of the computation is padding."""
     shares = e.numbers("padding")
     if not shares or float(np.mean(shares)) <= 0.4:
         return None
-    packing = e.recipe.get("packing")  # a field of fine-tuning alone
+    packing = e.recipe.get("packing")  # only fine-tuning has this field
     if packing is None:
         remedy = (
             "pack documents (rows.kind=packed_documents, which has no sentence pairs), or shorten the rows "
@@ -403,7 +406,7 @@ def padding(e: Evidence) -> Finding | None:
         )
     else:
         remedy = "raise row_length" if packing == "packed" else "set packing=packed"
-    return Finding("padding", "warning", f"{float(np.mean(shares)):.0%} of what is computed is padding", remedy)
+    return Finding("padding", "warning", f"{float(np.mean(shares)):.0%} of the computation is padding", remedy)
 
 
 def starved(e: Evidence) -> Finding | None:
@@ -414,7 +417,7 @@ def starved(e: Evidence) -> Finding | None:
             "loader too slow",
             "warning",
             f"training waits for data {float(np.median(waits)):.0%} of the time",
-            "put the corpus on a faster disk, or give the loader a core",
+            "put the corpus on a faster disk, or leave a core free for the loader",
         )
     return None
 

@@ -1,8 +1,8 @@
-"""Processes under torchrun: who they are, what they agree on, and how a model is spread over them (DDP or FSDP2).
+"""Processes under torchrun: their ranks, their agreements, and how they share a model (DDP or FSDP2).
 
-Gradients are sums over processes: the loop divides by counts of the whole batch, and multiplies the loss by the
-number of processes because both engines average. Counts, clocks and stop requests travel in one small message per
-step over the CPU (gloo), so that no process ever waits for its accelerator because of them.
+Gradients are sums over processes: the loop divides by counts of the whole batch, and multiplies the loss by the number
+of processes because both engines average. Counts, clocks and stop requests are exchanged in one small message per step
+over the CPU (gloo), so that no process waits for its accelerator because of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class World:
 
     @property
     def main(self) -> bool:
-        """Whether this process writes files and talks to the terminal."""
+        """Whether this process writes files and prints to the terminal."""
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -49,7 +49,7 @@ class World:
         return message.tolist()
 
     def agree(self, decide: Callable[[], float]) -> float:
-        """What ``decide`` gives on the first process; where it raises there, every process ends.
+        """The result of ``decide`` on the first process; if it raises there, every process ends.
 
         Raises:
             EncoderlabError: the first process's error, or one that refers to it.
@@ -66,22 +66,22 @@ class World:
         return answer
 
     def wait(self) -> None:
-        """Until every process is here."""
+        """Wait for every process to call this."""
         self.sum([0.0])
 
     def gather_rows(self, tensor: Tensor) -> Tensor:
-        """The rows of all processes, one after the other, however many each has."""
+        """The rows of all processes concatenated; processes may have different numbers of rows."""
         if self.size == 1:
             return tensor
         counts = [int(count) for count in self.sum([len(tensor) * (rank == self.rank) for rank in range(self.size)])]
-        padded = tensor.new_zeros(max(counts), *tensor.shape[1:])  # processes exchange tensors of one shape
+        padded = tensor.new_zeros(max(counts), *tensor.shape[1:])  # the exchange needs equal shapes
         padded[: len(tensor)] = tensor
         parts = [torch.empty_like(padded) for _ in counts]
         dist.all_gather(parts, padded)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     def share(self, rows: int) -> tuple[int, int]:
-        """First row and end of this process's contiguous part of a batch."""
+        """Start and end of this process's contiguous part of a batch."""
         return rows * self.rank // self.size, rows * (self.rank + 1) // self.size
 
 
@@ -98,11 +98,11 @@ LOST = (
 
 @contextlib.contextmanager
 def company() -> Iterator[None]:
-    """What is inside needs the other processes; where one of them has gone, the error says that rather than how gloo or
-    NCCL noticed.
+    """A context for calls that need the other processes; if one has ended, the error says so instead of gloo's or
+    NCCL's.
 
     Raises:
-        Stopped: the run goes on from its last checkpoint.
+        Stopped: the run can continue from its last checkpoint.
     """
     try:
         yield
@@ -111,16 +111,16 @@ def company() -> Iterator[None]:
         if not (isinstance(error, dist.DistError) or "gloo" in text and any(sign in text for sign in LOST)):
             raise
         raise Stopped(
-            "another process of this run has ended or cannot be reached; its own message says why; run the same "
+            "another process of this run has ended or cannot be reached (see its message); run the same "
             "command again to resume from the last checkpoint"
         ) from None
 
 
 def join(device: Literal["auto", "cpu", "cuda"] = "auto") -> World:
-    """The world that torchrun's environment describes, or a world of one.
+    """The world that torchrun's environment describes, or a world of one process.
 
     Raises:
-        ConfigError: ``cuda`` was asked for and there is none, or more processes than GPUs were started on a machine.
+        ConfigError: ``cuda`` is requested but absent, or a machine has more processes than GPUs.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda: no CUDA device is available; set execution.device=cpu or auto")
@@ -131,7 +131,7 @@ def join(device: Literal["auto", "cpu", "cuda"] = "auto") -> World:
     if cuda:
         if own >= torch.cuda.device_count():
             raise ConfigError(
-                f"process {own} of this machine has no GPU of its own, for it has {torch.cuda.device_count()}; "
+                f"process {own} of this machine has no GPU: the machine has {torch.cuda.device_count()}; "
                 "start as many processes as there are GPUs, or set execution.device=cpu"
             )
         torch.cuda.set_device(place)
@@ -142,13 +142,14 @@ def join(device: Literal["auto", "cpu", "cuda"] = "auto") -> World:
 
 
 def spread(module: nn.Module, world: World, parallel: Literal["ddp", "fsdp"]) -> nn.Module:
-    """The module to call in training; FSDP2 changes ``module`` itself, into shards per encoder block and one for the
-    rest.
+    """The module to call in training.
+
+    FSDP2 changes ``module`` in place: one shard group per encoder block and one for the rest.
     """
     if world.size == 1:
         return module
     if parallel == "ddp":
-        # A step may leave a head untouched (no target of its kind in the batch, networks trained in turns).
+        # A step may not use a head (the batch has no target for it, or networks train in turns).
         return DistributedDataParallel(module, find_unused_parameters=True, gradient_as_bucket_view=True)
     mesh = init_device_mesh(world.device.type, (world.size,))
     for encoder in [part for part in module.modules() if isinstance(part, Encoder) and part.config.sharing is None]:
@@ -171,7 +172,7 @@ def synchronised(module: nn.Module, last: bool) -> Iterator[None]:
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers that make up the state of ``module``, tied ones once, under their first name."""
+    """Parameters and buffers that make up the state of ``module``; tied ones once, under their first name."""
     seen: set[int] = set()
     named = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
@@ -182,7 +183,7 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a possibly sharded tensor; every process must call it."""
+    """The full tensor of a possibly sharded one; every process must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -196,7 +197,7 @@ def assign(target: Tensor, value: Tensor) -> None:
 
 
 def _elsewhere(code: int) -> EncoderlabError:
-    """The error of the processes that wait for the first one's."""
-    error = EncoderlabError("stopped, because process 0 could not go on; its message says why")
+    """The error for the other processes if the first one has failed."""
+    error = EncoderlabError("stopped because process 0 failed; its message says why")
     error.code = code
     return error

@@ -1,7 +1,7 @@
-"""What is likely wrong with a run: one sentence each, with what to change.
+"""Name what is likely wrong with a run, one sentence per fault, with a remedy.
 
-The loop asks while it trains (:class:`Watch`, from metrics alone), ``encoderlab doctor RUN`` afterwards
-(:func:`examine`), then with the corpus and the checkpoint too.
+The loop asks while it trains (:class:`Watch`, from metrics only), ``encoderlab doctor RUN`` afterwards
+(:func:`examine`, also from corpus and checkpoint).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from encoderlab.errors import DataError
 from encoderlab.train.diagnoses import CHECKS, Finding
 from encoderlab.train.evidence import Evidence, Line, read, reference
 
-WATCHED = 1000  # newest lines of metrics that are looked at while training
+WATCHED = 1000  # newest lines of metrics that are read while training
 
 
 def diagnose(evidence: Evidence) -> list[Finding]:
@@ -25,7 +25,7 @@ def diagnose(evidence: Evidence) -> list[Finding]:
 
 
 class Watch:
-    """Findings while a run goes on, each diagnosis once; looks at the newest 1,000 lines of metrics."""
+    """Findings during a run, each diagnosis once; reads the newest 1,000 lines of metrics."""
 
     def __init__(self, recipe: Mapping[str, Any]) -> None:
         self.recipe = recipe
@@ -35,7 +35,7 @@ class Watch:
         self.reference = reference(recipe.get("name", ""))
 
     def see(self, line: Line) -> list[Finding]:
-        """What a further line of metrics, of training or validation, shows that was not reported yet."""
+        """The new findings after a further line of metrics, of training or validation."""
         {"train": self.train, "valid": self.valid}.get(line["split"], deque[Line]()).append(line)
         if not self.train:
             return []
@@ -49,9 +49,9 @@ def examine(run: Path, corpus: Path | None = None) -> list[Finding]:
     """Findings about a run folder.
 
     Raises:
-        DataError: the folder holds no run, or no metrics yet.
+        DataError: the folder has no run, or no metrics yet.
     """
     evidence = read(run, corpus)
     if not evidence.train and evidence.diverged is None:
-        raise DataError(f"{run}: metrics.jsonl has no line of training yet; wait for the first log_every steps")
+        raise DataError(f"{run}: metrics.jsonl has no training metrics yet; wait for the first log_every steps")
     return diagnose(evidence)

@@ -1,7 +1,7 @@
 """One optimiser step: micro-batches forward and backward, clipping, update.
 
-Nothing in it waits for the device, so that there is always work queued for it (tests/train/test_no_waiting.py). The
-exception is fp16: its loss scale is kept on the host, which reads the gradient norm once per update.
+No part of a step waits for the device, so that the device always has queued work (tests/train/test_no_waiting.py). The
+exception is fp16: the host keeps its loss scale and reads the gradient norm once per update.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from encoderlab.train.precision import precision, products
 from encoderlab.train.recipe import Training
 from encoderlab.train.tally import Tally
 
-FIRST_SCALE = 2.0**14  # fp16: the factor on the loss at the start
-SCALE_GROWTH = 2000  # fp16: steps without overflow until it doubles
+FIRST_SCALE = 2.0**14  # fp16: the initial factor on the loss
+SCALE_GROWTH = 2000  # fp16: steps without overflow until the factor doubles
 
 
 def compile_layers(objective: Objective) -> None:
-    """``torch.compile`` for the layers only: one graph serves all of them, and the rest has varying shapes."""
+    """Apply ``torch.compile`` to the layers only: one graph serves all of them, and other parts have varying shapes."""
     for encoder in [part for part in objective.modules() if isinstance(part, Encoder)]:
         for block in encoder.blocks:
             block.compile()
 
 
 class Engine:
-    """An objective under training: its networks, their optimiser, and what passes from step to step.
+    """An objective under training: its networks, their optimiser, and the state that passes from step to step.
 
-    ``tally`` adds up losses until the loop replaces it; ``largest_norm`` is the largest gradient norm until the loop
-    resets it, and NaN or infinite once a gradient was. ``memory`` belongs to this process's rows of the next batch.
+    ``tally`` adds up losses until the loop replaces it. ``largest_norm`` is the largest gradient norm until the loop
+    resets it, NaN or infinite if a gradient was. ``memory`` belongs to this process's rows of the next batch.
     """
 
     def __init__(self, objective: Objective, recipe: Training, world: World) -> None:
@@ -63,12 +63,18 @@ class Engine:
         self.tally = Tally(world.device)
         self.norm = self.largest_norm = torch.zeros((), device=world.device)
         self.scale = FIRST_SCALE if recipe.precision == "fp16" else 1.0
-        self.fine_steps = 0  # since the last overflow
-        self.counted = False  # whether an earlier stage of this step has made its update
+        self.fine_steps = 0  # steps since the last overflow
+        self.counted = False  # whether an earlier stage of this step has updated
 
     def step(self, batch: Batch, *, rows: int, counts: Mapping[str, float], lr: float, number: int) -> None:
-        """Train on this process's part of the global batch of step ``number``, which has ``rows`` rows and whose terms
-        have ``counts`` over all processes.
+        """Train on this process's part of a global batch.
+
+        Args:
+            batch: this process's rows.
+            rows: number of rows of the global batch.
+            counts: count of each term over all processes.
+            lr: learning rate.
+            number: of the step.
 
         Raises:
             Diverged: the gradient is not finite (on a CPU at once; elsewhere when :meth:`check` is called).
@@ -77,7 +83,7 @@ class Engine:
         seed_torch(derive(self.recipe.seed, "step", number, self.world.rank), self.world.device)
         largest_part = -(-rows // self.world.size)
         micro = self.recipe.execution.micro_rows or largest_part
-        pieces = min(-(-largest_part // micro), rows // self.world.size)  # the same for all processes
+        pieces = min(-(-largest_part // micro), rows // self.world.size)  # the same on all processes
         bounds = [len(batch) * i // pieces for i in range(pieces + 1)]
         self.counted = False
         for _ in range(self.objective.stages):
@@ -90,7 +96,7 @@ class Engine:
             self.check()
 
     def _stage(self, batch: Batch, bounds: list[int], counts: Mapping[str, float], number: int) -> None:
-        """One forward and backward pass of all micro-batches, the rows between ``bounds``."""
+        """Run forward and backward passes of all micro-batches, the rows between ``bounds``."""
         memories: list[Memory] = []
         failure = None
         try:
@@ -108,14 +114,14 @@ class Engine:
         self.memory = join_memory(memories)
 
     def check(self) -> None:
-        """Raise Diverged if a gradient has not been finite; waits for the device."""
+        """Raise Diverged if a gradient was not finite; waits for the device."""
         if not bool(self.largest_norm.isfinite()):
-            raise Diverged("the gradient is not finite any more")
+            raise Diverged("the gradient is not finite")
 
     def _forward_backward(
         self, batch: Batch, start: int, stop: int, counts: Mapping[str, float], number: int, *, last: bool
     ) -> tuple[dict[str, Term], Memory]:
-        """Add the gradients of rows ``start:stop``; processes exchange them after the ``last`` ones."""
+        """Add the gradients of rows ``start:stop``; processes exchange gradients after the ``last`` micro-batch."""
         piece = batch.slice(start, stop).to(self.world.device)
         assert piece.rows is not None
         noise = Noise(self.recipe.seed, number, piece.rows)
@@ -160,7 +166,9 @@ class Engine:
     def _out_of_memory(
         self, batch: Batch, rows: int, counts: Mapping[str, float], number: int, failure: str
     ) -> NoReturn:
-        """Find the rows that fit by trying halves; not where other processes would have to join in."""
+        """Find the number of rows that fits by trying halves; one process only, because others would
+        have to take part.
+        """
         fits = 0
         while self.world.size == 1 and rows > 1 and not fits:
             rows //= 2
@@ -181,7 +189,8 @@ class Engine:
         else:
             remedy = "not even one row fits: use shorter rows or a smaller model"
         length, device = batch.ids.shape[1], self.world.device
-        failure = textwrap.shorten(failure, 200, placeholder=" ...")  # between words: half a number would mislead
+        # shorten between words: half a number would mislead
+        failure = textwrap.shorten(failure, 200, placeholder=" ...")
         raise OutOfMemory(f"out of memory with rows of {length} tokens on {device} ({failure}); {remedy}")
 
     def _averages(self) -> list[Tensor]:
@@ -192,7 +201,7 @@ class Engine:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside, the objective has the average of its weights, where the recipe has one."""
+        """A context in which the objective has its averaged weights, if the recipe asks for an average."""
         last = [weight.clone() for weight in self._weights()]
         self.take_average()
         try:
@@ -202,12 +211,12 @@ class Engine:
                 torch._foreach_copy_(self._weights(), last)
 
     def take_average(self) -> None:
-        """Put the average of the weights in their place, where the recipe has one."""
+        """Replace the weights by their average, if the recipe asks for one."""
         if self.averages:
             torch._foreach_copy_(self._weights(), self._averages())
 
     def weights(self) -> dict[str, Tensor]:
-        """The objective's tensors, whole, copied to CPU memory of the first process; all processes must call it."""
+        """The objective's full tensors in CPU memory of the first process; all processes must call it."""
         return self._gather(named_tensors(self.objective))
 
     def carried(self) -> dict[str, Tensor]:
@@ -222,7 +231,7 @@ class Engine:
         return {"updates": self.optimizer.steps, "scale": self.scale, "fine_steps": self.fine_steps}
 
     def restore(self, carried: Mapping[str, Tensor], counters: Mapping[str, float]) -> None:
-        """Take up :meth:`carried` and :meth:`counters` of an earlier engine, of any number of processes."""
+        """Restore :meth:`carried` and :meth:`counters` of an earlier engine with any number of processes."""
         for name, kinds in self.optimizer.state.items():
             for kind, tensor in kinds.items():
                 assign(tensor, carried[f"{kind}/{name}"])
@@ -245,9 +254,10 @@ class Engine:
 
 
 def seed_torch(seed: int, device: torch.device) -> None:
-    """Seed torch's own generators, for what draws from them and not from noise; exact on resuming, but knows no rows.
+    """Seed torch's own generators, for code that draws from them and not from noise; exact on resuming, but not per
+    row.
 
-    Not ``torch.manual_seed``, which formats a stack trace per call while CUDA sleeps.
+    Not ``torch.manual_seed``, which formats a stack trace per call while CUDA is not initialised.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -255,7 +265,7 @@ def seed_torch(seed: int, device: torch.device) -> None:
 
 
 def join_memory(parts: list[Memory]) -> Memory:
-    """The memories of micro-batches, row after row."""
+    """The memories of micro-batches, concatenated over rows."""
     kept = [part for part in parts if part is not None]
     if len(kept) < len(parts) or not kept:
         return None
@@ -263,6 +273,6 @@ def join_memory(parts: list[Memory]) -> Memory:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` is a lack of memory; on a CPU, and in a GPU's libraries, it has no type of its own."""
+    """Whether ``error`` is a lack of memory; CPUs and GPU libraries have no exception type for it."""
     known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
     return known or any(sign in str(error) for sign in ("can't allocate memory", "out of memory", "ALLOC_FAILED"))

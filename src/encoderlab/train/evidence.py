@@ -1,4 +1,4 @@
-"""What is known of a run: its metrics, its recipe, its corpus, and the recorded curve of its recipe."""
+"""The evidence about a run: its metrics, its recipe, its corpus, and the recorded curve of its recipe."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from encoderlab.train import folder
 log = logging.getLogger(__name__)
 
 Line = Mapping[str, Any]
-DUPLICATE_SAMPLE = 20_000  # documents that are looked at for duplicates
-SQUARES = "exp_avg_sq/"  # before the name of a weight: its running average of squared gradients in a checkpoint
+DUPLICATE_SAMPLE = 20_000  # documents that are searched for duplicates
+SQUARES = "exp_avg_sq/"  # prefix of a weight's running average of squared gradients in a checkpoint
 HEADS = ("pooler", "pair", "rtd", "lm")
 
 
 @dataclass(frozen=True)
 class CorpusFacts:
-    """What a corpus says of a run: sizes, entropy of its token frequencies in nats, and shares."""
+    """Facts about a corpus: sizes, entropy of its token frequencies in nats, and shares."""
 
     vocab_size: int
     entropy: float
@@ -54,7 +54,7 @@ class CorpusFacts:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything the diagnoses look at; what is not known is None."""
+    """Everything that the diagnoses read; unknown values are None."""
 
     train: Sequence[Line]
     valid: Sequence[Line]
@@ -62,7 +62,7 @@ class Evidence:
     corpus: CorpusFacts | None = None
     frozen: Sequence[str] = ()  # matrices that never had a gradient
     reference: Mapping[str, Any] | None = None
-    diverged: Line | None = None  # the line that ends a run whose gradient was no number
+    diverged: Line | None = None  # the last line of a run whose gradient was not finite
 
     @property
     def term(self) -> str | None:
@@ -71,12 +71,12 @@ class Evidence:
         return next((name for name in ("mlm", "plm", "lm") if name in names), None)
 
     def losses(self, name: str, split: Sequence[Line] | None = None) -> list[tuple[int, float]]:
-        """(step, loss) of a term, where it is a number."""
+        """(step, loss) of a term, without losses that are not finite."""
         lines = self.train if split is None else split
         return [(line["step"], line["losses"][name]) for line in lines if is_number(line["losses"].get(name))]
 
     def numbers(self, key: str) -> list[float]:
-        """The values of a key of the lines of training, where it is a number."""
+        """The finite values of a key in the lines of training."""
         return [line[key] for line in self.train if is_number(line.get(key))]
 
     @property
@@ -88,8 +88,9 @@ class Evidence:
 
     @property
     def guessing(self) -> float | None:
-        """The loss of knowing how frequent tokens are, and nothing else: that of the corpus, else of the reference in
-        its share of ln V, else the share that is usual.
+        """The loss of a model that knows only token frequencies.
+
+        From the corpus; else the reference's share of ln V; else the usual share.
         """
         if self.corpus is not None:
             return self.corpus.entropy
@@ -102,15 +103,15 @@ class Evidence:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Metrics hold null where there was no finite number."""
+    """Whether a metric is finite; metrics write null for other values."""
     return value is not None and math.isfinite(value)
 
 
 def read(run: Path, corpus: Path | None = None) -> Evidence:
-    """The evidence in a run folder, with that of its corpus where the folder is given."""
+    """The evidence in a run folder, and in its corpus if the corpus folder is given."""
     path = run / "metrics.jsonl"
     if not path.exists():
-        raise DataError(f"{run}: holds no metrics.jsonl; give a run folder")
+        raise DataError(f"{run}: has no metrics.jsonl; give a run folder")
     lines = read_lines(path)
     recipe = folder.read(run / folder.RECIPE) if (run / folder.RECIPE).exists() else {}
     facts = None
@@ -130,7 +131,7 @@ def read(run: Path, corpus: Path | None = None) -> Evidence:
 
 
 def check_corpus(run: Path, corpus: Path) -> None:
-    """Refuse a corpus that is not the run's, where the run says which is.
+    """Refuse a corpus that the run was not trained on, if the run's record names its corpus.
 
     Raises:
         ConfigError: names both.
@@ -139,7 +140,7 @@ def check_corpus(run: Path, corpus: Path) -> None:
     sessions = folder.read(path).get("sessions") if path.exists() else None
     known = sessions[0].get("data", {}).get("corpus") if sessions else None
     if known not in (None, file_hash(corpus / MANIFEST)):
-        raise ConfigError(f"{run}: trained on another corpus than {corpus}; give its own, or leave --corpus out")
+        raise ConfigError(f"{run}: not trained on {corpus}; give the run's own corpus, or leave --corpus out")
 
 
 def reference(name: str) -> Mapping[str, Any] | None:
@@ -149,10 +150,10 @@ def reference(name: str) -> Mapping[str, Any] | None:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """The lines of metrics; a last one that was cut while it was written is left out, as resuming does.
+    """The lines of metrics; a truncated last line is left out, as on resuming.
 
     Raises:
-        DataError: another line is broken, or of no run.
+        DataError: another line is broken, or is not a line of metrics.
     """
     whole, newline, cut = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
     lines: list[Line] = []
@@ -164,19 +165,19 @@ def read_lines(path: Path) -> list[Line]:
         if not isinstance(line, dict):
             raise DataError(f"{path}:{number}: not a JSON object; restore the file or resume the run")
         if "split" not in line or "step" not in line or line["split"] == "train" and "losses" not in line:
-            raise DataError(f"{path}:{number}: lacks split, step or losses; give the folder of a run of encoderlab")
+            raise DataError(f"{path}:{number}: lacks split, step or losses; give a run folder of encoderlab")
         lines.append(line)
     if cut:
-        log.warning("%s: its last line is cut and left out; resume the run to write it again", path)
+        log.warning("%s: ignored the truncated last line; resume the run to write it again", path)
     return lines
 
 
 def frozen_matrices(run: Path) -> list[str]:
-    """Matrices of the newest checkpoint that never had a gradient: the optimiser lacks them, or holds zeros for them.
+    """Matrices of the newest checkpoint that never had a gradient: the optimiser has no state for them, or zeros.
 
-    Heads without a loss in the recipe are not among them: they wait for fine-tuning.
+    Heads that have no loss in the recipe are left out: fine-tuning trains them.
     """
-    from encoderlab.train import checkpoint  # which imports torch; a page about a run needs none
+    from encoderlab.train import checkpoint  # imports torch, which a page about a run does not need
 
     newest, _ = checkpoint.newest(run / "checkpoints")
     if newest is None:

@@ -1,6 +1,4 @@
-"""The run folder: one process at a time, one recipe, metrics that end where the checkpoint ends, and where it all
-came from.
-"""
+"""The run folder: one process at a time, one recipe, metrics up to the checkpoint, and the run's provenance."""
 
 from __future__ import annotations
 
@@ -26,21 +24,21 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import finite, locked, write_bytes, write_json
 
 log = logging.getLogger(__name__)
-_PACKAGE = logging.getLogger("encoderlab")  # where the lines of every module pass, and so what a run.log holds
+_PACKAGE = logging.getLogger("encoderlab")  # all modules log below this logger, so run.log gets their lines
 
 RECIPE, METRICS, LOG, PROVENANCE, LOCK = "recipe.json", "metrics.jsonl", "run.log", "provenance.json", ".lock"
 EXECUTION = ("execution.", "checkpoints.", "log_every")
-"""Fields of a recipe that may change between sessions of one run: how it is computed and what is kept of it, not what
-is computed.
+"""Prefixes of recipe fields that may change between sessions of one run, because they change how a result is computed
+and what is saved, not the result.
 """
 
 
 class RunFolder:
-    """An output folder, held by this process from construction to :meth:`close`.
+    """An output folder, locked by this process from construction to :meth:`close`.
 
     Raises:
-        ConfigError: the folder is in use, cannot be written, holds something else, or a run of another recipe or
-            other data.
+        ConfigError: the folder is in use, cannot be written, has other content, or a run of another recipe or other
+            data.
     """
 
     def __init__(self, path: Path, recipe: Mapping[str, Any], data: Mapping[str, str]) -> None:
@@ -62,11 +60,11 @@ class RunFolder:
         _PACKAGE.setLevel(min(_PACKAGE.level or logging.INFO, logging.INFO))
 
     def _claim(self, recipe: dict[str, Any], data: dict[str, str]) -> None:
-        """Make the folder this run's, or check that it is already."""
+        """Make the folder this run's, or check that it already is."""
         known, provenance = self.path / RECIPE, self.path / PROVENANCE
         for place in (self.path, self.path / TOKENIZER):
             for cut in place.glob(".*.json.*.tmp"):
-                cut.unlink()  # a session that was killed while it wrote the file left this
+                cut.unlink()  # a session was killed while writing this file
         sessions: list[dict[str, Any]] = []
         if known.exists():
             differences = compare(read(known), recipe)
@@ -76,28 +74,28 @@ class RunFolder:
                     differences += compare(sessions[0]["data"], data, "data ") if sessions else []
                 except (KeyError, TypeError, AttributeError):
                     raise ConfigError(
-                        f"{provenance}: names no data of a session; restore the file, or choose another output folder"
+                        f"{provenance}: names no data; restore the file, or choose another output folder"
                     ) from None
             if differences:
                 more = f"; {len(differences) - 5} more" if len(differences) > 5 else ""
                 raise ConfigError(
-                    f"{self.path}: holds a run of another recipe ({'; '.join(differences[:5])}{more}); "
+                    f"{self.path}: has a run of another recipe ({'; '.join(differences[:5])}{more}); "
                     "choose another output folder, or give the same settings to resume"
                 )
         elif any((self.path / "checkpoints").glob(f"step-*/{RECIPE}")):
             raise ConfigError(
-                f"{known}: is missing; every folder in {self.path / 'checkpoints'} holds a copy: put one there to "
+                f"{known}: is missing; every folder in {self.path / 'checkpoints'} has a copy: copy one there to "
                 "resume, or choose another output folder"
             )
         elif strangers := sorted(entry.name for entry in self.path.iterdir() if entry.name != LOCK):
             raise ConfigError(
-                f"{self.path}: is not empty and holds no run (found {strangers[0]!r}); choose another output folder"
+                f"{self.path}: is not empty and not a run folder (found {strangers[0]!r}); choose another output folder"
             )
-        write_json(known, recipe)  # first, because it is what makes the folder a run
+        write_json(known, recipe)  # first, because this file makes the folder a run
         write_json(provenance, {"sessions": [*sessions, describe_session(data)]})
 
     def keep(self, tokenizer: Tokenizer) -> None:
-        """Write the tokenizer beside the checkpoints, which so become models without the corpus.
+        """Write the tokenizer next to the checkpoints, so that they become models without the corpus.
 
         Raises:
             ConfigError: it cannot be written.
@@ -108,9 +106,10 @@ class RunFolder:
             raise _unwritable(self.path / TOKENIZER, error) from None
 
     def open_metrics(self, step: int, size: int, digest: str | None) -> None:
-        """Continue ``metrics.jsonl`` after its first ``size`` bytes, which a checkpoint of ``step`` was written after:
-        what an interrupted session wrote beyond it goes. Where their SHA-256 is not ``digest``, the whole lines up to
-        that step stay, and a warning says so.
+        """Continue ``metrics.jsonl`` after its first ``size`` bytes, which existed at the checkpoint of ``step``.
+
+        Later lines of an interrupted session are deleted. If the SHA-256 of these bytes is not ``digest``, whole lines
+        up to ``step`` stay, and a warning says so.
 
         Raises:
             ConfigError: the file cannot be written.
@@ -125,7 +124,7 @@ class RunFolder:
                 lines = path.read_bytes().splitlines(keepends=True)
                 whole = [line for line in lines if _is_metrics(line, step)]
                 log.warning(
-                    "%s is not as the checkpoint left it: %d whole lines are kept, %d cut or broken ones are dropped",
+                    "%s has changed since the checkpoint: kept %d whole lines, dropped %d truncated or broken lines",
                     path,
                     len(whole),
                     len(lines) - len(whole),
@@ -157,14 +156,14 @@ class RunFolder:
         self._hash.update(text)
 
     def metrics_state(self) -> dict[str, Any]:
-        """Bytes of metrics so far, all of them on disk, and their SHA-256, as :meth:`open_metrics` asks for them."""
+        """Size and SHA-256 of the metrics so far, synced to disk, as :meth:`open_metrics` takes them."""
         assert self._metrics is not None
         os.fsync(self._metrics.fileno())
         return {"metrics_bytes": self._metrics.tell(), "metrics_sha256": self._hash.hexdigest()}
 
     def close(self) -> None:
         if self._metrics is not None:
-            with suppress(OSError):  # on a full disk, what :meth:`write_metrics` could not write fails again
+            with suppress(OSError):  # on a full disk, closing fails too
                 self._metrics.close()
         _PACKAGE.removeHandler(self._handler)
         with suppress(OSError):
@@ -173,7 +172,7 @@ class RunFolder:
 
 
 def _is_metrics(line: bytes, step: int) -> bool:
-    """Whether ``line`` is one whole line of metrics, of a step up to ``step``."""
+    """Whether ``line`` is a whole line of metrics for a step up to ``step``."""
     try:
         data = json.loads(line)
         return line.endswith(b"\n") and "split" in data and data["step"] <= step
@@ -186,14 +185,14 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
 
 
 class _Log(logging.FileHandler):
-    """What a full disk has no room for is not in the file; the run goes on."""
+    """A log file that drops lines on a full disk; the run continues."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """``"optim.lr was 0.001, now 0.0005"`` for each difference that matters, that of the name first."""
+    """``"optim.lr was 0.001, now 0.0005"`` for each difference that matters, the name's first."""
     old, new = flatten(before, prefix), flatten(now, prefix)
     return [
         f"{key} was {json.dumps(old.get(key))}, now {json.dumps(new.get(key))}"
@@ -211,7 +210,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def describe_session(data: Mapping[str, str]) -> dict[str, Any]:
-    """Who computes, with what: versions, commit, command, hardware, hashes of the data."""
+    """The session's versions, commit, command, hardware and hashes of the data."""
     packages = ("torch", "numpy", "tokenizers", "safetensors", "pydantic")
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -226,7 +225,7 @@ def describe_session(data: Mapping[str, str]) -> dict[str, Any]:
 
 def hardware() -> dict[str, Any]:
     """The machine: processor, threads, accelerators."""
-    import torch  # here, so that folders are read without it
+    import torch  # here, so that reading folders does not import torch
 
     cpu = platform.processor() or platform.machine()
     if (info := Path("/proc/cpuinfo")).exists():
@@ -244,7 +243,7 @@ def hardware() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of a source checkout, with ``-dirty`` where files differ from it; None for an installed package."""
+    """The commit of a source checkout, with ``-dirty`` if files differ from it; None for an installed package."""
     source = Path(__file__).resolve().parents[3]
     if not (source / ".git").exists():
         return None
@@ -256,7 +255,7 @@ def _commit() -> str | None:
 
 
 def _lock(path: Path) -> ExitStack:
-    """Hold the folder until the result is closed, or the process ends."""
+    """Lock the folder until the result is closed or the process ends."""
     file, lock = path / LOCK, ExitStack()
     file.touch()
     try:

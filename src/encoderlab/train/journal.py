@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: metrics, notes, its progress, and what the doctor sees in them."""
+"""What a run reports: metrics, notes, progress, and the doctor's findings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from encoderlab.train.progress import Board, Display
 from encoderlab.train.recipe import Training
 
 log = logging.getLogger(__name__)
-SHOWN = {"shown": True}  # marks a record of the log that the display shows, and no other handler has to
+SHOWN = {"shown": True}  # marks log records that the display shows, so that other handlers skip them
 
 
 class Journal:
-    """Lines of metrics go to the run folder, to TensorBoard where the recipe asks for it, and to the doctor, whose
-    findings are notes; notes go to ``run.log`` and to the terminal.
+    """Writes metrics and notes.
 
-    Processes other than the first have no ``folder``; their journals say nothing.
+    Metrics go to the run folder, to TensorBoard if the recipe asks for it, and to the doctor, whose findings become
+    notes. Notes go to ``run.log`` and to the terminal. Only the first process has a ``folder``; other processes write
+    nothing.
     """
 
     def __init__(self, recipe: Training, folder: RunFolder | None) -> None:
@@ -30,13 +31,13 @@ class Journal:
         self.board: Board | None = None
 
     def resume(self, step: int, size: int = 0, digest: str | None = None) -> None:
-        """Begin to write after ``step``, as :meth:`RunFolder.open_metrics` says."""
+        """Start to write after ``step``, see :meth:`RunFolder.open_metrics`."""
         if self.folder is not None:
             self.folder.open_metrics(step, size, digest)
             self.board = Board(self.folder.path, step) if self.wants_board else None
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """A line of metrics."""
+        """Write a line of metrics."""
         if self.folder is None:
             return
         self.folder.write_metrics(line)
@@ -46,13 +47,13 @@ class Journal:
             self.note(f"doctor: {finding}")
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Write a note, which stays on the terminal."""
         if self.folder is not None:
             log.info(text, extra=SHOWN)
             self.display.say(text)
 
     def warn(self, text: str) -> None:
-        """A :meth:`note` of something that is wrong."""
+        """Write a warning, as :meth:`note`."""
         if self.folder is not None:
             log.warning(text, extra=SHOWN)
             self.display.say(f"warning: {text}")

@@ -1,9 +1,8 @@
-"""The one training loop: pretraining and fine-tuning, one process or many, stopped and resumed to the bit.
+"""The one training loop, for pretraining and fine-tuning, one process or many; stops and resumes bit for bit.
 
-A step takes the next batch, adds the counts of its losses over all processes, runs it in micro-batches, clips,
-updates. Nothing in it waits for the accelerator except at the lines of metrics. What a resumed run needs beyond
-weights and optimiser state is a few integers of the batch source and the sums of the current line of metrics; all
-randomness belongs to (seed, step, row).
+A step takes the next batch, adds the counts of its losses over all processes, runs it in micro-batches, clips, updates.
+It waits for the accelerator only to write metrics. Besides weights and optimiser state, a resumed run needs a few
+integers of the batch source and the sums of the current line of metrics; all randomness belongs to (seed, step, row).
 """
 
 from __future__ import annotations
@@ -61,12 +60,15 @@ def train(
     session: Budget | None = None,
     peak: float | None = None,
 ) -> Outcome:
-    """Train ``objective`` in place until the recipe's budget is spent, in the run folder ``out``, resuming what lies
-    there.
+    """Train ``objective`` in place until the recipe's budget is spent; resume the run in ``out`` if there is one.
 
     Args:
-        session: limits this call rather than the run: when it is spent, a checkpoint is written and Stopped raised.
-        peak: operations per second of one device; with ``data.operations``, the run's share of it is shown.
+        objective: networks and losses.
+        recipe: how to train.
+        data: training and validation batches.
+        out: the run folder.
+        session: limits this call, not the run: when it is spent, a checkpoint is written and Stopped raised.
+        peak: FLOP/s of one device; with ``data.operations``, the achieved share of it is shown.
 
     Raises:
         Stopped: by SIGINT, SIGTERM or the end of ``session``, after a checkpoint; its code is 130, 143 or 75.
@@ -78,10 +80,10 @@ def train(
 
 @dataclass
 class Place:
-    """How far a run has come. A checkpoint holds this, the state of the batch source and that of the engine.
+    """The progress of a run. A checkpoint has this, the state of the batch source and that of the engine.
 
-    ``window_...`` are sums since the last line of metrics; ``best`` is the best validation so far, ``stale`` how many
-    came after it.
+    ``window_...`` are sums since the last line of metrics; ``best`` is the best validation so far, ``stale`` the number
+    of validations since then.
     """
 
     step: int = 0
@@ -97,7 +99,7 @@ class Place:
     stale: int = 0
 
     def spent(self, budget: Budget) -> float:
-        """How much of ``budget`` is used up, in its unit."""
+        """How much of ``budget`` is spent, in its unit."""
         spent = {"steps": self.step, "tokens": self.tokens, "flops": self.flops, "hours": self.seconds / 3600}
         return float(spent[budget.unit])
 
@@ -105,9 +107,10 @@ class Place:
 class _Run:
     """One call of :func:`train`; ``stack`` closes whatever it opens.
 
-    The first process alone has a run folder and a writer of checkpoints. ``validation`` is the last line of validation
-    metrics. ``started`` is where this session began, ``saved`` where it last saved. The current line of training
-    metrics began at the time ``window_start``, moved on by what was no training, with ``window_from`` tokens read.
+    Only the first process has a run folder and a writer of checkpoints. ``validation`` is the last line of validation
+    metrics. ``started`` is the place where this session began, ``saved`` where it last saved. The current line of
+    training metrics began at time ``window_start`` (shifted by time that was not training), when ``window_from`` tokens
+    had been read.
     """
 
     def __init__(
@@ -126,7 +129,7 @@ class _Run:
         self.engine = Engine(objective, recipe, self.world)
         self._check_best()
         self.folder: RunFolder | None = None
-        self.world.agree(lambda: self._claim(stack))  # after the checks: what is refused leaves no folder behind
+        self.world.agree(lambda: self._claim(stack))  # after the checks, so that a refused run leaves no folder
         self.place = Place()
         self.feed = Feed(data.source, resumed=None)
         self.validation: dict[str, Any] = {}
@@ -148,7 +151,7 @@ class _Run:
         return self.out / "checkpoints"
 
     def _check(self) -> None:
-        """Refuse what shows before anything is opened.
+        """Refuse settings that cannot work, before anything is opened.
 
         Raises:
             ConfigError: with a remedy.
@@ -160,20 +163,20 @@ class _Run:
                 f"a batch of {smallest} rows is too small for {processes} processes; give at least one row to each"
             )
         if recipe.budget.unit == "flops" and self.data.operations is None:
-            raise ConfigError("a budget in flops needs to know what a token costs; give data.operations, or steps")
+            raise ConfigError("a budget in flops needs the cost of a token; give data.operations, or a budget in steps")
 
     def _claim(self, stack: contextlib.ExitStack) -> int:
-        """Hold the run folder, which is the first process's to write."""
+        """Lock the run folder; only the first process does, because it alone writes."""
         self.folder = RunFolder(self.out, config.to_dict(self.recipe), self.data.hashes)
         stack.callback(self.folder.close)
         if self.data.tokenizer is not None:
             self.folder.keep(self.data.tokenizer)
         return 0
 
-    # The course of a run
+    # Run
 
     def finish(self) -> Outcome:
-        """Go on to the end of the budget, or to whatever stops the run before."""
+        """Train until the budget is spent, or until something stops the run."""
         recipe, place = self.recipe, self.place
         if place.step == 0:
             self._validate()
@@ -184,7 +187,7 @@ class _Run:
             if place.step % recipe.evaluation.every == 0:
                 self._validate()
             if self._is_done():
-                break  # what is saved below is the end of the run
+                break  # the run ends with what is saved below
             if stop is not None:
                 self._stop(stop)
             if self._checkpoint_due():
@@ -204,15 +207,13 @@ class _Run:
         )
 
     def _is_done(self) -> bool:
-        """Whether the budget is spent, or validations have not become better for as long as the recipe waits."""
+        """Whether the budget is spent, or the recipe's patience is exhausted."""
         patience = self.recipe.evaluation.patience
         spent = self.place.spent(self.recipe.budget) >= self.recipe.budget.amount
         return spent or patience is not None and self.place.stale >= patience
 
     def _step(self) -> int | None:
-        """One update. Returns why the run is to stop after it: a signal's number, 0 for the end of the session, or
-        None.
-        """
+        """One update. Returns the reason to stop after it: a signal's number, 0 for the end of the session, or None."""
         recipe, place, session = self.recipe, self.place, self.session
         spent = place.spent(recipe.budget)
         batch = self._next_batch(spent)
@@ -240,11 +241,11 @@ class _Run:
         return 0 if session and place.spent(session) - self.started.spent(session) >= session.amount else None
 
     def _asked(self) -> list[float]:
-        """How often each of the :data:`STOP_SIGNALS` has come to this process."""
+        """How often this process has received each of the :data:`STOP_SIGNALS`."""
         return [self.signals.count(number) for number in STOP_SIGNALS]
 
     def _next_batch(self, spent: float) -> Batch:
-        """This process's part of the next batch; where a phase or another number of rows begins, memory is empty."""
+        """This process's part of the next batch; memory is cleared when a phase or another number of rows begins."""
         recipe, place = self.recipe, self.place
         stage = recipe.stage(spent)
         moved = (stage.phase, stage.rows) != (place.phase, place.batch_rows)
@@ -255,17 +256,17 @@ class _Run:
             return self.feed.next(recipe.phases[stage.phase], stage.rows, moved=moved)
         except StopIteration:
             raise DataError(
-                f"the data ended at step {place.step}, before the budget was spent; repeat it or shorten the run"
+                f"the data ended at step {place.step}, before the budget was spent; repeat the data or shorten the run"
             ) from None
 
     def _operations(self) -> float:
-        """Per token of this phase; 0 where it is not known. Padding does not count as work."""
+        """Training FLOPs per token of this phase, without padding; 0 if unknown."""
         return self.data.operations(self.recipe.phases[self.place.phase]) if self.data.operations else 0.0
 
-    # How it ends
+    # Stop
 
     def _stop(self, number: int) -> None:
-        """Save, and raise Stopped for the signal ``number``, or for the end of the session where it is 0."""
+        """Save, and raise Stopped for the signal ``number``, or for the end of the session (0)."""
         self._save()
         self._written()
         why = signal.Signals(number).name if number else "the end of the session"
@@ -275,8 +276,10 @@ class _Run:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Where the gradient inside is found to be no number, the run ends with a line of metrics, and the error says
-        at which step and rate, and what there is to go back to.
+        """A context that explains Diverged.
+
+        If the gradient is not finite: log a last line, and raise Diverged with step, learning rate and the last good
+        checkpoint.
         """
         try:
             yield
@@ -291,10 +294,10 @@ class _Run:
                 + (f"the last checkpoint before it is {kept}" if kept else "no checkpoint had been written yet")
             ) from None
 
-    # Lines of metrics
+    # Metrics
 
     def _log(self) -> bool:
-        """A line of training metrics over the steps since the last one; False if there were none."""
+        """Write a line of training metrics for the steps since the last one; False if there were none."""
         place, engine = self.place, self.engine
         totals = engine.tally.totals(self.world)
         if not place.window_positions:
@@ -312,7 +315,7 @@ class _Run:
         return True
 
     def _training_line(self, totals: Mapping[str, Mapping[str, float]], *, took: float) -> dict[str, Any]:
-        """What docs/training.md says of a line of training metrics, over ``took`` seconds."""
+        """A line of training metrics over ``took`` seconds, as docs/training.md describes it."""
         place, engine = self.place, self.engine
         speed = (place.tokens - self.window_from) / took
         return {
@@ -336,7 +339,7 @@ class _Run:
         }
 
     def _show(self, line: Mapping[str, Any]) -> None:
-        """Show a line of training metrics, with how much of the budget is done and the seconds to its end."""
+        """Show a line of training metrics, the spent share of the budget and the seconds to its end."""
         place, budget = self.place, self.recipe.budget
         done = min(place.spent(budget) / budget.amount, 1.0)
         gained = done - self.started.spent(budget) / budget.amount
@@ -344,8 +347,10 @@ class _Run:
         self.journal.display.update(line, done=done, left=left)
 
     def _validate(self) -> bool:
-        """A line of validation metrics, and the best weights where the recipe asks for them; False if it is there
-        already. The one before the first step shows where the run began, and keeps no weights.
+        """Write a line of validation metrics, and save the best weights if the recipe asks for them.
+
+        Returns False if this step has been validated. The line before the first step shows the start and saves no
+        weights.
         """
         data, place = self.data, self.place
         if data.validation is None and data.score is None or self.validation.get("step") == place.step:
@@ -364,11 +369,11 @@ class _Run:
             self.journal.note(f"validation  {facts(line)}")
             if place.step:
                 self._keep_best(line)
-        self.window_start += time.perf_counter() - begin  # does not count as training time
+        self.window_start += time.perf_counter() - begin  # not training time
         return True
 
     def _measured(self, batches: Iterable[Batch]) -> dict[str, Any]:
-        """The numbers of the objective on validation batches."""
+        """The objective's numbers on validation batches."""
         objective = self.engine.objective
         objective.eval()
         try:
@@ -388,13 +393,14 @@ class _Run:
         size = self.data.bytes_per_token
         return {} if size is None else dict.fromkeys(self.engine.objective.per_token, size)
 
-    # The best weights
+    # Best weights
 
     def _check_best(self) -> None:
-        """Refuse a best number that no validation gives, by its first batch; what a task's scores are is known later.
+        """Refuse an ``evaluation.best`` that no validation produces, tested on the first batch; scores of tasks are
+        known later.
 
         Raises:
-            ConfigError: with the numbers that there are.
+            ConfigError: lists the numbers of the validation.
         """
         evaluation, data = self.recipe.evaluation, self.data
         if evaluation.best is None or data.score is not None:
@@ -407,7 +413,7 @@ class _Run:
         evaluation.number(self._measured(itertools.islice(data.validation(self.recipe.phases[0]), 1)))
 
     def _keep_best(self, line: Mapping[str, Any]) -> None:
-        """Save the weights if their line of validation metrics is the best one so far."""
+        """Save the weights if their line of validation metrics is the best so far."""
         evaluation = self.recipe.evaluation
         if evaluation.best is None:
             return
@@ -422,7 +428,7 @@ class _Run:
             recipe = config.to_dict(self.recipe)
             self.writer.save("best", Snapshot(weights=weights, carried={}, state=state, recipe=recipe))
 
-    # Saving and resuming
+    # Save and resume
 
     def _checkpoint_due(self) -> bool:
         settings, place, saved = self.recipe.checkpoints, self.place, self.saved
@@ -430,7 +436,7 @@ class _Run:
         return by_steps or settings.minutes is not None and place.seconds - saved.seconds >= settings.minutes * 60
 
     def _save(self) -> None:
-        """Copy everything to CPU memory and leave the writing to a thread."""
+        """Copy everything to CPU memory; a thread writes it."""
         begin, engine = time.perf_counter(), self.engine
         with self._explained():
             engine.check()
@@ -453,13 +459,13 @@ class _Run:
         self.window_start += time.perf_counter() - begin
 
     def _written(self) -> float:
-        """Wait until the checkpoints are on disk, from where every process may read them."""
+        """Wait until the checkpoints are on disk, where every process may read them."""
         if self.writer is not None:
             self.writer.wait()
         return 0.0
 
     def _resume(self) -> None:
-        """Go on from the newest whole checkpoint, if there is one."""
+        """Continue from the newest whole checkpoint, if there is one."""
         step = int(self.world.agree(self._find))
         written: tuple[int, str | None] = (0, None)
         if step >= 0:
@@ -476,20 +482,20 @@ class _Run:
         self.journal.resume(self.place.step, *written)
 
     def _find(self) -> int:
-        """The step of the newest whole checkpoint, -1 if there is none. Damaged ones are put aside."""
+        """The step of the newest whole checkpoint, -1 if there is none. Damaged ones are renamed."""
         found, damaged = checkpoint.newest(self.checkpoints)
         if found is None and not damaged:
             self._check_unsaved()
         if damaged and found is None:
-            raise DataError(f"{damaged[0][1]}; no older checkpoint is whole: delete {self.checkpoints} to begin again")
+            raise DataError(f"{damaged[0][1]}; no older checkpoint is intact: delete {self.checkpoints} to begin again")
         for folder, why in damaged:
             assert found is not None
-            self.journal.warn(f"{why}; going on from {found.name}")
+            self.journal.warn(f"{why}; continuing from {found.name}")
             checkpoint.put_aside(folder)
         return -1 if found is None else int(found.name.removeprefix("step-"))
 
     def _check_unsaved(self) -> None:
-        """Say that a run without checkpoints begins again; refuse it where the link to the newest one is left.
+        """Report that a run without checkpoints begins again; refuse it if a link to a lost checkpoint exists.
 
         Raises:
             DataError: names the link.
@@ -497,8 +503,8 @@ class _Run:
         latest, metrics = self.checkpoints / "latest", self.out / METRICS
         if latest.is_symlink():
             raise DataError(
-                f"{latest}: the checkpoint that it points to is gone, and there is no other; restore it to resume, or "
+                f"{latest}: points to a missing checkpoint, and there is no other; restore it to resume, or "
                 f"delete {self.checkpoints} to begin again"
             )
         if metrics.exists() and metrics.stat().st_size:
-            self.journal.warn(f"{self.out}: was begun and has no checkpoint to resume from; it begins again at step 0")
+            self.journal.warn(f"{self.out}: an earlier session left no checkpoint; the run begins again at step 0")

@@ -1,4 +1,4 @@
-"""The networks of a pretraining recipe, fitted to a tokenizer, and their objective."""
+"""The networks of a pretraining recipe, adapted to a tokenizer, and their objective."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 
 
 def fit(recipe: Recipe, tokenizer: Tokenizer, *, resumed: Path | None = None) -> Recipe:
-    """The recipe with the vocabulary size of ``tokenizer``; cut-offs of an adaptive softmax that lie beyond it go.
+    """The recipe with the vocabulary size of ``tokenizer``; an adaptive softmax loses cut-offs beyond that size.
 
-    A recipe that continues a model takes up what its weights need, such as a larger word table; of a run that is
-    ``resumed``, its own record says what that is.
+    A recipe that continues a model takes over what the weights need, such as a larger word table. For a run that is
+    ``resumed``, the run's own record determines that.
 
     Raises:
-        ConfigError: a table of segments is too short for the rows, or the model to continue has another architecture,
+        ConfigError: a segment table is too short for the rows, or the model to continue has another architecture,
             tokenizer, or no generator.
     """
     check_segments(recipe, tokenizer, model=recipe.model, generator=recipe.generator)
@@ -51,7 +51,7 @@ def fit(recipe: Recipe, tokenizer: Tokenizer, *, resumed: Path | None = None) ->
         return recipe
     given, other = _given(recipe, tokenizer, resumed)
     if given is None:
-        return recipe  # another kind of run, which its folder will say
+        return recipe  # another kind of run; opening the folder will refuse it
     model = continuing(recipe.model, given, recipe.init_from)
     if recipe.generator is None:
         return replace(recipe, model=model)
@@ -61,8 +61,10 @@ def fit(recipe: Recipe, tokenizer: Tokenizer, *, resumed: Path | None = None) ->
 
 
 def _given(recipe: Recipe, tokenizer: Tokenizer, resumed: Path | None) -> tuple[ModelConfig | None, ModelConfig | None]:
-    """Of what architecture the weights to continue are, and those of a generator: of the model in ``init_from``, or as
-    the record of the ``resumed`` run has them, since that model may be gone by now.
+    """The architectures of the model and the generator to continue, or None.
+
+    Read from the model in ``init_from``, or from the record of the ``resumed`` run, because that model may have been
+    deleted.
     """
     if resumed is None:
         model, generator = source_of(recipe, tokenizer)
@@ -73,7 +75,7 @@ def _given(recipe: Recipe, tokenizer: Tokenizer, resumed: Path | None) -> tuple[
 
 
 def check_segments(recipe: Recipe, tokenizer: Tokenizer, **networks: ModelConfig | None) -> None:
-    """Refuse networks whose table of segments lacks those that the tokenizer's rows have."""
+    """Refuse networks whose segment table is smaller than the number of segments in the tokenizer's rows."""
     rows, needed = recipe.rows, 1
     if isinstance(rows, XLNetStreams) or tokenizer.framing == "xlnet" and not isinstance(rows, ContiguousStreams):
         needed = 3  # A, B, and <cls>
@@ -89,8 +91,9 @@ def check_segments(recipe: Recipe, tokenizer: Tokenizer, **networks: ModelConfig
 
 
 def build_objective(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, *, resumed: bool = False) -> Objective:
-    """The networks of a recipe that was :func:`fit`, under its objective: fresh from the seed or from ``init_from``,
-    which a ``resumed`` run does not read again.
+    """The objective of a recipe returned by :func:`fit`, with its networks.
+
+    Weights are fresh from the seed or from ``init_from``; a ``resumed`` run does not read ``init_from`` again.
     """
     settings, teacher = recipe.objective, None
     if isinstance(settings, DistillSettings):
@@ -104,7 +107,7 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, *, res
 
 
 def bare_objective(recipe: Recipe) -> Objective:
-    """The objective of a recipe over networks whose weights are not set yet; it can make no batches."""
+    """The objective of a recipe over networks without weights; it cannot make batches."""
     settings, size = recipe.objective, recipe.model.encoder.vocab
     second = None if recipe.generator is None else Model(recipe.generator)
     if isinstance(settings, DistillSettings):

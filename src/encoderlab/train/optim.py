@@ -1,7 +1,7 @@
-"""AdamW, BERT's Adam without bias correction, LAMB and Muon; what weight decay leaves alone, and rates by layer.
+"""AdamW, BERT's Adam without bias correction, LAMB and Muon; exemptions from weight decay, and learning rates by layer.
 
-State is the running averages ``exp_avg`` and ``exp_avg_sq`` under the parameter's name (of Muon's matrices the first
-alone) and nothing else, so that the optimisers share one checkpoint layout. Under FSDP2 each process updates its own
+State is the running averages ``exp_avg`` and ``exp_avg_sq`` under the parameter's name (for Muon's matrices only the
+first) and nothing else, so that the optimisers share one checkpoint layout. Under FSDP2 each process updates its own
 shards.
 """
 
@@ -24,17 +24,17 @@ from encoderlab.nn.encoder import Encoder
 
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS = (3.4445, -4.7750, 2.0315), 5
-MUON_RMS = 0.2  # of an update at rate 1, about that of AdamW's
+MUON_RMS = 0.2  # RMS of an update at rate 1, about that of AdamW
 UNCORRECTED = 2.0**24  # a step count at which Adam's bias corrections are exactly 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDecay:
-    """Rate times ``decay ** (L + offset - depth)``: depth 0 for embeddings, i + 1 for layer i (0-based); heads keep
-    the whole rate.
+    """Multiply the rate of a parameter by ``decay ** (L + offset - depth)`` (ELECTRA; XLNet).
 
-    Offset 2 is ELECTRA's and ConvBERT's code, which gives the top layer ``decay ** 2`` (google-research/electra#51);
-    1 is what was intended; 0 is XLNet's, whose top layer has the whole rate.
+    Depth is 0 for embeddings, i + 1 for layer i (from 0); heads have the full rate. Offset 2 is ELECTRA's and
+    ConvBERT's code, which gives the top layer ``decay ** 2`` (google-research/electra#51); 1 is what was intended; 0 is
+    XLNet's, whose top layer has the full rate.
     """
 
     decay: float = 0.8
@@ -47,8 +47,10 @@ class LayerDecay:
 
 @dataclass(frozen=True, kw_only=True)
 class _Adam:
-    """``no_decay`` names what weight decay leaves alone, by kind of module: the parameters of norms, and bias vectors
-    of any module.
+    """Fields common to all optimisers.
+
+    ``no_decay`` names the parameters without weight decay, by kind: parameters of norms, and bias vectors of any
+    module.
     """
 
     lr: float = 1e-4
@@ -63,19 +65,19 @@ class _Adam:
             raise ConfigError(f"lr {self.lr} is not positive and finite; give a rate such as 1e-4")
         if not 0 < self.eps < math.inf or not 0 <= self.weight_decay < math.inf:
             raise ConfigError(
-                f"eps {self.eps} and weight_decay {self.weight_decay} are no small positive number and no decay; "
-                "give an eps such as 1e-6, and a finite decay of 0 or more"
+                f"eps {self.eps} or weight_decay {self.weight_decay} is out of range; "
+                "give a small positive eps such as 1e-6, and a finite decay of 0 or more"
             )
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(
-                f"betas {self.betas} are no decay rates; give two numbers from 0 up to, but not including, 1"
-            )
+            raise ConfigError(f"betas are {self.betas}; give two numbers from 0 up to, not including, 1")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(_Adam):
-    """Adam with bias correction and decoupled decay (Kingma and Ba, 2015; Loshchilov and Hutter, 2019). RoBERTa,
-    DistilBERT, fine-tuning.
+    """Adam with bias correction and decoupled weight decay (Kingma and Ba, 2015; Loshchilov and Hutter, 2019).
+
+    ``w -= lr (m^ / (sqrt(v^) + eps) + wd w)`` with bias-corrected averages m^, v^ of gradients and their squares.
+    RoBERTa, DistilBERT, fine-tuning.
     """
 
     kind: Literal["adamw"] = "adamw"
@@ -83,8 +85,9 @@ class AdamW(_Adam):
 
 @dataclass(frozen=True, kw_only=True)
 class BertAdam(_Adam):
-    """``w -= lr (m / (sqrt(v) + eps) + wd w)`` without bias correction. BERT, ELECTRA, ConvBERT, XLNet, DeBERTa
-    pretraining.
+    """Adam without bias correction, ``w -= lr (m / (sqrt(v) + eps) + wd w)`` (Devlin et al., 2019, code).
+
+    BERT, ELECTRA, ConvBERT, XLNet, DeBERTa pretraining.
     """
 
     kind: Literal["bert_adam"] = "bert_adam"
@@ -92,10 +95,10 @@ class BertAdam(_Adam):
 
 @dataclass(frozen=True, kw_only=True)
 class Lamb(_Adam):
-    """BERT's direction u, scaled per tensor by ||w|| / ||u|| (You et al., 2020, without bias correction as in
-    ALBERT's code).
+    """BERT's update u, scaled per tensor by ||w|| / ||u|| (You et al., 2020; without bias correction, as in ALBERT's
+    code).
 
-    Norms and biases take the plain direction; so does a tensor whose ||w|| or ||u|| is 0.
+    Norms and biases take the unscaled update, as does a tensor whose ||w|| or ||u|| is 0.
     """
 
     kind: Literal["lamb"] = "lamb"
@@ -105,10 +108,10 @@ class Lamb(_Adam):
 class Muon(_Adam):
     """Orthogonalised momentum for the matrices of the layers (Jordan et al., 2024), AdamW for everything else.
 
-    With gradients G: ``M = momentum M + G``, ``w -= lr (0.2 sqrt(max(m, n)) O + wd w)``, where O (m, n) is
-    ``G + momentum M`` with all singular values brought near 1 by five Newton-Schulz iterations (m <= n, or transposed):
-    ``X = a X + (b X X' + c (X X')^2) X`` with a, b, c = 3.4445, -4.7750, 2.0315, from ``X = G / ||G||``. The factor
-    gives the update the root mean square of AdamW's, .2, so that one rate serves both (Liu et al., 2025, section 2.2).
+    With gradients G: ``M = momentum M + G``, ``w -= lr (0.2 sqrt(max(m, n)) O + wd w)``, where O (m, n) is ``G +
+    momentum M`` with all singular values brought near 1 by five Newton-Schulz iterations (m <= n, or transposed): ``X =
+    a X + (b X X' + c (X X')^2) X`` with a, b, c = 3.4445, -4.7750, 2.0315, from ``X = G / ||G||``. The factor 0.2 gives
+    the update the root mean square of AdamW's updates, so that one rate serves both (Liu et al., 2025, section 2.2).
     Queries, keys and values are three matrices.
 
     Cost: 5 (4 m^2 n + 2 m^3) operations per matrix and step, which budgets in FLOPs count; one moment instead of two.
@@ -121,17 +124,18 @@ class Muon(_Adam):
         super().__post_init__()
         if not 0 <= self.momentum < 1:
             raise ConfigError(
-                f"momentum is {self.momentum}; give a number from 0 up to, not including, 1 (0.95 is usual)"
+                f"momentum is {self.momentum}; give a number from 0 up to, not including, 1 (usually 0.95)"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class StableAdamW(_Adam):
-    """AdamW whose rate is divided, tensor by tensor, by ``max(1, RMS(g / sqrt(v)))``, so that a gradient much larger
-    than the average of those before it does not move the weights far (Wortsman et al., 2023, section 3.5; AdaFactor's
-    update clipping). ModernBERT; it takes the place of clipping the gradient's norm.
+    """AdamW with update clipping: each tensor's rate is divided by ``max(1, RMS(g / sqrt(v)))``.
 
-    Cost: AdamW's, and a pass over gradients and squares.
+    So a gradient much larger than the average of earlier gradients does not move the weights far (Wortsman et al.,
+    2023, section 3.5; AdaFactor's update clipping). ModernBERT; replaces clipping of the gradient's norm.
+
+    Cost: AdamW's, and one more pass over gradients and squares.
     """
 
     kind: Literal["stable_adamw"] = "stable_adamw"
@@ -142,13 +146,13 @@ Optim = AdamW | BertAdam | Lamb | Muon | StableAdamW
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters with one decay and one multiple of the rate."""
+    """Parameters with the same decay and the same multiple of the rate."""
 
     names: tuple[str, ...]
     parameters: tuple[nn.Parameter, ...]
     weight_decay: float
     rate: float
-    matrices: bool  # False for norms and biases, which LAMB leaves unscaled
+    matrices: bool  # False for norms and biases, which LAMB does not scale
     orthogonal: bool = False  # whether Muon orthogonalises its updates
 
 
@@ -156,8 +160,7 @@ def group_parameters(module: nn.Module, optim: Optim) -> list[Group]:
     """The trainable parameters of ``module``, each exactly once (tied ones under their first name).
 
     Raises:
-        ConfigError: layer-wise rates where a parameter of an encoder belongs to no layer, or where layers share
-            weights.
+        ConfigError: rates by layer, but an encoder's parameter belongs to no layer or layers share weights.
     """
     rates = _layer_rates(module, optim.layer_decay) if optim.layer_decay else {}
     hidden = _layer_matrices(module) if isinstance(optim, Muon) else set()
@@ -187,7 +190,7 @@ def group_parameters(module: nn.Module, optim: Optim) -> list[Group]:
 
 
 def _layer_matrices(module: nn.Module) -> set[str]:
-    """The names of the linear maps inside the layers of all encoders: not tables, heads, or what convolves."""
+    """The names of the linear maps inside the layers of all encoders, without tables, heads and convolutions."""
     return {
         f"{prefix}.{leaf}"
         for prefix, owner in module.named_modules()
@@ -197,19 +200,18 @@ def _layer_matrices(module: nn.Module) -> set[str]:
 
 
 def _layer_rates(module: nn.Module, settings: LayerDecay) -> dict[str, float]:
-    """The multiple of the rate for every parameter inside an encoder; what lies outside is a head and has 1."""
+    """The multiple of the rate for every parameter inside an encoder; parameters outside are heads and have 1."""
     encoders = {prefix: part for prefix, part in module.named_modules() if isinstance(part, Encoder)}
     if not encoders:
         raise ConfigError(
-            "layer-wise rates need an encoder with layers, and this model has none; set optim.layer_decay to null"
+            "layer-wise rates need an encoder with layers; this model has none: set optim.layer_decay to null"
         )
     rates = {}
     for prefix, encoder in encoders.items():
         layers = encoder.config.layers
         if encoder.config.sharing is not None:
             raise ConfigError(
-                "layer-wise rates need a layer's weights to be its own, and here layers share them; "
-                "set optim.layer_decay to null"
+                "layer-wise rates do not work for layers that share weights; set optim.layer_decay to null"
             )
         for name, _ in encoder.named_parameters():
             depth = _depth(name, layers)
@@ -218,9 +220,9 @@ def _layer_rates(module: nn.Module, settings: LayerDecay) -> dict[str, float]:
 
 
 def _depth(name: str, layers: int) -> int:
-    """The depth of a parameter, as :class:`LayerDecay` counts.
+    """The depth of a parameter, see :class:`LayerDecay`.
 
-    0 for the embeddings and for tables that all layers share, i + 1 for layer i (0-based) and what is added to its
+    0 for the embeddings and for tables that all layers share, i + 1 for layer i (from 0) and what is added to its
     output, L for the last norm.
     """
     if match := re.match(r"blocks\.(\d+)\.", name):
@@ -236,7 +238,7 @@ def _depth(name: str, layers: int) -> int:
 
 
 class Shards(NamedTuple):
-    """The parameters of a group that have gradients, as this process's tensors; all lists are in one order.
+    """The parameters of a group that have gradients, as this process's tensors; all lists have the same order.
 
     ``means`` and ``squares`` are the running averages of the gradients and of their squares.
     """
@@ -249,7 +251,7 @@ class Shards(NamedTuple):
 
 
 class Optimizer:
-    """An optimiser of :data:`Optim` over groups; the rate is given to each step."""
+    """An optimiser of :data:`Optim` over groups of parameters; each step gets its rate."""
 
     def __init__(self, groups: list[Group], optim: Optim) -> None:
         sharded = any(isinstance(p, DTensor) for group in groups for p in group.parameters)
@@ -265,7 +267,7 @@ class Optimizer:
             for name, parameter in zip(group.names, group.parameters, strict=True)
         }
         self.steps = 0
-        """Updates so far, which AdamW's bias correction needs."""
+        """Number of updates so far, for AdamW's bias correction."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -281,13 +283,14 @@ class Optimizer:
     def step(
         self, lr: float, *, grad_scale: Tensor | None = None, skip: Tensor | None = None, counted: bool = False
     ) -> None:
-        """One update with rate ``lr`` of the parameters that have gradients, which are overwritten.
+        """Update the parameters that have gradients, with rate ``lr``; overwrites the gradients.
 
         Args:
+            lr: learning rate.
             grad_scale: divides the gradients first.
-            skip: nothing changes where it is 1. Both are float scalars on the parameters' device, so that neither
-                clipping nor a gradient that is not finite waits for it.
-            counted: the step has been counted, by an earlier call for other parameters.
+            skip: 1 leaves all parameters unchanged. Both are float scalars on the parameters' device, so that neither
+                clipping nor a gradient that is not finite makes the host wait.
+            counted: an earlier call, for other parameters, has counted this step.
         """
         self.steps += not counted
         for group in self.groups:
@@ -306,7 +309,7 @@ class Optimizer:
             update(group, shards, lr, grad_scale, skip)
 
     def _adam(self, group: Group, shards: Shards, lr: float, grad_scale: Tensor | None, skip: Tensor | None) -> None:
-        """One fused pass over memory; BERT's Adam is AdamW at a step count where both corrections have become 1."""
+        """One fused pass over memory; BERT's Adam is AdamW at a step count at which both corrections are 1."""
         count = float(self.steps) if isinstance(self.optim, (AdamW, Muon)) else UNCORRECTED
         step = torch.full((), count, device=shards.weights[0].device)
         torch._fused_adamw_(
@@ -374,13 +377,13 @@ class Optimizer:
         torch._foreach_add_(weights, update, alpha=-lr * group.rate)
 
     def _muon(self, group: Group, shards: Shards, lr: float, grad_scale: Tensor | None, skip: Tensor | None) -> None:
-        """The formula of :class:`Muon`; matrices of one shape go through the iterations together."""
+        """The formula of :class:`Muon`; matrices of equal shape are iterated together."""
         assert isinstance(self.optim, Muon)
         names, weights, grads, means, _ = shards
         left_out = _prepare(grads, grad_scale, skip)
         torch._foreach_mul_(means, torch.where(left_out, 1.0, self.optim.momentum))
         torch._foreach_add_(means, grads)
-        torch._foreach_add_(grads, means, alpha=self.optim.momentum)  # Nesterov's
+        torch._foreach_add_(grads, means, alpha=self.optim.momentum)  # Nesterov momentum
         rate = torch.where(left_out, 0.0, lr * group.rate)
         shapes: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
         for name, weight, grad in zip(names, weights, grads, strict=True):
@@ -393,9 +396,9 @@ class Optimizer:
             for (weight, _), update in zip(pairs, updates.unbind(), strict=True):
                 weight.add_(update * factor)
 
-    @cached_property  # the loop asks at every step
+    @cached_property  # because the loop asks at every step
     def operations(self) -> float:
-        """Floating-point operations of one update, where they are products: Muon's iterations."""
+        """FLOPs of one update's matrix products: Muon's iterations."""
         sizes = [
             (min(part.shape), max(part.shape))
             for group in self.groups
@@ -407,10 +410,10 @@ class Optimizer:
 
     @torch.no_grad()
     def update_ratio(self, lr: float) -> Tensor:
-        """||last update|| / ||weights|| over all matrices, without weight decay, float32 scalar; healthy encoders have
-        1e-4 to 1e-2. Reads moments and weights once. Under LAMB it is the rate, by construction; of Muon's
-        matrices the update's root mean square is taken for what it is brought near to; StableAdamW's is what its
-        update would be with the whole rate.
+        """||last update|| / ||weights|| over all matrices, without weight decay, float32 scalar.
+
+        Healthy encoders have 1e-4 to 1e-2. Reads moments and weights once. For LAMB it equals the rate; for Muon's
+        matrices the nominal root mean square of the update is used; for StableAdamW the update at the full rate.
         """
         if isinstance(self.optim, Lamb):
             return torch.tensor(lr)
@@ -436,8 +439,10 @@ class Optimizer:
 
 
 def _prepare(grads: list[Tensor], grad_scale: Tensor | None, skip: Tensor | None) -> Tensor:
-    """Divide the gradients by ``grad_scale``, and make them 0 where the step is left out: a bool scalar that is
-    returned, because the host does not know it. Factors that change nothing leave the step out then.
+    """Divide the gradients by ``grad_scale``, and set them to 0 if the step is skipped.
+
+    Returns on the device whether it is skipped, because the host does not know; a skipped step then uses factors that
+    change nothing.
     """
     left_out = torch.zeros((), dtype=torch.bool, device=grads[0].device) if skip is None else skip.bool()
     if grad_scale is not None:
@@ -448,8 +453,10 @@ def _prepare(grads: list[Tensor], grad_scale: Tensor | None, skip: Tensor | None
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """``matrices`` (N, m, n) with singular values brought to about .7 to 1.2, and their singular vectors as they are
-    (:class:`Muon`). A matrix of zeros stays one. In bfloat16 on a GPU, where that loses nothing (Jordan et al., 2024).
+    """``matrices`` (N, m, n) with singular values brought to about 0.7 to 1.2 and the same singular vectors
+    (:class:`Muon`).
+
+    Matrices of zeros stay zero. On a GPU in bfloat16, which loses nothing (Jordan et al., 2024).
     """
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     tall = x.shape[-2] > x.shape[-1]
@@ -464,7 +471,7 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 
 def _published_tensors(name: str, tensor: Tensor) -> tuple[Tensor, ...]:
-    """The tensors of the original implementation that ``tensor`` holds, as views."""
+    """The original implementation's tensors inside ``tensor``, as views."""
     return tensor.chunk(3) if name.rsplit(".", 1)[-1] == "qkv" else (tensor,)
 
 
@@ -475,7 +482,7 @@ def local(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def global_norm(parameters: list[nn.Parameter]) -> Tensor:
-    """The L2 norm of all gradients together, float32 scalar, over all shards."""
+    """The L2 norm of all gradients together over all shards, float32 scalar."""
     grads = [local(p.grad) for p in parameters if p.grad is not None]
     norms = torch.stack([norm.float() for norm in torch._foreach_norm(grads)])
     if not any(isinstance(p, DTensor) for p in parameters):

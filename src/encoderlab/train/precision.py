@@ -1,4 +1,4 @@
-"""Reduced precision: the context of a forward pass, and matrix products where a processor has no fast ones."""
+"""Reduced precision: the context of a forward pass, and matrix products on processors without fast instructions."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ def precision(name: Precision, device: torch.device) -> contextlib.AbstractConte
 
 
 def instructions(name: Precision, device: torch.device) -> bool:
-    """Whether ``device`` has instructions for products in ``name``; without, torch's own take 10 to 40 times as long as
-    in single precision. Processors other than x86 are taken to have them."""
+    """Whether ``device`` has instructions for products in ``name``.
+
+    Without them, torch's products take 10 to 40 times as long as in float32. Processors other than x86 are assumed to
+    have them.
+    """
     if name == "fp32" or device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
         return True
     cpu = torch.cpu
@@ -37,36 +40,41 @@ def instructions(name: Precision, device: torch.device) -> bool:
 
 
 def widened(name: Precision, device: torch.device) -> bool:
-    """Whether matrix products in ``name`` are computed in float32 here, because there are no fast ones."""
+    """Whether products in ``name`` are computed in float32 on this device, because that is faster."""
     slow = name == "bf16" and device.type == "cpu" and _at_half_speed()
     return slow or not instructions(name, device)
 
 
 def _at_half_speed() -> bool:
-    """Whether the bf16 instructions of AVX-512 are slower than those of float32, 84 and 160 GFLOP/s a core: on Intel's
-    cores with AVX512-FP16, which leave bf16 to AMX, where a virtual machine hides that. AMD's have twice the speed."""
+    """Whether the bf16 instructions of AVX-512 are slower than float32 (84 against 160 GFLOP/s per core).
+
+    That is so on Intel's cores with AVX512-FP16, which are made for AMX, if a virtual machine hides AMX. AMD's
+    instructions are twice as fast as float32.
+    """
     processor = build.processor()
     return "GenuineIntel" in processor and "avx512_fp16" in processor and not torch.cpu._is_amx_tile_supported()
 
 
 def caution(name: Precision, device: torch.device) -> str | None:
-    """What to say where the precision gives nothing that one may expect of it, or None."""
+    """A warning if the precision brings no speed on this device, or None."""
     if not widened(name, device):
         return None
     if name == "bf16":
-        return "precision=bf16 saves memory but no time here: this processor's products are fastest in fp32"
+        return "precision=bf16 saves memory but no time: this processor's products are fastest in fp32"
     return f"precision={name} will be slower than fp32: this processor has no {name} instructions; set precision=fp32"
 
 
 def products(name: Precision, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """The context of forward and backward passes in which products are :func:`widened` where they should be."""
+    """The context of forward and backward passes; products are :func:`widened` in it if that is faster."""
     return WideProducts() if widened(name, device) else contextlib.nullcontext()
 
 
 class WideProducts(TorchDispatchMode):
-    """Matrix products of bfloat16 and float16 tensors are computed in float32 and rounded once, which is what such
-    instructions do: products of 8 or 11 bits are exact in float32, and so are sums, up to its rounding. Those of
-    bfloat16 matrices are a kernel's, the others torch's on copies in float32."""
+    """Compute matrix products of bfloat16 and float16 tensors in float32 and round once, as hardware instructions do.
+
+    Products of 8 or 11 bits are exact in float32, and so are sums up to its rounding. Products of bfloat16 matrices use
+    a kernel; others use torch on float32 copies.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

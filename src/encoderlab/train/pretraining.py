@@ -1,4 +1,4 @@
-"""Pretraining: a recipe and a corpus to a run folder and a model."""
+"""Pretraining: from a recipe and a corpus to a run folder and a model."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ def pretrain(
     peak: Callable[[Recipe], float] | None = None,
     score: Callable[[Recipe, Objective], Callable[[], Mapping[str, float]] | None] | None = None,
 ) -> Outcome:
-    """Train as ``recipe`` says on the corpus folder ``corpus``, in the run folder ``out``; run it again to resume.
+    """Pretrain ``recipe`` on the corpus folder ``corpus`` in the run folder ``out``; call it again to resume.
 
-    The result lies in ``out/model`` (``out/model/generator`` and ``out/model/discriminator`` for two networks).
-    ``peak`` measures the operations per second of one device, of which the run then shows its share. ``score`` opens
-    what the recipe has validated besides the losses (:func:`encoderlab.measure.pairs.validation.validation_scores`).
+    The result is in ``out/model`` (``out/model/generator`` and ``out/model/discriminator`` for two networks). ``peak``
+    measures the FLOP/s of one device; the run then shows its share of it. ``score`` opens further validation scores
+    (:func:`encoderlab.measure.pairs.validation.validation_scores`).
 
     Raises:
-        ConfigError: the recipe makes no sense, or does not fit corpus or folder; found before any work.
-        DataError: the corpus is too small, or a file of it has changed (all are hashed, about a second per GB), or the
-            checkpoints of a finished run are gone.
+        ConfigError: the recipe cannot work, or does not fit corpus or folder; raised before any work.
+        DataError: the corpus is too small, one of its files has changed (all are hashed, about a second per GB), or the
+            checkpoints of a finished run are missing.
     """
     check(recipe)
     if recipe.evaluation.pairs is not None and score is None:
         raise ConfigError(
-            "evaluation.pairs needs a scorer of minimal pairs; give score=validation_scores, or set it to null"
+            "evaluation.pairs needs a scorer of minimal pairs; give score=validation_scores, or set pairs to null"
         )
     text = Corpus(corpus)
     tokenizer = Tokenizer.load(text.tokenizer_path)
-    resumed = any((out / "checkpoints").glob("step-*"))  # it holds all weights, so init_from may be gone by now
+    resumed = any((out / "checkpoints").glob("step-*"))  # checkpoints have all weights; init_from may be gone
     if not resumed and (out / RECIPE).exists() and (out / "model").exists():
         raise DataError(
-            f"{out / 'checkpoints'}: holds no checkpoint, though the run has come to its model; restore one, delete "
+            f"{out / 'checkpoints'}: has no checkpoint, although the run has finished; restore one, delete "
             f"{out} to train again, or choose another output folder"
         )
     recipe = fit(recipe, tokenizer, resumed=out if resumed else None)
@@ -65,7 +65,7 @@ def pretrain(
         data = replace(data, score=score(recipe, objective))
     outcome = train(objective, recipe, data, out, session=session, peak=peak(recipe) if peak else None)
     if join(recipe.execution.device).main:
-        if recipe.execution.parallel == "fsdp":  # this process has only shards; the checkpoint has it all
+        if recipe.execution.parallel == "fsdp":  # this process has only shards; the checkpoint has everything
             objective = build_objective(recipe, tokenizer, text, resumed=True)
             checkpoint.load_result(objective, outcome.checkpoint)
         save_models(objective, tokenizer, out)
@@ -73,7 +73,7 @@ def pretrain(
 
 
 def _verified(corpus: Path) -> float:
-    """Once in a session, on one process: a changed token would be trained on, and nothing would show it."""
+    """Verify the corpus once per session on one process, because training would not notice a changed token."""
     verify(corpus)
     return 0.0
 
@@ -86,8 +86,8 @@ def save_models(objective: Objective, tokenizer: Tokenizer, out: Path) -> None:
 
 
 def models_at(folder: Path) -> dict[str, Model]:
-    """The models as the checkpoint ``folder`` of a run has them, by the names of :meth:`Objective.models`, with the
-    tokenizer that lies in the run.
+    """The models in the checkpoint ``folder`` of a run, by the names of :meth:`Objective.models`, with the run's
+    tokenizer.
 
     Raises:
         DataError: the checkpoint is damaged, or not one of pretraining.
@@ -95,7 +95,7 @@ def models_at(folder: Path) -> dict[str, Model]:
     checkpoint.verify(folder)
     kept = read_file(folder / checkpoint.RECIPE)
     if "objective" not in kept:
-        raise DataError(f"{folder}: is no checkpoint of pretraining; run the command that wrote it again to finish it")
+        raise DataError(f"{folder}: not a checkpoint of pretraining; to finish its run, repeat the run's command")
     objective = bare_objective(from_dict(Recipe, kept))
     checkpoint.load_result(objective, folder)
     models = {name: model.eval() for name, model in objective.models().items()}

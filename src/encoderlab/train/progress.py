@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one bar on a terminal, plain lines elsewhere; always on standard error."""
+"""The display of a run: one bar on a terminal, plain lines elsewhere; always on standard error."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from encoderlab.errors import MissingDependency
 from encoderlab.train.units import clock, quantity
 
-PLAIN_SECONDS = 10.0  # between two plain lines; the first comes at once
+PLAIN_SECONDS = 10.0  # between two plain lines; the first is shown at once
 
 
 class Display:
-    """Shows metrics lines; ``visible`` False shows nothing (processes other than the first). ``NO_COLOR`` and ``CI``
-    are honoured.
+    """Shows lines of metrics; ``visible`` False shows nothing (processes other than the first).
+
+    Respects ``NO_COLOR`` and ``CI``.
     """
 
     def __init__(self, title: str, *, visible: bool = True) -> None:
@@ -48,7 +49,7 @@ class Display:
             self.say(f"{self.title} {done:4.0%}  {facts(line)}  {clock(left)} left")
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays on the terminal."""
         if self._bar is not None:
             self._bar.console.print(text)
         elif self.visible:
@@ -60,7 +61,7 @@ class Display:
 
 
 class Board:
-    """Every number of the metrics as a TensorBoard curve, from ``step`` on."""
+    """Writes every number of the metrics as a TensorBoard curve, from ``step`` on."""
 
     def __init__(self, folder: Path, step: int) -> None:
         try:
@@ -86,7 +87,7 @@ def facts(line: Mapping[str, Any]) -> str:
     for name, loss in losses.items():
         share = f" ({accuracy[name]:.1%})" if name in accuracy else ""
         if len(losses) > 1 or share:
-            words.append(f"{name}{f' {loss:.3f}' if loss else ''}{share}")  # a term that is only counted has no loss
+            words.append(f"{name}{f' {loss:.3f}' if loss else ''}{share}")  # terms that are only counted have no loss
     words += [f"{name} {value:.4f}" for name, value in list(line.get("scores", {}).items())[:3]]
     if "lr" in line:
         words.append(f"lr {line['lr']:.1e}")

@@ -1,5 +1,6 @@
-"""Everything that determines a training run, as frozen data that goes to JSON and back: what all runs share
-(:class:`Training`), and a pretraining run (:class:`Recipe`).
+"""Everything that determines a training run, as frozen data that can be written as JSON.
+
+:class:`Training` is what all runs share, :class:`Recipe` a pretraining run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SEEDS = 2**63 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How long to train; the learning rate decays to the end of it."""
+    """How long to train: ``amount`` in ``unit``; the learning rate decays to the end of it."""
 
     amount: float = 1_000_000
     unit: Literal["steps", "tokens", "flops", "hours"] = "steps"
@@ -36,15 +37,15 @@ class Budget:
                 f"a budget of {self.amount:g} {self.unit} is not positive and finite; give a number above 0"
             )
         if self.unit == "steps" and self.amount % 1:
-            raise ConfigError(f"a budget of {self.amount:g} steps is no whole number; give one")
+            raise ConfigError(f"a budget of {self.amount:g} steps is not a whole number; give whole steps")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A stretch of the budget.
+    """A part of the budget with its own length and number of rows.
 
     Args:
-        length: tokens of a row.
+        length: of a row, in tokens.
         rows: per step, over all processes.
         share: of the budget.
     """
@@ -56,16 +57,16 @@ class Phase:
     def __post_init__(self) -> None:
         for name in ("length", "rows"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"phase {name} {getattr(self, name)} is not positive; give at least 1")
+                raise ConfigError(f"phase {name} {getattr(self, name)} is below 1; give at least 1")
         if not 0 < self.share <= 1:
             raise ConfigError(
-                f"phase share {self.share} is not above 0 and at most 1; the shares of all phases add up to 1"
+                f"phase share {self.share} is not above 0 and at most 1; the shares of all phases must add up to 1"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ramp:
-    """Batches grow from ``rows`` by doubling, in equal stretches over the first ``share`` of the budget."""
+    """Batches start at ``rows`` and double at equal intervals over the first ``share`` of the budget."""
 
     rows: int = 32
     share: float = 0.1
@@ -75,18 +76,18 @@ class Ramp:
             raise ConfigError(f"ramp share {self.share} is not above 0 and at most 1; 0.1 of the budget is usual")
 
     def rows_at(self, done: float, goal: int) -> int:
-        """Rows of a batch after share ``done`` of the budget, on the way to ``goal``."""
+        """Rows of a batch after share ``done`` of the budget; ``goal`` is the final number."""
         doublings = max(1, math.ceil(math.log2(goal / self.rows)))
         return goal if done >= self.share else min(goal, self.rows << int(done / self.share * doublings))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Average:
-    """An exponential moving average of the weights, ``a = d a + (1 - d) w`` after every step. It is what is validated
-    and what the run ends with (Polyak and Juditsky, 1992; Izmailov et al., 2018).
+    """An exponential moving average of the weights, ``a = d a + (1 - d) w`` after every step.
 
+    It is validated instead of the weights, and is the run's result (Polyak and Juditsky, 1992; Izmailov et al., 2018).
     ``d = min(decay, (1 + t) / (10 + t))`` after t steps, so that the first weights are soon forgotten. Costs one pass
-    over the weights a step and a second copy of them.
+    over the weights per step and a second copy of them.
     """
 
     decay: float = 0.999
@@ -96,7 +97,7 @@ class Average:
             raise ConfigError(f"average.decay is {self.decay}; give a number between 0 and 1, such as 0.999")
 
     def at(self, steps: int) -> float:
-        """The share of the old average after ``steps`` steps."""
+        """d after ``steps`` steps."""
         return min(self.decay, (1 + steps) / (10 + steps))
 
 
@@ -106,7 +107,7 @@ class PairSample:
 
     Args:
         data: files or folders of pairs.
-        size: how many of them, as many of each paradigm; the same ones in every run.
+        size: number of pairs, equally many per paradigm; the same pairs in every run.
     """
 
     data: tuple[str, ...]
@@ -121,15 +122,15 @@ class PairSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Validation while a run goes on, and at its end.
+    """Validation during a run and at its end.
 
     Args:
-        every: steps from one validation to the next.
-        rows: how many are validated on.
-        best: ``loss``, or an accuracy or score of the validation such as ``f1``. The weights where the loss was lowest,
-            or that number highest, are kept in ``checkpoints/best``; None keeps none.
-        patience: the run ends after so many validations in a row that were not the best; None never ends it.
-        pairs: minimal pairs to score besides, as ``scores.minimal_pairs``: the accuracy of the model's first measure.
+        every: steps between validations.
+        rows: number of rows to validate on.
+        best: ``loss``, or an accuracy or score of the validation such as ``f1``. The weights with the lowest loss, or
+            the highest other number, are kept in ``checkpoints/best``; None keeps none.
+        patience: end the run after this many validations in a row without a new best; None never does.
+        pairs: also score minimal pairs, as ``scores.minimal_pairs``: the accuracy of the model's first measure.
     """
 
     every: int = 1000
@@ -140,27 +141,25 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.rows < 1:
-            raise ConfigError(
-                f"evaluation every {self.every} steps on {self.rows} rows is none; give at least 1 of each"
-            )
+            raise ConfigError(f"evaluation every {self.every} steps on {self.rows} rows; give at least 1 of each")
         check_least(self, 1, "patience")
         if self.patience is not None and self.best is None:
-            raise ConfigError("patience waits for a better validation; set evaluation.best to the number that counts")
+            raise ConfigError("patience needs a number to improve; set evaluation.best, such as to loss")
 
     def number(self, line: Mapping[str, Any]) -> float:
-        """What a line of validation metrics has under the name in ``best``.
+        """The number of a line of validation metrics that ``best`` names.
 
         Raises:
-            ConfigError: it has no such number.
+            ConfigError: the line has no such number.
         """
         wanted = self.best or ""
         numbers = {"loss": line.get("loss")} | line.get("accuracy", {}) | line.get("scores", {})
         if numbers.get(wanted) is None:
-            raise ConfigError(f"evaluation.best {wanted!r} is no number of the validation{nearest(wanted, numbers)}")
+            raise ConfigError(f"evaluation.best {wanted!r} is not a number of the validation{nearest(wanted, numbers)}")
         return float(numbers[wanted])
 
     def improves(self, value: float, on: float | None) -> bool:
-        """Whether ``value`` is better than ``on``, the best number so far if there is one; NaN is not."""
+        """Whether ``value`` is better than ``on``, the best number so far or None; NaN is not."""
         if on is None or not math.isfinite(on):
             return True
         return value < on if self.best == "loss" else value > on
@@ -168,11 +167,11 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """When the state of a run is saved; it is saved at the end too.
+    """When to save the state of a run; it is always saved at the end.
 
     Args:
-        minutes, steps: save when so many have passed since the last time; None: not for that reason.
-        keep: how many checkpoints stay, the newest.
+        minutes, steps: save this long after the last save; None disables that rule.
+        keep: number of newest checkpoints to keep.
     """
 
     minutes: float | None = 5.0
@@ -187,19 +186,19 @@ class Checkpoints:
         for name in ("minutes", "steps"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ConfigError(f"checkpoints.{name} {value} is not positive; give a distance, or null for none")
+                raise ConfigError(f"checkpoints.{name} {value} is not positive; give an interval, or null for none")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How a run is computed, without influence on what is computed; may change when it is resumed.
+    """How a run is computed, without effect on the result; may change when the run is resumed.
 
     Args:
-        device: ``auto`` takes a GPU where there is one.
+        device: ``auto`` takes a GPU if there is one.
         micro_rows: rows per forward pass and process; None takes all of a process's rows at once.
         compile: run the layers through ``torch.compile``.
         parallel: how processes share the work under torchrun: each has all weights (``ddp``) or a part (``fsdp``).
-        tensorboard: write the metrics for TensorBoard too.
+        tensorboard: also write the metrics for TensorBoard.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -216,7 +215,7 @@ class Execution:
 
 
 class Stage(NamedTuple):
-    """What a step needs to know of its place in the budget."""
+    """The settings of a step that depend on how much of the budget is spent."""
 
     phase: int
     rows: int
@@ -224,13 +223,16 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How to train any objective: the part that pretraining and fine-tuning share.
+    """How to train any objective: the fields that pretraining and fine-tuning share.
 
     Args:
         clip: largest global norm of the gradient; None for no clipping.
-        average: validate, and end with, an average of the weights instead of the last ones.
+        average: validate, and return, an average of the weights instead of the last weights.
         precision: bf16 and fp16 compute under autocast with fp32 weights, fp16 with a dynamic loss scale.
         log_every: steps between two lines of training metrics.
+
+    Raises:
+        ConfigError: values out of range or that do not fit together.
     """
 
     budget: Budget = Budget()
@@ -264,10 +266,10 @@ class Training:
             )
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(f"clip {self.clip} is not positive; give a norm such as 1.0, or null for no clipping")
-        if not -SEEDS <= self.seed < SEEDS:  # the seed after it is that of a second network
+        if not -SEEDS <= self.seed < SEEDS:  # a second network uses the next seed
             raise ConfigError(f"seed {self.seed} does not fit 64 bits; choose one below {SEEDS}")
         if self.log_every < 1:
-            raise ConfigError(f"log_every {self.log_every} counts steps; give at least 1")
+            raise ConfigError(f"log_every is {self.log_every} steps; give at least 1")
         smallest = min(phase.rows for phase in self.phases)
         if self.ramp is not None and not 1 <= self.ramp.rows <= smallest:
             raise ConfigError(
@@ -288,15 +290,15 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Training):
-    """Everything that determines a pretraining run, but for the corpus.
+    """Everything that determines a pretraining run, except the corpus.
 
     Args:
         generator: the second network of replaced token detection.
         rows: how rows are made of text; each phase sets their length.
-        duplicates: after so many epochs the same rows and masks come again (static masking with that duplication
-            factor); None draws every epoch afresh.
-        init_from: a model folder to continue from instead of starting fresh.
-        fresh_generator: of ``init_from``, continue the discriminator alone.
+        duplicates: repeat the same rows and masks after this many epochs (static masking with that duplication
+            factor); None draws new ones in every epoch.
+        init_from: a model folder to continue from instead of starting with fresh weights.
+        fresh_generator: continue only the discriminator of ``init_from``.
     """
 
     name: str = ""
@@ -316,7 +318,9 @@ class Recipe(Training):
         return replace(self, budget=budget, schedule=schedule)
 
     def operations(self, length: int, teacher: ModelConfig | None = None) -> float:
-        """Floating-point operations of training per token of full rows of ``length``, with the forward pass of a
-        distillation's ``teacher`` if it is given (:meth:`encoderlab.objectives.base.Settings.operations`).
+        """Training FLOPs per token of full rows of ``length``, see
+        :meth:`encoderlab.objectives.base.Settings.operations`.
+
+        ``teacher``: of a distillation, whose forward pass counts.
         """
         return self.objective.operations(self.model, self.generator or teacher, length)

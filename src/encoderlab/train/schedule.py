@@ -1,9 +1,9 @@
-"""Learning-rate schedules by name: each gives the share of the peak rate after ``spent`` of a budget of ``total``.
+"""Learning-rate schedules: each gives the share of the peak rate after ``spent`` of a budget of ``total``.
 
-The unit is that of the budget (steps, tokens, FLOPs or hours), so a rate decays to the end of whichever is given.
-``warmup`` is a share of the budget, or a number of steps if it is at least 1 (for a budget in steps). The first update
-has ``spent`` 0, as in the reference codes, and the last one of a budget of T steps has T - 1. Sources and their
-differences: Devlin et al. (google-research/bert, optimization.py), Clark et al. (google-research/electra,
+The unit is the budget's (steps, tokens, FLOPs or hours), so the rate decays to the end of the budget. ``warmup`` is a
+share of the budget, or a number of steps if it is at least 1 (for a budget in steps). The first update has ``spent`` 0,
+as in the reference codes, and the last one of a budget of T steps has T - 1. Below, t is ``spent``, T ``total`` and w
+the warm-up. Sources: Devlin et al. (google-research/bert, optimization.py), Clark et al. (google-research/electra,
 optimization.py), fairseq (polynomial_decay_schedule.py).
 """
 
@@ -18,7 +18,7 @@ from encoderlab.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class _Schedule:
-    """What all schedules have: ``warmup``, in steps where it is at least 1, else as a share of the budget."""
+    """The field of all schedules: ``warmup``, in steps if it is at least 1, else as a share of the budget."""
 
     warmup: float = 0.0
 
@@ -29,13 +29,13 @@ class _Schedule:
 
 def _check_end(end: float) -> None:
     if not 0 <= end <= 1:
-        raise ConfigError(f"schedule.end {end} is no share of the peak; give a number from 0 to 1")
+        raise ConfigError(f"schedule.end {end} is not a share of the peak; give a number from 0 to 1")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bert(_Schedule):
-    """``t / w`` while t < w, then ``1 - t / T``, measured from 0: the rate drops by w / T where the warm-up ends.
-    Also ALBERT, DeBERTa.
+    """BERT, ALBERT, DeBERTa: ``t / w`` while t < w, then ``1 - t / T``, so the rate drops by w / T after
+    the warm-up.
     """
 
     kind: Literal["bert"] = "bert"
@@ -47,7 +47,7 @@ class Bert(_Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Electra(_Schedule):
-    """``(1 - t / T) min(1, t / w)``: decay and warm-up multiply. Also ConvBERT."""
+    """ELECTRA, ConvBERT: ``(1 - t / T) min(1, t / w)``, the product of decay and warm-up."""
 
     kind: Literal["electra"] = "electra"
 
@@ -58,8 +58,9 @@ class Electra(_Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Polynomial(_Schedule):
-    """``t / w`` up to w, then ``end + (1 - end) (1 - (t - w) / (T - w)) ** power``: no jump. RoBERTa, XLNet; ``end``
-    is a share of the peak.
+    """RoBERTa, XLNet: ``t / w`` up to w, then ``end + (1 - end) (1 - (t - w) / (T - w)) ** power``, without a jump.
+
+    ``end`` is a share of the peak.
     """
 
     kind: Literal["polynomial"] = "polynomial"
@@ -69,7 +70,7 @@ class Polynomial(_Schedule):
     def __post_init__(self) -> None:
         _check_end(self.end)
         if not 0 < self.power < math.inf:
-            raise ConfigError(f"schedule.power {self.power} is not positive and finite; 1.0 decays on a line")
+            raise ConfigError(f"schedule.power {self.power} is not positive and finite; give 1.0 for a linear decay")
 
     def share(self, spent: float, total: float) -> float:
         warm = self.warm(total)
@@ -81,7 +82,7 @@ class Polynomial(_Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(_Schedule):
-    """``t / w`` up to w, then half a cosine from 1 to ``end`` (Loshchilov and Hutter, 2017). Transformer-XL."""
+    """Transformer-XL: ``t / w`` up to w, then half a cosine from 1 to ``end`` (Loshchilov and Hutter, 2017)."""
 
     kind: Literal["cosine"] = "cosine"
     end: float = 0.0
@@ -110,9 +111,11 @@ class Constant(_Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupStableDecay(_Schedule):
-    """``t / w`` up to w, then 1, then down to ``end`` over the last ``decay`` of the budget: with x the done share of
-    that, ``1 - (1 - end) x`` (Hu et al., 2024, section 4), or ``1 - (1 - end) sqrt(x)`` (Haegele et al., 2024).
-    ModernBERT. Up to the decay the rate does not depend on the budget, so one run gives the models of several.
+    """ModernBERT: ``t / w`` up to w, then 1, then down to ``end`` over the last ``decay`` of the budget.
+
+    With x the finished share of the decay: ``1 - (1 - end) x`` (Hu et al., 2024, section 4), or ``1 - (1 - end)
+    sqrt(x)`` (Haegele et al., 2024). Before the decay the rate does not depend on the budget, so one run can be decayed
+    at several lengths.
     """
 
     kind: Literal["wsd"] = "wsd"

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as requests to stop, which a run answers after its step."""
+"""Collect SIGINT and SIGTERM as requests to stop, which a run answers after its step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def collected_signals() -> Iterator[list[int]]:
-    """The numbers of the :data:`STOP_SIGNALS` that have come, instead of dying of them; a second one of the same kind
-    acts as usual. Threads other than the main one cannot take signals: the list stays empty there.
+    """A context that collects the numbers of :data:`STOP_SIGNALS` instead of ending the process.
+
+    A second signal of the same kind acts as usual. Only the main thread can receive signals; in other threads the list
+    stays empty.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -55,7 +55,7 @@ class Tally:
         }
 
     def restore(self, totals: Mapping[str, Mapping[str, float]], world: World) -> None:
-        """Take up the totals of an earlier tally; the first process carries what all of them had added up."""
+        """Restore the totals of an earlier tally; the first process holds the sums of all processes."""
         for name, term in totals.items():
             hits, share = max(term["hits"], 0.0), float(world.main)
             self._sums[name] = torch.tensor([term["sum"], hits], dtype=torch.float64, device=self.device) * share
@@ -68,7 +68,7 @@ def summary(totals: Mapping[str, Mapping[str, float]], bytes_per_token: Mapping[
     """Mean losses (nats), their weighted total, accuracies, counts, and bits per byte for the terms in
     ``bytes_per_token``.
 
-    Bits per byte: loss / ln 2 / bytes of text per token; independent of the vocabulary. For masked targets it assumes
+    Bits per byte: loss / ln 2 / bytes of text per token; independent of the vocabulary. For masked targets this assumes
     that they are as long as other tokens on average.
     """
     losses = {name: term["sum"] / term["count"] for name, term in totals.items() if term["count"]}
@@ -88,8 +88,7 @@ def summary(totals: Mapping[str, Mapping[str, float]], bytes_per_token: Mapping[
 def measure(
     objective: Objective, batches: Iterable[Batch], world: World, mode: Precision
 ) -> dict[str, dict[str, float]]:
-    """Totals of an objective in evaluation mode over whole batches, which every process gives; each computes its
-    share of the rows.
+    """Totals of an objective in evaluation mode over whole batches, which every process gets; each computes its rows.
 
     A batch with fewer rows than processes is computed by all and counted once. Memory is carried from batch to batch.
     """

@@ -1,4 +1,4 @@
-"""Numbers and times as people read them."""
+"""Numbers and times in readable units."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A time that counts down: ``02:03``, ``1:02:03`` or ``2d 3:15``; ``?`` where it is not known."""
+    """Remaining time: ``02:03``, ``1:02:03`` or ``2d 3:15``; ``?`` if unknown."""
     if seconds != seconds or seconds > 1e9:
         return "?"
     minutes, second = divmod(int(seconds), 60)

@@ -53,7 +53,7 @@ def test_seeds_that_fail_are_marked_and_counted(tmp_path, monkeypatch):
 
     def sometimes(model, task, splits, recipe, out, **more):
         if recipe.seed == 2:
-            raise Diverged("step 3: the gradient is not finite any more")
+            raise Diverged("step 3: the gradient is not finite")
         return original(model, task, splits, recipe, out, **more)
 
     monkeypatch.setattr(trials, "finetune", sometimes)
