@@ -51,13 +51,13 @@ def test_equal_seeds_give_equal_weights_whatever_else_is_built() -> None:
 @pytest.mark.parametrize("name", ["deberta-tiny", "xlnet-tiny"])
 def test_a_query_stream_beside_convolution_is_refused(name: str) -> None:
     """Its queries stand side by side as chosen, so a convolution would mix tokens that are no neighbours."""
-    with pytest.raises(ConfigError, match="no neighbours to convolve; set encoder.conv to null, or mask_decoder"):
+    with pytest.raises(ConfigError, match="no neighbours for a convolution; set encoder.conv to null, or mask_decoder"):
         build(name, **{"encoder.conv.kind": "span_dynamic"})
 
 
 def test_a_stem_convolution_beside_permutations_is_refused() -> None:
     """It would show the tokens that are to be predicted to their neighbours."""
-    with pytest.raises(ConfigError, match="reads the tokens that a query stream is to predict; set encoder.stem_conv"):
+    with pytest.raises(ConfigError, match="would read the tokens that a query stream predicts; set encoder.stem_conv"):
         build("xlnet-tiny", **{"encoder.stem_conv": {}})
 
 
@@ -172,7 +172,7 @@ def test_a_mask_beyond_the_longest_row_is_found(
         (guesses,) = model.fill_mask(" ".join(words), top=3)
     assert len(guesses) == 3 and guesses[0].sequence.count("the") in (29, 30)
     first = {0: 1, 60: 46, 119: 91}[place]
-    assert caplog.messages == [f"the text has 120 tokens: only {first} to {first + 29} of them are read"]
+    assert caplog.messages == [f"the text has 120 tokens: only tokens {first} to {first + 29} are used"]
     words[0] = words[119] = "[MASK]"
     with pytest.raises(ConfigError, match="the masks are 119 tokens apart, expected fewer than 30"):
         model.fill_mask(" ".join(words))
@@ -227,7 +227,7 @@ def test_what_cannot_be_used_says_so(tokenizer: Tokenizer) -> None:
         model.fill_mask("The [MASK].", top=-1)
     with pytest.raises(ConfigError, match="got one text, expected a list"):
         model.encode(TEXTS[0])
-    with pytest.raises(ConfigError, match="got nan as text 1 of 2, expected a text; leave it out"):
+    with pytest.raises(ConfigError, match="got nan as text 1 of 2, expected a string; leave it out"):
         model.encode(["The river.", float("nan")])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match=r"ids of shape \[7\], expected \(rows, tokens\)"):
         model(torch.arange(7))

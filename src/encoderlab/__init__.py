@@ -12,7 +12,7 @@ __all__ = ["__version__", "build", "load"]
 
 
 def __getattr__(name: str) -> object:
-    """``build`` and ``load`` import torch, so they are imported when they are first used."""
+    """Import ``build`` and ``load`` when they are first used, because they import torch."""
     if name == "build":
         from encoderlab.model import build
 

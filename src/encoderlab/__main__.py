@@ -1,4 +1,4 @@
-"""``python -m encoderlab``, as ``torchrun -m encoderlab pretrain ...`` needs it."""
+"""``python -m encoderlab``, needed by ``torchrun -m encoderlab pretrain ...``."""
 
 import sys
 

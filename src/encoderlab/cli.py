@@ -1,11 +1,11 @@
 """The command line: ``encoderlab VERB ...``.
 
-A verb is a function in ``encoderlab.commands``, named here by an import string, so that ``--help`` imports none of
-them and a verb imports only its own module. A verb prints for people through :mod:`encoderlab.commands.terminal` and
-returns a plain dictionary, which ``--json`` prints as the one object on standard output.
+A verb is a function in ``encoderlab.commands``, named here by an import string, so that ``--help`` imports none of them
+and a verb imports only its own module. A verb prints for people through :mod:`encoderlab.commands.terminal` and returns
+a plain dictionary, which ``--json`` prints as the only object on standard output.
 
-Exit codes: 0 done; 1 bug; 2 usage or configuration; 3 data; 4 a missing optional dependency; 5 out of memory;
-6 diverged; 75 stopped early, run again to resume; 130 and 143 signals.
+Exit codes: 0 done; 1 bug; 2 usage or configuration; 3 data; 4 a missing optional dependency; 5 out of memory; 6
+diverged; 75 stopped early, run again to resume; 130 and 143 signals.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ from encoderlab.errors import ConfigError, DataError, EncoderlabError, OutOfMemo
 from encoderlab.files import finite, kernels_wanted
 
 NO_MEMORY = ("out of memory", "allocate memory", "std::bad_alloc", "failed to map segment", "can't start new thread")
-LEAST_MEMORY = 5 << 28  # bytes of address space; with less, torch or Python end the process on their own
+LEAST_MEMORY = 5 << 28  # bytes of address space; with less, torch or Python ends the process without a message
 
 DATA, TRAIN, USE, STUDY = "Data", "Train", "Use", "Study"
 VERBS: dict[str, tuple[str, str, str]] = {  # verb: group, import string, one line
-    "quickstart": (TRAIN, "quickstart:quickstart", "The whole road on text that Python itself carries, in minutes."),
-    "corpus build": (DATA, "corpus:build", "Turn text into a corpus: cleaned, tokenized, memory-mapped."),
-    "corpus merge": (DATA, "corpus:merge", "Join the parts of a corpus that several machines built."),
-    "corpus inspect": (DATA, "corpus:inspect", "Show what a corpus holds and verify its hashes."),
+    "quickstart": (TRAIN, "quickstart:quickstart", "Try everything in minutes: corpus, pretraining, fine-tuning."),
+    "corpus build": (DATA, "corpus:build", "Build a corpus from text: clean, tokenize, memory-map."),
+    "corpus merge": (DATA, "corpus:merge", "Merge the parts of a corpus that several machines built."),
+    "corpus inspect": (DATA, "corpus:inspect", "Show a corpus and verify its hashes."),
     "pretrain": (TRAIN, "pretrain:pretrain", "Pretrain an encoder from a published recipe."),
     "finetune": (TRAIN, "finetune:finetune", "Fine-tune a model on a task, over seeds and grids."),
     "evaluate": (USE, "use:evaluate", "Score a fine-tuned model, or an ensemble, on labelled data."),
-    "score": (USE, "score:score", "Score predictions that something else made."),
+    "score": (USE, "score:score", "Score predictions of another program."),
     "predict": (USE, "use:predict", "Label texts with a fine-tuned model."),
-    "fill-mask": (USE, "encode:fill_mask", "Guess the masked words of a text."),
+    "fill-mask": (USE, "encode:fill_mask", "Predict the masked words of a text."),
     "encode": (USE, "encode:encode", "Turn texts into vectors."),
     "convert": (USE, "convert:convert", "Convert a model folder or checkpoint to or from another library's format."),
     "export": (USE, "export:export", "Export a model to ONNX, for other libraries and servers."),
-    "serve": (USE, "serve:serve", "Answer requests by HTTP with a model."),
+    "serve": (USE, "serve:serve", "Serve a model over HTTP."),
     "describe": (STUDY, "describe:describe", "Show an architecture: shapes, parameters, FLOPs, memory."),
-    "doctor": (STUDY, "doctor:doctor", "Say what is wrong with a run."),
+    "doctor": (STUDY, "doctor:doctor", "Diagnose a run: what is wrong, and what to change."),
     "perplexity": (STUDY, "perplexity:perplexity", "Measure left-to-right language models on a corpus."),
-    "study": (STUDY, "study:study", "Compare arms at equal cost, over seeds, as a file says."),
+    "study": (STUDY, "study:study", "Compare settings at equal cost over seeds, from a study file."),
     "minimal-pairs": (
         STUDY,
         "minimal_pairs:minimal_pairs",
         "Score a model on minimal pairs, such as BLiMP.",
     ),
-    "inspect": (STUDY, "inspect:inspect", "Show what every head of a model reads, on one page."),
+    "inspect": (STUDY, "inspect:inspect", "Show on one page what every attention head reads."),
     "report": (STUDY, "report:report", "Write one self-contained HTML page about one or several runs."),
     "bench train": (STUDY, "bench:train", "Measure training speed, also against other libraries."),
     "bench predict": (STUDY, "bench:predict", "Measure prediction speed."),
     "bench corpus": (STUDY, "bench:corpus", "Measure the speed of corpus building."),
-    "bench scaling": (STUDY, "bench:scaling", "Measure how training scales over processes."),
+    "bench scaling": (STUDY, "bench:scaling", "Measure how training speed grows with processes."),
 }
 FENGSHEN: dict[str, tuple[str, str, str]] = {  # of the program fengshen-pipeline
     "text_classification": (USE, "compat:text_classification", "Train on, or predict, labels of texts."),
     "sequence_tagging": (USE, "compat:sequence_tagging", "Train on, or predict, labels of tokens."),
     "multiplechoice": (USE, "compat:multiplechoice", "Train on, or predict, the right one of several options."),
 }
-PROGRAMS = {  # what the help of each says first
+PROGRAMS = {  # first lines of the help of each program
     "encoderlab": (
         VERBS,
         "Raw text to a pretrained, fine-tuned and measured text encoder, for the whole BERT family.\n\n"
@@ -80,7 +80,9 @@ EVERYWHERE = Group("Everywhere", sort_key=90)
 
 
 def make_app(tokens: Sequence[str] = (), program: str = "encoderlab") -> App:
-    """The cyclopts application. A verb named in ``tokens`` shows its whole docstring as help, the others one line."""
+    """The cyclopts application. A verb named in ``tokens`` shows its whole docstring as help, the other
+    verbs one line.
+    """
     settings: dict[str, Any] = {
         "version": __version__,
         "help_format": "plaintext",
@@ -129,7 +131,7 @@ def make_app(tokens: Sequence[str] = (), program: str = "encoderlab") -> App:
 
 
 class _Help:
-    """cyclopts' help with text that flows to the width of the window, and without defaults that say nothing."""
+    """cyclopts' help with text that wraps at the window's width, and without defaults that tell nothing."""
 
     def __call__(self, console: Any, options: Any, panel: Any) -> None:
         from cyclopts.help.formatters import DefaultFormatter
@@ -151,7 +153,7 @@ class _Help:
 
 
 def _flow(description: Any) -> None:
-    """Join the lines of each paragraph; examples and indented lines stay as they are. Backticks are for docstrings."""
+    """Join the lines of each paragraph, keep examples and indented lines, and remove backticks."""
     text: Any = getattr(description, "primary_renderable", None)
     if not hasattr(text, "plain"):
         return
@@ -179,19 +181,19 @@ def main(tokens: Sequence[str] | None = None, program: str = "encoderlab") -> in
     tokens = list(sys.argv[1:] if tokens is None else tokens)
     terminal.configure(json="--json" in tokens, verbose=not {"-v", "--verbose"}.isdisjoint(tokens))
     try:
-        kernels_wanted()  # a wrong value is refused before any work
+        kernels_wanted()  # refuse a wrong value before any work
         result = make_app(tokens, program)(tokens)
         if terminal.json_mode() and isinstance(result, dict):
             _print_json(finite(result))
         sys.stdout.flush()
         return 0
     except SystemExit as stop:
-        if isinstance(stop.__context__, BrokenPipeError):  # how rich reports it
+        if isinstance(stop.__context__, BrokenPipeError):  # rich reports a broken pipe this way
             return 141
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
-    except BrokenPipeError:  # the reader of our output went away, as in ``encoderlab ... | head``
+    except BrokenPipeError:  # the reader closed the pipe, as in ``encoderlab ... | head``
         _mute()
         return 141
     except UnknownCommandError as error:
@@ -211,7 +213,7 @@ def main(tokens: Sequence[str] | None = None, program: str = "encoderlab") -> in
 
 
 def _address_space() -> float:
-    """Bytes of memory that this process may map; infinite where there is no limit."""
+    """Bytes of memory that this process may map; infinite without a limit."""
     try:
         import resource
     except ImportError:  # Windows
@@ -221,8 +223,9 @@ def _address_space() -> float:
 
 
 def _open_streams() -> None:
-    """Give a process that was started without standard output or error (``>&-``) the null device for it; else the next
-    file that is opened would get its number, and its lines.
+    """Open the null device for a standard stream that is closed (``>&-``).
+
+    Otherwise the next opened file would get the stream's number, and its output.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -233,20 +236,20 @@ def _open_streams() -> None:
 
 
 def _mute() -> None:
-    """Send what is still waiting for standard output nowhere, which else would fail again when the process ends."""
+    """Discard buffered output, which would fail again when the process ends."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _unknown_verb(tokens: Sequence[str], word: str, program: str) -> str:
-    """Names the nearest verb, from the table alone: cyclopts' own message would import every verb."""
+    """The message for an unknown verb, with the nearest one; cyclopts' own message would import every verb."""
     family = next((f"{name} " for name in FAMILIES if name in tokens and word != name), "")
     known = {verb.removeprefix(family).split()[0] for verb in PROGRAMS[program][0] if verb.startswith(family)}
     return f"unknown verb {family + word!r}{nearest(word, known)}"
 
 
 def _missing(error: MissingArgumentError, program: str) -> str:
-    """The message for an argument that was not given; for an option without its value it is that of cyclopts."""
+    """The message for a missing argument; for an option without its value, cyclopts' message."""
     if error.argument is None or error.keyword is not None or error.argument.tokens or not error.command_chain:
         return " ".join(str(error).split())
     verb = " ".join(error.command_chain)
@@ -254,7 +257,7 @@ def _missing(error: MissingArgumentError, program: str) -> str:
 
 
 def _unexpected(error: Exception) -> int:
-    """Errors that come from the machine rather than from us keep their meaning; anything else is a bug."""
+    """Report an unexpected error: errors of the machine get their exit code, anything else is a bug."""
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror and type(error).__module__ == "builtins":
         place = f"{error.filename}: " if error.filename else ""
@@ -277,19 +280,19 @@ def _fail(message: str, code: int) -> int:
         if terminal.json_mode():
             _print_json({"error": message, "exit_code": code})
         sys.stdout.flush()
-    except OSError:  # so is standard output
+    except OSError:  # standard output is full too
         _mute()
     return code
 
 
 def _print_json(value: Any) -> None:
-    """One line, of plain ASCII where the output is not UTF-8."""
+    """Print one line of JSON, in ASCII if the output is not UTF-8."""
     plain = (sys.stdout.encoding or "").lower() != "utf-8"
     print(jsonlib.dumps(value, ensure_ascii=plain, allow_nan=False, default=_plain), flush=True)
 
 
 def _plain(value: Any) -> Any:
-    """What ``json`` cannot write by itself: paths, and numbers of other libraries."""
+    """Convert values that ``json`` cannot write: paths, and numbers of other libraries."""
     if hasattr(value, "tolist"):
         return finite(value.tolist())
     return str(value)

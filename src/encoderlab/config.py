@@ -1,7 +1,7 @@
-"""Frozen dataclasses to and from plain dictionaries, JSON and YAML, checked by pydantic at the border.
+"""Convert frozen dataclasses to and from plain dictionaries, JSON and YAML; pydantic checks the input.
 
 A choice among options is a union of dataclasses, each with a literal field ``kind``; it is written as a dictionary with
-that field. An unknown key or kind is an error that names the nearest known one.
+that field. An unknown key or kind is an error that gives the nearest known one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pydantic import TypeAdapter, ValidationError
 from encoderlab.errors import ConfigError, nearest
 
 T = TypeVar("T")
-LARGEST_FILE = 1 << 20  # bytes of a file of settings
-MOST_VALUES, DEEPEST = 100_000, 100  # in one of them, when repeated parts are counted each time
+LARGEST_FILE = 1 << 20  # bytes in a file of settings
+MOST_VALUES, DEEPEST = 100_000, 100  # in one file, with repeated parts counted each time
 log = logging.getLogger(__name__)
 
 
 def to_dict(value: Any) -> Any:
-    """Plain data (dict, list, number, string, None) of a configuration."""
+    """A configuration as plain data (dict, list, number, string, None)."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -43,7 +43,7 @@ def to_dict(value: Any) -> Any:
 
 
 def from_dict(kind: type[T], data: Any, *, where: str = "configuration") -> T:
-    """The configuration of type ``kind``, a dataclass or a union of some, that ``data`` describes.
+    """Read plain data as a configuration of type ``kind``, a dataclass or a union of dataclasses.
 
     Raises:
         ConfigError: an unknown or missing key, or a value of the wrong type; the message names the path.
@@ -52,9 +52,9 @@ def from_dict(kind: type[T], data: Any, *, where: str = "configuration") -> T:
 
 
 def _read(hint: Any, data: Any, where: str, path: str = "") -> Any:
-    """``data`` with its dictionaries turned into the configurations that the type ``hint`` asks for, innermost first.
+    """``data`` with dictionaries converted to the dataclasses that ``hint`` names, innermost first.
 
-    So pydantic sees one option where there is a choice, and its message is about that one.
+    So pydantic sees one option of a union, and its message is about that one.
     """
     if isinstance(data, (list, tuple)):
         return [_read(_entry_hint(hint, i), item, where, f"{path}.{i}") for i, item in enumerate(data)]
@@ -75,12 +75,12 @@ def _read(hint: Any, data: Any, where: str, path: str = "") -> Any:
 
 
 def _validated(hint: Any, value: Any, where: str, path: str) -> Any:
-    """``value`` as pydantic reads it; its first objection as a ConfigError with the path of the field."""
+    """``value`` checked by pydantic; its first error becomes a ConfigError with the path of the field."""
     try:
         return _adapter(hint).validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
-        # The field, then indices of lists and the names of types that a union tried; those are left out.
+        # The path: field names and list indices, without the names of union members.
         place = [str(part) for i, part in enumerate(first["loc"]) if i == 0 or isinstance(part, int)]
         path = ".".join([path, *place]).strip(".")
         if first["type"] == "missing":
@@ -93,7 +93,7 @@ def _validated(hint: Any, value: Any, where: str, path: str) -> Any:
 
 
 def _chosen(options: dict[str | None, Any], data: dict, where: str, path: str) -> Any:
-    """The option that ``data`` names by its ``kind``; where there is one option, that one."""
+    """The option that ``data`` names by its ``kind``; a single option needs no ``kind``."""
     if len(options) == 1:
         return next(iter(options.values()))
     kind, known = data.get("kind"), [str(name) for name in options]
@@ -106,7 +106,7 @@ def _chosen(options: dict[str | None, Any], data: dict, where: str, path: str) -
 
 
 def _elsewhere(key: str, data: dict, path: str) -> str:
-    """A clause that names the fields called ``key`` deeper in ``data``, the shallowest first; nothing where none is."""
+    """A clause that lists fields called ``key`` deeper in ``data``, the shallowest first; empty if there is none."""
     others = {name: value for name, value in data.items() if name != key}
     found = [place for place in _places(others, path) if place.endswith(f".{key}")]
     found.sort(key=lambda place: place.count("."))
@@ -115,7 +115,7 @@ def _elsewhere(key: str, data: dict, path: str) -> str:
 
 
 def _places(data: Any, path: str) -> Iterator[str]:
-    """The paths of everything in plain data, which itself lies at ``path``."""
+    """The paths of everything below ``path`` in plain data."""
     if isinstance(data, list):
         data = dict(enumerate(data))
     for name, value in data.items() if isinstance(data, dict) else ():
@@ -126,13 +126,13 @@ def _places(data: Any, path: str) -> Iterator[str]:
 def override(config: T, assignments: Mapping[str, Any], *, where: str = "--set") -> T:
     """A copy of ``config`` with the fields at dotted paths replaced: ``{"optim.lr": "3e-4"}``.
 
-    A value that is a string is read as YAML, so ``"3e-4"``, ``"true"``, ``"[1, 2]"`` and ``"{kind: absolute}"`` mean
-    what they say; in a field that holds text it stays text. An entry of a list is named by its number:
-    ``{"phases.0.rows": 32}``. Another ``kind`` drops the fields of the option chosen before, and is set, with the
-    defaults of the new one, before the fields of its own. An empty mapping changes nothing where there is one.
+    A string is read as YAML, so ``"3e-4"`` is a number, ``"true"`` a truth value, ``"[1, 2]"`` a list and ``"{kind:
+    absolute}"`` a mapping; in a field that holds text it stays text. A number names an entry of a list:
+    ``{"phases.0.rows": 32}``. A new ``kind`` is set first, with the defaults of that option; fields of the old option
+    are dropped. An empty mapping leaves an existing mapping unchanged.
 
     Raises:
-        ConfigError: a path that leads nowhere, or what :func:`from_dict` refuses.
+        ConfigError: an unknown path, or an error of :func:`from_dict`.
     """
     data = to_dict(config)
     for path, value in sorted(assignments.items(), key=lambda item: _kinds_first(item[0])):
@@ -155,7 +155,7 @@ def override(config: T, assignments: Mapping[str, Any], *, where: str = "--set")
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"optim": {"lr": 1}}`` as ``{"optim.lr": 1}``: a mapping sets the fields that it names, and no others."""
+    """``{"optim": {"lr": 1}}`` as ``{"optim.lr": 1}``: a mapping sets only the fields that it names."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, Mapping) and value:
@@ -166,13 +166,13 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _kinds_first(path: str) -> tuple[bool, int]:
-    """The order of assignments: kinds, the outermost first, and then the others as they came."""
+    """Sort key of assignments: kinds first, the outermost before others, then the rest in the given order."""
     is_kind = path == "kind" or path.endswith(".kind")
     return not is_kind, path.count(".") if is_kind else 0
 
 
 def _walk(data: Any, hint: Any, parts: Sequence[str], where: str) -> tuple[Any, Any]:
-    """What lies at the path ``parts`` of ``data``, made where nothing does, and its type."""
+    """The value at the path ``parts`` of ``data``, created if missing, and its type."""
     for depth, part in enumerate(parts, 1):
         place = _place(data, part, ".".join(parts[:depth]), where)
         if isinstance(data, dict) and data.get(place) is None:
@@ -182,7 +182,7 @@ def _walk(data: Any, hint: Any, parts: Sequence[str], where: str) -> tuple[Any, 
 
 
 def _place(node: Any, part: str, path: str, where: str) -> Any:
-    """The key of ``part`` in a mapping, or its index in a list; unknown keys are refused when all are set."""
+    """The key for ``part`` in a mapping, or its index in a list. Unknown keys of mappings are refused later."""
     if isinstance(node, dict):
         return part
     if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
@@ -192,7 +192,7 @@ def _place(node: Any, part: str, path: str, where: str) -> Any:
 
 
 def _meant(hint: Any, text: str) -> Any:
-    """The value that ``text`` of a command line stands for in a field of type ``hint``; a title 2024 is no number."""
+    """The value of a command line's ``text`` in a field of type ``hint``; in a text field, 2024 stays text."""
     value, allowed = parse_value(text), set(_alternatives(hint))
     if allowed == {str} or (allowed == {str, types.NoneType} and value is not None):
         return text
@@ -200,13 +200,13 @@ def _meant(hint: Any, text: str) -> Any:
 
 
 def _defaults(option: Any) -> dict[str, Any]:
-    """The defaults of an option's fields that have one, as plain data; empty for an option that is None."""
+    """The defaults of an option's fields, as plain data; fields without default are left out."""
     fields = () if option is None else dataclasses.fields(option)
     return {field.name: to_dict(field.default) for field in fields if field.default is not dataclasses.MISSING}
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], inside: str) -> Iterator[tuple[str, Any, Any]]:
-    """Path, old and new value of each field that both have, where the values differ; paths begin with ``inside``."""
+    """Path, old and new value of each field that both have with different values; paths start with ``inside``."""
     for name, now in new.items():
         before = old.get(name, now)
         if isinstance(before, dict) and isinstance(now, dict):
@@ -222,7 +222,7 @@ def parse_value(text: str) -> Any:
             return float(text)
     try:
         return _bounded(yaml.load(text, _Unique))
-    except (yaml.YAMLError, ValueError, RecursionError):  # what YAML cannot read is text
+    except (yaml.YAMLError, ValueError, RecursionError):  # text that is not YAML stays text
         return text
 
 
@@ -230,7 +230,7 @@ def read_file(path: Path) -> dict[str, Any]:
     """The dictionary in a JSON or YAML file.
 
     Raises:
-        ConfigError: the file cannot be read, names a key twice, is too large, or holds something else.
+        ConfigError: the file cannot be read, has a key twice, is too large, or is not a mapping.
     """
     kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
@@ -238,7 +238,7 @@ def read_file(path: Path) -> dict[str, Any]:
             raw = file.read(LARGEST_FILE + 1)
         if len(raw) > LARGEST_FILE:
             raise ConfigError(f"{path}: is longer than {LARGEST_FILE >> 20} MB; give a file of settings")
-        text = raw.decode("utf-8-sig")  # editors of Windows put a mark before the text
+        text = raw.decode("utf-8-sig")  # Windows editors write a byte order mark
         data = json.loads(text, object_pairs_hook=_unique) if kind == "JSON" else yaml.load(text, _Unique)
         data = _bounded(data)
     except OSError as error:
@@ -251,47 +251,47 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid {kind}{_problem(error)}; correct it") from None
     if not isinstance(data, dict):
         held = "nothing" if data is None else type(data).__name__
-        raise ConfigError(f"{path}: holds {held}, expected a mapping of keys to values")
+        raise ConfigError(f"{path}: contains {held}, expected a mapping of keys to values")
     return data
 
 
 class _Unique(yaml.SafeLoader):
-    """YAML in which no mapping names a key twice; the usual reader would take the last one without a word."""
+    """A YAML loader that refuses repeated keys in a mapping; the usual loader silently takes the last one."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Put what ``<<`` refers to in its place; a key that comes from there gives way to the mapping's own."""
+        """Insert the keys that ``<<`` refers to; the mapping's own keys take precedence."""
         named = Counter((key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and (times := named[key.tag, key.value]) > 1:
-                problem = f"key {key.value!r} is there {times} times"
+                problem = f"key {key.value!r} appears {times} times"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
         super().flatten_mapping(node)
         last = {
             (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key): (key, v) for key, v in node.value
         }
-        node.value = list(last.values())  # else merges of merges grow without bound
+        node.value = list(last.values())  # otherwise merges of merges would grow without bound
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A mapping of JSON, in which no key is named twice."""
+    """A JSON mapping without repeated keys."""
     for key, times in Counter(key for key, _ in pairs).items():
         if times > 1:
-            raise ValueError(f"key {key!r} is there {times} times")
+            raise ValueError(f"key {key!r} appears {times} times")
     return dict(pairs)
 
 
 def _bounded(data: Any) -> Any:
-    """``data``, whose size is bounded also where YAML's aliases name one part many times or inside itself.
+    """``data``, after a check of its size; YAML's aliases may repeat a part many times, or inside itself.
 
     Raises:
-        ValueError: it holds more than :data:`MOST_VALUES` values, or lies deeper than :data:`DEEPEST`.
+        ValueError: more than :data:`MOST_VALUES` values, or deeper than :data:`DEEPEST`.
     """
     waiting, count = [(data, 1)], 0
     while waiting:
         value, depth = waiting.pop()
         count += 1
         if depth > DEEPEST:
-            raise ValueError(f"values lie more than {DEEPEST} deep, or within themselves")
+            raise ValueError(f"values are nested more than {DEEPEST} deep, or inside themselves")
         if count > MOST_VALUES:
             raise ValueError(f"more than {MOST_VALUES:,} values, repeated ones included")
         if isinstance(value, (dict, list, tuple)):
@@ -300,7 +300,7 @@ def _bounded(data: Any) -> Any:
 
 
 def _problem(error: Exception) -> str:
-    """Where and what the reader of JSON or YAML found wrong: ``, line 3: mapping values are not allowed here``."""
+    """Where and why JSON or YAML cannot be parsed: ``, line 3: mapping values are not allowed here``."""
     if isinstance(error, json.JSONDecodeError):
         return f", line {error.lineno}: {error.msg}"
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
@@ -309,10 +309,10 @@ def _problem(error: Exception) -> str:
 
 
 def check_least(config: object, least: int, *names: str) -> None:
-    """Refuse fields below ``least`` or not finite; one that is None is not set.
+    """Refuse fields below ``least`` or not finite; None is allowed.
 
     Raises:
-        ConfigError: with the name of the field.
+        ConfigError: names the field.
     """
     for name in names:
         value = getattr(config, name)
@@ -322,44 +322,44 @@ def check_least(config: object, least: int, *names: str) -> None:
 
 
 def check_most(config: object, most: int, *names: str) -> None:
-    """Refuse fields above ``most``; one that is None is not set.
+    """Refuse fields above ``most``; None is allowed.
 
     Raises:
-        ConfigError: with the name of the field.
+        ConfigError: names the field.
     """
     for name in names:
         value = getattr(config, name)
         if value is not None and value > most:
-            raise ConfigError(f"{name} {value} is above {most:,}; give at most that")
+            raise ConfigError(f"{name} {value} is above {most:,}; give at most {most:,}")
 
 
 def check_shares(config: object, *names: str) -> None:
-    """Refuse fields that are no share of what can be dropped: below 0, or 1 and above; one that is None is not set.
+    """Refuse fields outside [0, 1), such as rates of dropout; None is allowed.
 
     Raises:
-        ConfigError: with the name of the field.
+        ConfigError: names the field.
     """
     for name in names:
         value = getattr(config, name)
         if value is not None and not 0 <= value < 1:
-            raise ConfigError(f"{name} {value} is no share; give a number from 0 up to, but not including, 1")
+            raise ConfigError(f"{name} is {value}; give a number from 0 up to, not including, 1")
 
 
-# Type hints: what a field, an entry of a list or the whole configuration may be.
+# Type hints of a field, of an entry of a list, or of the whole configuration.
 
 
 def _options(hint: Any) -> dict[str | None, Any]:
-    """The dataclasses among what ``hint`` allows, by their ``kind`` field."""
+    """The dataclasses that ``hint`` allows, by their ``kind`` field."""
     return {getattr(part, "kind", None): part for part in _alternatives(hint) if dataclasses.is_dataclass(part)}
 
 
 def _named(options: Mapping[str | None, Any], kind: Any) -> Any:
-    """The option of that ``kind``, which may be anything; None where there is none. One option may have no kind."""
+    """The option with that ``kind``, which may be any value; None if there is none. One option may have no kind."""
     return options.get(kind) if kind is None or isinstance(kind, str) else None
 
 
 def _hint_at(hint: Any, data: Any, place: str | int) -> Any:
-    """The hint of the field or entry at ``place`` of ``data``, whose own is ``hint``; Any where it has none."""
+    """The hint of the field or entry at ``place`` of ``data``, whose hint is ``hint``; Any if unknown."""
     if isinstance(place, int):
         return _entry_hint(hint, place)
     options = _options(hint)
@@ -368,7 +368,7 @@ def _hint_at(hint: Any, data: Any, place: str | int) -> Any:
 
 
 def _entry_hint(hint: Any, index: int) -> Any:
-    """The hint of an entry of the list or tuple that ``hint`` allows; Any where it allows none."""
+    """The hint of an entry of the list or tuple that ``hint`` allows; Any if it allows none."""
     for part in _alternatives(hint):
         if typing.get_origin(part) in (list, tuple):
             entries = typing.get_args(part)
@@ -377,7 +377,7 @@ def _entry_hint(hint: Any, index: int) -> Any:
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
-    """The members of a union; of anything else, itself."""
+    """The members of a union; any other hint is its own only member."""
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 

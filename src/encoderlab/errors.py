@@ -1,7 +1,6 @@
-"""Errors that a user can cause, each with the exit code that the command line returns for it.
+"""Errors that a user can cause, each with the exit code of the command line.
 
-The message is one line: the value, what was expected, and what to do. Everything else that is raised is a bug (exit
-code 1).
+The message is one line: the value, what was expected, and what to do. Every other exception is a bug (exit code 1).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ class EncoderlabError(Exception):
     code = 1
 
     def __str__(self) -> str:
-        return " ".join(super().__str__().splitlines())  # names in a user's data may hold line ends
+        return " ".join(super().__str__().splitlines())  # names in a user's data may have line breaks
 
 
 class ConfigError(EncoderlabError):
@@ -32,12 +31,12 @@ class DataError(EncoderlabError):
 
 
 class MissingDependency(EncoderlabError):
-    """An optional package is not installed; the message holds the install line."""
+    """An optional package is not installed; the message has the install command."""
 
     code = 4
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(package, extra, purpose)  # so that it survives pickling, on its way out of a process
+        super().__init__(package, extra, purpose)  # so that it can be pickled and leave a process
 
     def __str__(self) -> str:
         package, extra, purpose = self.args
@@ -51,15 +50,15 @@ class OutOfMemory(EncoderlabError):
 
 
 class Diverged(EncoderlabError):
-    """The loss is not a finite number any more."""
+    """The loss or the gradient is not finite."""
 
     code = 6
 
 
 class Stopped(EncoderlabError):
-    """The run was stopped early after a checkpoint was written; run the same command again to resume.
+    """The run stopped early after writing a checkpoint; the same command resumes it.
 
-    ``signal``: the number of the signal that asked for it; the exit code is then 128 + number (SIGINT 130, SIGTERM
+    ``signal``: the number of the signal that requested it; the exit code is then 128 + number (SIGINT 130, SIGTERM
     143).
     """
 
@@ -72,9 +71,9 @@ class Stopped(EncoderlabError):
 
 
 def nearest(name: str, known: Iterable[str], *, inside: str = "") -> str:
-    """A clause that names the closest known name: ``"; did you mean 'width'?"``, or the choices where none is close.
+    """A clause with the closest known name, ``"; did you mean 'width'?"``, or with the choices if none is close.
 
-    ``inside`` is the path at which the names lie (``"encoder."``), so that the answer can be copied.
+    ``inside`` is the path of the names (``"encoder."``), so that the user can copy the answer.
     """
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1)

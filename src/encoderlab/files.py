@@ -1,4 +1,4 @@
-"""Writing files whole or not at all, locking what one process may write, and the folder of caches."""
+"""Write files whole or not at all, lock outputs of a process, and find the cache folder."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ except ImportError:  # Windows
 
 log = logging.getLogger(__name__)
 
-_NO_LOCKS = "%s: cannot be locked (%s); let no other process write there"
+_NO_LOCKS = "%s: cannot be locked (%s); make sure that no other process writes there"
 
 HOME, KERNELS = "ENCODERLAB_HOME", "ENCODERLAB_KERNELS"
 VARIABLES = (HOME, KERNELS)
-"""The environment variables of this package that are not fields of a recipe: where caches go, and ``off`` for the plain
+"""The environment variables of this package that are not fields of a recipe: the cache folder, and ``off`` for plain
 kernels (:mod:`encoderlab.nn.kernels.build`).
 """
 
 
 def kernels_wanted() -> bool:
-    """Whether ``ENCODERLAB_KERNELS`` leaves the compiled kernels on.
+    """Whether ``ENCODERLAB_KERNELS`` allows the compiled kernels.
 
     Raises:
-        ConfigError: it is neither ``on`` nor ``off``.
+        ConfigError: its value is neither ``on`` nor ``off``.
     """
     value = os.environ.get(KERNELS) or "on"
     if value not in ("on", "off"):
@@ -43,9 +43,9 @@ def kernels_wanted() -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file at ``path`` by ``text`` in one step: a reader, or a crash, sees the old or the new file.
+    r"""Replace the file at ``path`` by ``text`` in one step: a reader, or a crash, sees the old or the new file.
 
-    What UTF-8 cannot hold, as the names of some files have it, is written as the escapes of JSON: ``\\udcfc``.
+    Characters that UTF-8 cannot encode, as in names of some files, are written as JSON escapes: ``\udcfc``.
     """
     write_bytes(path, text.encode(errors="backslashreplace"))
 
@@ -56,7 +56,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, remedy: str = "restore it, or make it again") -> dict[str, Any]:
-    """A JSON object that this package wrote.
+    """Read a JSON object that this package wrote.
 
     Raises:
         DataError: it is missing or damaged; the message ends with ``remedy``.
@@ -79,7 +79,7 @@ def sha256(path: Path) -> str:
 
 
 def finite(value: Any) -> Any:
-    """``value`` with null for numbers that JSON does not have: infinities and NaN."""
+    """``value`` with null for infinities and NaN, which JSON does not have."""
     if isinstance(value, Mapping):
         return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -88,7 +88,7 @@ def finite(value: Any) -> Any:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace the file at ``path`` by ``data``, as :func:`write_text` does; its folder is made if missing."""
+    """Replace the file at ``path`` by ``data``, as :func:`write_text` does; makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(path) as file:
         file.write(data)
@@ -105,29 +105,29 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         os.replace(aside, path)
     except OSError as error:
-        if error.filename in (None, str(aside)):  # a name that nobody asked for
+        if error.filename in (None, str(aside)):  # do not show the temporary name
             error.filename, error.filename2 = str(path), None
         raise
     finally:
-        with contextlib.suppress(OSError):  # on a file system that is read-only, it is not even missing
+        with contextlib.suppress(OSError):  # on a read-only file system even this check fails
             aside.unlink()
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[int | None]:
-    """Hold the file or folder at ``path``, whose handle this gives; the lock goes with the process, however it ends.
+    """Lock the file or folder at ``path``; gives its handle. The lock ends with the process, however that ends.
 
-    Where there are no locks (Windows, some network file systems) a warning says so, and the work goes on.
+    Without locks (Windows, some network file systems) a warning is logged, and work continues.
 
     Raises:
-        BlockingIOError: another process holds it.
-        OSError: it cannot be opened.
+        BlockingIOError: another process holds the lock.
+        OSError: the path cannot be opened.
     """
     if fcntl is None:
         log.warning(_NO_LOCKS, path, "this system has none")
         yield None
         return
-    # A file is opened for writing, which exclusive locks of NFS ask for; a folder cannot be.
+    # Open files for writing, because exclusive locks on NFS need that; folders cannot be opened so.
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         try:
@@ -143,7 +143,7 @@ def locked(path: Path) -> Iterator[int | None]:
 
 @contextlib.contextmanager
 def held_folder(out: Path) -> Iterator[None]:
-    """Make and hold an output folder while it is written; one that is still empty at the end is removed.
+    """Make and lock an output folder while it is written; remove it if it is empty at the end.
 
     Raises:
         ConfigError: another process is writing it, or it cannot be made.
@@ -159,13 +159,13 @@ def held_folder(out: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):  # it is not empty, or not there any more
+            with contextlib.suppress(OSError):  # not empty, or already removed
                 out.rmdir()
 
 
 @contextlib.contextmanager
 def held_file(out: Path) -> Iterator[None]:
-    """Hold the name of an output file while it is written, by a lock beside it: ``.NAME.lock``, deleted at the end.
+    """Lock the name of an output file while it is written, with a file ``.NAME.lock`` that is deleted at the end.
 
     Raises:
         ConfigError: another process is writing it, or its folder cannot be made.
@@ -175,7 +175,7 @@ def held_file(out: Path) -> Iterator[None]:
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             while not _holds(stack, lock):
-                pass  # the last holder deleted its lock after we opened it
+                pass  # the previous holder deleted its lock after we opened it
         except BlockingIOError:
             raise ConfigError(f"{out}: another process is writing it; wait for it, or name another file") from None
         except OSError as error:
@@ -187,7 +187,7 @@ def held_file(out: Path) -> Iterator[None]:
 
 
 def _holds(stack: contextlib.ExitStack, lock: Path) -> bool:
-    """Lock the file ``lock`` until ``stack`` ends; whether it still has its name then."""
+    """Lock the file ``lock`` until ``stack`` ends; returns whether the file still has its name."""
     lock.touch()
     try:
         handle = stack.enter_context(locked(lock))

@@ -1,4 +1,4 @@
-"""Using a model on texts: filling masks and encoding.
+"""Use a model on texts: fill masks and encode.
 
 Texts of similar length share a batch, so little padding is computed.
 """
@@ -32,24 +32,24 @@ Pooling = Literal["mean", "first", "last"]
 _CHINESE = "[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]"  # characters and punctuation
 _CHINESE_GAP = re.compile(f"(?<={_CHINESE}) (?={_CHINESE})")
 LONGEST = 512
-PART = 8192  # texts that are held at a time
-BATCH_TOKENS = 4096  # of one forward pass; large enough to keep a processor busy, small enough for its cache
-GPU_BATCH_TOKENS = 16384  # fewer take a GPU less time than launching their kernels takes the processor
+PART = 8192  # texts in memory at a time
+BATCH_TOKENS = 4096  # per forward pass; enough to keep a processor busy, few enough for its cache
+GPU_BATCH_TOKENS = 16384  # with fewer, launching kernels takes longer than the GPU's work
 
 
 def usual_device() -> torch.device:
-    """The GPU where there is one, else the CPU."""
+    """A GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def device_name(device: torch.device) -> str:
-    """What a measurement says of where it ran."""
+    """The device's description in measurements."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
 
 
 @dataclass(frozen=True)
 class Guess:
-    """One candidate for a masked place: its probability, token id, the token, and the text with it filled in."""
+    """One candidate for a masked place: probability, token id, token, and the text with the token filled in."""
 
     score: float
     token: int
@@ -59,7 +59,7 @@ class Guess:
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Models without dropout; afterwards every part of them is as it was."""
+    """A context in which models run without dropout; afterwards every part is in its earlier mode."""
     training = [part for model in models for part in model.modules() if part.training]
     for model in models:
         model.eval()
@@ -71,7 +71,7 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 
 def reading_apart(model: Model) -> Model:
-    """``model``, on the same weights, with convolutions that stop at the borders of a text."""
+    """``model``, with the same weights, with convolutions that stop at the end of a text."""
     config = masking_padding(model.config)
     return model if config == model.config else model.with_config(config)
 
@@ -80,7 +80,7 @@ def tokenizer_of(model: Model) -> Tokenizer:
     """The model's tokenizer.
 
     Raises:
-        ConfigError: it was saved without one.
+        ConfigError: the model has none.
     """
     if model.tokenizer is None:
         raise ConfigError(
@@ -90,15 +90,17 @@ def tokenizer_of(model: Model) -> Tokenizer:
 
 
 def batch_tokens(device: torch.device) -> int:
-    """How many tokens one forward pass on ``device`` is given."""
+    """Number of tokens per forward pass on ``device``."""
     return BATCH_TOKENS if device.type == "cpu" else GPU_BATCH_TOKENS
 
 
 def batches(
     tokenizer: Tokenizer, framed: Sequence[tuple[np.ndarray, np.ndarray]], budget: int = BATCH_TOKENS
 ) -> Iterator[Batch]:
-    """Framed texts (ids, segments) in batches of at most ``budget`` tokens, longest first; ``rows`` are their places
-    among the texts."""
+    """Framed texts (ids, segments) in batches of at most ``budget`` tokens, longest first.
+
+    ``rows`` of a batch are the indices of its texts.
+    """
     order = sorted(range(len(framed)), key=lambda i: -len(framed[i][0]))
     start = 0
     while start < len(order):
@@ -116,8 +118,10 @@ def batches(
 
 
 def limit(model: Model) -> int:
-    """The longest row that the model is given, special tokens included: 512 tokens, or fewer where it has fewer
-    positions; longer texts would cost a model without such a limit memory that grows with their square.
+    """The longest row for the model, special tokens included: 512 tokens, or its number of positions if that is
+    smaller.
+
+    Attention over longer texts would need memory that grows with the square of their length.
     """
     return min(LONGEST, model.config.encoder.max_length or LONGEST)
 
@@ -125,15 +129,15 @@ def limit(model: Model) -> int:
 def encode(model: Model, texts: Sequence[str], *, pooling: Pooling = "mean") -> np.ndarray:
     """One vector per text, (n, D) float32.
 
-    It is the mean over the tokens of the last layer, or the vector of the first or the last token. Of a text that is
-    longer than 512 tokens, special ones included, or than the model has positions, only the beginning is read; how many
-    were cut is logged as a warning.
+    ``pooling``: the mean over the tokens of the last layer, or the vector of the first or the last token. A text with
+    more than 512 tokens, special ones included, or more than the model has positions, is cut to its beginning; a
+    warning gives the number of cut texts.
 
-    Memory that was freed stays with the process from then on, as for training (``nn.kernels.keep_memory`` changes the
-    settings of the C library's ``malloc``): the next batch is faster, and the process does not shrink.
+    Freed memory stays with the process from then on, as in training (``nn.kernels.keep_memory`` changes the settings of
+    the C library's ``malloc``): the next batch is faster, and the process does not shrink.
 
     Raises:
-        ConfigError: one text instead of several, something that is no text, another ``pooling``, or a model without
+        ConfigError: one text instead of a list, an entry that is not a text, an unknown ``pooling``, or a model without
             tokenizer.
     """
     if isinstance(texts, str):
@@ -141,7 +145,7 @@ def encode(model: Model, texts: Sequence[str], *, pooling: Pooling = "mean") -> 
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise ConfigError(
-                f"encode got {text!r:.40} as text {number} of {len(texts)}, expected a text; leave it out"
+                f"encode got {text!r:.40} as text {number} of {len(texts)}, expected a string; leave it out"
             )
     out = np.empty((len(texts), model.config.encoder.width), np.float32)
     done = 0
@@ -153,7 +157,7 @@ def encode(model: Model, texts: Sequence[str], *, pooling: Pooling = "mean") -> 
 
 @torch.inference_mode()
 def encode_parts(model: Model, texts: Iterable[str], *, pooling: Pooling = "mean") -> Iterator[np.ndarray]:
-    """As :func:`encode`, for texts that are too many to hold: the vectors of :data:`PART` texts at a time."""
+    """As :func:`encode`, for more texts than fit into memory: the vectors of :data:`PART` texts at a time."""
     if pooling not in get_args(Pooling):
         raise ConfigError(f"pooling {pooling!r} is unknown; choose mean, first or last")
     kernels.keep_memory()
@@ -171,7 +175,7 @@ def encode_parts(model: Model, texts: Iterable[str], *, pooling: Pooling = "mean
             vectors = _encode(model, framed, pooling)
         yield vectors
     if cut:
-        log.warning("%d of %d texts are longer than %d tokens: only their beginning is read", cut, number, room)
+        log.warning("%d of %d texts are longer than %d tokens: only their beginning is used", cut, number, room)
 
 
 def _encode(model: Model, framed: Sequence[tuple[np.ndarray, np.ndarray]], pooling: Pooling) -> np.ndarray:
@@ -187,7 +191,7 @@ def _encode(model: Model, framed: Sequence[tuple[np.ndarray, np.ndarray]], pooli
 
 
 def pooled(states: Tensor, real: Tensor, pooling: Pooling) -> Tensor:
-    """The vectors (B, D) of rows from their states (B, L, D); ``real`` (B, L) bool marks tokens that are no padding."""
+    """The vectors (B, D) of rows from states (B, L, D); ``real`` (B, L) bool marks tokens that are not padding."""
     if pooling == "mean":
         return (states * real[..., None]).sum(1) / real.sum(1, keepdim=True)
     places = torch.arange(real.shape[1], device=real.device)
@@ -199,13 +203,12 @@ def pooled(states: Tensor, real: Tensor, pooling: Pooling) -> Tensor:
 def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
     """The ``top`` candidates for every mask token in ``text``, best first, one list per mask.
 
-    Every token of the vocabulary competes, special ones too, as in the ``transformers`` pipeline. What is shown differs
-    from it where that would not be readable: a special token and the other masks are written out, Chinese characters
-    stand without spaces. Of a text that is too long for the model the part around the masks is read, which is logged as
-    a warning.
+    Every token of the vocabulary competes, special ones too, as in the ``transformers`` pipeline. Filled texts are more
+    readable than there: special tokens and other masks are written out, Chinese characters have no spaces between them.
+    If a text is too long for the model, only the part around the masks is read, with a warning.
 
     Raises:
-        ConfigError: the model has no LM head, the text no mask token, or masks too far apart; ``top`` below 1.
+        ConfigError: the model has no LM head, the text has no mask token or masks too far apart, or ``top`` is below 1.
     """
     if top < 1:
         raise ConfigError(f"top {top}, expected at least 1 guess for a mask")
@@ -221,7 +224,7 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
     encoding, longest = tokenizer.encode(text), limit(model)
     masked = np.flatnonzero(np.asarray(encoding.ids) == mask)
     if not len(masked):
-        raise ConfigError(f"the text holds no {tokenizer.token(mask)}; write it where a word is to be guessed")
+        raise ConfigError(f"the text has no {tokenizer.token(mask)}; write it where the model should predict a word")
     inside = tokenizer.spans(len(encoding), max_length=longest)
     begin = _window(masked, len(encoding), inside.a)
     ids, segments = tokenizer.frame(encoding.ids[begin : begin + inside.a], max_length=longest)
@@ -231,7 +234,7 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
     at = torch.as_tensor(places, device=batch.ids.device)
     with evaluating(model):
         probabilities = _token_probabilities(model, batch, at)
-    known = probabilities[:, : tokenizer.vocab_size]  # a word table may have more rows, to be a round number
+    known = probabilities[:, : tokenizer.vocab_size]  # a word table may be padded to a round number of rows
     scores, tokens = known.topk(min(top, known.shape[1]))
 
     def guess(place: int, token: int, score: float) -> Guess:
@@ -247,17 +250,17 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
 
 
 def _window(masked: np.ndarray, length: int, room: int) -> int:
-    """The first of the ``room`` tokens that are read of a text of ``length``: the beginning if it holds all masks, else
-    the masks are in the middle.
+    """The first of the ``room`` tokens to read from ``length``: the beginning if it has all masks, else around the
+    masks.
     """
     first, last = int(masked[0]), int(masked[-1])
     if last - first >= room:
         raise ConfigError(
-            f"the masks are {last - first} tokens apart, expected fewer than {room}; give them as texts of their own"
+            f"the masks are {last - first} tokens apart, expected fewer than {room}; give a separate text for each"
         )
     begin = 0 if last < room else min((first + last + 1 - room) // 2, length - room)
     if length > room:
-        log.warning("the text has %d tokens: only %d to %d of them are read", length, begin + 1, begin + room)
+        log.warning("the text has %d tokens: only tokens %d to %d are used", length, begin + 1, begin + room)
     return begin
 
 
@@ -273,10 +276,9 @@ def _token_probabilities(model: Model, batch: Batch, places: Tensor) -> Tensor:
 
 
 def states_at_masks(model: Model, batch: Batch, at: Tensor) -> Tensor:
-    """What the LM head reads at masked places ``at`` (B, T) of a batch: (B, T, D).
+    """The states that the LM head reads at masked places ``at`` (B, T) of a batch: (B, T, D).
 
-    A permutation model predicts from its query stream; every mask token is hidden from the content stream, and from
-    the queries.
+    A permutation model predicts from its query stream; neither the content stream nor the queries see mask tokens.
     """
     depth = model.encoder.depth
     if model.mask_vector is None:

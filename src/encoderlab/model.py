@@ -1,4 +1,4 @@
-"""A model that can be used: encoder, heads and tokenizer, made by :func:`build` or read by :func:`load`."""
+"""A model with encoder, heads and tokenizer, made by :func:`build` or read by :func:`load`."""
 
 from __future__ import annotations
 
@@ -39,34 +39,37 @@ if TYPE_CHECKING:
 
 
 class Model(nn.Module):
-    """An encoder with the heads its configuration names; absent heads are None, weights are not filled yet.
+    """An encoder with the heads that its configuration names; absent heads are None, weights are not filled yet.
 
     Attributes: ``encoder``, ``pooler``, ``lm`` (tied to the encoder's word table), ``pair``, ``rtd``,
     ``mask_positions`` (table of the enhanced mask decoder), ``mask_vector`` (start of XLNet's query stream), ``task``,
     ``tokenizer``.
+
+    Raises:
+        ConfigError: parts that do not fit together, or sizes beyond any memory.
     """
 
     def __init__(self, config: ModelConfig, tokenizer: Tokenizer | None = None) -> None:
         super().__init__()
         self.config, self.tokenizer = config, tokenizer
         try:
-            with torch.device("meta"):  # torch's own initial values would be drawn for nothing
+            with torch.device("meta"):  # do not draw torch's own initial values
                 self._make_parts(config)
-        except (RuntimeError, TypeError, OverflowError):  # what torch says of a shape whose size is no 64-bit number
+        except (RuntimeError, TypeError, OverflowError):  # torch's errors for a size beyond 64 bits
             raise ConfigError("the sizes of the model make a tensor larger than any memory; reduce them") from None
         self.to_empty(device=torch.get_default_device())
 
     def _make_parts(self, config: ModelConfig) -> None:
-        """Make the encoder and the heads; refuse those that do not fit each other."""
+        """Make the encoder and the heads; refuse heads that do not fit."""
         encoder = config.encoder
         if (config.mask_decoder or config.mask_vector) and encoder.conv is not None:
             raise ConfigError(
-                "a query stream has no neighbours to convolve; "
+                "a query stream has no neighbours for a convolution; "
                 "set encoder.conv to null, or mask_decoder to 0 and mask_vector to false"
             )
         if config.mask_vector and encoder.stem_conv is not None:
             raise ConfigError(
-                "the stem convolution reads the tokens that a query stream is to predict; "
+                "the stem convolution would read the tokens that a query stream predicts; "
                 "set encoder.stem_conv to null, or mask_vector to false"
             )
         width, act, eps = encoder.width, encoder.activation, encoder.eps
@@ -95,29 +98,30 @@ class Model(nn.Module):
             self.task = SpanHead(config.task, width, eps, encoder.make_norm)
 
     def forward(self, ids: Tensor, **settings: Any) -> States:
-        """The encoder's states of token ids (B, L), for the heads to read: see :meth:`Encoder.forward`.
+        """The encoder's states for token ids (B, L), which the heads read: see :meth:`Encoder.forward`.
 
-        What a caller of another library's habits gets wrong is checked here, at the cost of a sort of ``doc``; the
-        loops of this project call the encoder.
+        Checks ``doc`` and ``attention_mask``, at the cost of a sort of ``doc``; the loops of this project call the
+        encoder directly.
 
         Raises:
-            ConfigError: a document that comes back after another, an ``attention_mask`` that holds more than ones and
-                zeros, or as for :meth:`Encoder.forward`.
+            ConfigError: a document that stops and comes back, an ``attention_mask`` with other values than ones and
+                zeros,
+                or an error of :meth:`Encoder.forward`.
         """
         doc, mask = settings.get("doc"), settings.get("attention_mask")
         if not torch.compiler.is_compiling():
             if doc is not None and doc.ndim == 2:
                 check_documents(doc)
             if mask is not None and not bool(((mask == 0) | (mask == 1)).all()):
-                raise ConfigError("attention_mask holds other values than 0 and 1; give 1 for tokens and 0 for padding")
+                raise ConfigError("attention_mask has other values than 0 and 1; give 1 for tokens and 0 for padding")
         if mask is not None and self.tokenizer is not None and self.encoder.embeddings.offset:
-            # Where transformers starts to count, once the model is converted.
+            # The offset from which transformers counts positions in the converted model.
             settings.setdefault("positions", counted(ids, self.tokenizer.special.pad + 1))
         states: States = self.encoder(ids, **settings)
         return states
 
     def initialize(self, seed: int, *, within: str = "") -> Model:
-        """Fill the weights whose names start with ``within`` (all by default) from ``seed``; returns itself."""
+        """Fill the weights whose names start with ``within`` (all by default) from ``seed``; returns the model."""
         initialize(self, self.encoder, seed, within=within)
         return self
 
@@ -134,7 +138,7 @@ class Model(nn.Module):
         return self.lm(self.token_states(states, chosen, noise), self.words)
 
     def token_states(self, states: States, chosen: Chosen, noise: Noise | None = None) -> Tensor:
-        """What the LM head reads to predict the tokens at chosen places, (S, D), from ``states`` of all layers or of
+        """The states that the LM head reads at chosen places, (S, D), from ``states`` of all layers or of
         :attr:`lm_depth`.
         """
         if self.config.lm is not None and self.config.lm.next_token:
@@ -145,8 +149,9 @@ class Model(nn.Module):
 
     @property
     def lm_depth(self) -> int:
-        """How many layers :meth:`token_states` needs at every place. Where the last one is not among them, it computes
-        that layer itself, at the chosen places.
+        """The number of layers that :meth:`token_states` needs at every place.
+
+        One less than all if the last layer can be computed at the chosen places only.
         """
         splits = self.mask_positions is not None or self.encoder.splits_last_layer
         return self.encoder.depth - 1 if splits else self.encoder.depth
@@ -155,7 +160,7 @@ class Model(nn.Module):
         """DeBERTa's enhanced mask decoder (He et al., 2021, section 3.2) at chosen places: (S, D).
 
         The last layer runs twice with keys and values from its own input X and queries X + absolute position. Only
-        chosen rows are queries, so it costs S / (B L) of two layers. ``states`` needs the first N - 1 layers only.
+        chosen rows are queries, so it costs S / (B L) of two layers. ``states`` needs only the first N - 1 layers.
         """
         assert self.mask_positions is not None
         encoder = self.encoder
@@ -171,15 +176,16 @@ class Model(nn.Module):
         return encoder.query_stream(states, queries, at, layers=(last, last), noise=noise)[rows, slots]
 
     def with_config(self, config: ModelConfig) -> Model:
-        """The model under another configuration that has the same weights: they are shared with it, not copied."""
+        """The model under another configuration of the same weights, which are shared, not copied."""
         with torch.device("meta"):
             model = Model(config, self.tokenizer)
         model.load_state_dict(self.state_dict(), assign=True)
         return model.train(self.training)
 
     def with_task(self, task: TaskHead, labels: Sequence[str], seed: int) -> Model:
-        """A copy of this model with a new task head, initialised from ``seed``, and without its pretraining heads. A
-        prediction head starts as the transform of this model's LM head, where these have the same weights.
+        """A copy of this model with a new task head, filled from ``seed``, and without its pretraining heads.
+
+        A prediction head starts from the transform of this model's LM head, if shapes are equal.
 
         Raises:
             ConfigError: the head reads the pooler, and this model has none.
@@ -203,19 +209,19 @@ class Model(nn.Module):
         return model
 
     def fill_mask(self, text: str, *, top: int = 5) -> list[list[Guess]]:
-        """Candidates for each mask token of ``text``: see :func:`encoderlab.inference.fill_mask`."""
+        """Candidates for each mask token of ``text``, see :func:`encoderlab.inference.fill_mask`."""
         from encoderlab import inference
 
         return inference.fill_mask(self, text, top=top)
 
     def encode(self, texts: Sequence[str], *, pooling: Literal["mean", "first", "last"] = "mean") -> np.ndarray:
-        """One vector per text: see :func:`encoderlab.inference.encode`."""
+        """One vector per text, (n, D), see :func:`encoderlab.inference.encode`."""
         from encoderlab import inference
 
         return inference.encode(self, texts, pooling=pooling)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write a model folder: see :func:`encoderlab.interchange.folder.save`."""
+        """Write a model folder, see :func:`encoderlab.interchange.folder.save`."""
         from encoderlab.interchange import folder as folders
 
         folders.save(self, folder)
@@ -224,8 +230,8 @@ class Model(nn.Module):
 def build(name: str, *, seed: int = 0, tokenizer: Tokenizer | None = None, **settings: Any) -> Model:
     """A new model of a published architecture with weights from ``seed``.
 
-    ``settings`` change its configuration: ``build("bert-base", **{"encoder.layers": 6})``. The vocabulary is that of
-    ``tokenizer``, if given.
+    ``name`` is a key of ``encoderlab.models.SIZES``. ``settings`` change its configuration: ``build("bert-base",
+    **{"encoder.layers": 6})``. The vocabulary size is that of ``tokenizer``, if given.
 
     Raises:
         ConfigError: an unknown name or setting.
@@ -239,7 +245,7 @@ def build(name: str, *, seed: int = 0, tokenizer: Tokenizer | None = None, **set
 
 
 def weights_hash(model: nn.Module) -> str:
-    """SHA-256 of the weights by name: which model this is, whatever file it came from."""
+    """SHA-256 of the weights by name: identifies a model, whatever file it came from."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
@@ -248,10 +254,10 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:
-    """Parameters by part, counted without allocating memory; shared weights count once.
+    """Number of parameters by part, without allocating memory; shared weights count once.
 
-    The parts of the encoder stand under their dotted names (``encoder.embeddings``), and their sum under ``encoder``;
-    the heads under theirs (``lm``, ``pooler``, ...). ``total`` is the sum of encoder and heads.
+    Parts of the encoder have dotted names (``encoder.embeddings``), their sum is ``encoder``; the heads have their
+    names (``lm``, ``pooler``, ...). ``total`` is the sum of encoder and heads.
     """
     with torch.device("meta"):
         model = Model(config)

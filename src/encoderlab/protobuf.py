@@ -1,4 +1,4 @@
-"""Messages of protocol buffers, as SentencePiece and TensorFlow write them, read field by field without a schema."""
+"""Read protocol buffers, as SentencePiece and TensorFlow write them, field by field without a schema."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Field numbers and values of a message: integers of varint fields, raw bytes of the others.
 
     Raises:
-        ValueError: the bytes are no message, with where they stop being one.
+        ValueError: the bytes are not a message; says at which byte.
     """
     position = 0
     while position < len(data):

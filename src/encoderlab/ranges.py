@@ -1,4 +1,4 @@
-"""Arithmetic of parts that lie end to end in one array: documents of tokens, rows of pieces, texts of chunks."""
+"""Arithmetic of concatenated parts: documents of tokens, rows of pieces, texts of chunks."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import numpy as np
 
 
 def offsets(sizes: np.ndarray) -> np.ndarray:
-    """Where each part begins, and the end of the last: (n,) sizes -> (n + 1,) int64. Of 3, 0, 2: 0, 3, 3, 5."""
+    """Start of each part, and the end of the last: (n,) sizes -> (n + 1,) int64. Sizes 3, 0, 2 give 0, 3, 3, 5."""
     found = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, dtype=np.int64, out=found[1:])
     return found
 
 
 def aranges(begins: np.ndarray | int, sizes: np.ndarray) -> np.ndarray:
-    """``np.arange(begin, begin + size)`` of every part, one after the other: (n,), (n,) -> (sum of sizes,) int64.
+    """``np.arange(begin, begin + size)`` of every part, concatenated: (n,), (n,) -> (sum of sizes,) int64.
 
-    ``aranges(0, sizes)`` is the place of every item within its part.
+    ``aranges(0, sizes)`` is the index of every item within its part.
     """
     edges = offsets(sizes)
     return np.repeat(begins - edges[:-1], sizes) + np.arange(edges[-1])

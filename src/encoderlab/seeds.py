@@ -11,12 +11,12 @@ from numpy.random.bit_generator import ISeedSequence
 
 
 def derive(*key: int | str) -> int:
-    """A 64-bit seed from a path such as ``(seed, "mask", epoch, row)``; equal paths give equal seeds everywhere."""
+    """A 64-bit seed from a key such as ``(seed, "mask", epoch, row)``; equal keys give equal seeds on every machine."""
     return int.from_bytes(_digest(key, 8), "little")
 
 
 def generator(*key: int | str) -> np.random.Generator:
-    """A NumPy generator whose whole state is a hash of the path; making one costs about 5 microseconds."""
+    """A NumPy generator whose whole state is a hash of the key; making one costs about 5 microseconds."""
     return np.random.Generator(np.random.SFC64(cast(Any, _State(_digest(key, 24)))))
 
 
@@ -24,7 +24,7 @@ def uniform(keys: np.ndarray, index: np.ndarray) -> np.ndarray:
     """Numbers in [0, 1) with 53 random bits, one for each pair of a key (uint64, from :func:`derive`) and an index.
 
     The index-th output of SplitMix64 (Steele, Lea and Flood 2014) started at the key: random numbers of many rows at
-    once, 10 nanoseconds each, that do not depend on which rows come together.
+    once, 10 nanoseconds each, independent of which rows are computed together.
     """
     state = keys + (index.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     return (mix(state) >> np.uint64(11)) * 2.0**-53
@@ -49,7 +49,7 @@ def _digest(key: tuple[int | str, ...], size: int) -> bytes:
 
 
 class _State(ISeedSequence):
-    """Hands a digest to a bit generator as it is: a hash needs no second mixing, which takes three times as long."""
+    """Passes a digest to a bit generator unchanged: a hash needs no second mixing, which takes three times as long."""
 
     def __init__(self, digest: bytes) -> None:
         self._digest = digest

@@ -1,8 +1,8 @@
-"""The header of a safetensors file: the name, type, shape and place of every tensor.
+"""The header of a safetensors file: name, type, shape and place of every tensor.
 
-Layout of a file: the length of the header (8 bytes, little end first), the header (JSON, padded with spaces to a
-multiple of 8 bytes), the tensors' bytes. The library ``safetensors`` writes tensors that all lie in memory; with this
-module a large file is written part by part, and mapped without a copy.
+Layout of a file: the length of the header (8 bytes, little-endian), the header (JSON, padded with spaces to a multiple
+of 8 bytes), the tensors' bytes. The library ``safetensors`` can only write tensors that are all in memory; this module
+writes a large file part by part, and maps it without a copy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ MAX_HEADER = 100_000_000  # bytes; the limit of the format
 
 
 class Entry(NamedTuple):
-    """A tensor: its type as the format calls it (``F32``), its shape, and its bytes ``start:end`` after the header."""
+    """A tensor: its type in the format's notation (``F32``), its shape, and its bytes ``start:end``
+    after the header.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -25,7 +27,7 @@ class Entry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file holds; its tensors' bytes begin at byte ``begin`` of the file."""
+    """The content of a file; its tensors' bytes begin at byte ``begin``."""
 
     tensors: dict[str, Entry]
     metadata: dict[str, str]
@@ -35,9 +37,9 @@ class Header(NamedTuple):
 def encode_header(
     tensors: Mapping[str, tuple[str, Sequence[int], int]], metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """The bytes before the tensors: name -> (type, shape, number of bytes), in the order in which they will follow.
+    """The bytes before the tensors: name -> (type, shape, number of bytes), in the order in which tensors will follow.
 
-    Give the widest types first: then all are aligned.
+    Give the widest types first, so that all tensors are aligned.
     """
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
@@ -53,14 +55,14 @@ def read_header(file: IO[bytes]) -> Header:
     """The header of an open file.
 
     Raises:
-        ValueError: it is no header of a safetensors file; the message is a clause such as ``16 bytes are too few``.
+        ValueError: not the header of a safetensors file; the message is a clause such as ``16 bytes are too few``.
     """
     start = file.read(8)
     if len(start) < 8:
         raise ValueError(f"{len(start)} bytes are too few")
     (length,) = struct.unpack("<Q", start)
     if length > MAX_HEADER:
-        raise ValueError("the length of the header makes no sense")
+        raise ValueError("the header's length is not possible")
     text = file.read(length)
     if len(text) < length:
         raise ValueError("it ends within the header")
@@ -72,8 +74,8 @@ def read_header(file: IO[bytes]) -> Header:
             first, last = entry["data_offsets"]
             shape = tuple(entry["shape"])
             if not all(type(number) is int and number >= 0 for number in (first, last, *shape)) or first > last:
-                raise ValueError(f"tensor {name!r} has no sensible shape or place")
+                raise ValueError(f"tensor {name!r} has an impossible shape or place")
             tensors[name] = Entry(str(entry["dtype"]), shape, first, last)
         return Header(tensors, dict(metadata), 8 + length)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"the header makes no sense ({str(error)[:60]})") from None
+        raise ValueError(f"the header is not valid ({str(error)[:60]})") from None

@@ -177,7 +177,7 @@ def test_cut_offs_rise(cutoffs: list[int]) -> None:
 @pytest.mark.parametrize("head", [Pooler, partial(Classification, labels=2), partial(Tagging, labels=2), Span])
 @pytest.mark.parametrize("dropout", [1.0, 1.5, -0.5])
 def test_heads_drop_a_share(head: Callable[..., object], dropout: float) -> None:
-    with pytest.raises(ConfigError, match=f"^dropout {dropout} is no share; give a number from 0 up to"):
+    with pytest.raises(ConfigError, match=f"^dropout is {dropout}; give a number from 0 up to"):
         head(dropout=dropout)
 
 

@@ -1,4 +1,4 @@
-"""The families: one module each, which holds its sizes and explains how it differs from BERT."""
+"""The families: one module each, with its published sizes and its differences from BERT."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ GENERATORS: dict[str, ModelConfig] = {
 
 
 def config(name: str) -> ModelConfig:
-    """The published configuration of that name; ``NAME-generator`` is the generator of a discriminator."""
+    """The published configuration called ``name``; ``NAME-generator`` is the generator of a discriminator.
+
+    Raises:
+        ConfigError: unknown name; the message gives the nearest one.
+    """
     base = name.removesuffix("-generator")
     table = GENERATORS if base != name else SIZES
     if base not in table:

@@ -23,7 +23,7 @@ def albert(
     groups: int = 1,
     embed_width: int = 128,
 ) -> ModelConfig:
-    """ALBERT of any size; ``groups`` parameter groups."""
+    """ALBERT of any size; ``groups`` is the number of sets of layer weights."""
     encoder = EncoderConfig(
         vocab=vocab,
         layers=layers,

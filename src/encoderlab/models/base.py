@@ -1,4 +1,4 @@
-"""A model as data: an encoder and the heads it was published with."""
+"""A model as data: an encoder and its published heads."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from encoderlab.nn.positions import LONGEST
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """One model: an encoder, and the heads that it has.
+    """A model: an encoder, and its heads.
 
     Args:
-        family: names the module in ``encoderlab.models`` that explains it.
-        pooler: the vector of a text (BERT's [CLS] pooler); None for no pooler.
+        encoder: the encoder's configuration.
+        family: names the module in ``encoderlab.models`` that explains the architecture.
+        pooler: the head that gives a text's vector (BERT's [CLS] pooler); None for no pooler.
         lm: the head that predicts tokens.
-        pair: whether it has the head of next sentence or sentence order, D -> 2 on the pooled vector.
+        pair: whether it has the head for next sentence or sentence order, D -> 2 on the pooled vector.
         rtd: the head that detects replaced tokens.
         mask_decoder: rows of the table of absolute positions in DeBERTa's enhanced mask decoder; 0 for no decoder.
-        mask_vector: whether it has XLNet's learned start of the query stream.
+        mask_vector: whether it has XLNet's learned vector that starts the query stream.
         task: the head of a fine-tuned model.
         labels: of the task, in the order of the head's scores.
+
+    Raises:
+        ConfigError: a pair head without a pooler.
     """
 
     family: str
@@ -49,19 +53,19 @@ class ModelConfig:
         check_most(self, LONGEST, "mask_decoder")
         if self.pair and self.pooler is None:
             raise ConfigError(
-                "the pair head reads the pooled vector, and there is no pooler; set pooler to {}, or pair to false"
+                "the pair head needs a pooler, and there is no pooler; set pooler to {}, or pair to false"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What a family module declares.
+    """The declarations of a family's module.
 
     Args:
         about: a description of the family.
         sizes: published names and their configurations.
         generators: names of discriminators and the configurations of their generators.
-        classification, tagging, span: the heads that fine-tuning puts on the family's models.
+        classification, tagging, span: the heads that fine-tuning adds to the family's models.
     """
 
     name: str
@@ -74,7 +78,9 @@ class Family:
 
 
 def resized(config: ModelConfig, **changes: Any) -> ModelConfig:
-    """The model with fields of its encoder changed; with ``vocab``, cut-offs of an adaptive softmax beyond it go."""
+    """The model with fields of its encoder changed; a smaller ``vocab`` drops cut-offs of an adaptive softmax beyond
+    it.
+    """
     adaptive = changes.get("adaptive", config.encoder.adaptive)
     if "vocab" in changes and adaptive is not None:
         cutoffs = tuple(cut for cut in adaptive.cutoffs if cut < changes["vocab"])

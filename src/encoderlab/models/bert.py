@@ -1,7 +1,7 @@
 """BERT (Devlin et al., 2019; Turc et al., 2019 for the compact sizes).
 
-The others of the family are described by what differs from it. Learned absolute positions and two segment tables are
-added to the word table; post-LayerNorm layers of self-attention and a feed-forward network of four times the width;
+The other families are described by their differences from BERT. Learned absolute positions and two segment vectors are
+added to the word vectors; post-LayerNorm layers of self-attention and a feed-forward network of four times the width;
 GELU in the exact form (the released TensorFlow code has the tanh form, at most 4.7e-4 away; ``transformers`` loads the
 same weights with the exact form). Heads: a tanh pooler on [CLS], next sentence prediction on it, and a masked-LM head
 tied to the word table.

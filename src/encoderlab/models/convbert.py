@@ -1,11 +1,11 @@
 """ConvBERT (Jiang et al., 2020): ELECTRA with half of the attention heads replaced by span-dynamic convolution.
 
 Differs from ELECTRA: mixed attention (``SpanDynamic``), and grouped feed-forward maps in medium-small. The width of a
-head is that of all heads together, width / heads, before half of them are dropped; one head stays where none would, and
-the output map then reads twice the width. The generator has the same parts. The released code, which the parameter
-counts follow, has a value map for the convolution beside attention's, where the paper has one for both. Its
-convolutions read padding; ``mask_padding=False`` (here, to load its weights) keeps that, new recipes and tasks mask.
-``transformers`` computes other head widths for head ratios other than 2 and cannot express the one-head generator.
+head is width / heads, before half of the heads are dropped; at least one head attends, and the output map then reads
+twice the width. The generator has the same parts. The released code, which the parameter counts follow, has a separate
+value map for the convolution; in the paper attention and convolution share one. Its convolutions read padding;
+``mask_padding=False`` (here, to load its weights) keeps that, new recipes and tasks mask it. ``transformers`` computes
+other head widths for head ratios other than 2 and cannot express the one-head generator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def convbert(
     generator: bool = False,
     mask_padding: bool = False,
 ) -> ModelConfig:
-    """One of the two networks, of any size."""
+    """Discriminator or ``generator`` of any size."""
     encoder = EncoderConfig(
         vocab=vocab,
         layers=layers,
@@ -49,10 +49,10 @@ def convbert(
 
 
 def masking_padding(config: ModelConfig) -> ModelConfig:
-    """``config`` with convolutions, if it has any, that stop at the borders of a text.
+    """``config`` with convolutions, if it has any, that stop at the end of a text.
 
-    Those of the published ConvBERT read on into the padding and, in packed rows, into the next text, so that texts
-    would change each other's losses and predictions.
+    The published ConvBERT's convolutions continue into padding and, in packed rows, into the next text, so texts would
+    change each other's losses and predictions.
     """
     branch = config.encoder.conv_branch
     return config if branch is None else resized(config, conv=replace(branch, mask_padding=True))

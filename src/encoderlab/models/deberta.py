@@ -2,14 +2,14 @@
 
 Differs from BERT: disentangled attention over relative positions (:class:`Disentangled`), no absolute positions and no
 segments at the input, LayerNorm eps 1e-7. The masked-LM head reads the enhanced mask decoder: the last layer applied
-twice, queries being the last-but-one layer's output plus absolute positions. v1: separate projections of the position
-table, no bias on keys, 512 distances each way. v2 and v3: logarithmic buckets, projections shared with the content
-maps, LayerNorm on the table; v2 adds a convolution after the first layer. v3 is trained by replaced token detection,
-with a generator half as deep and gradient-disentangled embeddings. Erlangshen is v2's body with BERT's plain masked-LM
-head and a Chinese WordPiece vocabulary; it has no mask decoder.
+twice, with queries from the last-but-one layer's output plus absolute positions. v1: separate projections of the
+position table, no bias on keys, 512 distances each way. v2 and v3: logarithmic buckets, projections shared with the
+content maps, LayerNorm on the table; v2 adds a convolution after the first layer. v3 is trained by replaced token
+detection, with a generator half as deep and gradient-disentangled embeddings. Erlangshen is v2's encoder with BERT's
+plain masked-LM head and a Chinese WordPiece vocabulary; it has no mask decoder.
 
-Distances beyond the span are clamped before bucketing, as in the original code (``transformers`` does not, and differs
-beyond 512 tokens). ``transformers`` has no mask decoder, so masks filled there are nonsense for these weights.
+Distances beyond the span are clamped before bucketing, as in the original code (``transformers`` does not clamp, and
+differs beyond 512 tokens). ``transformers`` has no mask decoder, so its fill-mask gives wrong tokens for these weights.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """DistilBERT and DistilRoBERTa (Sanh et al., 2019).
 
 Differs from BERT (or RoBERTa): six layers taken from the teacher's twelve, no segment table, no pooler, no next
-sentence prediction. The fine-tuning head is dense, ReLU, dropout 0.2, affine on [CLS]; that for answers begins
-with dropout 0.1.
+sentence prediction. The fine-tuning head is dense, ReLU, dropout 0.2, affine on [CLS]; the head for answers begins with
+dropout 0.1.
 """
 
 from __future__ import annotations

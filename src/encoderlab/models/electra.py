@@ -1,9 +1,9 @@
-"""ELECTRA (Clark et al., 2020): a generator fills masks, a discriminator finds the tokens it replaced.
+"""ELECTRA (Clark et al., 2020): a generator fills masks, a discriminator finds the tokens that it replaced.
 
 Differs from BERT: no pooler and no next sentence prediction; small has tables of width 128 mapped to 256 after
-LayerNorm. The generator is as deep and 1/4 (small, large) or 1/3 (base) as wide; both networks share the whole
-embedding block, LayerNorm included. The discriminator head is dense, GELU, dense to 1; the generator's is BERT's
-masked-LM head. The checkpoint released as small ("small++") has a generator as wide as the discriminator. Fine-tuning
+LayerNorm. The generator has the same depth and 1/4 (small, large) or 1/3 (base) of the width; both networks share the
+whole embedding block, LayerNorm included. The discriminator head is dense, GELU, dense to 1; the generator's is BERT's
+masked-LM head. The checkpoint released as small ("small++") has a generator of the discriminator's width. Fine-tuning
 puts dropout and an affine map on the raw [CLS] vector; ``transformers`` adds a dense layer and GELU there that the
 original does not have.
 """
@@ -18,7 +18,7 @@ from encoderlab.nn.heads import LM, RTD, Classification, Span, Tagging
 def electra(
     *, layers: int, width: int, heads: int, ff_width: int, embed_width: int, vocab: int = 30522, generator: bool = False
 ) -> ModelConfig:
-    """One of the two networks, of any size."""
+    """Discriminator or ``generator`` of any size."""
     encoder = EncoderConfig(
         vocab=vocab,
         layers=layers,

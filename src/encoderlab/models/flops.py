@@ -1,12 +1,12 @@
-"""Floating-point operations and memory, from configurations alone.
+"""Floating-point operations (FLOPs) and memory, computed from configurations.
 
 Our convention: a multiply-add is 2 operations, the backward pass costs twice the forward pass, and only matrix products
-and convolutions count (look-ups, normalisation, activations and dropout do not: they are bandwidth, not arithmetic).
-Positions attend to whole rows, so a causal mask saves nothing; in local layers they attend to what is within reach.
-What a vocabulary head costs is counted on the share of tokens that it sees.
+and convolutions count (look-ups, normalisation, activations and dropout do not: bandwidth limits them, not arithmetic).
+Positions attend to whole rows, so a causal mask saves nothing; in local layers they attend to keys within reach. A
+vocabulary head counts for the share of tokens that it reads.
 
 :func:`electra_forward` and :func:`electra_training` follow the ELECTRA paper's convention instead, in which the papers
-of ELECTRA and ConvBERT give their costs.
+of ELECTRA and ConvBERT report costs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BACKWARD = 2  # times the forward pass
 def forward(config: ModelConfig, length: int, *, predicted: float = 0.15, memory: int = 0) -> dict[str, float]:
     """Operations per token of a forward pass over rows of ``length`` tokens, by part.
 
-    ``predicted`` is the share of tokens that the LM head sees, ``memory`` the number of states before the row.
+    ``predicted`` is the share of tokens that the LM head reads, ``memory`` the number of states before the row.
     """
     encoder = config.encoder
     layers = [layer_forward(encoder, length, memory, number) for number in range(encoder.depth)]
@@ -35,7 +35,7 @@ def forward(config: ModelConfig, length: int, *, predicted: float = 0.15, memory
     if encoder.stem_conv is not None:
         parts["stem convolution"] = 2.0 * width * width * encoder.stem_conv.kernel / encoder.stem_conv.groups
     if config.mask_decoder or config.mask_vector:
-        # The ordinary last layer is not computed.
+        # The last layer itself is not computed.
         parts = {name: count - layers[-1].get(name, 0.0) for name, count in parts.items()}
         parts["query stream"] = _query_stream(config, layers, predicted) + _keys_and_values(encoder, length, memory)
     parts["head"] = _head(config, predicted)
@@ -67,37 +67,37 @@ def layer_forward(encoder: EncoderConfig, length: int, memory: int = 0, layer: i
 
 
 def _keys_seen(encoder: EncoderConfig, length: int, memory: int, layer: int) -> float:
-    """How many keys a query of the layer is multiplied with, on average over a row."""
+    """Number of keys that a query of the layer attends to, averaged over a row."""
     if encoder.local is None or encoder.sees_all(layer):
         return float(length + memory)
     return 1 + (_within(encoder.local.reach, memory, length) + _within(encoder.local.reach, 0, length)) / length
 
 
 def _within(reach: int, start: int, length: int) -> int:
-    """The sum of min(``reach``, place) over the places from ``start`` on, ``length`` of them."""
+    """The sum of min(``reach``, place) over ``length`` places from ``start``."""
     near = range(start, max(start, min(reach, start + length)))
     return sum(near) + reach * (length - len(near))
 
 
 def _terms(encoder: EncoderConfig) -> int:
-    """How many products with rows for distances the attention scores have."""
+    """Number of products with rows for distances in the attention scores."""
     if isinstance(encoder.position, Disentangled):
         return len(encoder.position.terms)
     return 0 if isinstance(encoder.position, (Absolute, Rotary)) else 1
 
 
 def _distances(encoder: EncoderConfig, length: int, memory: int) -> int:
-    """How many distances there are between the queries and the keys of a row."""
+    """Number of distances between the queries and the keys of a row."""
     return length + memory if encoder.causal else 2 * length + memory - 1
 
 
 def _keys_and_values(encoder: EncoderConfig, length: int, memory: int = 0) -> float:
-    """Operations per token of one layer's key and value maps. Those of the memory run again for every row."""
+    """Operations per token of one layer's key and value maps, which run again for the memory of every row."""
     return 4.0 * encoder.width * encoder.attention_width * (1 + memory / length)
 
 
 def usual_share(config: ModelConfig) -> float:
-    """The share of tokens that the LM head usually sees: all from left to right, 15% where tokens are masked."""
+    """The usual share of predicted tokens: all from left to right, 15% for masked tokens."""
     return 1.0 if config.encoder.causal else 0.15
 
 
@@ -107,9 +107,11 @@ def training(config: ModelConfig, length: int, *, predicted: float = 0.15, memor
 
 
 def spared(config: ModelConfig, length: int, *, predicted: float) -> float:
-    """Operations per token that a forward pass for a loss on the ``predicted`` tokens alone need not do: the last
-    layer's queries, output map and feed-forward at the other places. None where a convolution reads them, and where
-    :func:`forward` counts a query stream instead."""
+    """Operations per token that a forward pass saves when the loss needs only the ``predicted`` tokens.
+
+    They are the last layer's queries, output map and feed-forward at the other places. 0 if a convolution reads those,
+    or if :func:`forward` counts a query stream instead.
+    """
     encoder = config.encoder
     if encoder.conv is not None or config.mask_decoder or config.mask_vector or config.lm is None:
         return 0.0
@@ -118,7 +120,7 @@ def spared(config: ModelConfig, length: int, *, predicted: float) -> float:
 
 
 def _query_stream(config: ModelConfig, layers: Sequence[dict[str, float]], predicted: float) -> float:
-    """Operations per token of the query stream: the layers' query side, at the predicted tokens only."""
+    """Operations per token of the query stream: the layers' query side at the predicted tokens."""
     encoder = config.encoder
     maps = 4.0 * encoder.width * encoder.attention_width  # of the queries, and of the output
     applied = [layers[-1]] * 2 if config.mask_decoder else layers
@@ -139,7 +141,9 @@ def _head(config: ModelConfig, predicted: float) -> float:
 
 
 def _vocabulary_width(encoder: EncoderConfig) -> float:
-    """Columns times width of the output tables; of an adaptive softmax the head cluster, which every token pays."""
+    """Columns times width of the output tables; for an adaptive softmax only the head cluster, which
+    every token uses.
+    """
     if encoder.adaptive is None or not encoder.adaptive.cutoffs:
         return float(encoder.vocab * encoder.word_width)
     return float((encoder.adaptive.cutoffs[0] + len(encoder.adaptive.cutoffs)) * encoder.word_width)
@@ -148,13 +152,14 @@ def _vocabulary_width(encoder: EncoderConfig) -> float:
 # The convention of the ELECTRA paper ---------------------------------------------------------------------------------
 
 DROPOUT, NORM, GELU, SOFTMAX = 4, 5, 8, 5  # operations per element
-OUTPUT_SHARE = 0.15625  # of positions that the output softmax sees: 20 of 128
+OUTPUT_SHARE = 0.15625  # share of positions that the output softmax reads: 20 of 128
 
 
 def electra_forward(config: ModelConfig, length: int) -> float:
     """Operations per token as ``flops_computation.py`` of the ELECTRA release counts them.
 
-    Element-wise work counts a few operations each, and embedding look-ups as dense products with the whole vocabulary.
+    Element-wise work counts a few operations each; embedding look-ups count as dense products with the whole
+    vocabulary.
     """
     encoder = config.encoder
     width, inner_ff, words, vocab = encoder.width, encoder.ff_width, encoder.word_width, encoder.vocab
@@ -178,7 +183,7 @@ def electra_forward(config: ModelConfig, length: int) -> float:
 
 
 def electra_training(config: ModelConfig, length: int) -> float:
-    """Operations per token of a training step in that convention: twice the forward pass."""
+    """Operations per token of a training step in the ELECTRA paper's convention: twice the forward pass."""
     return 2 * electra_forward(config, length)
 
 
@@ -187,7 +192,7 @@ def electra_training(config: ModelConfig, length: int) -> float:
 
 @dataclass(frozen=True)
 class Memory:
-    """An estimate in bytes of what training takes, by cause."""
+    """An estimate of the memory for training, in bytes by cause."""
 
     weights: int
     gradients: int
@@ -209,25 +214,25 @@ def training_memory(
     memory: int = 0,
     compared: float = 0.0,
 ) -> Memory:
-    """Single precision with Adam and our kernels: 16 bytes per parameter, and 4 per value that the backward pass keeps.
+    """Estimate for float32 with Adam and our kernels: 16 bytes per parameter, 4 per value kept for the backward pass.
 
-    ``predicted`` and ``memory`` as in :func:`forward`; ``compared`` is the share of tokens whose logits a distillation
-    compares. Every layer is counted at all tokens, also where a loss spares it some. The plain twins of the kernels
+    ``predicted`` and ``memory`` as in :func:`forward`; ``compared`` is the share of tokens at which a distillation
+    compares logits. Every layer counts at all tokens, even if a loss needs only some. The plain versions of the kernels
     keep more, such as attention probabilities.
     """
     encoder = config.encoder
     width, words, tokens, keys = encoder.width, encoder.word_width, rows * length, length + memory
     layer = _kept_by_layer(encoder, rows, length, memory)
     kept = encoder.depth * layer + 3 * width + (2 * words if words != width else 0)
-    kept += keys / 4  # a byte that says whether a query sees a key
+    kept += keys / 4  # one byte of the mask
     if encoder.stem_conv is not None:
         kept += (encoder.stem_conv.kernel + 3) * width
-    if config.mask_decoder or config.mask_vector:  # the ordinary last layer is not computed, but its keys and values
+    if config.mask_decoder or config.mask_vector:  # the last layer itself is not computed, but its keys and values
         keyed = encoder.attention_width + (width if memory else 0)
         kept += _kept_by_queries(config, rows, length, memory, predicted) - layer + 2 * keyed * keys / length
     if config.lm is not None:
         kept += predicted * (width + 4 * words) + compared * (width + 3 * words + 2 * encoder.vocab)
-        kept += _vocabulary_width(encoder) / tokens  # the gradient of the tables, which comes with the loss
+        kept += _vocabulary_width(encoder) / tokens  # the gradient of the tables, computed with the loss
         if encoder.adaptive is not None:
             kept += predicted * _vocabulary_width(encoder) / words
     if config.rtd is not None:
@@ -236,15 +241,18 @@ def training_memory(
 
 
 def _kept_by_layer(encoder: EncoderConfig, rows: int, length: int, memory: int) -> float:
-    """Values per token that a layer keeps: queries, keys, values, the heads' output, what each LayerNorm reads and
-    writes, and the feed-forward width before the activation, and after it where no kernel computes it again."""
+    """Values per token that a layer keeps for the backward pass.
+
+    Queries, keys, values, the heads' output, inputs and outputs of each LayerNorm, and the feed-forward width before
+    the activation (and after it, if no kernel computes it again).
+    """
     conv, width, position = encoder.conv_branch, encoder.width, encoder.position
     heads, inner, share = encoder.attention_heads, encoder.attention_width, 1 + memory / length
     fused = encoder.ff_groups == 1 and encoder.activation in ("gelu", "gelu_tanh")
     hidden = (2 if encoder.ff_gated else 1) * encoder.ff_width
     kept = 4 * width + 2 * inner + 2 * inner * share + (1 if fused else 2) * hidden + heads + 4
     if memory:
-        kept += 2 * width * share  # the remembered states, and these before those of the row
+        kept += 2 * width * share  # memory states, alone and concatenated with the row's
     if conv is not None:
         kept += width + 6 * inner
     if isinstance(position, (RelativeShift, Shaw)):
@@ -256,7 +264,7 @@ def _kept_by_layer(encoder: EncoderConfig, rows: int, length: int, memory: int) 
 
 
 def _kept_by_queries(config: ModelConfig, rows: int, length: int, memory: int, predicted: float) -> float:
-    """Values per token that the query stream keeps, which holds the position terms of every query and key."""
+    """Values per token that the query stream keeps, which include the position terms of every query and key."""
     encoder = config.encoder
     heads, keys, distances = encoder.heads, length + memory, _distances(encoder, length, memory)
     kept = predicted * (_kept_by_layer(encoder, rows, length, memory) + heads * (distances + keys) + 2 * keys)

@@ -1,16 +1,16 @@
-"""ModernBERT (Warner et al., 2024), and the models that share its architecture: the encoders of Ettin (Weller et al.,
-2025) and mmBERT (Marone et al., 2025).
+"""ModernBERT (Warner et al., 2024), and models with its architecture: Ettin's encoders (Weller et al., 2025) and mmBERT
+(Marone et al., 2025).
 
 Differs from BERT: rotary positions (:class:`Rotary`) and no table of positions or segments; norms before attention and
-feed-forward, none before the first attention, whose input the embeddings' norm gives; feed-forward with GeGLU; no
-biases but that of the LM head's output, and none in LayerNorm, eps 1e-5. Every third layer, from the first on, sees the
-whole document, the others 64 tokens on each side (:class:`Local`), with rotary positions of another base. No dropout.
-Heads: the same dense map, GELU and LayerNorm stand before the word table and before the last map of every task;
-classifiers read the mean over the tokens. Maps into the residual stream start smaller (``scaled_init``).
+feed-forward, except before the first attention, because the embeddings have a norm; feed-forward with GeGLU; no biases
+except that of the LM head's output, and none in LayerNorm, eps 1e-5. Every third layer, from the first on, sees the
+whole document, the others 64 tokens on each side (:class:`Local`), with another base of rotary positions. No dropout.
+Heads: the same dense map, GELU and LayerNorm precede the word table and the last map of every task; classifiers read
+the mean over the tokens. Maps into the residual stream start smaller (``scaled_init``).
 
-Sizes from the papers' tables and the published configurations. ModernBERT's global layers have base 160,000 since its
-context was extended to 8,192 tokens; before that, all layers had 10,000 and rows of 1,024. Ettin and mmBERT have
-160,000 in local layers too.
+Sizes are from the papers' tables and the published configurations. ModernBERT's global layers have base 160,000 since
+its context was extended to 8,192 tokens; before that, all layers had 10,000 and rows had 1,024 tokens. Ettin and mmBERT
+also have 160,000 in local layers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def modernbert(
     theta: float = 160_000.0,
     local_theta: float = 10_000.0,
 ) -> ModelConfig:
-    """ModernBERT of any size; heads are 64 wide unless ``heads`` says otherwise."""
+    """ModernBERT of any size; heads are 64 wide unless ``heads`` is given."""
     encoder = EncoderConfig(
         vocab=vocab,
         layers=layers,

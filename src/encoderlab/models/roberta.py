@@ -1,10 +1,10 @@
 """RoBERTa (Liu et al., 2019).
 
-Differs from BERT: byte-level BPE with 50,265 ids; no segment table (``transformers`` has one row of it, zero in the
-published weights; a folder where it is not zero is loaded with that one row); position ids start at 2, so the table has
-514 rows; LayerNorm eps 1e-5; normal initial values that are not cut; no next sentence prediction and no pretrained
-pooler. A pair is framed ``<s> A </s></s> B </s>``. The fine-tuning head is dense, tanh, affine on ``<s>``, without
-dropout (fairseq's ``pooler_dropout`` is 0; ``transformers`` drops .1 before both maps).
+Differs from BERT: byte-level BPE with 50,265 ids; no segment table (``transformers`` has one row, which is zero in the
+published weights; a folder with another row is loaded with that row); position ids start at 2, so the table has 514
+rows; LayerNorm eps 1e-5; initial values from a normal distribution without limits; no next sentence prediction and no
+pretrained pooler. A pair is framed ``<s> A </s></s> B </s>``. The fine-tuning head is dense, tanh, affine on ``<s>``,
+without dropout (fairseq's ``pooler_dropout`` is 0; ``transformers`` drops 0.1 before both maps).
 """
 
 from __future__ import annotations

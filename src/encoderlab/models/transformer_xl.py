@@ -3,8 +3,8 @@
 Differs from BERT: left-to-right; relative positions by a fixed sinusoid (:class:`RelativeShift`); keys and values also
 from the states of earlier rows (memory), without gradient; ReLU; projections without bias; no embedding LayerNorm;
 input scaled by sqrt(D); adaptive input and softmax for word vocabularies (:class:`Adaptive`). In the PyTorch original
-one pair u, v serves all layers; the large TensorFlow models have one per layer (``shared_biases=False``), and the one
-of WikiText-103 starts from a quarter of the usual deviation.
+all layers share one pair u, v; the large TensorFlow models have one pair per layer (``shared_biases=False``), and the
+one for WikiText-103 starts with a quarter of the usual deviation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def transformer_xl(
     shared_biases: bool = True,
     init_std: float = 0.02,
 ) -> ModelConfig:
-    """Transformer-XL of any size; ``cutoffs`` divide a vocabulary sorted by frequency."""
+    """Transformer-XL of any size; ``cutoffs`` divide a vocabulary that is sorted by frequency."""
     encoder = EncoderConfig(
         vocab=vocab,
         layers=layers,

@@ -3,9 +3,9 @@
 Differs from BERT: signed relative positions and relative segments in the attention scores (:class:`RelativeShift` with
 ``segments``) instead of tables at the input; projections without bias; dropout after the feed-forward activation and on
 the last layer; no LayerNorm on the embeddings. Pretraining predicts a sixth of the tokens in a random order with a
-second, query stream that starts from one learned vector and reads the content stream's states; memory of earlier rows.
-Text stands at the right end, [CLS] last. The masked-LM head is the word table and a bias. GELU in the tanh form
-(``transformers`` loads released weights with the exact form).
+second stream, the query stream, which starts from one learned vector and reads the content stream's states; memory of
+earlier rows. Text is at the right end of a row, [CLS] last. The masked-LM head is the word table and a bias. GELU in
+the tanh form (``transformers`` loads released weights with the exact form).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ VARIANTS: dict[str, Callable[[str], Recipe]] = {
     **distilbert.VARIANTS,
     **modernbert.VARIANTS,
 }
-"""Runs that are not simply the recipe of a family at one of its sizes."""
+"""Runs that differ from the recipe of a family at one of its sizes."""
 
 BY_FAMILY: dict[str, Callable[[str], Recipe]] = {
     "bert": bert.recipe,
@@ -50,14 +50,14 @@ RECIPES: dict[str, Callable[[str], Recipe]] = {
     for name, config in SIZES.items()
     if name not in VARIANTS and config.family in BY_FAMILY  # a new family may have no recipe yet
 } | VARIANTS
-"""Each recipe by its name, which it is made of."""
+"""The function that makes each recipe, by name."""
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of that name.
+    """The recipe called ``name``.
 
     Raises:
-        ConfigError: there is none; the nearest one is named.
+        ConfigError: unknown name; the message gives the nearest one.
     """
     if name not in RECIPES:
         raise ConfigError(f"unknown recipe {name!r}{nearest(name, RECIPES)}")

@@ -15,7 +15,7 @@ from encoderlab.train.schedule import Bert
 def recipe(name: str) -> Recipe:
     """125k steps of 4096 rows of 512 tokens, sentence order prediction, n-gram masking, LAMB.
 
-    Version 2 trains for 10M steps (base) and 3M (the others). At most 20 tokens of a row are masked, as in the public
+    Version 2 trains for 10M steps (base) or 3M (other sizes). At most 20 tokens of a row are masked, as in the public
     script, which is 4% of 512.
     """
     steps = 125_000

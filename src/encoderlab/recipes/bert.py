@@ -1,5 +1,5 @@
-"""BERT (Devlin et al., 2019, appendix A.2; google-research/bert) and whole-word BERT (its release; for Chinese Cui et
-al., 2021).
+"""BERT (Devlin et al., 2019, appendix A.2; google-research/bert) and whole-word BERT (its release; Chinese: Cui et al.,
+2021).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MASKING = Masking(random_from="all")
 
 
 def recipe(name: str) -> Recipe:
-    """1M steps of 256 rows, nine tenths of them at 128 tokens; next sentence prediction; 15% masked, 80/10/10."""
+    """1M steps of 256 rows, 90% of them at 128 tokens; next sentence prediction; 15% masked, 80/10/10."""
     published = Recipe(
         name=name,
         model=models.config(name),
@@ -37,7 +37,7 @@ def recipe(name: str) -> Recipe:
         return replace(published, objective=CausalSettings(), rows=FullSentences())
     if not is_small(name):
         return published
-    # At 1e-3 one run of bert-mini in five fell back to the loss of token frequencies, and stayed there (docs/LOG.md).
+    # At 1e-3 one run of bert-mini in five fell back to the loss of token frequencies and did not recover (docs/LOG.md).
     return small(published, lr=1e-3 if name == "bert-tiny" else 5e-4)
 
 
@@ -47,7 +47,7 @@ def masking(name: str, model: str, unit: Unit) -> Recipe:
 
 
 def chinese_whole_words(name: str, model: str, *, steps: tuple[int, int] = (100_000, 100_000)) -> Recipe:
-    """Chinese BERT-wwm: words from a segmenter, set while the corpus is built; LAMB, 128 then 512 tokens.
+    """Chinese BERT-wwm: words from a segmenter, chosen when the corpus is built; LAMB, 128 then 512 tokens.
 
     The original starts from Google's Chinese BERT: give ``--init-from``.
     """

@@ -19,7 +19,7 @@ PUBLISHED = {  # rate, rows
 
 
 def recipe(name: str) -> Recipe:
-    """1M steps at 128 tokens. Padding is masked in the convolutions, which the released code did not do."""
+    """1M steps at 128 tokens. The convolutions do not read padding, unlike in the released code."""
     lr, rows = PUBLISHED.get(name, PUBLISHED["convbert-small"])
     published = replace(
         electra.recipe("electra-small"),

@@ -20,7 +20,7 @@ from encoderlab.train.schedule import Bert, Polynomial
 
 
 def recipe(name: str) -> Recipe:
-    """By name: v1 and v2 mask n-grams, v3 detects replaced tokens, Erlangshen masks n-grams of segmented words."""
+    """v1 and v2 mask n-grams, v3 detects replaced tokens, Erlangshen masks n-grams of segmented words."""
     if name.startswith("erlangshen"):
         published = _erlangshen(name)
     elif "v3" in name:
@@ -62,8 +62,8 @@ def _detecting(name: str) -> Recipe:
 
 
 def _erlangshen(name: str) -> Recipe:
-    """The public script's settings; batch and steps of the published models are not known: 1024 rows and 1M steps stand
-    in for them.
+    """The public script's settings. Batch and steps of the published models are unknown; 1024 rows and 1M steps are our
+    choice.
     """
     return Recipe(
         name=name,

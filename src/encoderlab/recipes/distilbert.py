@@ -15,10 +15,10 @@ from encoderlab.train.schedule import Polynomial
 
 
 def recipe(name: str) -> Recipe:
-    """Six layers from the teacher's 0, 2, 4, 7, 9 and 11; losses 5, 2 and 1; texts cut to length, parts of fewer than
-    12 tokens dropped. 13 billion tokens are three epochs of the 3.3 billion words of Wikipedia and Books.
+    """Six layers from the teacher's layers 0, 2, 4, 7, 9 and 11; loss weights 5, 2 and 1.
 
-    Give the teacher with ``--set objective.teacher=FOLDER``.
+    Texts are cut to length; parts of fewer than 12 tokens are dropped. 13 billion tokens are three epochs of the 3.3
+    billion words of Wikipedia and Books. Give the teacher with ``--set objective.teacher=FOLDER``.
     """
     published = Recipe(
         name=name,
@@ -33,9 +33,9 @@ def recipe(name: str) -> Recipe:
     )
     if not is_small(name):
         return published
-    # The teachers of these are bert-tiny and bert-mini, of 2 and 4 layers.
+    # The teachers of these recipes are bert-tiny and bert-mini, with 2 and 4 layers.
     layers = tuple(2 * i for i in range(published.model.encoder.layers))
     return small(replace(published, objective=DistillSettings(student_from=layers)), lr=5e-4)
 
 
-VARIANTS: dict[str, Callable[[str], Recipe]] = {"distilroberta-base": recipe}  # by its parts of family roberta
+VARIANTS: dict[str, Callable[[str], Recipe]] = {"distilroberta-base": recipe}  # its parts are those of family roberta

@@ -26,10 +26,10 @@ PUBLISHED: dict[str, tuple[float, int, int, int, float]] = {  # rate, rows, step
 
 
 def recipe(name: str) -> Recipe:
-    """Generator and discriminator jointly, losses 1 and 50, embeddings shared.
+    """Generator and discriminator jointly, loss weights 1 and 50, shared embeddings.
 
-    The original's limit of ``int((rate + .005) * length)`` masks is left out: rows of 100 tokens and more never reach
-    it, and a fixed number would be wrong for phases of another length.
+    Without the original's limit of ``int((rate + .005) * length)`` masks: rows of 100 tokens and more never reach it,
+    and a fixed number would be wrong for phases of another length.
     """
     lr, rows, steps, length, masked = PUBLISHED.get(name, PUBLISHED["electra-small"])
     masking = Masking(mask=0.85, random=0.0, rate=masked)

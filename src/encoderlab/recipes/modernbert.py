@@ -1,10 +1,9 @@
-"""ModernBERT (Warner et al., 2024, section 2.2 and appendix A), Ettin (Weller et al., 2025) and mmBERT (Marone et al.,
-2025).
+"""ModernBERT (Warner et al., 2024, section 2.2, appendix A), Ettin (Weller et al., 2025), mmBERT (Marone et al., 2025).
 
-Three phases, a recipe each, because the base of the global layers' rotary positions changes between them: on rows of
-1,024 tokens; then, with a base of 160,000 (``NAME-context``), on rows of 8,192; then the decay of the rate
-(``NAME-decay``), on text of better quality. The later ones continue from the folder of the one before, with
-``--init-from``. Tokens are those of the papers; what text there was in which phase is the user's to choose.
+There are three phases, with a recipe each because the base of the global layers' rotary positions changes between them:
+first rows of 1,024 tokens; then, with a base of 160,000 (``NAME-context``), rows of 8,192; then the decay of the rate
+(``NAME-decay``), on text of better quality. Later phases continue from the folder of the previous phase, with
+``--init-from``. Numbers of tokens are those of the papers; the user chooses the text of each phase.
 """
 
 from __future__ import annotations
@@ -24,14 +23,15 @@ from encoderlab.train.optim import StableAdamW
 from encoderlab.train.recipe import Budget, Phase, Ramp, Recipe
 from encoderlab.train.schedule import Constant, Schedule, WarmupStableDecay
 
-# Rate of the first phase, and of the later ones; weight decay; rows of 1,024 tokens at first, and in the end.
+# Rate of the first phase, rate of later phases; weight decay; rows of 1,024 tokens at the start, and at the end.
 BASE, LARGE = (8e-4, 3e-4, 1e-5, 768, 4608), (5e-4, 5e-5, 1e-5, 448, 4928)
 
 
 def recipe(name: str) -> Recipe:
     """The first phase: 1.7 trillion tokens in rows of 1,024, 30% masked; StableAdamW; warm-up, then a constant rate.
 
-    The batch grows over the first tokens (50 billion; large 10 billion). Here it doubles up to the last one.
+    In the papers the batch grows over the first tokens (50 billion; large 10 billion). Here it doubles until it has its
+    final size.
     """
     large = models.config(name).encoder.width > 768
     lr, _, _, first, rows = LARGE if large else BASE
@@ -53,12 +53,12 @@ def context(name: str, model: str) -> Recipe:
 
 
 def decay(name: str, model: str) -> Recipe:
-    """The third phase: 50 billion tokens in rows of 8,192, in which the rate falls with 1 - sqrt."""
+    """The third phase: 50 billion tokens in rows of 8,192, during which the rate falls as 1 - sqrt."""
     return _recipe(name, model, tokens=50e9, schedule=WarmupStableDecay(warmup=0.0, decay=1.0, shape="sqrt"))
 
 
 def _recipe(name: str, model: str, *, tokens: float, schedule: Schedule, lr: float | None = None) -> Recipe:
-    """What the phases have in common, with rows of 8,192 tokens and the rate of the later ones."""
+    """The common settings of the phases, with rows of 8,192 tokens and the rate of later phases."""
     config = models.config(model)
     _, later, weight_decay, _, rows = LARGE if config.encoder.width > 768 else BASE
     return Recipe(
@@ -75,12 +75,12 @@ def _recipe(name: str, model: str, *, tokens: float, schedule: Schedule, lr: flo
 
 
 def _share(tokens: float, total: float) -> float:
-    """Of a budget."""
+    """The share of ``tokens`` in ``total``."""
     return round(tokens / total, 6)
 
 
 def _with_theta(config: ModelConfig, theta: float) -> ModelConfig:
-    """The model with another base of its global layers' rotary positions."""
+    """The model with another base for the rotary positions of its global layers."""
     position = config.encoder.position
     assert isinstance(position, Rotary)
     return resized(config, position=replace(position, theta=theta))

@@ -35,7 +35,7 @@ def recipe(name: str) -> Recipe:
 
 
 def with_rows(name: str, model: str, rows: FullSentences | SegmentPairs | SentencePairs) -> Recipe:
-    """One of the four input formats of table 2; pairs bring next sentence prediction."""
+    """One of the four input formats of table 2; formats with pairs add next sentence prediction."""
     base = recipe(model)
     if isinstance(rows, FullSentences):
         return replace(base, name=name, rows=rows)

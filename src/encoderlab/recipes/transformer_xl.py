@@ -26,7 +26,7 @@ PUBLISHED = {  # steps, rows, warm-up, window, memory, evaluation memory
 def recipe(name: str) -> Recipe:
     """Contiguous windows with memory; Adam without decay, cosine schedule, clipping at 0.25.
 
-    The corpora of characters, enwik8 and text8, have no end-of-document token.
+    The character corpora enwik8 and text8 have no end-of-document token.
     """
     steps, rows, warmup, window, memory, evaluation = PUBLISHED.get(name, PUBLISHED["transformer-xl-wt103-base"])
     published = Recipe(

@@ -17,9 +17,9 @@ from encoderlab.train.schedule import Polynomial
 def recipe(name: str) -> Recipe:
     """500k steps of 8192 rows of 512 tokens, a sixth predicted, half of the rows backwards, memory of 384 states.
 
-    Small sizes take 32 rows: two rows read each of the streams, in both directions, and the next batch goes on in the
-    same documents, so that 8 rows show hardly any variety and stay at token frequencies (docs/LOG.md). They predict a
-    third of the tokens, as there is little text.
+    Small sizes use 32 rows: two rows read each stream, one per direction, and the next batch continues in the same
+    documents, so 8 rows show hardly any variety and stay at token frequencies (docs/LOG.md). They predict a third of
+    the tokens, because there is little text.
     """
     published = Recipe(
         name=name,

@@ -90,7 +90,7 @@ def test_further_files_have_the_labels_of_training(tmp_path, tiny, capsys):
         (("--set", "batch=0"), "batch 0 is not positive"),
         (("--set", "steps=-5"), "steps -5 is not positive"),
         (("--epochs", "0"), "epochs 0 is not positive and finite"),
-        (("--set", "head_dropout=1"), "head_dropout 1 is no share"),
+        (("--set", "head_dropout=1"), "head_dropout is 1; give a number from 0"),
         (("--set", "frozen.lstm_width=0"), "2 layers of a BiLSTM of width 0"),
         (("--grid", "lr=1e-3,fast"), "--grid: optim.lr: .*'fast'"),
         (("--set", "lr=fast"), "--set: optim.lr: .*'fast'"),
