@@ -21,6 +21,7 @@ from encoderlab.interchange import folder as folders
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.models.base import resized
+from encoderlab.objectives.causal import CausalSettings
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.mlm import MLMSettings
 from encoderlab.objectives.permutation import PermutationSettings
@@ -58,6 +59,23 @@ def test_a_run_resumes_without_the_folder_that_it_continued(corpus: Path, tmp_pa
         pretrain(made, corpus, tmp_path / "second", session=Budget(amount=2))
     shutil.rmtree(tmp_path / "first")
     assert pretrain(made, corpus, tmp_path / "second").step == 4
+
+
+def test_a_masked_model_starts_from_a_left_to_right_one(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = short("modernbert-mini")
+    encoder = replace(made.model.encoder, causal=True)
+    first = replace(made, model=replace(made.model, encoder=encoder), objective=CausalSettings())
+    pretrain(first, corpus, tmp_path / "first")
+    made = replace(made, init_from=str(tmp_path / "first" / "model"), optim=replace(made.optim, lr=1e-30))
+    pretrain(made, corpus, tmp_path / "second")
+    assert "reads from left to right; from here on it reads in both directions" in caplog.text
+    one, two = load(tmp_path / "first"), load(tmp_path / "second")
+    assert one.config.encoder.causal and not two.config.encoder.causal
+    assert all(torch.equal(w, two.state_dict()[key]) for key, w in one.state_dict().items())
+    before, after = (model.encode(["a few words", "a few more"], pooling="first") for model in (one, two))
+    assert (before[0] == before[1]).all() and (after[0] != after[1]).any()  # the first token sees what follows it
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "albert-tiny", "convbert-tiny", "deberta-v3-tiny", "distilbert-tiny"])

@@ -59,7 +59,13 @@ def continuing(wanted: ModelConfig, given: ModelConfig, name: str) -> ModelConfi
             mine, theirs = getattr(wanted.encoder, field), getattr(given.encoder, field)
             if mine != theirs:
                 log.warning("%s has %s %s; training continues with %s", name, field, theirs, mine)
+    if wanted.encoder.causal != given.encoder.causal:  # a left-to-right model is a good start for a masked one
+        log.warning("%s %s; from here on it %s", name, *(READING[c.encoder.causal] for c in (given, wanted)))
+        kept["causal"] = wanted.encoder.causal
     return replace(wanted, encoder=replace(given.encoder, conv=conv, **kept))
+
+
+READING = {True: "reads from left to right", False: "reads in both directions"}
 
 
 def _architecture(encoder: EncoderConfig) -> EncoderConfig:
@@ -76,6 +82,7 @@ def _architecture(encoder: EncoderConfig) -> EncoderConfig:
     return replace(
         encoder,
         vocab=1,
+        causal=False,
         position=position,
         local=local,
         conv=conv,
