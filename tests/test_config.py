@@ -209,7 +209,7 @@ def test_the_place_is_named() -> None:
     ("name", "text", "message"),
     [
         ("a.yaml", "- 1", "holds list, expected a mapping"),
-        ("a.yaml", "# seed: 2", "holds nothing, expected a mapping"),
+        ("a.yaml", "# seed: 2", "contains nothing, expected a mapping"),
         ("a.yaml", "a: [", "not valid YAML, line 1: expected the node content, but found '<stream end>'; correct it$"),
         ("a.yaml", "a: 1\nb: c: d", "not valid YAML, line 2: mapping values are not allowed here; correct it$"),
         ("a.yaml", "a: 2001-99-99", r"not valid YAML: month must be in 1..12; correct it$"),

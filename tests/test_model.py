@@ -221,7 +221,7 @@ def test_what_cannot_be_used_says_so(tokenizer: Tokenizer) -> None:
     with pytest.raises(ConfigError, match="without LM head cannot fill masks"):
         model.fill_mask("[MASK]")
     model = build("bert-tiny", tokenizer=tokenizer, **TINY)
-    with pytest.raises(ConfigError, match=r"holds no \[MASK\]"):
+    with pytest.raises(ConfigError, match=r"has no \[MASK\]"):
         model.fill_mask("The river.")
     with pytest.raises(ConfigError, match="top -1, expected at least 1"):
         model.fill_mask("The [MASK].", top=-1)
@@ -305,7 +305,7 @@ def break_weights(folder: Path, how: str) -> None:
     ("how", "message"),
     [
         ("truncated", "model.safetensors"),
-        ("nan", "encoder.embeddings.words holds values that are not finite"),
+        ("nan", "encoder.embeddings.words has values that are not finite"),
         ("shape", r"lm.bias has shape \(30521,\), the configuration says \(30522,\)"),
         ("missing", "missing lm.bias"),
         ("extra", "unexpected lm.scale"),
@@ -340,7 +340,7 @@ def test_broken_configurations(folder: Path, changes: dict[str, Any], message: s
 def test_more_layers_than_weights_are_refused_before_they_are_laid_out(folder: Path) -> None:
     encoder = json.loads((folder / "config.json").read_text())["encoder"]
     rewrite(folder, encoder=encoder | {"layers": 900})
-    with pytest.raises(DataError, match="says 900 blocks of layers, and there are"):
+    with pytest.raises(DataError, match="has 900 blocks of layers, but there are"):
         load(folder)
 
 
@@ -354,7 +354,7 @@ def test_missing_files(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="config.json"):
         load(folder)
     (folder / "config.json").unlink()
-    with pytest.raises(DataError, match="holds no config.json"):
+    with pytest.raises(DataError, match="has no config.json"):
         load(folder)
 
 

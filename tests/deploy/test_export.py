@@ -221,7 +221,7 @@ def test_masks_are_filled_by_the_graph_as_by_the_model(tmp_path: Path) -> None:
     (logits,) = run({"input_ids": ids[None], "attention_mask": np.ones_like(ids)[None]}).values()
     for place, guesses in zip(np.flatnonzero(ids == model.tokenizer.special.mask), fill_mask(model, text), strict=True):
         assert list(np.argsort(-logits[0, place])[:5]) == [guess.token for guess in guesses]
-    assert "masks filled there are nonsense" in (out / "README.md").read_text()
+    assert "fill-mask gives wrong" in (out / "README.md").read_text()
     assert "from transformers import" not in (out / "README.md").read_text()
 
 

@@ -94,7 +94,7 @@ def test_embeddings_that_went_apart_are_reported(tmp_path: Path) -> None:
     with torch.no_grad():
         generator.words[0, 0] += 1
     generator.save(tmp_path / "generator")
-    with pytest.raises(DataError, match=r"other embeddings \(words\)"):
+    with pytest.raises(DataError, match=r"different embeddings \(words\)"):
         read_pair(tmp_path)
 
 
@@ -106,7 +106,7 @@ def test_a_generator_that_transformers_cannot_hold(tmp_path: Path, capsys: pytes
     assert main(["convert", str(tmp_path / "pair/discriminator"), str(tmp_path / "hf"), "--to", "hf"]) == 0
     capsys.readouterr()
     assert main(["convert", str(tmp_path / "pair"), str(tmp_path / "both"), "--to", "hf"]) == 3
-    assert "other embeddings" in capsys.readouterr().err.replace("\n", " ")
+    assert "different embeddings" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ def test_the_tokenizer_of_deberta(shared: Path, tmp_path: Path) -> None:
     special = found.special
     assert (special.pad, special.cls, special.sep, special.unk, special.mask) == (0, 1, 2, 3, 4 + len(order))
     torch.save({"dict_map": 3}, tmp_path / "bpe_encoder.bin")
-    with pytest.raises(DataError, match="holds no dict_map, vocab and encoder"):
+    with pytest.raises(DataError, match="has no dict_map, vocab or encoder"):
         find_tokenizer(tmp_path / "bpe_encoder.bin", "deberta")
 
 
@@ -171,5 +171,5 @@ def test_weights_that_may_be_missing(deberta_files: Path) -> None:
 
 def test_a_difference_to_a_generator_that_is_not_there() -> None:
     given = {"discriminator.deberta.embeddings.word_embeddings._weight": torch.ones(3)}
-    with pytest.raises(DataError, match="joint.bin: .*_weight is a difference to the generator's table"):
+    with pytest.raises(DataError, match="joint.bin: .*_weight is a difference from the generator's table"):
         deberta.materialized(given, Path("joint.bin"))

@@ -253,7 +253,7 @@ def test_text_in_place_of_weights(bert: tuple[Model, Path], file: str, text: str
     _, folder = bert
     (folder / WEIGHTS).unlink()
     (folder / file).write_text(text)
-    refused(folder, f"{file}: holds text and no weights (begins with {text[:24]!r}); download it again")
+    refused(folder, f"{file}: is text instead of weights (begins with {text[:24]!r}); download it again")
 
 
 def test_a_weight_that_is_not_finite(bert: tuple[Model, Path]) -> None:
@@ -360,7 +360,7 @@ def test_a_tensor_that_is_no_weight(change: Callable[[Tensor], Tensor], bert: tu
 def test_a_part_of_a_joined_tensor_that_is_quantised(part: str, bert: tuple[Model, Path]) -> None:
     name = f"bert.encoder.layer.0.attention.self.{part}.weight"
     rewrite(bert[1], lambda tensors: tensors | {name: tensors[name].to(torch.int8)})
-    refused(bert[1], f"{name} holds int8; quantised weights are not read")
+    refused(bert[1], f"{name} is int8; quantised weights cannot be read")
 
 
 def test_many_missing_weights_are_counted(bert: tuple[Model, Path]) -> None:
@@ -370,7 +370,7 @@ def test_many_missing_weights_are_counted(bert: tuple[Model, Path]) -> None:
 
 def test_more_layers_than_weights_are_refused_before_they_are_laid_out(bert: tuple[Model, Path]) -> None:
     configure(bert[1], num_hidden_layers=1000)
-    refused(bert[1], "says 1,000 blocks of layers")
+    refused(bert[1], "has 1,000 blocks of layers")
     configure(bert[1], num_hidden_layers=2**31 - 1)
     refused(bert[1], "layers 2147483647 is above 1,000")
 
@@ -448,7 +448,7 @@ def test_albert_without_sharing(tmp_path: Path) -> None:
     huggingface.save(model, tmp_path / "out")
     back = load(tmp_path / "out")
     assert same_weights(back, model) and back.config.encoder.sharing == Sharing(groups=2)
-    with pytest.raises(DataError, match="no place for sharing"):
+    with pytest.raises(DataError, match="has sharing .* cannot have"):
         shared = resized(config, sharing=Sharing(parts=("attention",)))
         huggingface.save(make(shared), tmp_path / "attention")
 

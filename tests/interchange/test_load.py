@@ -20,10 +20,10 @@ from tests.interchange.tiny_models import CONFIGS, make
 def test_nothing_known(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         read(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="no model that is known"):
+    with pytest.raises(DataError, match="no known model format"):
         read(tmp_path)
     make(CONFIGS["bert"]).save(tmp_path / "ours")
-    with pytest.raises(DataError, match="no model that is known; folders of encoderlab"):
+    with pytest.raises(DataError, match="no known model format; expected a folder of encoderlab"):
         read(tmp_path / "ours/model.safetensors")
 
 

@@ -233,7 +233,7 @@ def test_an_electra_that_is_one_network(heads: str, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("left_out", "message"), [("attention/self/query", "holds no electra/encoder/layer_0"), ("", "no layers")]
+    ("left_out", "message"), [("attention/self/query", "has no electra/encoder/layer_0"), ("", "no layers")]
 )
 def test_an_electra_that_is_not_complete(left_out: str, message: str, tmp_path: Path, monkeypatch: Any) -> None:
     model = make(CONFIGS["electra"])

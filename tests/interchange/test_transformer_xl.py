@@ -41,7 +41,7 @@ def test_transformer_xl_state(tmp_path: Path) -> None:
     (tmp_path / "transformer_xl_config.json").write_text(json.dumps(config | {"n_layer": 3}))
     lacking(tmp_path)
     torch.save({"model": [1]}, tmp_path / "model_state.pt")
-    with pytest.raises(DataError, match="no dictionary of weights"):
+    with pytest.raises(DataError, match="not a dictionary of weights"):
         read(tmp_path)
 
 

@@ -94,7 +94,7 @@ def test_every_checkpoint_becomes_a_model(
         pretrain(made, corpus, run, session=Budget(amount=2))
     with pytest.raises(DataError, match="not finished; finish it, or take .* encoderlab convert"):
         load(run)
-    with pytest.raises(DataError, match="holds a checkpoint, not a model; run: encoderlab convert"):
+    with pytest.raises(DataError, match="is a checkpoint, not a model; run: encoderlab convert"):
         load(run / "checkpoints" / "latest")
     assert main(["convert", str(run), str(tmp_path / "early")]) == 0
     assert "step-000002" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Models out of the weights and the configuration of other libraries, whatever their format."""
+"""Assemble models from the weights and the configuration of other libraries, whatever their format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from encoderlab.nn.positions import Absolute
 log = logging.getLogger(__name__)
 
 Models = dict[str, Model]
-"""What was read: ``{"model": ...}``, or the ``generator`` and the ``discriminator`` that were trained together."""
+"""The networks read: ``{"model": ...}``, or ``generator`` and ``discriminator`` that were trained together."""
 
 
 def assemble(
@@ -31,7 +31,7 @@ def assemble(
     *,
     allow_missing: bool = False,
 ) -> Model:
-    """The model of ``config`` out of foreign ``tensors``; pretraining heads that they lack are left out of it.
+    """The model of ``config`` with foreign ``tensors``; pretraining heads without weights are left out.
 
     Raises:
         DataError: weights are missing, have another shape or are not finite.
@@ -69,9 +69,11 @@ def _shapes(model: Model) -> dict[str, torch.Size]:
 
 
 def _settle(config: ModelConfig, reading: names.Reading) -> ModelConfig:
-    """The configuration without what ``transformers`` always has and what computes nothing in this model: one row of
-    segments that is zero (RoBERTa), a mask vector that is zero (XLNet), and the identity as map of embeddings that are
-    as wide as the layers (ALBERT). :func:`encoderlab.interchange.huggingface.save` adds them again.
+    """The configuration without parts that ``transformers`` always has but that compute nothing in this model.
+
+    These are a single row of segments that is zero (RoBERTa), a mask vector that is zero (XLNet), and an identity map
+    of embeddings that have the width of the layers (ALBERT). :func:`encoderlab.interchange.huggingface.save` adds them
+    again.
     """
     encoder = config.encoder
     types = reading.weights.get("encoder.embeddings.types")

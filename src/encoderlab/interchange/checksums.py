@@ -1,7 +1,7 @@
 """``SHA256SUMS`` in a model folder: a line per file, as ``sha256sum`` writes and checks it. Other libraries ignore it.
 
-Checking costs about 2 s per GB of weights, on a processor without instructions for SHA-256. The first line
-says how many files there are, so that lines that were cut off are missed.
+Checking costs about 2 s per GB of weights on a processor without SHA-256 instructions. The first line gives the number
+of files, so that a truncated record is noticed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def add(folder: Path, name: str) -> None:
 
 
 def verify(folder: Path) -> None:
-    """Compare every recorded file; of a folder that records none, say so once.
+    """Compare every recorded file; if the folder has no record, log that.
 
     Raises:
         DataError: a file is missing or differs, or the record itself is damaged.
@@ -71,7 +71,7 @@ def _read(folder: Path) -> dict[str, str]:
     text = path.read_text(encoding="utf-8", errors="replace")
     sums = {match[2]: match[1] for match in map(_LINE.fullmatch, text.split("\n")) if match is not None}
     if text != _text(sums):
-        raise DataError(f"{path}: is damaged; restore it, or delete it if the other files are as they should be")
+        raise DataError(f"{path}: is damaged; restore it, or delete it if the other files are intact")
     return sums
 
 

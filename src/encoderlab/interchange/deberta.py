@@ -21,11 +21,12 @@ from encoderlab.nn.heads import Classification, Tagging
 
 
 def read(path: Path, *, allow_missing: bool = False) -> Models:
-    """DeBERTa from Microsoft's own files: ``pytorch_model.bin`` (or another ``.bin``, ``.pt`` or ``.safetensors``)
-    beside ``config.json`` or ``model_config.json``, in the released layout of version 1 or the code's. A joint file of
-    replaced token detection (``generator.``, ``discriminator.``) gives both networks; the discriminator's word table
-    is the generator's plus its difference. ``pytorch_model.generator.bin`` of version 3 lies beside the
-    discriminator's configuration, and has half its layers.
+    """Read DeBERTa from Microsoft's own files, in the layout of the release of version 1 or of the code.
+
+    They are ``pytorch_model.bin`` (or another ``.bin``, ``.pt`` or ``.safetensors``) next to ``config.json`` or
+    ``model_config.json``. A joint file of replaced token detection (``generator.``, ``discriminator.``) gives both
+    networks; the discriminator's word table is the generator's plus its difference. ``pytorch_model.generator.bin`` of
+    version 3 is next to the discriminator's configuration, and has half its layers.
     """
     file = find_file(path)
     tensors = read_file(file)
@@ -35,13 +36,13 @@ def read(path: Path, *, allow_missing: bool = False) -> Models:
             if file.name.endswith(".generator.bin") and isinstance(data.get("num_hidden_layers"), int):
                 data["num_hidden_layers"] //= 2
             return networks(data, tensors, file, allow_missing=allow_missing)
-    raise DataError(f"{file.parent}: holds no config.json or model_config.json; the checkpoint's sizes are unknown")
+    raise DataError(f"{file.parent}: has no config.json or model_config.json, which give the sizes; copy it there")
 
 
 def networks(
     data: dict[str, Any], tensors: Mapping[str, Tensor], source: Path, *, allow_missing: bool = False
 ) -> Models:
-    """One network, or generator and discriminator, out of the tensors and the configuration of DeBERTa's own code."""
+    """One network, or generator and discriminator, from tensors and configuration of DeBERTa's own code."""
     if any(name.startswith("discriminator.") for name in tensors):
         tensors = materialized(tensors, source)
         parts = {
@@ -57,7 +58,7 @@ def networks(
     fields = Fields({name: value for name, value in data.items() if name not in left_out}, str(source))
     config = configs.read_as("deberta" if released else "deberta-v2", fields)
     layout = tables.DEBERTA_V1 if released else tables.DEBERTA_V2
-    # A discriminator saved alone has its tables beside their differences to the generator's.
+    # A discriminator that was saved alone has its tables as well as their differences from the generator's.
     ignored = (*layout.ignored, r"embeddings\.position_embeddings\.weight$", r"_embeddings\._weight$")
     layout = replace(layout, ignored=ignored)
     if "classifier.weight" in tensors:
@@ -69,7 +70,7 @@ def networks(
 def _with_task(
     config: ModelConfig, pooling: Any, tensors: Mapping[str, Tensor], source: str
 ) -> tuple[ModelConfig, tables.Rules]:
-    """The head that its code fine-tunes: of one vector per text (``pooler``), or of every token (``proj``)."""
+    """The head that DeBERTa's code fine-tunes: for one vector per text (``pooler``), or for every token (``proj``)."""
     count = len(tensors["classifier.weight"])
     out = tables.linear("task.out", "classifier")
     if "proj.weight" in tensors:
@@ -90,7 +91,7 @@ def tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of DeBERTa v1 in ``bpe_encoder.bin``: GPT-2's pieces and merges, and their order in the model.
 
     Raises:
-        DataError: as for :func:`read_pickled`, or it holds anything else.
+        DataError: as for :func:`read_pickled`, or the file has other contents.
     """
     data = read_pickled(path)
     try:
@@ -98,17 +99,18 @@ def tokenizer(path: Path) -> Tokenizer:
         merges = [(str(first), str(second)) for first, second in data["vocab"]]
         vocabulary = {str(token): int(index) for token, index in data["encoder"].items()}
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise DataError(f"{path}: holds no dict_map, vocab and encoder; restore it from its source") from None
+        raise DataError(f"{path}: has no dict_map, vocab or encoder; restore it from its source") from None
     family = FAMILIES["deberta"]
     return fairseq.reordered([*family.first, *words, *family.last], vocabulary, merges, family.layout)
 
 
 def materialized(tensors: Mapping[str, Tensor], source: Path) -> dict[str, Tensor]:
-    """The tensors of a joint file with plain tables in place of gradient-disentangled ones (``_weight``), which are
-    differences to the generator's.
+    """The tensors of a joint file with plain tables instead of gradient-disentangled ones.
+
+    Those (``_weight``) are differences from the generator's tables.
 
     Raises:
-        DataError: the generator lacks the table.
+        DataError: the generator's table is missing.
     """
     result = dict(tensors)
     for name in tensors:
@@ -116,6 +118,6 @@ def materialized(tensors: Mapping[str, Tensor], source: Path) -> dict[str, Tenso
             plain = name.removesuffix("_weight") + "weight"
             base = tensors.get("generator." + plain.removeprefix("discriminator."))
             if base is None:
-                raise DataError(f"{source}: {name} is a difference to the generator's table, which is not in the file")
+                raise DataError(f"{source}: {name} is a difference from the generator's table, which is missing")
             result[plain] = base + result.pop(name)
     return result

@@ -1,4 +1,4 @@
-"""fairseq's RoBERTa: ``model.pt`` with its ``dict.txt``; nothing in them is executed."""
+"""fairseq's RoBERTa: ``model.pt`` with its ``dict.txt``, read without executing anything in them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ MASK = "<mask>"
 
 
 def read(path: Path, *, allow_missing: bool = False) -> Models:
-    """RoBERTa from fairseq's ``model.pt``, in the names of any release, with the head of classification that it was
-    fine-tuned with; of several none is used.
+    """Read RoBERTa from fairseq's ``model.pt`` of any release, with its classification head; of several heads none is
+    read.
 
     Raises:
         DataError: damaged, unsafe, not RoBERTa, or an argument of the model that is missing or not implemented.
@@ -44,7 +44,7 @@ def read(path: Path, *, allow_missing: bool = False) -> Models:
     words = renamed.get("encoder.sentence_encoder.embed_tokens.weight")
     positions = renamed.get("encoder.sentence_encoder.embed_positions.weight")
     if words is None or positions is None:
-        raise DataError(f"{source}: holds no RoBERTa encoder (arch {settings.get('arch')!r}); RoBERTa is read")
+        raise DataError(f"{source}: not a RoBERTa encoder (arch {settings.get('arch')!r}); only RoBERTa can be read")
     dictionary = source.with_name("dict.txt")
     if dictionary.exists() and len(read_dictionary(dictionary)) > len(words):
         raise DataError(
@@ -63,7 +63,7 @@ def read(path: Path, *, allow_missing: bool = False) -> Models:
 
 
 def _config(fields: Fields, words: Tensor, positions: Tensor) -> ModelConfig:
-    """RoBERTa of the arguments of a run and of the sizes of its tables, (V, D) and (positions, D)."""
+    """RoBERTa's configuration from the arguments of a run and the sizes of its tables, (V, D) and (positions, D)."""
     for name in ("encoder_normalize_before", "untie_weights_roberta"):
         fields.only(name, False)
     offset = FIRST_SYMBOLS.index("<pad>") + 1
@@ -98,24 +98,24 @@ def _classification(fields: Fields, labels: int) -> Classification:
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The weights and the model's arguments in a checkpoint, or in a folder with ``model.pt``.
 
-    The arguments lie in the file as ``argparse.Namespace`` (under ``args``, or ``cfg["model"]`` in newer files), which
-    the restricted loader may build: it holds plain attributes and runs no code. Anything else is refused.
+    The arguments are stored as ``argparse.Namespace`` (under ``args``, or ``cfg["model"]`` in newer files), which the
+    restricted loader may build: it has plain attributes and runs no code. Anything else is refused.
 
     Raises:
-        DataError: missing, damaged, not a fairseq checkpoint, or it would have to run code to be read.
+        DataError: missing, damaged, not a fairseq checkpoint, or reading it would run code.
     """
     path = path / "model.pt" if path.is_dir() else path
     with torch.serialization.safe_globals([argparse.Namespace]):
         data = read_pickled(path)
     weights = data.get("model") if isinstance(data, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise DataError(f"{path}: holds no 'model' with weights; give a fairseq checkpoint")
+        raise DataError(f"{path}: has no 'model' with weights; give a fairseq checkpoint")
     settings: Any = data.get("cfg")
     settings = settings.get("model") if isinstance(settings, dict) else data.get("args")
     if isinstance(settings, argparse.Namespace):
         settings = vars(settings)
     if not isinstance(settings, Mapping):
-        raise DataError(f"{path}: holds no arguments of the model ('cfg' or 'args'); its sizes are unknown")
+        raise DataError(f"{path}: has no arguments of the model ('cfg' or 'args'), so its sizes are unknown")
     return weights, dict(settings)
 
 
@@ -140,7 +140,7 @@ def _lines(path: Path) -> list[str]:
     except OSError as error:
         raise unreadable(path, error) from None
     except ValueError:
-        raise DataError(f"{path}: is not UTF-8; restore it, it belongs to the checkpoint") from None
+        raise DataError(f"{path}: is not UTF-8; restore the checkpoint's file") from None
 
 
 def tokenizer(dictionary: Path, gpt2: Path) -> Tokenizer:
@@ -159,14 +159,14 @@ def tokenizer(dictionary: Path, gpt2: Path) -> Tokenizer:
     symbols = read_dictionary(dictionary)
     strange = sorted({symbol for symbol in symbols if symbol.isdigit()} - {str(index) for index in vocabulary.values()})
     if strange:
-        raise DataError(f"{dictionary}: {strange[0]!r} is no id of the vocabulary in {gpt2}; give GPT-2's")
+        raise DataError(f"{dictionary}: {strange[0]!r} is not an id of the vocabulary in {gpt2}; give GPT-2's")
     return reordered(symbols, vocabulary, merges, FAMILIES["roberta"].layout)
 
 
 def reordered(
     symbols: Sequence[str], vocabulary: Mapping[str, int], merges: Iterable[tuple[str, str]], layout: Layout
 ) -> Tokenizer:
-    """GPT-2's byte-level BPE with other ids: ``symbols`` are by id GPT-2's own ids as text, or tokens beside them."""
+    """GPT-2's byte-level BPE with new ids: ``symbols``, in order, are GPT-2's ids as text, or further tokens."""
     tokens = {str(index): token for token, index in vocabulary.items()}
     ids = {tokens.get(symbol, symbol): index for index, symbol in enumerate(symbols)}
     known = [pair for pair in merges if all(part in ids for part in (*pair, "".join(pair)))]
@@ -177,4 +177,4 @@ def _first(folder: Path, *choices: str) -> Path:
     for name in choices:
         if (folder / name).exists():
             return folder / name
-    raise DataError(f"{folder}: holds no {' or '.join(choices)}; give a folder with GPT-2's vocabulary")
+    raise DataError(f"{folder}: has no {' or '.join(choices)}; give a folder with GPT-2's vocabulary")

@@ -1,4 +1,4 @@
-"""Files that other libraries wrote: weights as safetensors or PyTorch's pickles, whole or in shards, and JSON."""
+"""Read files of other libraries: weights as safetensors or PyTorch's pickles, whole or in shards, and JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from encoderlab.interchange.configs.fields import Fields
 SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-DEPTH = 32  # of the values in a JSON file; tokenizers have about ten
+DEPTH = 32  # of nested values in a JSON file; tokenizers have about ten levels
 _IMPORTS = ("GLOBAL", "STACK_GLOBAL", "INST")  # opcodes of pickle
 _RUNS_CODE = re.compile(r"(?i)\b(global|class|module|callable|function|instantiate|reduce|build)\b")
 
@@ -31,7 +31,7 @@ _RUNS_CODE = re.compile(r"(?i)\b(global|class|module|callable|function|instantia
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Read the object in a JSON file.
 
     Raises:
         DataError: missing, unreadable, damaged, or not an object.
@@ -39,19 +39,19 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DataError(f"{path.parent}: holds no {path.name}; give a model folder") from None
+        raise DataError(f"{path.parent}: has no {path.name}; give a model folder") from None
     except OSError as error:
         raise unreadable(path, error) from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: is damaged ({str(error).splitlines()[0]}); restore it") from None
     if not isinstance(data, dict):
-        raise DataError(f"{path}: holds {type(data).__name__}, expected an object of fields; restore it")
+        raise DataError(f"{path}: contains {type(data).__name__}, expected an object of fields; restore it")
     _check_depth(data, path)
     return data
 
 
 def _check_depth(data: Any, path: Path) -> None:
-    """Refuse values in values in values, which no file of a model has, before a reader of them runs out of stack."""
+    """Refuse deeply nested values, which no file of a model has and which exhaust a reader's stack."""
     inside = [data]
     for _ in range(DEPTH):
         inside = [
@@ -66,7 +66,7 @@ def _check_depth(data: Any, path: Path) -> None:
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """What the system says of a file that it does not give us: the file may be whole."""
+    """The error for a file that the system does not let us read: the file may be intact."""
     return DataError(f"{path}: cannot be read ({error.strerror or error}); check the path and its permissions")
 
 
@@ -80,7 +80,7 @@ def read_fields(path: Path) -> Fields:
 
 
 def fields_beside(folder: Path, name: str) -> Fields:
-    """The configuration that lies beside a checkpoint: ``name``, or the only file called ``*config*.json``.
+    """Read the configuration next to a checkpoint: ``name``, or the only file called ``*config*.json``.
 
     Raises:
         DataError: there is none, or several without that name, or it is damaged.
@@ -90,7 +90,7 @@ def fields_beside(folder: Path, name: str) -> Fields:
         found = sorted(folder.glob("*config*.json"))
         if len(found) != 1:
             raise DataError(
-                f"{folder}: holds no {name}; the checkpoint's sizes are unknown, copy its configuration there"
+                f"{folder}: has no {name}, which gives the checkpoint's sizes; copy its configuration there"
             )
         path = found[0]
     return read_fields(path)
@@ -100,49 +100,49 @@ def fields_beside(folder: Path, name: str) -> Fields:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All weights of a folder: ``model.safetensors``, its shards, or the same as a legacy ``pytorch_model.bin``.
+    """Read all weights of a folder: ``model.safetensors``, its shards, or legacy ``pytorch_model.bin`` files.
 
     Raises:
-        DataError: a file is missing, damaged, or holds more than weights.
+        DataError: a file is missing or damaged, or has more than weights.
     """
     for whole, index in ((SAFE, SAFE_INDEX), (PICKLED, PICKLED_INDEX)):
         if (folder / whole).exists():
             return read_file(folder / whole)
         if (folder / index).exists():
             return _read_shards(folder, folder / index)
-    raise DataError(f"{folder}: holds no {SAFE}, {SAFE_INDEX} or {PICKLED}; give a model folder")
+    raise DataError(f"{folder}: has no {SAFE}, {SAFE_INDEX} or {PICKLED}; give a model folder")
 
 
 def read_pickled(path: Path) -> Any:
-    """The contents of a PyTorch file, read by a loader that builds tensors and plain containers only.
+    """Read a PyTorch file with torch's restricted loader, which builds only tensors and plain containers.
 
     Raises:
-        DataError: missing or damaged, or it would have to run code to be read.
+        DataError: missing or damaged, or reading it would run code.
     """
     try:
-        if not _is_program(path):  # of the first protocol, which is text
+        if not _is_program(path):  # pickles of the first protocol are text
             refuse_text(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about how old the file's pickle protocol is
+            warnings.simplefilter("ignore")  # warnings about an old pickle protocol
             return torch.load(path, map_location="cpu", weights_only=True)
     except DataError:
         raise
     except OSError as error:
         raise unreadable(path, error) from None
-    except Exception as error:  # a foreign file makes the reader fail in any way
+    except Exception as error:  # a foreign file can fail in any way
         if _RUNS_CODE.search(str(error)) or _is_program(path):
             raise DataError(
-                f"{path}: holds more than weights and would run code when read, which is refused; "
-                "save its state dict as safetensors where you trust it"
+                f"{path}: contains more than weights, and reading it would run code, which is refused; "
+                "save its state dict as safetensors on a machine where you trust it"
             ) from None
-        # What torch says of a broken pickle advises to read it unsafely.
+        # torch's message for a broken pickle advises unsafe loading.
         reason = "its pickle cannot be read" if isinstance(error, pickle.UnpicklingError) else str(error).strip()
         reason = reason.splitlines()[0] if reason else type(error).__name__
         raise DataError(f"{path}: is damaged ({reason}); copy it again from its source") from None
 
 
 def _is_program(path: Path) -> bool:
-    """Whether the file is a pickle, outside the formats of PyTorch, that imports something in its first megabyte."""
+    """Whether the file is a pickle that PyTorch did not write and that imports something in its first megabyte."""
     try:
         with path.open("rb") as file:
             start = file.read(1 << 20)
@@ -159,7 +159,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         DataError: the file is missing or damaged.
     """
     if not path.exists():
-        raise DataError(f"{path}: does not exist; a model folder holds config.json and {SAFE}")
+        raise DataError(f"{path}: does not exist; a model folder has config.json and {SAFE}")
     try:
         refuse_text(path)
         if not _is_utf8(path):
@@ -172,7 +172,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file, with the permissions that the system gives to a new file; the library's are narrower.
+    """Write a safetensors file with the system's default permissions; the library's are narrower.
 
     Raises:
         OSError, SafetensorError: it cannot be written.
@@ -197,23 +197,23 @@ def _is_utf8(path: Path) -> bool:
 
 
 def check_precision(name: str, tensor: Tensor, source: Path | str) -> None:
-    """Refuse a tensor that holds no weights.
+    """Refuse a tensor whose type is not one of weights, such as quantised ones.
 
     Raises:
-        DataError: its type is none of :data:`PRECISIONS`.
+        DataError: its type is not in :data:`PRECISIONS`.
     """
     if tensor.dtype not in PRECISIONS:
         raise DataError(
-            f"{source}: {name} holds {str(tensor.dtype).removeprefix('torch.')}; "
-            "quantised weights are not read, give the model before it was quantised"
+            f"{source}: {name} is {str(tensor.dtype).removeprefix('torch.')}; "
+            "quantised weights cannot be read, give the model before quantisation"
         )
 
 
 def refuse_text(path: Path) -> None:
-    """Refuse what downloads leave in place of weights: an error page, or a pointer of git-lfs.
+    """Refuse an error page or a git-lfs pointer that a download left instead of weights.
 
     Raises:
-        DataError: the file is missing, or begins with text, as no weights do.
+        DataError: the file is missing, or begins with text.
         OSError: it cannot be opened.
     """
     try:
@@ -222,18 +222,18 @@ def refuse_text(path: Path) -> None:
     except FileNotFoundError:
         raise DataError(f"{path}: does not exist") from None
     if start and start.isascii() and "".join(start.split()).isprintable():
-        raise DataError(f"{path}: holds text and no weights (begins with {start!r}); download it again")
+        raise DataError(f"{path}: is text instead of weights (begins with {start!r}); download it again")
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The weights in a PyTorch file, by name.
+    """Read the weights in a PyTorch file, by name.
 
     Raises:
-        DataError: as for :func:`read_pickled`, or it holds anything else.
+        DataError: as for :func:`read_pickled`, or the file has other contents.
     """
     data = read_pickled(path)
     if not isinstance(data, dict) or not all(isinstance(value, Tensor) for value in data.values()):
-        raise DataError(f"{path}: holds no dictionary of weights; save model.state_dict()")
+        raise DataError(f"{path}: is not a dictionary of weights; save model.state_dict()")
     return data
 
 
@@ -262,16 +262,16 @@ def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
 
 
 def find_file(path: Path) -> Path:
-    """The file of weights that ``path`` means: itself, or the one of a folder.
+    """The file of weights at ``path``: the file itself, or the one in a folder.
 
     Raises:
-        DataError: the folder holds none, or several of which none has the usual name.
+        DataError: the folder has none, or several without the usual name.
     """
     if path.is_file():
         return path
-    if (path / PICKLED).exists():  # a release has its vocabulary and its generator beside it
+    if (path / PICKLED).exists():  # a release also has vocabulary and generator
         return path / PICKLED
     found = sorted(file for kind in ("*.bin", "*.pt", "*.safetensors") for file in path.glob(kind))
     if len(found) != 1:
-        raise DataError(f"{path}: holds {len(found)} .bin, .pt or .safetensors files; name the one to read")
+        raise DataError(f"{path}: has {len(found)} .bin, .pt or .safetensors files; name the one to read")
     return found[0]

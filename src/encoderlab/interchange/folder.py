@@ -26,8 +26,9 @@ FORMAT = {"format": "encoderlab", "version": 1}
 
 
 def weights(model: Model) -> dict[str, Tensor]:
-    """Every tensor of the model by name, shared ones once. A table of words or positions that is a difference to
-    another network's is given as the sum.
+    """Every tensor of the model by name, shared tensors once.
+
+    A word or position table that is stored as a difference from another network's table is returned as the sum.
     """
     state: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -44,14 +45,14 @@ def weights(model: Model) -> dict[str, Tensor]:
 
 
 def save(model: Model, folder: str | os.PathLike[str]) -> None:
-    """Write the model folder in one step: it is complete or it is not there. An older folder of ours is replaced.
+    """Write the model folder in one step: complete or not at all. It replaces an older folder of this format.
 
     Raises:
-        ConfigError: the folder holds something else.
+        ConfigError: the folder has other content.
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()) and not is_ours(folder):
-        raise ConfigError(f"{folder}: is not empty and holds no model of ours; choose another folder")
+        raise ConfigError(f"{folder}: is not empty and not a model folder of encoderlab; choose another folder")
     config = {**FORMAT, **to_dict(model.config)}
 
     def fill(aside: Path) -> None:
@@ -72,11 +73,11 @@ def write_fields(path: Path, fields: dict[str, Any]) -> None:
 def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
     """Make ``folder`` with the files that ``fill`` writes, and their checksums; an older folder is replaced at the end.
 
-    The files are written aside. Where ``folder`` is a link, this is what it leads to. What killed processes left behind
-    is deleted: unfinished folders at once, older ones (``.NAME.PID.old``) when a new one stands in their place.
+    Files are written to a folder aside. If ``folder`` is a link, its target is replaced. Remains of killed processes
+    are deleted: unfinished folders at once, older ones (``.NAME.PID.old``) when a new one is complete.
 
     Raises:
-        DataError: it could not be written, as on a full disk.
+        DataError: it could not be written, for example on a full disk.
     """
     folder = folder.resolve()
 
@@ -108,7 +109,7 @@ def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether the folder holds a model in this format."""
+    """Whether the folder has a model in this format."""
     try:
         return read_json(folder / "config.json").get("format") == FORMAT["format"]
     except DataError:
@@ -134,10 +135,10 @@ def load(folder: str | os.PathLike[str]) -> Model:
 
 
 def unfilled(config: ModelConfig, source: Path) -> Model:
-    """A model on the meta device, for weights that come from ``source``.
+    """A model on the meta device, for weights from ``source``.
 
     Raises:
-        DataError: sizes that make no model.
+        DataError: the configuration is not valid.
     """
     try:
         with torch.device("meta"):
@@ -147,26 +148,25 @@ def unfilled(config: ModelConfig, source: Path) -> Model:
 
 
 def check_depth(config: ModelConfig, weights: int, source: Path) -> None:
-    """Refuse more layers than there are weights, before a model of a damaged configuration is laid out: a billion of
-    them would take for ever.
+    """Refuse a configuration with more layers than weights: making a billion layers from a damaged file would not end.
 
     Raises:
-        DataError: each block of layers has several weights of its own.
+        DataError: more blocks than weights, although each block has several.
     """
     sharing = config.encoder.sharing
     blocks = sharing.groups * sharing.inner if sharing is not None and sharing.whole else config.encoder.layers
     if blocks > weights:
         raise DataError(
-            f"{source}: the configuration says {blocks:,} blocks of layers, and there are {weights:,} weights; restore "
+            f"{source}: the configuration has {blocks:,} blocks of layers, but there are {weights:,} weights; restore "
             "the folder's own config.json"
         )
 
 
 def give_tokenizer(model: Model, tokenizer: Tokenizer | None, source: Path) -> None:
-    """Give a model the tokenizer that was found in ``source``.
+    """Give a model the tokenizer from ``source``.
 
     Raises:
-        DataError: it has ids that the model lacks.
+        DataError: the tokenizer has more ids than the model.
     """
     if tokenizer is not None and tokenizer.vocab_size > model.config.encoder.vocab:
         raise DataError(
@@ -177,7 +177,7 @@ def give_tokenizer(model: Model, tokenizer: Tokenizer | None, source: Path) -> N
 
 
 def fill(model: Model, state: dict[str, Tensor], source: Path) -> None:
-    """Give a model made on the meta device its weights.
+    """Give weights to a model on the meta device.
 
     Raises:
         DataError: names, shapes or types differ, or a weight is not finite.
@@ -197,7 +197,7 @@ def fill(model: Model, state: dict[str, Tensor], source: Path) -> None:
             )
         check_precision(name, tensor, source)
         if not bool(torch.isfinite(tensor).all()):
-            raise DataError(f"{source}: {name} holds values that are not finite; take an earlier checkpoint")
+            raise DataError(f"{source}: {name} has values that are not finite; use an earlier checkpoint")
     kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in state.values()})
     if len(kinds) > 1:
         raise DataError(f"{source}: weights of {' and '.join(kinds)}, expected one precision; restore the folder")
@@ -221,7 +221,7 @@ def _read_config(folder: Path) -> ModelConfig:
 
 
 def some(names: list[str]) -> str:
-    """The first four of the names, and how many more there are."""
+    """The first four names, and the number of further names."""
     if not names:
         return "none"
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

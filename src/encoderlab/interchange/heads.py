@@ -1,4 +1,4 @@
-"""Which heads a foreign file has, and where the heads of fine-tuning lie in ``transformers``."""
+"""The heads in a foreign file, and the names of fine-tuning heads in ``transformers``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from encoderlab.models.base import ModelConfig
 from encoderlab.nn.feedforward import Activation
 from encoderlab.nn.heads import Classification, Prediction, Span, Tagging, TaskHead
 
-NUMBER = ("number",)  # labels of a regression, whose one output is the answer itself
-SEVERAL = "multi_label_classification"  # the problem_type of a classifier that gives any number of labels
-CHOICES = ("choice",)  # of multiple choice: one score per choice
+NUMBER = ("number",)  # labels of a regression, whose only output is the answer
+SEVERAL = "multi_label_classification"  # the problem_type of a classifier with any number of labels per text
+CHOICES = ("choice",)  # labels of multiple choice, with one score per choice
 
-# Pretraining heads: the field of ModelConfig, where our tensors of it start, and the field's value without the head.
+# Pretraining heads: the field of ModelConfig, the prefix of our tensors, and the field's value without the head.
 PRETRAINING: tuple[tuple[str, str, Any], ...] = (
     ("pooler", "pooler.", None),
     ("lm", "lm.", None),
@@ -32,18 +32,18 @@ PRETRAINING: tuple[tuple[str, str, Any], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """Where ``transformers`` keeps a classifier of one vector per text, and what its ``config.json`` says of it.
+    """The names of a text classifier in ``transformers``, and its fields in ``config.json``.
 
     Args:
         dense: the name of its dense map; None for the pretrained pooler.
         out: the name of its output map.
-        activation: after the dense map, where ``field`` does not say otherwise.
-        field: the field with the activation after the dense map, if there is such a field.
-        dropout: the field with the dropout.
-        before: whether there is dropout before the dense map too.
-        usual: the dropout where the field is missing; None for that of the layers.
+        activation: after the dense map, unless ``field`` has another.
+        field: the field with the activation after the dense map, if there is one.
+        dropout: the field with the dropout rate.
+        before: whether dropout also precedes the dense map.
+        usual: the rate if the field is missing; None for the rate of the layers.
         summary: the ``summary_type`` that the file must have.
-        prediction: whether a prediction head stands before the output map of this and all other tasks.
+        prediction: whether a prediction head precedes the output map of this and all other tasks.
     """
 
     dense: str | None = None
@@ -94,8 +94,9 @@ BEAM = (
 
 
 def without(config: ModelConfig, missing: Collection[str], expected: Collection[str]) -> ModelConfig:
-    """The configuration without the pretraining heads of which every tensor is ``missing``; a pooler that the head of
-    fine-tuning reads stays.
+    """The configuration without pretraining heads whose tensors are all ``missing``.
+
+    A pooler that the fine-tuning head reads stays.
     """
     absent = {}
     for field, prefix, none in PRETRAINING:
@@ -112,10 +113,10 @@ def without(config: ModelConfig, missing: Collection[str], expected: Collection[
 
 
 def read_task(data: dict[str, Any], source: str, model_type: str, config: ModelConfig) -> ModelConfig:
-    """The configuration with the fine-tuning head that ``architectures`` of ``config.json`` names, if it names one.
+    """The configuration with the fine-tuning head that ``architectures`` of ``config.json`` names, if any.
 
     Raises:
-        DataError: a head that is not implemented, or a field of it that is wrong.
+        DataError: a head that is not implemented, or a wrong field of it.
     """
     fields = Fields(data, source)
     architecture = _architecture(fields)
@@ -145,13 +146,13 @@ def read_task(data: dict[str, Any], source: str, model_type: str, config: ModelC
         head = Span(dropout=fields.number(field, usual), prediction=_prediction(fields, model_type))
     else:
         raise _unknown(architecture)
-    if SEQUENCE[model_type].prediction:  # whose weights have the names of those in the LM head
+    if SEQUENCE[model_type].prediction:  # its weights have the same names as in the LM head
         config = replace(config, lm=None)
     return replace(config, task=head, labels=labels)
 
 
 def _architecture(fields: Fields) -> str:
-    """The class that the weights were saved from; empty where the file names none."""
+    """The class that saved the weights; empty if the file names none."""
     names = fields.take("architectures", None) or [""]
     if not isinstance(names, list) or not isinstance(names[0], str):
         raise DataError(f"{fields.source}: architectures is {names!r}, expected a list of names; restore the file")
@@ -163,7 +164,7 @@ def _unknown(architecture: str) -> DataError:
 
 
 def _dropout(fields: Fields, name: str, usual: float | None) -> float:
-    """The field if it has a value, else the usual one, else what the layers have."""
+    """The field's value, else the usual value, else the layers' value."""
     if fields.data.get(name) is None and usual is not None:
         return usual
     given = (one for one in (name, "hidden_dropout_prob", "dropout") if fields.data.get(one) is not None)
@@ -171,15 +172,16 @@ def _dropout(fields: Fields, name: str, usual: float | None) -> float:
 
 
 def _tagging_dropout(model_type: str) -> tuple[str, float | None]:
-    """The field of the dropout of tags, and its usual value. DistilBERT, DeBERTa and XLNet have none: what is written
-    for them is read by us alone.
+    """The field of the dropout rate of taggers, and its usual value.
+
+    DistilBERT, DeBERTa and XLNet have no such field in ``transformers``; only we read the one written for them.
     """
     form = SEQUENCE[model_type]
     return (form.dropout, form.usual) if form.dropout.startswith("classifier") else ("classifier_dropout", None)
 
 
 def _answer_dropout(model_type: str) -> tuple[str, float]:
-    """The field of the dropout before the scores of answers, and its usual value."""
+    """The field of the dropout rate before answer scores, and its usual value."""
     if SEQUENCE[model_type].prediction:
         return "classifier_dropout", 0.0
     return "qa_dropout", 0.1 if model_type == "distilbert" else 0.0
@@ -215,7 +217,7 @@ def _classification(fields: Fields, form: Classifier, labels: int) -> Classifica
 
 
 def write_task(config: ModelConfig, model_type: str) -> tuple[str, dict[str, Any]]:
-    """The end of the class name and the fields of ``config.json`` for the fine-tuning head.
+    """The ending of the class name, and the fields of ``config.json`` for the fine-tuning head.
 
     Raises:
         DataError: ``transformers`` has no such head for the family.
@@ -273,7 +275,7 @@ def _write_classification(head: Classification, config: ModelConfig, model_type:
 
 
 def _their_prediction(head: TaskHead, model_type: str) -> dict[str, Any]:
-    """The fields of the prediction head; only ModernBERT has one, and only with it has a task."""
+    """The fields of the prediction head, which only ModernBERT's tasks have, and always have."""
     wanted = model_type in SEQUENCE and SEQUENCE[model_type].prediction
     if wanted != (head.prediction is not None):
         has = "needs" if wanted else "has no place for"
@@ -292,7 +294,7 @@ def _their_labels(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def task_rules(config: ModelConfig, model_type: str) -> tuple[Rule, ...]:
-    """Where the tensors of the fine-tuning head lie."""
+    """The rules for the tensors of the fine-tuning head."""
     head = config.task
     if head is not None and SEQUENCE.get(model_type, _OF_TOKEN).prediction:
         return (
@@ -311,8 +313,9 @@ def task_rules(config: ModelConfig, model_type: str) -> tuple[Rule, ...]:
 
 
 def _answers(fields: Fields, labels: tuple[str, ...]) -> tuple[str, ...]:
-    """The labels of a classifier: :data:`NUMBER` if its one output is a number as it stands. Any other single output
-    is a probability before its sigmoid, as the pipeline of ``transformers`` has it.
+    """The labels of a classifier: :data:`NUMBER` if its only output is a number.
+
+    Any other single output is the logit of a probability, as in the pipeline of ``transformers``.
     """
     problem = fields.take("problem_type", None)
     if problem == "regression" and len(labels) > 1:
@@ -324,7 +327,7 @@ def _answers(fields: Fields, labels: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _labels(fields: Fields) -> tuple[str, ...]:
-    """The names in the order of their numbers."""
+    """The labels in the order of their numbers."""
     names = fields.take("id2label", None)
     if not names:
         return numbered(fields.count("num_labels", 2))
@@ -335,10 +338,10 @@ def _labels(fields: Fields) -> tuple[str, ...]:
 
 
 def numbered(count: int) -> tuple[str, ...]:
-    """The names that ``transformers`` gives to labels without any."""
+    """The names that ``transformers`` gives to unnamed labels."""
     return tuple(f"LABEL_{index}" for index in range(count))
 
 
 def unnamed(count: int) -> tuple[str, ...]:
-    """The labels of a classifier of the original code, whose files name none: a single output is a number there."""
+    """The labels of a classifier of original code, whose files name none: a single output is a number."""
     return NUMBER if count == 1 else numbered(count)

@@ -34,20 +34,20 @@ LAYOUTS = {
     "xlnet": tables.XLNET,
     "modernbert": tables.MODERNBERT,
 }
-# Ids that config.json repeats where the model has no tokenizer of its own: pad, bos, eos.
+# Ids to write to config.json if the model has no tokenizer: pad, bos, eos.
 TOKEN_IDS = {"roberta": (1, 0, 2), "albert": (0, 2, 3), "xlnet": (5, 1, 2)}
 
 
 def load(folder: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
-    """The model in a Hugging Face folder, with the heads that its weights have and the one that it was fine-tuned for.
+    """Load a Hugging Face folder, with the pretraining heads that its weights have and its fine-tuning head.
 
-    Names with and without the family's prefix, ``module.``, ``gamma`` and ``beta``, and buffers of old files are
-    understood. Weights that the model has no use for are listed in a warning; so are missing ones of a head, which
-    start from random values. With ``allow_missing`` this goes for the encoder too.
+    Reads names with and without the family's prefix, ``module.``, ``gamma`` and ``beta``, and buffers of old files. A
+    warning lists weights that are not used, and missing weights of heads, which get random values. ``allow_missing``
+    also allows missing weights of the encoder.
 
     Raises:
         DataError: a file is missing or damaged, a weight is missing, has another shape or is not finite, or
-            ``config.json`` asks for something that is not implemented.
+            ``config.json`` needs something that is not implemented.
     """
     folder = Path(folder)
     checksums.verify(folder)
@@ -63,7 +63,7 @@ def load(folder: str | os.PathLike[str], *, allow_missing: bool = False) -> Mode
 
 
 def layout_of(config: ModelConfig, model_type: str) -> names.Layout:
-    """The names of a model of this configuration, the head of fine-tuning included."""
+    """The names for a model of this configuration, including its fine-tuning head."""
     if model_type == "transfo-xl":
         assert config.encoder.adaptive is not None
         return tables.transformer_xl(config.encoder.adaptive, config.encoder.vocab, original=False)
@@ -72,11 +72,11 @@ def layout_of(config: ModelConfig, model_type: str) -> names.Layout:
 
 
 def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = False) -> list[str]:
-    """Write the model as a Hugging Face folder, whole or not at all; returns what a user should know about it.
+    """Write the model as a Hugging Face folder, whole or not at all; returns notes for the user.
 
     Args:
-        both_heads: DeBERTa's masked-LM head under its original names too (``lm_predictions``), for readers of those;
-            ``transformers`` then reports them as unexpected.
+        both_heads: write DeBERTa's masked-LM head also under its original names (``lm_predictions``), for programs that
+            read those; ``transformers`` then reports them as unexpected.
 
     Raises:
         DataError: the architecture or a head has no counterpart in ``transformers``.
@@ -97,7 +97,7 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
     data = {**configs.write(config), **_more_fields(model, config, form)}
     for name, tensor in weights.items():
         if not bool(torch.isfinite(tensor).all()):
-            raise DataError(f"{name} holds values that are not finite; take an earlier checkpoint")
+            raise DataError(f"{name} has values that are not finite; use an earlier checkpoint")
     ties = form.model_type == "transfo-xl"  # its last readers expect both names
     layout = layout_of(config, form.model_type)
     tensors = names.write(layout, weights, config.encoder, dialects=both_heads, ties=ties)
@@ -107,9 +107,9 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
         head for head in ("lm", "pair", "pooler", "rtd") if getattr(model.config, head) and not getattr(config, head)
     ]
     if lost and model.config.task is not None:
-        notes.append(f"left out, as classes of transformers with a task head have none: {', '.join(lost)}")
+        notes.append(f"left out, because classes with a task head in transformers have none: {', '.join(lost)}")
     elif lost:
-        notes.append("left out: the LM head, which predicts the next token; no class of transformers reads it so")
+        notes.append("left out: the LM head, which predicts the next token; no class in transformers does that")
 
     def fill(aside: Path) -> None:
         folders.write_fields(aside / "config.json", data)
@@ -137,20 +137,21 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
 def _count_from_padding(
     config: ModelConfig, weights: dict[str, Tensor], pad: int
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """RoBERTa with its positions moved to where ``transformers`` starts to count them: the padding id + 1."""
+    """RoBERTa with positions moved to the start that ``transformers`` uses: the padding id + 1."""
     position, name = config.encoder.position, "encoder.embeddings.positions"
     assert isinstance(position, Absolute)
     if position.offset == pad + 1:
         return config, weights
     used = weights[name][position.offset :]
-    table = torch.cat([used.new_zeros(pad + 1, used.shape[1]), used])  # the rows in front are never read
+    table = torch.cat([used.new_zeros(pad + 1, used.shape[1]), used])  # the first rows are never read
     encoder = replace(config.encoder, position=replace(position, offset=pad + 1))
     return replace(config, encoder=encoder), weights | {name: table}
 
 
 def _for_task(config: ModelConfig, weights: dict[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Without the pretraining heads that original checkpoints keep beside a head of fine-tuning: classes of
-    ``transformers`` with such a head have the pooler, where it reads that, and no other.
+    """The model without pretraining heads next to its fine-tuning head.
+
+    Classes of ``transformers`` with a fine-tuning head have only the pooler, if the head reads it.
     """
     reads = isinstance(config.task, Classification) and config.task.summary == "pooler"
     left_out = ("lm.", "pair.", "rtd.") if reads else ("lm.", "pair.", "rtd.", "pooler.")
@@ -160,9 +161,9 @@ def _for_task(config: ModelConfig, weights: dict[str, Tensor]) -> tuple[ModelCon
 
 
 def _fit_tokenizer(path: Path, config: ModelConfig) -> None:
-    """What readers of the tokenizer need to know of its model: how many tokens it takes, and whether segments.
+    """Write into the tokenizer's configuration the model's longest input, and whether it has segments.
 
-    DeBERTa takes more than its span of distances, but computes something else there than it does here.
+    DeBERTa accepts more than its span of distances, but computes something else there than it does here.
     """
     encoder, data = config.encoder, read_json(path)
     longest = encoder.max_length or getattr(encoder.position, "span", None)
@@ -174,7 +175,7 @@ def _fit_tokenizer(path: Path, config: ModelConfig) -> None:
 
 
 def _additions(config: ModelConfig, model_type: str) -> dict[str, Tensor]:
-    """Tensors that ``transformers`` has and we lack, at the values that change nothing."""
+    """Tensors that ``transformers`` has and we lack, with values that change nothing."""
     encoder = config.encoder
     found = {}
     if isinstance(encoder.position, Absolute) and not encoder.types and model_type != "distilbert":
@@ -183,7 +184,7 @@ def _additions(config: ModelConfig, model_type: str) -> dict[str, Tensor]:
     if model_type == "albert" and encoder.word_width == encoder.width and not encoder.embed_map:
         name = "albert.encoder.embedding_hidden_mapping_in"
         found |= {f"{name}.weight": torch.eye(encoder.width), f"{name}.bias": torch.zeros(encoder.width)}
-    if model_type == "xlnet" and not config.mask_vector:  # which pretraining alone reads
+    if model_type == "xlnet" and not config.mask_vector:  # only pretraining reads it
         found["transformer.mask_emb"] = torch.zeros(1, 1, encoder.width)
     if model_type == "transfo-xl":
         steps = torch.arange(0, encoder.width, 2, dtype=torch.float32)
@@ -192,7 +193,7 @@ def _additions(config: ModelConfig, model_type: str) -> dict[str, Tensor]:
 
 
 def _more_fields(model: Model, config: ModelConfig, form: configs.Format) -> dict[str, Any]:
-    """Class name, ids of special tokens, and what the head of fine-tuning needs."""
+    """Class name, ids of special tokens, and fields of the fine-tuning head."""
     more: dict[str, Any] = {}
     if model.config.task is not None:
         ending, more = heads.write_task(model.config, form.model_type)
@@ -216,7 +217,7 @@ def _special_ids(model: Model, model_type: str) -> dict[str, int | None]:
 
 
 def _pretraining_class(config: ModelConfig, model_type: str) -> str:
-    """The end of the name of the class that has the pretraining heads of the model, or most of them."""
+    """The ending of the name of the class with the model's pretraining heads, or most of them."""
     if config.rtd is not None and model_type == "electra":
         return "ForPreTraining"
     if config.lm is None:
@@ -234,16 +235,16 @@ def _notes(config: ModelConfig) -> list[str]:
     notes = []
     if config.mask_decoder:
         notes.append(
-            "transformers has no enhanced mask decoder: the masked-LM head was trained behind it, so masks filled "
-            "there are nonsense; the encoder and fine-tuning are not affected"
+            "transformers has no enhanced mask decoder, which the masked-LM head needs, so its fill-mask gives wrong "
+            "tokens; the encoder and fine-tuning are not affected"
         )
     conv = config.encoder.conv
     if isinstance(conv, SpanDynamic) and conv.mask_padding:
         notes.append("convolutions in transformers read padding, so outputs of padded rows differ from ours there")
     if config.rtd is not None and config.family != "electra":
-        notes.append("transformers has no class for this family's detection head; its weights are kept in the file")
+        notes.append("transformers has no class for this family's detection head; the file still has its weights")
     if config.pooler is not None and config.lm is not None and not config.pair:
-        notes.append("the class for masked tokens in transformers has no pooler; its weights are kept, for AutoModel")
+        notes.append("the masked-LM class in transformers has no pooler; the file still has its weights, for AutoModel")
     if isinstance(config.task, Classification) and config.family == "transformer_xl":
         notes.append("transformers 5 no longer has Transformer-XL")
     elif config.family == "transformer_xl":

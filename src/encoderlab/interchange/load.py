@@ -1,4 +1,4 @@
-"""Reading models from every folder and checkpoint that this project understands."""
+"""Load models from every folder and checkpoint that this project can read."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from encoderlab.model import Model
 
 Source = Literal["encoderlab", "hf", "pair", "tensorflow", "fairseq", "deberta", "transformer-xl"]
 BPE = "bpe_encoder.bin"
-UNNAMED = ("albert", "xlnet", "roberta")  # families whose vocabulary files do not say whose they are
+UNNAMED = ("albert", "xlnet", "roberta")  # families whose vocabulary files do not name the family
 
 
 def load(path: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
-    """The model in ``path``: a folder of ours, a run folder (its ``model/``), or a Hugging Face folder; of two
-    networks that were trained together, the discriminator.
+    """Load the model at ``path``: a folder of encoderlab, a run folder (its ``model/``), or a Hugging Face folder.
 
-    ``allow_missing``: encoder weights that a Hugging Face folder lacks start from random values instead of being an
-    error.
+    Of two networks that were trained together, the discriminator is loaded. ``allow_missing``: encoder weights that a
+    Hugging Face folder lacks get random values instead of an error.
 
     Raises:
-        DataError: the folder is missing, broken, or of a kind that is not supported.
+        DataError: the folder is missing, damaged, or of an unsupported kind.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -42,19 +41,19 @@ def load(path: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
             return huggingface.load(candidate, allow_missing=allow_missing)
     kind = kind_of(folder)
     if kind is not None:
-        raise DataError(f"{folder}: holds a checkpoint of the kind {kind!r}; run: encoderlab convert {folder} OUT")
+        raise DataError(f"{folder}: is a {kind!r} checkpoint; run: encoderlab convert {folder} OUT")
     if (folder / "checkpoints").is_dir():
         raise DataError(
-            f"{folder}: holds a run that is not finished; finish it, or take what it has learnt so far: "
+            f"{folder}: is a run that is not finished; finish it, or take its newest checkpoint: "
             f"encoderlab convert {folder} OUT"
         )
     if folder.resolve().parent.name == "checkpoints":
-        raise DataError(f"{folder}: holds a checkpoint, not a model; run: encoderlab convert {folder} OUT")
-    raise DataError(f"{folder}: holds no config.json; give a model folder, or a run folder with model/")
+        raise DataError(f"{folder}: is a checkpoint, not a model; run: encoderlab convert {folder} OUT")
+    raise DataError(f"{folder}: has no config.json; give a model folder, or a run folder with model/")
 
 
 def load_pair(path: str | os.PathLike[str]) -> tuple[Model, Model | None]:
-    """The model in ``path`` and, where two networks were trained together, its generator."""
+    """The model at ``path``, and its generator if two networks were trained together."""
     folder = Path(path)
     for candidate in (folder, folder / "model"):
         if is_pair(candidate):
@@ -64,16 +63,16 @@ def load_pair(path: str | os.PathLike[str]) -> tuple[Model, Model | None]:
 
 
 def is_pair(folder: Path) -> bool:
-    """Whether the folder holds ``generator/`` and ``discriminator/``."""
+    """Whether the folder has ``generator/`` and ``discriminator/``."""
     return all((folder / part / "config.json").exists() for part in ("generator", "discriminator"))
 
 
 def read_pair(folder: Path, *, allow_missing: bool = False) -> Models:
-    """Generator and discriminator from the two folders that :func:`is_pair` sees, ours or Hugging Face's. ELECTRA's and
-    ConvBERT's share one embedding block again.
+    """Read ``generator/`` and ``discriminator/``, in our format or Hugging Face's; ELECTRA's and ConvBERT's share
+    embeddings.
 
     Raises:
-        DataError: the embeddings of the two differ, as they do after training one alone.
+        DataError: their embeddings differ, as after training one of them alone.
     """
     models = {part: load(folder / part, allow_missing=allow_missing) for part in ("generator", "discriminator")}
     generator, discriminator = models["generator"], models["discriminator"]
@@ -83,8 +82,8 @@ def read_pair(folder: Path, *, allow_missing: bool = False) -> Models:
         differ = [n for n in names if not _equal(one.get_parameter(n), two, n)]
         if differ:
             raise DataError(
-                f"{folder}: generator and discriminator have other embeddings ({', '.join(differ)}); they were not "
-                "trained together, or one was trained on alone; load them one by one"
+                f"{folder}: generator and discriminator have different embeddings ({', '.join(differ)}); they were not "
+                "trained together, or one was trained further alone; load them one by one"
             )
         one.words, one.positions, one.types, one.norm = two.words, two.positions, two.types, two.norm
     return models
@@ -96,7 +95,7 @@ def _equal(tensor: torch.Tensor, other: torch.nn.Module, name: str) -> bool:
 
 
 def kind_of(path: Path) -> Source | None:
-    """What kind of model lies in a folder, or behind the prefix of a TensorFlow checkpoint; None if none is known."""
+    """The kind of model in a folder, or at the prefix of a TensorFlow checkpoint; None if unknown."""
     folder = path if path.is_dir() else path.parent
     if path.is_dir() and (ours.is_ours(path) or ours.is_ours(path / "model")):
         return "encoderlab"
@@ -118,11 +117,11 @@ def kind_of(path: Path) -> Source | None:
 
 
 def read(path: Path, *, kind: Source | None = None, allow_missing: bool = False) -> Models:
-    """The model or the two networks in a folder or checkpoint of any :data:`Source`: ``{"model": ...}``, or
-    ``generator`` and ``discriminator``.
+    """The networks in a folder or checkpoint of any :data:`Source`: ``{"model": ...}``, or ``generator`` and
+    ``discriminator``.
 
     Raises:
-        DataError: nothing there that is known, or it is damaged.
+        DataError: the kind is unknown, or a file is damaged.
     """
     if not path.exists() and kind_of(path) != "tensorflow":
         raise DataError(f"{path}: no such file or folder; give a model folder or a checkpoint")
@@ -133,9 +132,9 @@ def read(path: Path, *, kind: Source | None = None, allow_missing: bool = False)
         return {"model": load(path, allow_missing=allow_missing)}
     if kind is None:
         raise DataError(
-            f"{path}: holds no model that is known; folders of encoderlab and Hugging Face, TensorFlow checkpoints, "
-            "fairseq's model.pt with dict.txt, DeBERTa's .bin with config.json, and Transformer-XL's .pt with "
-            "transformer_xl_config.json are read"
+            f"{path}: no known model format; expected a folder of encoderlab or Hugging Face, a TensorFlow checkpoint, "
+            "fairseq's model.pt with dict.txt, DeBERTa's .bin with config.json, or Transformer-XL's .pt with "
+            "transformer_xl_config.json"
         )
     readers = {
         "tensorflow": tensorflow.read,
@@ -145,7 +144,7 @@ def read(path: Path, *, kind: Source | None = None, allow_missing: bool = False)
     }
     try:
         models = readers[kind](path, allow_missing=allow_missing)
-    except ConfigError as error:  # what the checkpoint says of itself makes no model
+    except ConfigError as error:  # the checkpoint's configuration is not valid
         raise DataError(f"{path}: {error}") from None
     family = next(iter(models.values())).config.family
     found = find_tokenizer(path if path.is_dir() else path.parent, family)
@@ -155,8 +154,9 @@ def read(path: Path, *, kind: Source | None = None, allow_missing: bool = False)
 
 
 def find_tokenizer(path: Path, family: str) -> Tokenizer | None:
-    """The tokenizer in a file, or in a folder if it has one; fairseq's is GPT-2's vocabulary beside ``dict.txt``, that
-    of DeBERTa v1 also ``bpe_encoder.bin``.
+    """The tokenizer in a file or folder, or None.
+
+    fairseq's is GPT-2's vocabulary next to ``dict.txt``; DeBERTa v1 may have ``bpe_encoder.bin``.
     """
     if path.name == BPE:
         return deberta.tokenizer(path)

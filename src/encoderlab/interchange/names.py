@@ -1,11 +1,11 @@
-"""Names and layouts of weights elsewhere, as tables: one row per tensor, ours on the left, read in both directions.
+"""Names and layouts of foreign weights as tables: one row per tensor, ours on the left, read in both directions.
 
-A :class:`Rule` says which foreign tensors hold one of ours and how they are laid out. ``{layer}`` and ``{cluster}``
+A :class:`Rule` lists the foreign tensors that contain one of ours, and their layout. ``{layer}`` and ``{cluster}``
 stand for numbers; the attention maps of queries, keys and values are one tensor here (``qkv``) and usually three
 elsewhere.
 
-Sources of the names: the state dictionaries of ``transformers`` 5 and the variables of the original TensorFlow,
-fairseq and DeBERTa code.
+Sources of the names: the state dictionaries of ``transformers`` 5 and the variables of the original TensorFlow, fairseq
+and DeBERTa code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from encoderlab.nn.encoder import EncoderConfig
 
 @dataclass(frozen=True)
 class Change:
-    """How foreign tensors become ours (``read``) and ours become theirs (``write``); exact inverses of each other."""
+    """How foreign tensors become ours (``read``) and ours become foreign (``write``); exact inverses of each other."""
 
     read: Callable[[Sequence[Tensor], EncoderConfig], Tensor]
     write: Callable[[Tensor, EncoderConfig, int], Sequence[Tensor]]
@@ -37,7 +37,7 @@ def _one(read: Callable[[Tensor], Tensor], write: Callable[[Tensor], Tensor]) ->
 
 
 def _joined(read: Callable[[Tensor], Tensor], write: Callable[[Tensor], Tensor]) -> Change:
-    """Several foreign tensors, each changed, one below the other."""
+    """Several foreign tensors, each changed, concatenated along rows."""
     return Change(
         lambda theirs, config: torch.cat([read(part) for part in theirs]),
         lambda ours, config, count: [write(part) for part in ours.chunk(count)],
@@ -91,15 +91,14 @@ REVERSED = _one(lambda x: x.flip(0), lambda x: x.flip(0))
 
 @dataclass(frozen=True)
 class Rule:
-    """One of our tensors and the foreign ones that hold it.
+    """One of our tensors and the foreign tensors that contain it.
 
     Args:
         ours: our name, with ``{layer}`` and the like for numbers.
         theirs: the foreign names.
         change: how the foreign tensors become ours, and back.
-        ties: foreign names of the very same tensor; a file may have them, then they must be equal.
-        dialect: other names under which the tensor may come instead; they are written too where :func:`write` is asked
-            for them.
+        ties: foreign names of the same tensor; if a file has them, they must be equal.
+        dialect: other foreign names of the tensor, used by some files; :func:`write` writes them on request.
     """
 
     ours: str
@@ -111,15 +110,15 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """All names of one foreign format of one family.
+    """All names in one foreign format of one family.
 
     Args:
         rules: one for each of our tensors.
-        prefix: what a bare encoder's names lack.
-        renames: patterns of older names, and what they became.
-        ignored: patterns of names that carry no weight of the model.
-        stacked: tensors that hold all layers along their first axis, read and written as ``NAME/{layer}``.
-        pieces: tensors that hold several, with the name and the length of each.
+        prefix: of names, which a bare encoder's names lack.
+        renames: patterns of older names, and their replacements.
+        ignored: patterns of names that are not weights of the model.
+        stacked: tensors that contain all layers along their first axis, read and written as ``NAME/{layer}``.
+        pieces: tensors that contain several of ours, with the name and the length of each.
     """
 
     rules: tuple[Rule, ...]
@@ -165,9 +164,7 @@ IGNORED = (
 
 @dataclass(kw_only=True)
 class Reading:
-    """What :func:`read` found: ``weights`` by our names, ours that are ``missing``, foreign ones that are
-    ``unexpected``.
-    """
+    """The result of :func:`read`: ``weights`` by our names, our ``missing`` names, ``unexpected`` foreign names."""
 
     weights: dict[str, Tensor] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
@@ -182,12 +179,12 @@ def read(
     *,
     source: str,
 ) -> Reading:
-    """Our weights out of a file's ``tensors``; ``expected`` has the shape of each of ours, ``source`` names the file
-    in errors.
+    """Our weights from a file's ``tensors``.
+
+    ``expected`` has the shape of each of ours; ``source`` names the file in errors.
 
     Raises:
-        DataError: a shape that disagrees with the configuration, tensors that differ but are tied or have one name, or
-            a quantised one.
+        DataError: a shape does not fit the configuration, tied or repeated tensors differ, or a tensor is quantised.
     """
     rules = list(layout.bound(expected, config))
     known = {name for rule in rules for name in (*rule.theirs, *rule.ties, *rule.dialect)}
@@ -209,7 +206,7 @@ def read(
             shapes = " and ".join(str(tuple(part.shape)) for part in first)
             raise DataError(
                 f"{source}: {given[0][0]} has shape {shapes}, which does not fit {tuple(expected[rule.ours])} "
-                "of the configuration; the configuration belongs to other weights"
+                "in the configuration; the configuration belongs to other weights"
             )
         for names, parts in zip(given[1:], others, strict=True):
             other = _read_one(rule, parts, expected[rule.ours], config)
@@ -224,12 +221,12 @@ def read(
 
 
 def is_ignored(layout: Layout, name: str) -> bool:
-    """Whether a foreign name carries no weight that a user would miss."""
+    """Whether a foreign name is not a weight of the model."""
     return any(re.search(pattern, name) for pattern in (*IGNORED, *layout.ignored))
 
 
 def _read_one(rule: Rule, parts: Sequence[Tensor], shape: torch.Size, config: EncoderConfig) -> Tensor | None:
-    """Our tensor of ``shape`` out of the foreign ``parts``; None if they do not fit."""
+    """Our tensor of ``shape`` from the foreign ``parts``; None if they do not fit."""
     try:
         value = rule.change.read(parts, config)
     except (RuntimeError, IndexError):  # a part has another number of axes
@@ -240,17 +237,17 @@ def _read_one(rule: Rule, parts: Sequence[Tensor], shape: torch.Size, config: En
 def write(
     layout: Layout, weights: Mapping[str, Tensor], config: EncoderConfig, *, dialects: bool = False, ties: bool = False
 ) -> dict[str, Tensor]:
-    """The foreign tensors that hold our ``weights``; with ``dialects`` and ``ties`` also under their other names.
+    """The foreign tensors for our ``weights``; with ``dialects`` and ``ties`` also under their other names.
 
     Raises:
-        DataError: a tensor that the format has no place for, or two that it has one place for.
+        DataError: a tensor without a place in the format, or two tensors with the same place.
     """
     tensors: dict[str, Tensor] = {}
     owners: dict[str, str] = {}
     for rule in layout.bound(weights, config):
         taken = [name for name in rule.theirs if name in owners]
         if taken:
-            raise DataError(f"the format has one place, {taken[0]}, for {owners[taken[0]]} and {rule.ours}")
+            raise DataError(f"the format has only one place, {taken[0]}, for {owners[taken[0]]} and {rule.ours}")
         owners |= dict.fromkeys(rule.theirs, rule.ours)
         forms = [
             rule.theirs,
@@ -259,7 +256,7 @@ def write(
         ]
         for names in forms:
             parts = rule.change.write(weights[rule.ours], config, len(names))
-            # A tensor under two names is written twice: a file of weights has no tensors that share memory.
+            # A tensor with two names is copied, because tensors in a file of weights share no memory.
             copies = [part.clone() if names is not rule.theirs else part for part in parts]
             tensors |= {name: part.contiguous() for name, part in zip(names, copies, strict=True)}
     lost = sorted(set(weights) - set(owners.values()))
@@ -269,11 +266,10 @@ def write(
 
 
 def normalized(layout: Layout, tensors: Mapping[str, Tensor], known: set[str], *, source: str) -> dict[str, Tensor]:
-    """``tensors`` under the names that the layout's rules use: old names renamed, the encoder's prefix put on or taken
-    off.
+    """``tensors`` under the names in the layout's rules: old names replaced, the encoder's prefix added or removed.
 
     Raises:
-        DataError: two tensors that differ have the same name then, as two encoders in one file would.
+        DataError: two different tensors get the same name, for example from two encoders in one file.
     """
     result: dict[str, Tensor] = {}
     origin: dict[str, str] = {}
@@ -292,7 +288,7 @@ def normalized(layout: Layout, tensors: Mapping[str, Tensor], known: set[str], *
 
 
 def _split(layout: Layout, tensors: Mapping[str, Tensor], known: set[str]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that hold several of ours, as one each."""
+    """Split tensors that contain several of ours."""
     for name, tensor in tensors.items():
         if name in layout.stacked and f"{name}/0" in known:
             yield from ((f"{name}/{layer}", part) for layer, part in enumerate(tensor))

@@ -1,4 +1,4 @@
-"""The tables of names, family by family: ours, then theirs. How to read a row: :mod:`encoderlab.interchange.names`."""
+"""The tables of names, family by family: ours, then theirs. :mod:`encoderlab.interchange.names` explains a row."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def tf_qkv(ours: str, theirs: str) -> Rules:
     )
 
 
-# BERT, and what RoBERTa, ELECTRA, ConvBERT and DeBERTa keep of its tree ----------------------------------------------
+# BERT, and the names that RoBERTa, ELECTRA, ConvBERT and DeBERTa share with it
+# -----------------------------------------
 
 
 def _embeddings(prefix: str, words_tied_to: Sequence[str] = ()) -> Rules:
@@ -93,7 +94,7 @@ def _embeddings(prefix: str, words_tied_to: Sequence[str] = ()) -> Rules:
 
 
 def _layers(prefix: str) -> Rules:
-    """All of a layer but the maps of queries, keys and values."""
+    """All of a layer except the maps of queries, keys and values."""
     theirs = prefix + "encoder.layer.{layer}."
     return (
         *linear(BLOCK + "attention.out", theirs + "attention.output.dense"),
@@ -348,9 +349,9 @@ CONVBERT = Layout(
 
 
 def electra_tf(*, generator: bool, joint: bool = False, embeddings: str = "electra") -> Layout:
-    """One of the two networks in a checkpoint of ELECTRA or ConvBERT, or the one that is both (``joint``).
+    """The generator, the discriminator, or one network that is both (``joint``) in a checkpoint of ELECTRA or ConvBERT.
 
-    ``embeddings``: the scope of its embeddings, which the two share unless they were untied.
+    ``embeddings``: the scope of its embeddings, which the two networks share unless they were untied.
     """
     scope = "generator" if generator else "electra"
     theirs = scope + "/encoder/layer_{layer}/"
@@ -389,7 +390,7 @@ def electra_tf(*, generator: bool, joint: bool = False, embeddings: str = "elect
 
 
 def electra_tf_grouped(*, generator: bool, **more: Any) -> Layout:
-    """The same with ConvBERT's grouped feed-forward maps (G, in / G, out / G), which have a name of their own."""
+    """As :func:`electra_tf`, with ConvBERT's grouped feed-forward maps (G, in / G, out / G), which have other names."""
     layout = electra_tf(generator=generator, **more)
     theirs = ("generator" if generator else "electra") + "/encoder/layer_{layer}/"
     grouped = (
@@ -506,7 +507,7 @@ XLNET_TF_SPAN = (  # of run_squad.py
 
 
 def xlnet_tf_classifier(out: str) -> Rules:
-    """The head of ``run_classifier.py`` or ``run_race.py``, whose scores are made under ``out``."""
+    """The head of ``run_classifier.py`` or ``run_race.py``, whose scores are in scope ``out``."""
     return *tf_linear("task.dense", "model/sequnece_summary/summary"), *tf_linear("task.out", out)  # written so there
 
 
@@ -514,15 +515,15 @@ def xlnet_tf_classifier(out: str) -> Rules:
 
 
 def transformer_xl(adaptive: Adaptive, vocab: int, *, original: bool) -> Layout:
-    """The original PyTorch code, or ``transformers`` (4.x), which put ``transformer.`` before the names of the encoder.
+    """The original PyTorch code, or ``transformers`` (4.x), which adds ``transformer.`` to the names of the encoder.
 
-    The original reads column -i of the head for tail cluster i, so its cluster rows stand in reversed order.
+    The original reads column -i of the head for tail cluster i, so its cluster rows are in reversed order.
     """
     prefix = "" if original else "transformer."
     cluster_rows = REVERSED if original else SAME
     layer = prefix + "layers.{layer}."
     sizes = [stop - start for start, stop in adaptive.sizes(vocab)]
-    per_cluster = adaptive.divisor > 1  # else one table and one map of the input serve all clusters
+    per_cluster = adaptive.divisor > 1  # otherwise all clusters share one table and one map
     clusters = range(len(sizes))
     tables = clusters if per_cluster else range(1)
     return Layout(
@@ -568,7 +569,7 @@ def transformer_xl(adaptive: Adaptive, vocab: int, *, original: bool) -> Layout:
 
 
 def transformer_xl_tf(adaptive: Adaptive) -> Layout:
-    """The original TensorFlow code; without cutoffs, and with divisor 1, the tables have no scope of their cluster."""
+    """The original TensorFlow code; without cutoffs, and with divisor 1, the tables have no scope for their cluster."""
     layer = "transformer/layer_{layer}/"
     embed, softmax = "transformer/adaptive_embed/", "transformer/adaptive_softmax/"
     cut = "cutoff_{cluster}/" if adaptive.divisor > 1 else ""

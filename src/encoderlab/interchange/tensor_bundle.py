@@ -1,13 +1,13 @@
-"""Reads TensorFlow V2 checkpoints (``model.ckpt.index`` and ``model.ckpt.data-00000-of-00001``) with NumPy alone.
+"""Read TensorFlow V2 checkpoints (``model.ckpt.index`` and ``model.ckpt.data-00000-of-00001``) with NumPy.
 
-The index is a sorted string table of the LevelDB kind: data blocks of prefix-compressed keys, an index block that
-lists them, a footer. Its values are protocol buffers, of which a checkpoint uses two: ``BundleHeaderProto`` under the
-empty key and ``BundleEntryProto`` (type, shape, shard, offset, size, checksum) under each tensor's name. The data
-files are the raw tensors. Format: ``tensorflow/core/util/tensor_bundle`` and ``tensorflow/core/lib/io/format.cc`` of
-the TensorFlow sources.
+The index is a sorted string table of the LevelDB kind: data blocks of prefix-compressed keys, an index block that lists
+them, a footer. Its values are protocol buffers, of which a checkpoint uses two: ``BundleHeaderProto`` under the empty
+key and ``BundleEntryProto`` (type, shape, shard, offset, size, checksum) under each tensor's name. The data files are
+the raw tensors. Format: ``tensorflow/core/util/tensor_bundle`` and ``tensorflow/core/lib/io/format.cc`` of the
+TensorFlow sources.
 
-Every block and every tensor that is read is checked against its CRC-32C where ``google-crc32c`` is installed (the
-extra ``tf``); without it only sizes are.
+Every block and every tensor that is read is checked against its CRC-32C if ``google-crc32c`` is installed (the extra
+``tf``); otherwise only sizes are checked.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DTYPES: dict[int, np.dtype] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Where one tensor lies: ``size`` bytes at ``offset`` of data file ``shard``."""
+    """The place of one tensor: ``size`` bytes at ``offset`` of data file ``shard``."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -60,12 +60,12 @@ class Entry:
 
 
 class Checkpoint:
-    """A checkpoint by its prefix (``.../model.ckpt``), its index file, or a folder that holds one.
+    """A checkpoint, given by its prefix (``.../model.ckpt``), its index file, or a folder with one checkpoint.
 
-    Opening reads the index only; :meth:`read` reads one tensor.
+    Opening reads only the index; :meth:`read` reads one tensor.
 
     Raises:
-        DataError: a missing file, a truncated or damaged index.
+        DataError: a missing file, or a truncated or damaged index.
     """
 
     def __init__(self, path: Path) -> None:
@@ -149,10 +149,9 @@ class Checkpoint:
 
 
 def find_prefix(path: Path) -> Path:
-    """The checkpoint prefix that ``path`` means: the prefix itself, a file of the checkpoint, or a folder with one
-    checkpoint.
+    """The checkpoint prefix for ``path``: the prefix itself, a file of the checkpoint, or a folder with one checkpoint.
 
-    In a folder with several, the text file ``checkpoint`` that TensorFlow keeps beside them names the latest.
+    In a folder with several, TensorFlow's text file ``checkpoint`` names the latest.
     """
     path = Path(path)
     if path.is_dir():
@@ -165,7 +164,7 @@ def find_prefix(path: Path) -> Path:
             return found[0].with_suffix("")
         names = ", ".join(file.name for file in found[:4])
         raise DataError(
-            f"{path}: {'holds several checkpoints (' + names + '); name one' if found else 'holds no *.index file'}"
+            f"{path}: {'has several checkpoints (' + names + '); name one' if found else 'has no *.index file'}"
         )
     prefix = path.with_name(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path.name))
     if not prefix.with_name(prefix.name + ".index").is_file():
@@ -239,9 +238,9 @@ def _fields(message: bytes, path: Path) -> dict[int, list]:
 
 
 def _differs(data: bytes, stored: int) -> bool:
-    """Whether ``data`` does not match its CRC-32C, as far as that can be known: see :func:`_checksum`.
+    """Whether ``data`` does not match its CRC-32C; False if that cannot be checked, see :func:`_checksum`.
 
-    LevelDB and TensorFlow store a checksum rotated and shifted, because the data may itself hold checksums.
+    LevelDB and TensorFlow store a checksum rotated and shifted, because the data may itself contain checksums.
     """
     checksum = _checksum()
     if checksum is None:
@@ -252,12 +251,12 @@ def _differs(data: bytes, stored: int) -> bool:
 
 @functools.cache
 def _checksum() -> Callable[[bytes], int] | None:
-    """CRC-32C of the package ``google-crc32c``; None, said once, without it."""
+    """CRC-32C of the package ``google-crc32c``; without it None, with one warning."""
     try:
         import google_crc32c
     except ImportError:
         log.info(
-            "google-crc32c is not installed: of TensorFlow checkpoints the sizes are checked and not the checksums; "
+            "google-crc32c is not installed: sizes of TensorFlow checkpoints are checked, but not checksums; "
             "pip install 'encoderlab[tf]'"
         )
         return None

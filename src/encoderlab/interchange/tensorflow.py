@@ -1,6 +1,6 @@
 """Checkpoints of the original TensorFlow code: BERT, ALBERT, ELECTRA, ConvBERT, XLNet and Transformer-XL.
 
-Where ``transformers`` computes something else from the same weights, the original is followed: BERT's GELU is the tanh
+Where ``transformers`` computes something else from the same weights, we follow the original: BERT's GELU is the tanh
 form, ConvBERT's heads are ``width / heads`` wide for every head ratio.
 """
 
@@ -32,13 +32,13 @@ XLNET_SCORES = re.compile(r"(model/(?:classification|regression)_[^/]+/logit|log
 
 
 def read(path: Path, *, allow_missing: bool = False) -> Models:
-    """The networks of a TensorFlow checkpoint; its family is told from the names of its variables.
+    """The networks of a TensorFlow checkpoint; the names of its variables tell the family.
 
-    The JSON configuration beside it (``bert_config.json``, ``albert_config.json``, ``xlnet_config.json``, ...) gives
-    what shapes do not tell; ELECTRA's and ConvBERT's releases have none, so everything is taken from the shapes there.
+    The JSON configuration next to it (``bert_config.json``, ``albert_config.json``, ``xlnet_config.json``, ...) gives
+    the settings that shapes do not; ELECTRA's and ConvBERT's releases have none, so everything is read from shapes.
 
     Raises:
-        DataError: not a checkpoint of a known family, damaged, or without the configuration that it needs.
+        DataError: not a checkpoint of a known family, damaged, or without a configuration that it needs.
     """
     checkpoint = Checkpoint(path)
     folder = checkpoint.prefix.parent
@@ -64,8 +64,8 @@ def read(path: Path, *, allow_missing: bool = False) -> Models:
         assert config.encoder.adaptive is not None
         return {"model": made(config, tensors, tables.transformer_xl_tf(config.encoder.adaptive))}
     raise DataError(
-        f"{source}: its variables belong to no known family; BERT, ALBERT, ELECTRA, ConvBERT, XLNet and Transformer-XL "
-        "are read"
+        f"{source}: unknown family; only checkpoints of BERT, ALBERT, ELECTRA, ConvBERT, XLNet and Transformer-XL "
+        "can be read"
     )
 
 
@@ -77,7 +77,7 @@ def _tanh_form(config: ModelConfig) -> ModelConfig:
 
 
 def _with_task(config: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelConfig:
-    """The head that BERT's and ALBERT's ``run_squad.py`` and ``run_classifier.py`` train, where there is one."""
+    """The head that BERT's and ALBERT's ``run_squad.py`` and ``run_classifier.py`` train, if there is one."""
     if "cls/squad/output_weights" in tensors:
         return replace(config, task=Span())
     if "output_weights" in tensors:
@@ -87,8 +87,9 @@ def _with_task(config: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelConfi
 
 
 def _xlnet(fields: Fields, tensors: dict[str, Tensor]) -> tuple[ModelConfig, names.Layout]:
-    """The configuration in XLNet's own names of fields, with the head that its scripts train, where there is one, and
-    the names of the weights. Dropout was an option of the run, 0.1 in the published ones.
+    """The configuration from XLNet's own fields, with the head that its scripts train, and the names of the weights.
+
+    Dropout was an option of the run, 0.1 in the published ones.
     """
     fields.data = dict(fields.data)
     fields.data.setdefault(
@@ -115,9 +116,11 @@ def _xlnet(fields: Fields, tensors: dict[str, Tensor]) -> tuple[ModelConfig, nam
 
 
 def _read_electra(tensors: Mapping[str, Tensor], source: Path, *, allow_missing: bool) -> Models:
-    """Both networks of a checkpoint; one that holds the discriminator alone gives one, and so does one network that was
-    trained as both, which has both heads. The number of heads, which shapes do not tell, may be given in
-    ``generator_config.json`` and ``discriminator_config.json``.
+    """Both networks of a checkpoint, or one.
+
+    A checkpoint with only the discriminator gives one network, as does a network that was trained as both and has both
+    heads. The number of heads, which shapes do not tell, may be given in ``generator_config.json`` and
+    ``discriminator_config.json``.
     """
     found: Models = {}
     one = not any(key.startswith("generator/encoder/") for key in tensors)
@@ -125,12 +128,12 @@ def _read_electra(tensors: Mapping[str, Tensor], source: Path, *, allow_missing:
     for name, scope in (("generator", "generator"), ("discriminator", "electra")):
         if not any(key.startswith(f"{scope}/encoder/") for key in tensors):
             continue
-        untied = f"{scope}/embeddings/word_embeddings" in tensors  # the generator has tables of its own
+        untied = f"{scope}/embeddings/word_embeddings" in tensors  # the generator has its own tables
         embeddings = scope if untied else "electra"
         try:
             config = _electra_config(tensors, scope, embeddings)
         except KeyError as error:
-            raise DataError(f"{source}: holds no {error.args[0]}; copy the checkpoint again from its source") from None
+            raise DataError(f"{source}: has no {error.args[0]}; copy the checkpoint again from its source") from None
         beside = source.parent / f"{name}_config.json"
         if beside.exists():
             fields = read_fields(beside)
@@ -144,14 +147,15 @@ def _read_electra(tensors: Mapping[str, Tensor], source: Path, *, allow_missing:
         )
         found[name] = assemble(config, tensors, layout, source, allow_missing=allow_missing)
     if not found:
-        raise DataError(f"{source}: holds the embeddings of ELECTRA and no layers; copy it again from its source")
+        raise DataError(f"{source}: has the embeddings of ELECTRA but no layers; copy it again from its source")
     return found if "generator" in found else {"model": found["discriminator"]}
 
 
 def _electra_config(tensors: Mapping[str, Tensor], scope: str, embeddings: str) -> ModelConfig:
     """The sizes of one network from the shapes of its variables, under their two scopes.
 
-    ELECTRA's heads are 64 wide, or one where none would fit; ConvBERT's are told by its convolution kernels.
+    ELECTRA's heads are 64 wide, or there is one head if the width is smaller; ConvBERT's follow from its convolution
+    kernels.
     """
     layer = f"{scope}/encoder/layer_0/"
     vocab, embed_width = tensors[f"{embeddings}/embeddings/word_embeddings"].shape
@@ -163,7 +167,7 @@ def _electra_config(tensors: Mapping[str, Tensor], scope: str, embeddings: str) 
         kernel = depthwise.shape[0]
         kept = tensors[layer + "attention/self/conv_attn_kernel/kernel"].shape[1] // kernel
         num_heads = width * kept // inner
-        ratio = num_heads // kept if num_heads > 1 else 2  # one head is kept whatever the ratio
+        ratio = num_heads // kept if num_heads > 1 else 2  # at least one head is kept for any ratio
         conv = SpanDynamic(head_ratio=ratio, kernel=kernel, mask_padding=False)
     grouped = tensors.get(layer + "intermediate/g_dense/kernel")
     if grouped is not None:
@@ -191,8 +195,9 @@ def _electra_config(tensors: Mapping[str, Tensor], scope: str, embeddings: str) 
 
 
 def _transformer_xl(fields: Fields, tensors: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The configuration, and the tensors with all maps of clusters. The output's maps tell which clusters are tied.
-    Without ``proj_same_dim`` a cluster as wide as the layers has no map: here it has the identity.
+    """The configuration, and the tensors with a map for every cluster. The output's maps tell which clusters are tied.
+
+    Without ``proj_same_dim`` a cluster with the width of the layers has no map: here it gets the identity.
     """
     config = transformer_xl.read_config(fields, eps=1e-12)
     encoder, adaptive = config.encoder, config.encoder.adaptive

@@ -15,7 +15,7 @@ from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
 
 CONFIG = "transformer_xl_config.json"
-# Options of the original scripts that say how to train or to run, and nothing of the model.
+# Options of the original scripts that concern training or running, not the model.
 RUN_OPTIONS = frozenset(
     "data dataset optim lr mom scheduler warmup_step decay_rate lr_min clip clip_nonemb max_step batch_size "
     "batch_chunk eval_tgt_len seed cuda varlen multi_gpu gpu0_bsz log_interval eval_interval work_dir restart "
@@ -26,8 +26,9 @@ CUTOFFS = {"wt103": [20000, 40000, 200000], "lm1b": [60000, 100000, 640000]}  # 
 
 
 def read_config(fields: Fields, *, eps: float) -> ModelConfig:
-    """The configuration out of the arguments of the original training scripts, PyTorch's or TensorFlow's, which have
-    other defaults of ``eps``. What the scripts derive from other arguments may be left out.
+    """The configuration from the arguments of the original training scripts, PyTorch's or TensorFlow's.
+
+    Their defaults of ``eps`` differ. Arguments that the scripts derive from others may be missing.
     """
     given = fields.data
     fields.data = data = {name: value for name, value in given.items() if name not in RUN_OPTIONS}
@@ -38,7 +39,7 @@ def read_config(fields: Fields, *, eps: float) -> ModelConfig:
     fields.only("not_tied", False)
     fields.only("tied", True)
     if data.pop("adaptive", True) is False:
-        data["cutoffs"] = []  # the original's plain softmax is the adaptive one of a single cluster
+        data["cutoffs"] = []  # the original's plain softmax is an adaptive one with a single cluster
     elif "cutoffs" not in data:
         data["cutoffs"] = CUTOFFS.get(given.get("dataset", ""), [])
         data.setdefault("proj_share_all_but_first", given.get("dataset") != "lm1b")
@@ -49,8 +50,10 @@ def read_config(fields: Fields, *, eps: float) -> ModelConfig:
 
 
 def read(path: Path, *, allow_missing: bool = False) -> Models:
-    """A state dictionary of Transformer-XL's PyTorch code (``model_state.pt``) with the script's arguments beside it as
-    ``transformer_xl_config.json``. The original saves whole pickled modules (``model.pt``), which are refused.
+    """Read a state dictionary of Transformer-XL's PyTorch code (``model_state.pt``).
+
+    The script's arguments must be next to it in ``transformer_xl_config.json``. The original saves whole pickled
+    modules (``model.pt``), which are refused.
     """
     path = find_file(path)
     tensors = read_file(path)
@@ -59,7 +62,7 @@ def read(path: Path, *, allow_missing: bool = False) -> Models:
 
 
 def network(config: ModelConfig, tensors: Mapping[str, Tensor], source: Path, *, allow_missing: bool = False) -> Model:
-    """The model of ``config`` out of the tensors of the PyTorch code."""
+    """The model of ``config`` from the tensors of the PyTorch code."""
     assert config.encoder.adaptive is not None
     layout = tables.transformer_xl(config.encoder.adaptive, config.encoder.vocab, original=True)
     return assemble(config, tensors, layout, source, allow_missing=allow_missing)

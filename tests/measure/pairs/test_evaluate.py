@@ -146,7 +146,7 @@ def test_what_cannot_be_scored_is_refused(place: Path, tmp_path: Path, capsys: p
         ([model, data, "--scoring", "babylm", "--length-power", "0.5"], 2, "leave out --length-power"),
         ([model, data, "--length-power", "2"], 2, "expected a number from 0 to 1"),
         ([model, str(tmp_path / "absent")], 3, "no such file or folder"),
-        ([str(tmp_path), data], 3, "holds no config.json"),
+        ([str(tmp_path), data], 3, "has no config.json"),
     ):
         assert main(["minimal-pairs", *words]) == code
         assert message in " ".join(capsys.readouterr().err.split())

@@ -1,7 +1,7 @@
-"""``config.json`` of ``transformers`` to and from ours, family by family.
+"""Convert ``config.json`` of ``transformers`` to and from our configurations, family by family.
 
-A field that has no counterpart here and is not known to be inert is refused by name: it would change what the model
-computes. Missing fields have the default of the class in ``transformers``; sizes have to be there.
+A field without a counterpart here is refused by name unless it is known to have no effect, because it would change what
+the model computes. Missing fields get the default of the class in ``transformers``; sizes must be present.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from encoderlab.nn.spanconv import SpanDynamic
 
 @dataclass(frozen=True)
 class Format:
-    """A ``model_type`` of ``transformers``, the stem of its class names, and the two ways of its configuration."""
+    """A ``model_type`` of ``transformers``, the stem of its class names, and functions for both directions."""
 
     model_type: str
     stem: str
@@ -46,7 +46,7 @@ FORMATS = {
         Format("transfo-xl", "TransfoXL", relative.read_transformer_xl, relative.write_transformer_xl),
     )
 }
-SAME_AS = {  # other names of a format: of old files, and of models that differ in their tokenizer alone
+SAME_AS = {  # other names of a format: in old files, and for models that differ only in their tokenizer
     "conv_bert": "convbert",
     "debertav2": "deberta-v2",
     "xlm-roberta": "roberta",
@@ -55,7 +55,7 @@ SAME_AS = {  # other names of a format: of old files, and of models that differ 
 
 
 def read(data: dict[str, Any], source: str) -> tuple[Format, ModelConfig]:
-    """The format and the configuration, with every pretraining head that the family can have.
+    """The format and the configuration, with every pretraining head of the family.
 
     Raises:
         DataError: an unknown ``model_type``, or a field that is missing, wrong or not implemented.
@@ -70,10 +70,10 @@ def read(data: dict[str, Any], source: str) -> tuple[Format, ModelConfig]:
 
 
 def read_as(model_type: str, fields: Fields) -> ModelConfig:
-    """The configuration of a known ``model_type``, with every pretraining head that the family can have.
+    """The configuration of a known ``model_type``, with every pretraining head of the family.
 
     Raises:
-        DataError: a field that is missing, wrong or not implemented, or a model that cannot be.
+        DataError: a field that is missing, wrong or not implemented, or values that do not fit together.
     """
     try:
         config = FORMATS[model_type].read(fields)
@@ -84,7 +84,7 @@ def read_as(model_type: str, fields: Fields) -> ModelConfig:
 
 
 def format_of(config: ModelConfig) -> Format:
-    """The format that can hold the model."""
+    """The format for the model's family."""
     if config.family == "transformer_xl":
         return FORMATS["transfo-xl"]
     if config.family == "deberta":
@@ -94,11 +94,11 @@ def format_of(config: ModelConfig) -> Format:
     return FORMATS[config.family]
 
 
-NOT_COMPUTED = {"truncated_init", "glorot_map", "init_std", "scaled_init"}  # fields that matter for new weights only
+NOT_COMPUTED = {"truncated_init", "glorot_map", "init_std", "scaled_init"}  # only for new weights
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    """The fields of ``config.json``; what they say is read back, and anything that got lost is refused by name.
+    """The fields of ``config.json``; they are read back, and any difference is refused by name.
 
     Raises:
         DataError: the architecture has a part that ``transformers`` lacks.
@@ -109,17 +109,15 @@ def write(config: ModelConfig) -> dict[str, Any]:
     for field in dataclasses.fields(EncoderConfig):
         mine, theirs = (comparable(value, field.name) for value in (config.encoder, back.encoder))
         if mine != theirs and field.name not in NOT_COMPUTED:
-            raise DataError(
-                f"{form.model_type} in transformers has no place for {field.name} {mine!r} (it has {theirs!r})"
-            )
+            raise DataError(f"{form.model_type} in transformers has {field.name} {theirs!r} and cannot have {mine!r}")
     for name, mine, theirs in zip(("LM head", "pooler"), _heads(config), _heads(back), strict=True):
         if mine != theirs and mine is not None:
-            raise DataError(f"{form.model_type} in transformers has no place for {name} {mine} (it has {theirs})")
+            raise DataError(f"{form.model_type} in transformers has {name} {theirs} and cannot have {mine}")
     return data
 
 
 def _heads(config: ModelConfig) -> tuple[str | None, str | None]:
-    """What LM head and pooler compute; None where there is none."""
+    """Descriptions of LM head and pooler; None where there is none."""
     lm, pooler = config.lm, config.pooler
     bias = "bias" if lm and lm.output_bias else "no bias"
     if lm and lm.transform:
@@ -129,7 +127,7 @@ def _heads(config: ModelConfig) -> tuple[str | None, str | None]:
 
 
 def comparable(encoder: EncoderConfig, name: str) -> Any:
-    """A field with the defaults that mean the same made equal."""
+    """A field's value, with values of equal meaning made equal."""
     if name == "embed_width":
         return encoder.word_width
     if name == "head_width":
@@ -142,11 +140,11 @@ def comparable(encoder: EncoderConfig, name: str) -> Any:
         full = tuple(encoder.sees_all(layer) for layer in range(encoder.layers))
         return None if all(full) else (value.reach, theta, full)
     if name == "embed_map":
-        return None  # ALBERT always has a map there, which is the identity where we have none
+        return None  # ALBERT always has a map there, the identity where we have none
     if name == "sharing" and value == Sharing(groups=encoder.layers):
         return None  # every layer has weights of its own
     if name == "types" and value == 1 and isinstance(encoder.position, Absolute):
-        return 0  # one row is a constant, and where there is none there a row of zeros
+        return 0  # one row is a constant; without a table, transformers has a row of zeros
     if name == "conv" and isinstance(value, SpanDynamic):
-        return replace(value, mask_padding=False)  # equal but for padded rows, which the caller says
+        return replace(value, mask_padding=False)  # differs only for padded rows, which a note reports
     return value

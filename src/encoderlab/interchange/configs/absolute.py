@@ -20,7 +20,7 @@ def _absolute(encoder: EncoderConfig) -> Absolute:
 
 
 def _gelu_lm(encoder: EncoderConfig) -> LM:
-    """RoBERTa's, ELECTRA's and ConvBERT's head in ``transformers`` has the exact GELU whatever the layers have."""
+    """The LM head of RoBERTa, ELECTRA and ConvBERT, which has the exact GELU in ``transformers`` for any activation."""
     return LM() if encoder.activation == "gelu" else LM(activation="gelu")
 
 
@@ -167,8 +167,9 @@ def read_convbert(f: Fields) -> ModelConfig:
 
 
 def _check_head_ratio(encoder: EncoderConfig, source: str) -> None:
-    """``transformers`` makes heads ``width / kept heads / 2`` wide, which is the original's ``width / heads`` for
-    ratio 2 alone.
+    """Refuse head ratios for which ``transformers`` computes another head width.
+
+    It makes heads ``width / kept heads / 2`` wide, which equals the original's ``width / heads`` only for ratio 2.
     """
     assert isinstance(encoder.conv, SpanDynamic)
     if encoder.conv.head_ratio != 2 or encoder.heads % 2:
@@ -181,9 +182,7 @@ def _check_head_ratio(encoder: EncoderConfig, source: str) -> None:
 def write_convbert(config: ModelConfig) -> dict[str, Any]:
     encoder = config.encoder
     if not isinstance(encoder.conv, SpanDynamic) or encoder.conv.share_value:
-        raise DataError(
-            "transformers has span-dynamic convolution with a value map of its own only, not this convolution"
-        )
+        raise DataError("transformers only has span-dynamic convolution with its own value map, not this convolution")
     _check_head_ratio(encoder, "convbert")
     return {
         **their_common(encoder),

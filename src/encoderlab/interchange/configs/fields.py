@@ -1,4 +1,4 @@
-"""The fields of a ``config.json`` of ``transformers``: each is read, known to be inert, or refused by name."""
+"""The fields of a ``config.json`` of ``transformers``: each is read, known to have no effect, or refused by name."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ ACTIVATIONS = {
 THEIR_ACTIVATION = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu", "tanh": "tanh"}
 
 INERT = frozenset(
-    # What a file is called and where it comes from.
+    # Names and origins of files.
     "architectures model_type transformers_version _name_or_path torch_dtype dtype id2label label2id num_labels "
     "_num_labels finetuning_task task_specific_params tokenizer_class language name _attn_implementation_autoset "
-    # How results are returned, and how memory is saved; the results are the same.
+    # Format of results and memory use, which do not change the results.
     "output_attentions output_hidden_states return_dict use_cache output_past torchscript use_bfloat16 tf_legacy_loss "
     "gradient_checkpointing chunk_size_feed_forward tie_weights_ xla_device _commit_hash "
     "attn_implementation _attn_implementation _flash_attn_2_enabled "
-    # What scripts of training keep.
+    # Left over from training scripts.
     "model_max_length max_seq_length save_step total_flos train_batch_size do_lower_case vocab_file "
-    # Ids of the tokenizer, which comes in files of its own.
+    # Ids of the tokenizer, which has its own files.
     "bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id padding_idx "
     "decoder_start_token_id eos_token_ids "
     # Generation of text.
@@ -40,18 +40,18 @@ INERT = frozenset(
     "top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids "
     "num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id prefix "
     "renormalize_logits remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
-    # Heads of fine-tuning, read where the folder has one; fields that no released code reads.
+    # Heads of fine-tuning, which are read if the folder has one; fields that no released code reads.
     "problem_type classifier_dropout classifier_dropout_prob qa_dropout seq_classif_dropout cls_dropout summary_type "
     "summary_use_proj summary_activation summary_last_dropout pooler_dropout pooler_hidden_act pooler_hidden_size "
     "start_n_top end_n_top "
     "directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type "
     "net_structure_type gap_size num_memory_blocks down_scale_factor sinusoidal_pos_embds legacy generator_size "
-    # Written for servers: a browser's choice of files, and usual names where the family has its own for the same.
+    # Written for servers: a browser's choice of files, and generic names that the family replaces with its own.
     "transformers.js_config hidden_size num_hidden_layers num_attention_heads max_position_embeddings "
-    # What sentence-transformers does with the scores of a cross-encoder.
+    # How sentence-transformers uses the scores of a cross-encoder.
     "sentence_transformers sbert_ce_default_activation_function".split()
 )
-# Switches that have to be off (or at the value that they have in every encoder of the family).
+# Switches that must be off (or have the value that every encoder of the family has).
 FIXED: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
@@ -64,7 +64,7 @@ FIXED: dict[str, tuple[Any, ...]] = {
 
 
 class Fields:
-    """The fields of a ``config.json``, each taken once; :meth:`finish` refuses those that nobody took."""
+    """The fields of a ``config.json``, each taken once; :meth:`finish` refuses those that were not taken."""
 
     _REQUIRED = object()
 
@@ -80,7 +80,7 @@ class Fields:
         return value
 
     def count(self, name: str, default: Any = _REQUIRED, *, least: int = 1) -> int:
-        """A whole number that is at least ``least``; some files have it as ``2.0``."""
+        """Take a whole number of at least ``least``; some files write it as ``2.0``."""
         value = self.number(name, default, least=least)
         if not value.is_integer() or value >= 2**31:
             raise DataError(f"{self.source}: {name} is {value:g}, expected a whole number; restore the file")
@@ -89,7 +89,7 @@ class Fields:
     def number(self, name: str, default: Any = _REQUIRED, *, least: float = 0) -> float:
         value = self.take(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
-            raise DataError(f"{self.source}: {name} is {value!r}, expected a number from {least} on; restore the file")
+            raise DataError(f"{self.source}: {name} is {value!r}, expected at least {least}; restore the file")
         return float(value)
 
     def switch(self, name: str, default: bool) -> bool:
@@ -105,14 +105,14 @@ class Fields:
         return ACTIVATIONS[value]
 
     def only(self, name: str, *allowed: Any) -> None:
-        """Refuse every value but ``allowed``, the first of which is the default."""
+        """Refuse every value except ``allowed``, whose first is the default."""
         value = self.take(name, allowed[0])
         if value not in allowed:
             choices = " or ".join(map(repr, allowed))
             raise DataError(f"{self.source}: {name} {value!r} is not implemented (expected {choices})")
 
     def finish(self) -> None:
-        """Refuse what was not taken, unless it is inert or says that a thing is off."""
+        """Refuse fields that were not taken, unless they have no effect or switch something off."""
         for name, allowed in FIXED.items():
             if name not in self.taken:
                 self.only(name, *allowed)
@@ -124,7 +124,7 @@ class Fields:
 
 
 def common(f: Fields) -> dict[str, Any]:
-    """What most families call the same, as fields of :class:`EncoderConfig`."""
+    """The fields that most families name the same, as fields of :class:`EncoderConfig`."""
     return {
         "vocab": f.count("vocab_size"),
         "layers": f.count("num_hidden_layers", 12),
@@ -140,7 +140,7 @@ def common(f: Fields) -> dict[str, Any]:
 
 
 def their_common(encoder: EncoderConfig) -> dict[str, Any]:
-    """The other way round."""
+    """The inverse of :func:`common`."""
     return {
         "vocab_size": encoder.vocab,
         "num_hidden_layers": encoder.layers,
@@ -152,5 +152,5 @@ def their_common(encoder: EncoderConfig) -> dict[str, Any]:
         "attention_probs_dropout_prob": encoder.attention_dropout,
         "initializer_range": encoder.init_std,
         "layer_norm_eps": encoder.eps,
-        "type_vocab_size": max(1, encoder.types),  # where there is none, a row of zeros
+        "type_vocab_size": max(1, encoder.types),  # without a table, a row of zeros
     }

@@ -120,7 +120,7 @@ def read_xlnet(f: Fields) -> ModelConfig:
     f.only("same_length", False)
     f.only("bi_data", False)
     for name in ("mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "use_mems"):
-        f.take(name, None)  # how much to remember between rows: given at the call here
+        f.take(name, None)  # the length of memory, an argument of a call here
     clamp = f.count("clamp_len", -1, least=-1)
     width, heads = f.count("d_model"), f.count("n_head")
     head_width = f.count("d_head", max(1, width // heads))
@@ -151,9 +151,7 @@ def write_xlnet(config: ModelConfig) -> dict[str, Any]:
     encoder = config.encoder
     position = encoder.position
     if not isinstance(position, RelativeShift) or not position.segments or position.shared_biases:
-        raise DataError(
-            "XLNet in transformers has relative segments and biases of each layer's own, which this model lacks"
-        )
+        raise DataError("XLNet in transformers has relative segments and biases per layer, which this model lacks")
     return {
         "vocab_size": encoder.vocab,
         "n_layer": encoder.layers,
@@ -178,7 +176,7 @@ def read_transformer_xl(f: Fields) -> ModelConfig:
     f.only("sample_softmax", -1)
     f.only("tie_weight", True)
     for name in ("mem_len", "tgt_len", "ext_len", "same_length", "init", "init_range", "proj_init_std", "n_token"):
-        f.take(name, None)  # given at the call here, or used once at the start
+        f.take(name, None)  # arguments of a call here, or used only for initial weights
     clamp = f.count("clamp_len", 1000, least=-1)
     vocab = f.count("vocab_size", 267735)
     edges = f.take("cutoffs", [20000, 40000, 200000])

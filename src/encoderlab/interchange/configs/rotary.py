@@ -20,7 +20,7 @@ def read_modernbert(f: Fields) -> ModelConfig:
     layers = f.count("num_hidden_layers", 22)
     theta = _theta(f, FULL, "global_rope_theta", 160_000.0)
     local_theta = _theta(f, LOCAL, "local_rope_theta", 10_000.0)
-    # What the attention gives has the dropout of its weights, and the output of the feed-forward network none.
+    # The output of attention has the dropout rate of its weights; the output of feed-forward has no dropout.
     attention_dropout = f.number("attention_dropout", 0.0)
     encoder = EncoderConfig(
         vocab=f.count("vocab_size", 50368),
@@ -48,8 +48,8 @@ def read_modernbert(f: Fields) -> ModelConfig:
         scaled_init=True,
     )
     f.only("head_dim", encoder.key_width, None)
-    f.switch("deterministic_flash_attn", False)  # how attention is computed there
-    f.switch("sparse_prediction", False)  # the logits of what is not masked are left out there, where labels are given
+    f.switch("deterministic_flash_attn", False)  # speed of attention
+    f.switch("sparse_prediction", False)  # skips the logits of unmasked tokens
     for name in _INERT:
         f.take(name, None)
     prediction = read_prediction(f)
@@ -61,7 +61,7 @@ def read_modernbert(f: Fields) -> ModelConfig:
     return ModelConfig(family="modernbert", encoder=encoder, lm=lm)
 
 
-_INERT = (  # of initial weights, of losses, of speed; read by no released code
+_INERT = (  # initial weights, losses, speed; or unused
     "initializer_cutoff_factor", "sparse_pred_ignore_index", "reference_compile", "repad_logits_with_grad",
     "layer_norm_eps", "position_embedding_type", "classifier_pooling",
 )  # fmt: skip
@@ -73,7 +73,7 @@ def read_prediction(f: Fields) -> Prediction:
 
 
 def _local(f: Fields, layers: int, theta: float) -> Local | None:
-    """The local layers as ``layer_types`` lists them, or older files count them; None where there are none."""
+    """The local layers from ``layer_types``, or from the fields of older files; None if there are none."""
     reach, every = f.count("local_attention", 128, least=0) // 2, f.count("global_attn_every_n_layers", 3)
     kinds = f.take("layer_types", None)
     if kinds is None:
@@ -91,11 +91,11 @@ def _local(f: Fields, layers: int, theta: float) -> Local | None:
 
 
 def _theta(f: Fields, kind: str, older: str, usual: float) -> float:
-    """The base of rotary positions in layers of a kind, from ``rope_parameters`` or the field of older files."""
+    """The base of rotary positions in layers of ``kind``, from ``rope_parameters`` or the field of older files."""
     f.only("rope_scaling", None)
     given = f.take("rope_parameters", None) or {}
     if not isinstance(given, dict) or not set(given) <= {FULL, LOCAL}:
-        raise DataError(f"{f.source}: rope_parameters is {given!r}, expected them for {FULL!r} and {LOCAL!r}")
+        raise DataError(f"{f.source}: rope_parameters is {given!r}, expected entries for {FULL!r} and {LOCAL!r}")
     inner = Fields(given.get(kind) or {}, f"{f.source}: rope_parameters: {kind}")
     inner.only("rope_type", "default")
     unknown = set(inner.data) - {"rope_type", "rope_theta"}
