@@ -345,7 +345,7 @@ def test_more_layers_than_weights_are_refused_before_they_are_laid_out(folder: P
 
 
 def test_missing_files(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such folder"):
+    with pytest.raises(DataError, match="no such file or folder"):
         load(tmp_path / "nowhere")
     (folder / "model.safetensors").unlink()
     with pytest.raises(DataError, match="model.safetensors: does not exist"):

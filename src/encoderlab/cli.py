@@ -43,6 +43,7 @@ VERBS: dict[str, tuple[str, str, str]] = {  # verb: group, import string, one li
     "fill-mask": (USE, "encode:fill_mask", "Predict the masked words of a text."),
     "encode": (USE, "encode:encode", "Turn texts into vectors."),
     "convert": (USE, "convert:convert", "Convert a model folder or checkpoint to or from another library's format."),
+    "push": (USE, "push:push", "Upload a model to the Hugging Face Hub."),
     "export": (USE, "export:export", "Export a model to ONNX, for other libraries and servers."),
     "serve": (USE, "serve:serve", "Serve a model over HTTP."),
     "describe": (STUDY, "describe:describe", "Show an architecture: shapes, parameters, FLOPs, memory."),

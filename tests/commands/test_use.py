@@ -10,7 +10,7 @@ from encoderlab import cli
 @pytest.mark.parametrize("verb", ["encode", "predict"])
 def test_a_text_may_be_longer_than_a_file_name(verb: str, capsys: pytest.CaptureFixture) -> None:
     assert cli.main([verb, "nowhere", 400 * "a/b "]) == 3
-    assert "nowhere: no such folder" in capsys.readouterr().err
+    assert "nowhere: no such file or folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["predict", "run"], ["encode", "run", "--file"]])

@@ -276,7 +276,7 @@ def test_a_broken_configuration(bert: tuple[Model, Path], text: str) -> None:
 
 
 def test_missing_files(tmp_path: Path, bert: tuple[Model, Path]) -> None:
-    refused(tmp_path / "nowhere", "no such folder")
+    refused(tmp_path / "nowhere", "no such file or folder")
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "config.json")
     (bert[1] / WEIGHTS).unlink()

@@ -131,8 +131,9 @@ def _read(model: Path, source: Source | None, *, allow_missing: bool) -> Models:
 def _give_tokenizer(models: Models, path: Path) -> None:
     from encoderlab.interchange import folder
     from encoderlab.interchange.load import find_tokenizer
+    from encoderlab.interchange.places import resolve
 
-    found = find_tokenizer(path, next(iter(models.values())).config.family)
+    found = find_tokenizer(resolve(path), next(iter(models.values())).config.family)
     if found is None:
         raise ConfigError(f"{path}: holds no tokenizer; give vocab.txt, a .model, or a tokenizer folder")
     for network in models.values():

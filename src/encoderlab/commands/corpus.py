@@ -53,13 +53,14 @@ class Tokens:
     def choice(self) -> NewTokenizer | GivenTokenizer:
         """The tokenizer of a build."""
         from encoderlab.corpus.build import GivenTokenizer, NewTokenizer
+        from encoderlab.interchange.places import resolve
 
         if not 0 < self.tokenizer_sample < math.inf:
             raise ConfigError(
                 f"--tokenizer-sample {self.tokenizer_sample:g}, expected a number of megabytes, such as 32"
             )
         if self.tokenizer not in ("wordpiece", "bpe", "unigram"):
-            return GivenTokenizer(path=self.tokenizer, family=self.family, lowercase=self.lowercase)
+            return GivenTokenizer(path=str(resolve(self.tokenizer)), family=self.family, lowercase=self.lowercase)
         return NewTokenizer(
             kind=self.tokenizer,  # type: ignore[arg-type]
             vocab_size=self.vocab_size,

@@ -29,7 +29,7 @@ def describe(
     Parameters
     ----------
     name
-        A published name (bert-base, electra-small-generator, ...) or a model folder.
+        A published architecture (bert-base, electra-small-generator, ...), a model folder, or the name of a model.
     list_
         Print all names.
     length
@@ -48,9 +48,10 @@ def describe(
         raise ConfigError("describe needs a name or a model folder; --list shows all names")
     if length < 1 or rows < 1:
         raise ConfigError(f"length {length} and rows {rows} must be positive")
+    from encoderlab.interchange.places import installed
     from encoderlab.measure.describe import facts, tree
 
-    if Path(name).is_dir():
+    if Path(name).is_dir() or "/" in name or name in installed():
         from encoderlab.interchange.load import load
 
         config = load(name).config

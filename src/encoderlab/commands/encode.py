@@ -36,7 +36,7 @@ def fill_mask(
     Parameters
     ----------
     model
-        Model folder, or run folder.
+        Model folder, run folder, name of an installed model, or org/name of the Hugging Face Hub.
     texts
         Texts, each with at least one [MASK].
     top
@@ -76,7 +76,7 @@ def encode(
     Parameters
     ----------
     model
-        Model folder, or run folder.
+        Model folder, run folder, name of an installed model, or org/name of the Hugging Face Hub.
     texts
         Texts.
     file

@@ -36,7 +36,7 @@ def export(
     Parameters
     ----------
     model
-        Model folder, or run folder.
+        Model folder, run folder, name of an installed model, or org/name of the Hugging Face Hub.
     out
         New folder.
     use

@@ -58,7 +58,7 @@ def finetune(
         A file of your own (CSV, TSV, JSON lines, Parquet, CoNLL columns), a benchmark (sst2, squad2,
         conll2003, cmrc2018, ...), or a suite of them (glue, superglue, clue, fewclue).
     model
-        Model folder, or run folder.
+        Model folder, run folder, name of an installed model, or org/name of the Hugging Face Hub.
     out
         Folder to make, or to resume.
     data
@@ -108,6 +108,7 @@ def finetune(
     """
     from encoderlab.commands import finetune_page as page
     from encoderlab.commands import finetune_stages as stages
+    from encoderlab.interchange.places import resolve
     from encoderlab.measure.html_page import write
     from encoderlab.tasks.data.infer import Given
     from encoderlab.tasks.data.suites import SUITES
@@ -127,7 +128,8 @@ def finetune(
         skip_unlabelled=skip_unlabelled,
     )  # type: ignore[arg-type]
     jobs = stages.jobs_of(task, data, dev, test, given)
-    start = stages.Start.read(best_seed(model, note))
+    start = stages.Start.read(best_seed(resolve(model, run=out), note))
+    teacher = None if teacher is None else resolve(teacher, run=out)
     teaching = stages.teaching_of(teacher, temperature, teacher_weight)
     lessons = {job.task.name: stages.lesson_of(teaching, start.model, job, is_suite) for job in jobs if teaching}
     for job in jobs:

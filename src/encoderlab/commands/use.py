@@ -47,7 +47,7 @@ def evaluate(
     Parameters
     ----------
     model
-        Fine-tuned model folder, or run folder.
+        Fine-tuned model folder, run folder, or org/name of the Hugging Face Hub.
     data
         A labelled file, or the name of a benchmark whose files are in the folder of --data.
     split
@@ -207,7 +207,7 @@ def predict(
     Parameters
     ----------
     model
-        Fine-tuned model folder, or run folder.
+        Fine-tuned model folder, run folder, or org/name of the Hugging Face Hub.
     inputs
         One file, or texts.
     out

@@ -227,6 +227,16 @@ def some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
+def own_card(model: Model, place: Path) -> str | None:
+    """The model card that lies in a model or run folder; None where there is none, or only the one that
+    :func:`save` writes.
+    """
+    found = (folder / "README.md" for folder in (place / "model", place))
+    path = next((path for path in found if path.is_file()), None)
+    text = None if path is None else path.read_text(encoding="utf-8", errors="replace")
+    return None if text == _card(model) else text
+
+
 def _card(model: Model) -> str:
     count = sum(parameter.numel() for parameter in {id(p): p for p in model.parameters()}.values())
     family = model.config.family

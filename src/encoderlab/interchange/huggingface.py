@@ -34,6 +34,12 @@ LAYOUTS = {
     "xlnet": tables.XLNET,
     "modernbert": tables.MODERNBERT,
 }
+USES = {  # the end of a class, and the Hub's word for what it does
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": "multiple-choice",
+}
 # Ids to write to config.json if the model has no tokenizer: pad, bos, eos.
 TOKEN_IDS = {"roberta": (1, 0, 2), "albert": (0, 2, 3), "xlnet": (5, 1, 2)}
 
@@ -118,6 +124,7 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
             model.tokenizer.save(aside)
             _fit_tokenizer(aside / "tokenizer_config.json", config)
         card = [
+            *_metadata(config, data["architectures"][0]),
             f"# {config.family}",
             "",
             "Written by encoderlab in the format of transformers.",
@@ -127,6 +134,14 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
 
     folders.write_whole(folder, fill)
     return notes
+
+
+def _metadata(config: ModelConfig, architecture: str) -> list[str]:
+    """The head of a model card, from which the Hub knows what the model is for."""
+    masked = config.task is None and config.lm is not None and not config.encoder.causal
+    use = next((use for ending, use in USES.items() if architecture.endswith(ending)), None)
+    use = use or ("fill-mask" if masked else "feature-extraction")
+    return ["---", "library_name: transformers", f"pipeline_tag: {use}", "---", ""]
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:

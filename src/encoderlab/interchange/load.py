@@ -14,6 +14,7 @@ from encoderlab.interchange import deberta, fairseq, huggingface, tensorflow, tr
 from encoderlab.interchange import folder as ours
 from encoderlab.interchange.assemble import Models
 from encoderlab.interchange.files import read_json
+from encoderlab.interchange.places import resolve
 from encoderlab.model import Model
 
 Source = Literal["encoderlab", "hf", "pair", "tensorflow", "fairseq", "deberta", "transformer-xl"]
@@ -24,13 +25,15 @@ UNNAMED = ("albert", "xlnet", "roberta")  # families whose vocabulary files do n
 def load(path: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
     """Load the model at ``path``: a folder of encoderlab, a run folder (its ``model/``), or a Hugging Face folder.
 
+    Or of the model of that name, installed or of the Hugging Face Hub (:func:`encoderlab.interchange.places.resolve`).
     Of two networks that were trained together, the discriminator is loaded. ``allow_missing``: encoder weights that a
     Hugging Face folder lacks get random values instead of an error.
 
     Raises:
         DataError: the folder is missing, damaged, or of an unsupported kind.
+        ConfigError: no right to read a model of the Hub.
     """
-    folder = Path(path)
+    folder = resolve(path)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; give a model folder, or a run folder with model/")
     for candidate in (folder, folder / "model", folder / "discriminator", folder / "model" / "discriminator"):
@@ -54,7 +57,7 @@ def load(path: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
 
 def load_pair(path: str | os.PathLike[str]) -> tuple[Model, Model | None]:
     """The model at ``path``, and its generator if two networks were trained together."""
-    folder = Path(path)
+    folder = resolve(path)
     for candidate in (folder, folder / "model"):
         if is_pair(candidate):
             found = read_pair(candidate)
@@ -123,8 +126,7 @@ def read(path: Path, *, kind: Source | None = None, allow_missing: bool = False)
     Raises:
         DataError: the kind is unknown, or a file is damaged.
     """
-    if not path.exists() and kind_of(path) != "tensorflow":
-        raise DataError(f"{path}: no such file or folder; give a model folder or a checkpoint")
+    path = resolve(path)
     kind = kind or kind_of(path)
     if kind == "pair":
         return read_pair(path if is_pair(path) else path / "model", allow_missing=allow_missing)

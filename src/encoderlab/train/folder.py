@@ -22,11 +22,12 @@ from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.corpus.workers import cores
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import finite, locked, write_bytes, write_json
+from encoderlab.interchange.places import PROVENANCE, commits
 
 log = logging.getLogger(__name__)
 _PACKAGE = logging.getLogger("encoderlab")  # all modules log below this logger, so run.log gets their lines
 
-RECIPE, METRICS, LOG, PROVENANCE, LOCK = "recipe.json", "metrics.jsonl", "run.log", "provenance.json", ".lock"
+RECIPE, METRICS, LOG, LOCK = "recipe.json", "metrics.jsonl", "run.log", ".lock"
 EXECUTION = ("execution.", "checkpoints.", "log_every")
 """Prefixes of recipe fields that may change between sessions of one run, because they change how a result is computed
 and what is saved, not the result.
@@ -210,7 +211,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def describe_session(data: Mapping[str, str]) -> dict[str, Any]:
-    """The session's versions, commit, command, hardware and hashes of the data."""
+    """The session's versions, commit, command, hardware, hashes of the data and commits of models of the Hub."""
     packages = ("torch", "numpy", "tokenizers", "safetensors", "pydantic")
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -219,6 +220,7 @@ def describe_session(data: Mapping[str, str]) -> dict[str, Any]:
         | {package: importlib.metadata.version(package) for package in packages},
         "commit": _commit(),
         "data": dict(data),
+        "models": commits(),
         "hardware": hardware(),
     }
 

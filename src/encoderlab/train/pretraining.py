@@ -12,8 +12,10 @@ from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import folder as folders
+from encoderlab.interchange.places import pin
 from encoderlab.model import Model
 from encoderlab.objectives.base import Objective
+from encoderlab.objectives.distill import DistillSettings
 from encoderlab.train import checkpoint
 from encoderlab.train.checks import check
 from encoderlab.train.corpus_data import corpus_data
@@ -44,6 +46,7 @@ def pretrain(
         DataError: the corpus is too small, one of its files has changed (all are hashed, about a second per GB), or the
             checkpoints of a finished run are missing.
     """
+    recipe = _pinned(recipe, out)
     check(recipe)
     if recipe.evaluation.pairs is not None and score is None:
         raise ConfigError(
@@ -70,6 +73,16 @@ def pretrain(
             checkpoint.load_result(objective, outcome.checkpoint)
         save_models(objective, tokenizer, out)
     return outcome
+
+
+def _pinned(recipe: Recipe, out: Path) -> Recipe:
+    """The recipe with the commits of the models of the Hub that it continues or learns from."""
+    if recipe.init_from is not None:
+        recipe = replace(recipe, init_from=pin(recipe.init_from, out))
+    settings = recipe.objective
+    if isinstance(settings, DistillSettings) and settings.teacher:
+        recipe = replace(recipe, objective=replace(settings, teacher=pin(settings.teacher, out)))
+    return recipe
 
 
 def _verified(corpus: Path) -> float:

@@ -17,6 +17,7 @@ from typing import Any
 from encoderlab.config import to_dict
 from encoderlab.errors import Diverged
 from encoderlab.files import write_json
+from encoderlab.interchange.places import resolve
 from encoderlab.model import Model, weights_hash
 from encoderlab.tasks.data.splits import remarks_of
 from encoderlab.tasks.data.task import Split, Task
@@ -181,7 +182,10 @@ def _finished(found: Mapping[int, Result | str]) -> list[Result]:
 
 
 def best_seed(folder: Path, say: Say) -> Path:
-    """The run with the best development score if ``folder`` holds those of a protocol, else ``folder`` itself."""
+    """The run with the best development score if ``folder`` holds those of a protocol, else ``folder`` itself; it may
+    be the name of a model, too (:func:`encoderlab.interchange.places.resolve`).
+    """
+    folder = resolve(folder)
     path = folder / SCORE_FILE
     if not path.exists() or "seeds" not in (found := read_signed(path, "run finetune again to write it anew")):
         return folder

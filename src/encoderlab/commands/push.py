@@ -1,0 +1,63 @@
+"""``encoderlab push``: a model to the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from encoderlab.commands import terminal
+from encoderlab.errors import ConfigError
+
+
+def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
+    """Upload a model to the Hugging Face Hub.
+
+    What is uploaded is what convert --to hf writes: configuration, weights as safetensors,
+    tokenizer and model card. A README.md that you wrote into the model's folder becomes the
+    card. The token is that of `hf auth login`, or HF_TOKEN.
+
+    Example:
+        encoderlab push runs/reviews my-name/reviews --private
+
+    Parameters
+    ----------
+    model
+        Model folder, run folder, or any other model that convert reads.
+    name
+        Where to: org/name; a new model is made, of one that exists there is a new commit.
+    private
+        Make it visible to its organisation alone; by default it is as the account's settings say (public).
+    """
+    from encoderlab.interchange import checksums, huggingface
+    from encoderlab.interchange.folder import own_card
+    from encoderlab.interchange.hub import check_push
+    from encoderlab.interchange.hub import push as upload
+    from encoderlab.interchange.load import read
+    from encoderlab.tasks.runs.trials import best_seed
+
+    if name.count("/") != 1 or "@" in name:
+        raise ConfigError(f"{name}: expected the model's name on the Hub as org/name, such as my-name/reviews")
+    check_push(name)
+    place = best_seed(model, terminal.say)
+    models = read(place)
+    if len(models) > 1:
+        raise ConfigError(
+            f"{place}: holds {len(models)} networks, and a name of the Hub is for one; push the folder of one of them, "
+            f"such as {place / 'model' / 'discriminator'}"
+        )
+    (network,) = models.values()
+    with tempfile.TemporaryDirectory(prefix="encoderlab-push-") as made:
+        folder = Path(made) / "model"
+        notes = huggingface.save(network, folder)
+        if network.tokenizer is None:
+            notes.append("the model has no tokenizer, so its readers need one")
+        if (card := own_card(network, place)) is not None:
+            (folder / "README.md").write_text(card, encoding="utf-8")
+            checksums.add(folder, "README.md")
+        address = upload(folder, name, private=private)
+        files = sorted(path.name for path in folder.iterdir())
+    for text in notes:
+        terminal.note(f"note: {text}")
+    terminal.say(f"{network.config.family} uploaded: {address}")
+    return {"model": model, "name": name, "commit": address, "files": files, "notes": notes}

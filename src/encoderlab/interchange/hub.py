@@ -1,0 +1,240 @@
+"""Models of the Hugging Face Hub: fetched into its cache and checked, and uploaded.
+
+Only data is fetched: configuration, tokenizer, card, and weights as safetensors. Code and pickles never are. The
+library ``huggingface_hub`` does the transfer, so its cache, token (``hf auth login``, ``HF_TOKEN``), endpoint
+(``HF_ENDPOINT``) and offline mode (``HF_HUB_OFFLINE``) are those of every other tool.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from encoderlab.errors import ConfigError, DataError, EncoderlabError
+
+log = logging.getLogger(__name__)
+
+CONFIG = "config.json"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+TEXTS = (  # what readers of models, tokenizers and tasks open, besides the weights
+    CONFIG, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
+    "vocab.json", "merges.txt", "spiece.model", "spm.model", "sentencepiece.model", "sentencepiece.bpe.model",
+    "tokenizer.model", "modules.json", "1_Pooling/config.json", "task.json", "README.md", "SHA256SUMS",
+)  # fmt: skip
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+LOG_IN = "log in with: hf auth login (or set HF_TOKEN)"
+TIMEOUT = 20.0  # seconds to wait for an answer about a model
+
+
+def fetch(repo: str, revision: str | None = None) -> Path:
+    """The folder in the Hub's cache with the model ``repo`` at ``revision`` (a branch, a tag, a commit; main by
+    default). The folder's name is the commit. Where the Hub cannot be reached, a whole copy in the cache is taken, and
+    a warning says so.
+
+    Every file that arrives is compared with the checksum that the Hub names. Weights come last, so a folder with all
+    weights is whole.
+
+    Raises:
+        ConfigError: not a name of a model, or no right to read it.
+        DataError: no such model or revision; the Hub cannot be reached and the cache has no copy; the model has no
+            safetensors; or a file arrived damaged.
+    """
+    from huggingface_hub import HfApi, constants, hf_hub_download
+
+    name = repo if revision is None else f"{repo}@{revision}"
+    if constants.HF_HUB_OFFLINE:
+        if (folder := _cached(repo, revision)) is None:
+            raise DataError(
+                f"{name}: is not in the cache of models ({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE forbids to "
+                "fetch it; unset that, or give a folder"
+            )
+        return folder
+    try:
+        about = HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT)
+    except Exception as error:  # a library of another library's errors: of transports, of names, of answers
+        if _unreachable(error) and (folder := _cached(repo, revision)) is not None:
+            reason = _reason(error)
+            log.warning("the Hub cannot be reached (%s); the copy of %s at %s is read", reason, name, folder.name)
+            return folder
+        raise _explained(error, name, repo) from None
+    files = {file.rfilename: file for file in about.siblings or ()}
+    for file in _wanted(list(files), name):
+        known = _in_cache(repo, file, about.sha)
+        try:
+            # That of the configuration is asked for by revision, which so is known to the cache.
+            path = Path(hf_hub_download(repo, file, revision=revision if file == CONFIG else about.sha))
+            if file == CONFIG and path.parent.name != about.sha:
+                path = Path(hf_hub_download(repo, file, revision=about.sha))
+        except Exception as error:
+            raise _explained(error, name, repo, file) from None
+        if known is None:
+            _check(path, files[file], name)
+    found = _cached(repo, about.sha)
+    assert found is not None
+    return found
+
+
+def _wanted(files: Sequence[str], name: str) -> list[str]:
+    """Which of a model's files are fetched: its configuration first, its weights last.
+
+    Raises:
+        DataError: it has no configuration, or no safetensors.
+    """
+    if CONFIG not in files:
+        raise DataError(f"{name}: holds no {CONFIG}, so it is no model that can be read; give the name of another")
+    weights = [WHOLE] if WHOLE in files else [file for file in files if file == INDEX or _SHARD.fullmatch(file)]
+    if not weights or weights != [WHOLE] and INDEX not in weights:
+        others = [file for file in files if file.endswith(_PICKLES)]
+        has = f" and its {others[0]} is a pickle, which is never fetched" if others else ""
+        raise DataError(
+            f"{name}: holds no {WHOLE}{has}; name a revision that has it ({name.partition('@')[0]}@refs/pr/1, say), "
+            "or give a folder with weights that you trust"
+        )
+    return [*(file for file in TEXTS if file in files), *sorted(weights, key=lambda file: file != INDEX)]
+
+
+def _in_cache(repo: str, file: str, revision: str | None) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(repo, file, revision=revision)
+    except ValueError:  # not a name, which the Hub's own answer says better
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def _cached(repo: str, revision: str | None) -> Path | None:
+    """The cache's folder of a model, if all its weights are there."""
+    path = _in_cache(repo, CONFIG, revision)
+    if path is None:
+        return None
+    folder = path.parent
+    if (folder / WHOLE).exists():
+        return folder
+    try:
+        shards = set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return None
+    return folder if all((folder / shard).exists() for shard in shards) else None
+
+
+def _check(path: Path, about: Any, name: str) -> None:
+    """Compare a file that has arrived with the Hub's record of it: SHA-256 of large files, git's SHA-1 of others.
+
+    Raises:
+        DataError: it differs; it is deleted.
+    """
+    with path.open("rb") as file:
+        if about.lfs is not None:
+            kind, expected, found = "SHA-256", about.lfs["sha256"], hashlib.file_digest(file, "sha256").hexdigest()
+        else:
+            content = file.read()
+            kind, expected = "SHA-1", about.blob_id
+            found = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    if expected is not None and found != expected:
+        path.resolve().unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        raise DataError(
+            f"{name}: {about.rfilename} arrived damaged (its {kind} is not the Hub's) and was deleted; run again to "
+            "fetch it anew"
+        )
+
+
+def push(folder: Path, repo: str, *, private: bool) -> str:
+    """Upload the files of ``folder`` as one commit to the model ``repo``, which is made if it is not there yet;
+    returns the commit's address.
+
+    Args:
+        private: make it private; else it is what the account's settings say, which is public by default.
+
+    Raises:
+        ConfigError: no token, no right to write there, or a public model that was to be private; nothing is uploaded.
+        DataError: the Hub cannot be reached, or breaks off.
+    """
+    from huggingface_hub import HfApi
+
+    check_push(repo)
+    api = HfApi()
+    try:
+        api.create_repo(repo, private=private or None, exist_ok=True)
+        if private and not api.model_info(repo, timeout=TIMEOUT).private:
+            raise ConfigError(
+                f"{repo}: exists on the Hub and is public, so nothing was uploaded; make it private in its settings, "
+                "choose another name, or leave out --private"
+            )
+        done = api.upload_folder(
+            repo_id=repo, folder_path=folder, commit_message="Upload model with encoderlab", repo_type="model"
+        )
+        return str(done.commit_url)
+    except EncoderlabError:
+        raise
+    except Exception as error:
+        raise _explained(error, repo, repo, writing=True) from None
+
+
+def check_push(repo: str) -> None:
+    """Refuse an upload that cannot work, before anything is converted for it.
+
+    Raises:
+        ConfigError: offline mode, or no token.
+    """
+    from huggingface_hub import constants, get_token
+
+    if constants.HF_HUB_OFFLINE:
+        raise ConfigError(f"{repo}: HF_HUB_OFFLINE forbids to upload; unset it")
+    if get_token() is None:
+        raise ConfigError(f"{repo}: uploading needs a token with the right to write; {LOG_IN}")
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+
+def _status(error: Exception) -> int | None:
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
+def _unreachable(error: Exception) -> bool:
+    """Whether the Hub gave no answer, or one that says nothing of the model."""
+    status = _status(error)
+    return not isinstance(error, ValueError) and (status is None or status >= 500 or status == 429)
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def _explained(
+    error: Exception, name: str, repo: str, file: str | None = None, *, writing: bool = False
+) -> EncoderlabError:
+    """One line about what the library raised."""
+    from huggingface_hub import constants, errors
+
+    status = _status(error)
+    if isinstance(error, errors.GatedRepoError):
+        return ConfigError(f"{name}: is gated; accept its terms at {constants.ENDPOINT}/{repo}, then {LOG_IN}")
+    if writing and status in (401, 403, 404):
+        return ConfigError(
+            f"{name}: the Hub refuses the upload ({_reason(error)}); check the name of the account, and "
+            f"that the token may write there; {LOG_IN}"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return DataError(f"{name}: the Hub has no such model, or it is private; check the name, or {LOG_IN}")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return DataError(f"{name}: the Hub has no such revision of {repo}; give a branch, a tag or a commit")
+    if isinstance(error, errors.HFValidationError):
+        return ConfigError(f"{name}: is no name of a model ({_reason(error)}); give org/name, or a folder")
+    if status in (401, 403):
+        return ConfigError(f"{name}: the Hub refuses to give it ({_reason(error)}); {LOG_IN}")
+    what = "uploaded to" if writing else "fetched from"
+    of = f"{file} " if file else ""
+    again = "run again" if file is None else "run again to go on where it stopped"
+    return DataError(
+        f"{name}: {of}could not be {what} the Hub ({_reason(error)}); check the network and HF_ENDPOINT, and {again}"
+    )
