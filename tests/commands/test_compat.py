@@ -72,7 +72,7 @@ def test_differences_are_said_once_and_flags_without_values_are_ignored(tmp_path
     said = messages(capsys, 0, *words, "--save_ckpt_path", tmp_path / "ckpt", "--max_length", 16, "--fast_dev_run",
                "--log_every_n_steps", "-1", "--gpus=0")  # fmt: skip
     for part in ("ignored: --fast_dev_run, --log_every_n_steps (", "3 epochs (the original", "rows are shuffled",
-                 "3 labels, as the data have", "encoded as a pair", "--gpus=0: taken as the number"):  # fmt: skip
+                 "3 labels, counted in the data", "encoded as a pair", "--gpus=0: taken as the number"):  # fmt: skip
         assert said.count(part) == 1, part
     words[3] = tmp_path / "ckpt"
     said = messages(capsys, 0, *words, "--save_ckpt_path", tmp_path / "on", "--max_length", 16)
@@ -80,7 +80,7 @@ def test_differences_are_said_once_and_flags_without_values_are_ignored(tmp_path
     text = ["text_classification", "predict", "--model", tmp_path / "ckpt", "--text", "the red cat[SEP]dog"]
     assert "ignored: --top_k" in messages(capsys, 0, *text, "--top_k", 3)
     assert "exceeds the model's 512 positions" in messages(capsys, 0, *text, "--max_length", 900)
-    assert "'3' belongs to no flag" in messages(capsys, 2, *text, "3")
+    assert "'3' does not belong to a flag" in messages(capsys, 2, *text, "3")
 
 
 def test_the_recipe_ends_as_the_original_does():

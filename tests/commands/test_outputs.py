@@ -153,5 +153,5 @@ def test_what_a_verb_wrote_it_may_write_again(verb, place, tmp_path, monkeypatch
     assert (tmp_path / "out").read_bytes() == before
     other = ("encode", "--file") if verb == "predict" else ("predict",)
     said = messages(capsys, 2, other[0], "classifier", *other[1:], "lines.txt", "--out", tmp_path / "out")
-    assert "exists and holds no" in said
+    assert "exists and is not a file of" in said
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -55,4 +55,4 @@ def test_what_cannot_be_measured_is_refused(place: Path, capsys: pytest.CaptureF
     both = [word.replace("transformer-xl-tiny", "bert-tiny") for word in TRAIN]
     assert main([*both, "--corpus", str(place / "corpus"), "--out", str(place / "bert")]) == 0
     assert main(["perplexity", str(place / "bert"), *corpus]) == 2
-    assert "bert: reads to both sides; give a left-to-right model" in capsys.readouterr().err
+    assert "bert: sees later tokens; give a left-to-right model" in capsys.readouterr().err

@@ -94,7 +94,7 @@ def test_only_data_is_fetched_and_safetensors_alone_of_the_weights(hub: Hub, tmp
     }  # fmt: skip
     (made / "model.safetensors").unlink()
     hub.add(NAME, made)
-    assert "pytorch_model.bin is a pickle, which is never fetched" in refused(DataError, "holds no model.safetensors")
+    assert "pytorch_model.bin is a pickle, which is never fetched" in refused(DataError, "has no model.safetensors")
     assert not any(".bin" in line or ".py" in line for line in hub.asked)
 
 

@@ -1,4 +1,4 @@
-"""``encoderlab bench``: speed, measured so that it can be believed."""
+"""``encoderlab bench``: measure speed and memory."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def train(
 ) -> dict[str, Any]:
     """Measure training speed: tokens per second, share of the matrix-product peak, memory, time by part.
 
-    Contenders take turns in one process tree on the same batches of a real corpus; ratios are the result, absolute
-    times drift.
+    Contenders take turns in one process tree on the same batches of a real corpus. Compare ratios, because absolute
+    times drift on a shared machine.
 
     Example:
         encoderlab bench train bert --corpus corpora/wiki \\
@@ -43,13 +43,13 @@ def train(
         A family (bert, roberta, albert, distilbert, electra, convbert, deberta-v1, deberta-v2, deberta-v3, xlnet,
         modernbert) or a published model.
     corpus
-        Corpus folder that the batches are made of.
+        Corpus folder; batches are made from its text.
     against
         Library to compare with.
     layers
-        Layers, where NAME is a family.
+        Number of layers, if NAME is a family.
     width
-        Width, where NAME is a family.
+        Width of the layers, if NAME is a family.
     rows
         Rows per batch.
     length
@@ -57,18 +57,18 @@ def train(
     turns
         Turns of each contender.
     steps
-        Steps per turn; 2 by default, 20 on a GPU, which is used where there is one.
+        Steps per turn. Default: 2, on a GPU 20. A GPU is used if there is one.
     threads
         Threads of each contender; all cores by default.
     precision
         fp32, or bf16 under autocast.
     dropout
-        Rate of every dropout.
+        Rate of all dropouts.
     documents
-        Whole documents of mixed lengths: several in a row for ours, each padded in a row of its own for the
-        other contender.
+        Use whole documents of mixed lengths: encoderlab packs several into a row, the other contender pads each
+        in its own row.
     compile
-        Also measure the other contender under torch.compile; on a GPU ours runs under it.
+        Also measure the other contender with torch.compile; on a GPU encoderlab then uses it too.
     """
     from encoderlab.inference import usual_device
     from encoderlab.measure.bench import families
@@ -124,17 +124,17 @@ def predict(
     name
         A family or a published model.
     corpus
-        Corpus folder that the texts come from.
+        Corpus folder; texts are taken from it.
     against
         Library to compare with (repeatable).
     layers
-        Layers, where NAME is a family.
+        Number of layers, if NAME is a family.
     width
-        Width, where NAME is a family.
+        Width of the layers, if NAME is a family.
     texts
         Number of texts, of one to a dozen sentences.
     rows
-        Texts per batch of the others; ours fills batches by tokens.
+        Texts per batch of other contenders; encoderlab fills batches by tokens.
     turns
         Turns of each contender.
     threads
@@ -176,20 +176,20 @@ def corpus(
     workers: int = 2,
     turns: int = 3,
 ) -> dict[str, Any]:
-    """Measure corpus building, against the tokenizer library alone with as many processes.
+    """Measure corpus building, compared with the tokenizer library alone on the same number of processes.
 
     Example: encoderlab bench corpus wiki.txt.gz
 
     Parameters
     ----------
     sources
-        Text, as for corpus build; python:all by default.
+        Text, as for corpus build. Default: python:all.
     tokenizer
-        Tokenizer folder or file; by default a WordPiece is trained on the text.
+        Tokenizer folder or file. Default: train a WordPiece tokenizer on the text.
     vocab_size
-        Vocabulary of the tokenizer that is trained.
+        Vocabulary size of the trained tokenizer.
     megabytes
-        Megabytes of text.
+        Megabytes of text to use.
     workers
         Processes of each side.
     turns
@@ -199,7 +199,7 @@ def corpus(
 
     _check_counts(workers=workers, turns=turns)
     if megabytes <= 0:
-        raise ConfigError(f"megabytes {megabytes:g} is no amount of text; give more than 0")
+        raise ConfigError(f"megabytes {megabytes:g} is not positive; give more than 0")
     result = run(
         sources or ("python:all",),
         tokenizer=tokenizer,
@@ -227,7 +227,7 @@ def scaling(
     length: int = 128,
     steps: int = 4,
 ) -> dict[str, Any]:
-    """Measure how training scales over processes of one thread, and what communication costs.
+    """Measure how training speed grows with processes of one thread, and what communication costs.
 
     Example: encoderlab bench scaling bert --corpus corpora/wiki
 
@@ -236,25 +236,25 @@ def scaling(
     name
         A family or a published model.
     corpus
-        Corpus folder that the batches are made of.
+        Corpus folder; batches are made from its text.
     processes
-        Processes to compare with one.
+        Number of processes to compare with one.
     layers
-        Layers, where NAME is a family.
+        Number of layers, if NAME is a family.
     width
-        Width, where NAME is a family.
+        Width of the layers, if NAME is a family.
     rows
         Rows per process and batch.
     length
         Tokens per row.
     steps
-        Steps with communication, and as many without.
+        Number of steps with communication, and the same number without.
     """
     from encoderlab.measure.bench import families
     from encoderlab.measure.bench.scaling import run
 
     if processes < 2:
-        raise ConfigError(f"{processes} processes do not scale; give at least 2")
+        raise ConfigError(f"scaling compares several processes with one, not {processes}; give at least 2")
     _check_counts(rows=rows, steps=steps)
     case = families.case(name, layers=layers, width=width)
     result = run(case, corpus, processes=processes, rows=rows, length=length, steps=steps)
@@ -291,7 +291,7 @@ def _show(result: dict[str, Any]) -> None:
     lines = [(name, f"{speed:,.0f}", f"{result['memory'][name] / 2**20:,.0f}") for name, speed in speeds.items()]
     caption = (
         f"ours at {result['peak_share']:.0%} of the measured {result['peak'] / 1e9:,.0f} GFLOP/s, "
-        f"{result['sustained_share']:.0%} of the {result['sustained'] / 1e9:,.0f} that products sustain beside it; "
+        f"{result['sustained_share']:.0%} of the {result['sustained'] / 1e9:,.0f} that products sustain meanwhile; "
         f"padding {result['padding']:.1%}"
     )
     terminal.table(

@@ -1,6 +1,6 @@
 """The verbs of ``fengshen-pipeline`` (IDEA-CCNL/Fengshenbang-LM), with its flags, defaults and folders.
 
-Where its documented behaviour is a mistake, the right thing is done and said once: ``--gpus=0`` means the first GPU
+Where its documented behaviour is a mistake, we do the right thing and print a note: ``--gpus=0`` means the first GPU
 (its Lightning read it as no GPU); without ``--max_epochs`` training takes 3 epochs (not 1,000); training rows are
 shuffled without ``--strategy=ddp`` too; the number of labels comes from the data; a pair of texts is encoded as a pair.
 """
@@ -36,7 +36,7 @@ VERBS = {
 }
 SECOND, LABEL, TAGS = "sentence2", "label", "labels"  # columns unless others are named
 
-Text = Annotated[str | None, Parameter(name="--text", help="What to predict; [SEP] between the texts of a pair.")]
+Text = Annotated[str | None, Parameter(name="--text", help="Text to predict; [SEP] between the texts of a pair.")]
 LabelName = Annotated[str | None, Parameter(name="--label_name")]
 Others = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]  # Lightning's flags, with and without values
 
@@ -52,17 +52,17 @@ class Flags:
     ] = None
     text: Text = None
     max_length: Annotated[
-        int | None, Parameter(name="--max_length", help=f"Tokens of a text: {LENGTH}; to predict, those of training.")
+        int | None, Parameter(name="--max_length", help=f"Largest length in tokens: {LENGTH}; to predict, training's.")
     ] = None
     batch: Annotated[int, Parameter(name="--train_batchsize", help="Examples per step.")] = 16
     rate: Annotated[float, Parameter(name="--learning_rate", help="Highest learning rate.")] = 5e-5
     decay: Annotated[float, Parameter(name="--weight_decay", help="Weight decay.")] = 0.1
     warmup: Annotated[float, Parameter(name="--warmup_ratio", help="Share of the steps for warm-up.")] = 0.1
     epochs: Annotated[float | None, Parameter(name="--max_epochs", help="Passes over the training data.")] = None
-    seed: Annotated[int, Parameter(name="--seed", help="Of head, order and dropout.")] = 1
+    seed: Annotated[int, Parameter(name="--seed", help="Seed of head, order and dropout.")] = 1
     out: Annotated[Path, Parameter(name="--save_ckpt_path", help="Folder of the run.")] = Path("ckpt")
     precision: Annotated[str, Parameter(name="--precision", help="32, 16 or bf16.")] = "32"
-    gpus: Annotated[str | None, Parameter(name="--gpus", help="0: the first GPU; otherwise how many.")] = None
+    gpus: Annotated[str | None, Parameter(name="--gpus", help="0: the first GPU; otherwise the number of GPUs.")] = None
     device: Annotated[int, Parameter(name="--device", help="GPU to predict on; -1 is the CPU.")] = -1
 
 
@@ -75,9 +75,9 @@ def text_classification(
     textb_name: Annotated[str | None, Parameter(name="--textb_name")] = None,
     label_name: LabelName = None,
 ) -> dict[str, Any]:
-    """Train on, or predict, labels of texts.
+    """Train a classifier of texts, or predict with one.
 
-    The model is written to --save_ckpt_path. Other flags of the original are named and ignored.
+    The model is written to --save_ckpt_path. Other flags of the original are listed and ignored.
 
     Example:
         fengshen-pipeline text_classification train --model erlangshen-97m \\
@@ -90,15 +90,15 @@ def text_classification(
     texta_name
         Column of the text.
     textb_name
-        Column of the second text; sentence2 where there is one.
+        Column of the second text. Default: sentence2, if there is one.
     label_name
-        Column of the label; label where there is one.
+        Column of the label. Default: label, if there is one.
     """
     return _run(action, "classification", flags, others, (texta_name, textb_name, label_name))
 
 
 def sequence_tagging(action: Action, /, *others: Others, flags: Flags, label_name: LabelName = None) -> dict[str, Any]:
-    """Train on, or predict, labels of words.
+    """Train a tagger of words, or predict with one.
 
     Words of a text to predict are separated by spaces; without spaces every character is one.
 
@@ -111,13 +111,13 @@ def sequence_tagging(action: Action, /, *others: Others, flags: Flags, label_nam
     action
         Train on --datasets, or predict --text.
     label_name
-        Column of the tags; labels where there is one.
+        Column of the tags. Default: labels, if there is one.
     """
     return _run(action, "tagging", flags, others, (None, None, label_name))
 
 
 def multiplechoice(action: Action, /, *others: Others, flags: Flags, label_name: LabelName = None) -> dict[str, Any]:
-    """Train on, or predict, the right one of several options.
+    """Train a model that chooses one of several options, or predict with one.
 
     To predict, --text takes the context, the question and the options, each separated by [SEP].
 
@@ -142,7 +142,7 @@ def _run(
     columns: tuple[str | None, str | None, str | None],
 ) -> dict[str, Any]:
     if others and not others[0].startswith("--"):
-        raise ConfigError(f"{others[0]!r} belongs to no flag; give flags as --name value or --name=value")
+        raise ConfigError(f"{others[0]!r} does not belong to a flag; give flags as --name value or --name=value")
     if others:
         names = ", ".join(word.partition("=")[0] for word in others if word.startswith("--"))
         note(
@@ -162,7 +162,7 @@ def _say_differences(flags: Flags, others: tuple[str, ...]) -> None:
     if flags.epochs is None:
         note(f"--max_epochs is not given: {EPOCHS} epochs (the original would train for 1,000)")
     if "ddp" not in " ".join(others):
-        note("training rows are shuffled (the original does so with --strategy=ddp alone)")
+        note("training rows are shuffled (the original shuffles only with --strategy=ddp)")
 
 
 def _say_gpus(gpus: str) -> None:
@@ -235,7 +235,7 @@ def _splits(
         )
     files = {split: _find(datasets, names) for split, names in SPLITS.items()}
     if not files["train"]:
-        raise DataError(f"{datasets}: holds no train file ({', '.join(f'train{kind}' for kind in KINDS)})")
+        raise DataError(f"{datasets}: has no train file ({', '.join(f'train{kind}' for kind in KINDS)})")
     train = files["train"][0]
     columns = tables.columns(train, Remarks(train))
     holds = FORMS[form].columns
@@ -280,7 +280,7 @@ def _find(folder: Path, names: tuple[str, ...]) -> list[Path]:
             found.setdefault((name[0] if shard else stem, kind + compression), []).append(path)
     if len(found) > 1:
         some = ", ".join(paths[0].name for paths in found.values())
-        raise DataError(f"{folder}: holds several files for one split ({some}); leave those of one name and kind")
+        raise DataError(f"{folder}: has several files for one split ({some}); keep those of one name and kind")
     return next(iter(found.values()), [])
 
 
@@ -291,7 +291,7 @@ def _train(flags: Flags, task: Task, splits: dict[str, Split]) -> dict[str, Any]
 
     network = load(flags.model)
     if FORMS[task.form].columns == "texts":
-        note(f"{len(task.labels or ())} labels, as the data have (the original takes 2 whatever they have)")
+        note(f"{len(task.labels or ())} labels, counted in the data (the original always takes 2)")
         if splits["train"].examples[0].pair is not None:
             note("two texts are encoded as a pair (the original gives slow tokenizers a list of two tokens)")
     result = finetune(network, task, splits, _recipe(flags, network.config.encoder.max_length), flags.out)
@@ -315,7 +315,7 @@ def _predict(wanted: str, flags: Flags) -> dict[str, Any]:
     form = predictor.form.task.form
     if VERBS.get(form) != VERBS[wanted]:
         usage = f"fengshen-pipeline {VERBS[form]} predict --model" if form in VERBS else "encoderlab predict"
-        raise ConfigError(f"{flags.model}: its head is for {form}, expected {wanted}; run: {usage} {flags.model} ...")
+        raise ConfigError(f"{flags.model}: has a head for {form}, expected {wanted}; run: {usage} {flags.model} ...")
     if flags.max_length is not None:
         limit = predictor.objective.model.config.encoder.max_length
         predictor.form.settings = replace(predictor.form.settings, max_length=_length(flags.max_length, limit))

@@ -34,9 +34,9 @@ def convert(
     Reads folders of encoderlab and of Hugging Face, TensorFlow checkpoints of BERT,
     ALBERT, ELECTRA, ConvBERT, XLNet and Transformer-XL, fairseq's RoBERTa,
     Microsoft's DeBERTa and Transformer-XL's PyTorch code. Two networks that were
-    trained together become two folders, OUT/generator and OUT/discriminator. Of a
-    pretraining run that is not finished, the newest checkpoint is taken, or one that
-    is given; of several seeds of fine-tuning the best.
+    trained together become two folders, OUT/generator and OUT/discriminator. For a
+    pretraining run that is not finished, the newest checkpoint is converted, or the
+    one that you name; for several seeds of fine-tuning, the best.
 
     Example:
         encoderlab convert runs/wiki wiki-hf --to hf
@@ -50,13 +50,13 @@ def convert(
     to
         Format to write: encoderlab, or hf (Hugging Face).
     source
-        Format to read; found out by itself if not given.
+        Format to read. Default: detected.
     tokenizer
-        Tokenizer file or folder, where the model has none beside it.
+        Tokenizer file or folder, if the model has none.
     both_heads
-        Write DeBERTa's masked-LM head under its original names too.
+        Also write DeBERTa's masked-LM head under its original names.
     allow_missing
-        Start encoder weights that are missing from random values.
+        Fill missing encoder weights with random values instead of refusing.
     """
     from encoderlab.files import held_folder
 
@@ -124,7 +124,7 @@ def _read(model: Path, source: Source | None, *, allow_missing: bool) -> Models:
     taken = checkpoint.found_in(model) if source is None else None
     if taken is None:
         return read(model, kind=source, allow_missing=allow_missing)
-    terminal.say(f"the weights are those of {taken}")
+    terminal.say(f"converting the weights in {taken}")
     return models_at(taken)
 
 
@@ -135,13 +135,13 @@ def _give_tokenizer(models: Models, path: Path) -> None:
 
     found = find_tokenizer(resolve(path), next(iter(models.values())).config.family)
     if found is None:
-        raise ConfigError(f"{path}: holds no tokenizer; give vocab.txt, a .model, or a tokenizer folder")
+        raise ConfigError(f"{path}: is not a tokenizer; give vocab.txt, a .model, or a tokenizer folder")
     for network in models.values():
         folder.give_tokenizer(network, found, path)
 
 
 def _lost(task: Path) -> str:
-    """What Hugging Face's format has no place for, of the task that a model was fine-tuned on."""
+    """What Hugging Face's format cannot store of the task that a model was fine-tuned on."""
     from encoderlab.tasks.runs.folder import read_task
 
     kept = read_task(task.parent)
@@ -149,4 +149,4 @@ def _lost(task: Path) -> str:
     lost = [f"its task {kept['name']!r}", "the columns of its files", f"max_length {kept['settings'].max_length}"]
     if kept["labels"] == ["answer", "no_answer"]:
         lost.append(f"the threshold {kept['threshold']:g} of null odds above which a question has no answer")
-    return f"transformers has no place for {', '.join(lost)}; they stay in {task}"
+    return f"transformers cannot store {', '.join(lost)}; they stay in {task}"

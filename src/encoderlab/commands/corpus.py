@@ -26,7 +26,7 @@ READING = Reading()
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """What makes tokens of the text.
+    """The tokenizer, trained or given.
 
     Parameters
     ----------
@@ -34,12 +34,12 @@ class Tokens:
         Kind of tokenizer to train (`wordpiece`, `bpe`, `unigram`), or a given one: a folder, `vocab.txt`,
         `tokenizer.json`, ...
     vocab_size
-        Number of tokens of a tokenizer to train.
+        Vocabulary size of a tokenizer to train.
     family
-        Special tokens and framing of a family: `bert`, `roberta`, `albert`, `xlnet`, ... Default: the usual one of the
-        kind.
+        Family whose special tokens to use: `bert`, `roberta`, `albert`, `xlnet`, ... Default: the usual one for the
+        kind of tokenizer.
     lowercase
-        Lower-case the text. Default: as usual for the kind.
+        Lower-case the text. Default: as usual for the kind of tokenizer.
     tokenizer_sample
         Megabytes of text to train the tokenizer on.
     """
@@ -73,20 +73,20 @@ class Tokens:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Which documents stay, and where they go.
+    """The documents to keep, and the validation split.
 
     Parameters
     ----------
     min_chars
-        Leave out documents with fewer characters.
+        Drop documents with fewer characters.
     max_chars
-        Leave out documents with more characters.
+        Drop documents with more characters.
     keep_duplicates
         Keep documents that are equal to an earlier one.
     drop_duplicate_lines
-        Leave out every line that occurred before, anywhere in the corpus.
+        Drop every line that occurred before, anywhere in the corpus.
     validation
-        Fraction of documents that is held out.
+        Share of documents in the validation split.
     """
 
     min_chars: int = 1
@@ -120,10 +120,10 @@ def build(
     shard_index: int = 0,
     num_shards: int = 1,
 ) -> dict[str, Any]:
-    """Turn text into a corpus: cleaned, tokenized, memory-mapped.
+    """Build a corpus from text: clean, tokenize, memory-map.
 
-    Run again after an interruption, the same command continues. `python:stdlib` and `python:all` name text that every
-    Python installation carries.
+    After an interruption, run the same command again to continue. `python:stdlib` and `python:all` name text that every
+    Python installation contains.
 
     Example:
         encoderlab corpus build wiki.txt.gz books/ --out corpora/en \\
@@ -139,13 +139,13 @@ def build(
     segmenter
         Marks words in Chinese text: `rjieba`, `characters`, or a function as `module:function`.
     max_unknown
-        Refuse a tokenizer if more than this share of the tokens is unknown. Default: 0.2.
+        Refuse the tokenizer if more than this share of the tokens is unknown. Default: 0.2.
     workers
         Number of processes. Default: one per core.
     shard_index
-        Part that this machine builds, from 0, where several machines build one corpus.
+        If several machines build one corpus: number of this machine's part, from 0.
     num_shards
-        Number of parts. Join them with `encoderlab corpus merge`.
+        Number of parts. Merge them with `encoderlab corpus merge`.
     """
     from encoderlab.corpus.build import BuildSettings, build_corpus
     from encoderlab.corpus.merge import MAX_UNKNOWN, PartRecord
@@ -172,20 +172,20 @@ def build(
         if source.field is not None and reading.field is None and not source.name.startswith("python:"):
             terminal.note(f"{source.name}: text from {source.format} field {source.field!r} (inferred)")
     if isinstance(record, PartRecord):
-        terminal.say(f"{out}: part {shard_index} of {num_shards}; join them: encoderlab corpus merge PART... --out DIR")
+        terminal.say(f"{out}: part {shard_index} of {num_shards}; to merge: encoderlab corpus merge PART... --out DIR")
         return {"out": str(out), **asdict(record)}
     return _report(out, record)
 
 
 def merge(*parts: Path, out: Path, max_unknown: float | None = None, workers: int | None = None) -> dict[str, Any]:
-    """Join the parts of a corpus that several machines built; the same bytes as one machine would have written.
+    """Merge the parts of a corpus that several machines built; the result is what one machine would have written.
 
     Example: encoderlab corpus merge part0/ part1/ --out corpora/en
 
     Parameters
     ----------
     parts
-        The output folders of `encoderlab corpus build --shard-index i --num-shards n`, all of them, in any order.
+        All output folders of `encoderlab corpus build --shard-index i --num-shards n`, in any order.
     out
         Folder of the corpus, new or empty.
     max_unknown
@@ -208,7 +208,7 @@ def merge(*parts: Path, out: Path, max_unknown: float | None = None, workers: in
 
 
 def inspect(corpus: Path, /, *, rows: int = 3, no_verify: bool = False) -> dict[str, Any]:
-    """Show what a corpus holds and verify its hashes.
+    """Show a corpus and verify its hashes.
 
     Example: encoderlab corpus inspect corpora/en
 
@@ -217,9 +217,9 @@ def inspect(corpus: Path, /, *, rows: int = 3, no_verify: bool = False) -> dict[
     corpus
         The folder of a corpus.
     rows
-        How many documents to show the beginning of.
+        Number of documents whose beginning is shown.
     no_verify
-        Do not read all shards to verify their hashes, which takes about a second per GB.
+        Do not verify hashes. Verifying reads all shards, about a second per GB.
     """
     from encoderlab.corpus.inspection import inspect_corpus
 
@@ -249,14 +249,14 @@ def _report(out: Path, manifest: Manifest) -> dict[str, Any]:
     read, apart = manifest.read, ("documents", "invalid_utf8")
     counted = [f"{count:,} {_words(name)}" for name, count in read.items() if count and name not in apart]
     if counted:
-        terminal.note("on the way: " + ", ".join(counted))
+        terminal.note("while reading: " + ", ".join(counted))
     if read["invalid_utf8"]:
         worst = sorted((source for source in manifest.sources if source.invalid_utf8), key=lambda s: -s.invalid_utf8)
         files = ", ".join(f"{source.name} ({source.invalid_utf8:,})" for source in worst[:5])
         more = f" and {len(worst) - 5:,} more files" if len(worst) > 5 else ""
         log.warning(
             f"{read['invalid_utf8']:,} characters were not valid UTF-8 and became U+FFFD, in {files}{more}; "
-            "--invalid-utf8 refuse names the first line, and iconv converts a file"
+            "--invalid-utf8 refuse stops at the first such line; convert the file with iconv"
         )
     return {"out": str(out), "vocab_size": manifest.vocab_size, "splits": splits, "read": read}
 

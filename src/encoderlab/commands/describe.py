@@ -22,7 +22,7 @@ def describe(
     length: int = 128,
     rows: int = 32,
 ) -> dict[str, Any]:
-    """Show an architecture: shapes, parameters by part, operations per token, memory, and how it differs from BERT.
+    """Show an architecture: shapes, parameters, FLOPs per token, memory, and its differences from BERT.
 
     Example: encoderlab describe convbert-small --length 512
 
@@ -35,7 +35,7 @@ def describe(
     length
         Tokens per row.
     rows
-        Rows per batch, for the memory of training.
+        Rows per batch, to estimate the memory for training.
     """
     from encoderlab import models
 
@@ -88,7 +88,7 @@ def _show(found: dict[str, Any], root: Node) -> None:
         f"Million operations per token, rows of {flops['length']}",
         ["part", "forward", "training"],
         rows,
-        caption=f"a multiply-add is 2, backward twice forward, LM head on {flops['predicted']:.0%} of tokens; "
+        caption=f"a multiply-add is 2, backward is twice forward, LM head on {flops['predicted']:.0%} of tokens; "
         f"ELECTRA's convention: {other['forward'] / 1e6:.2f} forward, {other['training'] / 1e6:.2f} training",
     )
     parts = ("weights", "gradients", "optimizer", "activations")

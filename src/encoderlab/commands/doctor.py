@@ -9,10 +9,10 @@ from encoderlab.commands import terminal
 
 
 def doctor(run: Path, /, *, corpus: Path | None = None) -> dict[str, Any]:
-    """Say what is likely wrong with a run, and what to change.
+    """Diagnose a run: what is likely wrong, and what to change.
 
-    Looks at the metrics against ln V and the entropy of single tokens, at gradients, masks, the discriminator, the
-    initial weights and the reference curve of the recipe; with --corpus also at duplicates and the tokenizer.
+    Checks losses against ln V and the entropy of single tokens, gradients, masks, the discriminator, the
+    initial weights and the recipe's reference curve; with --corpus also duplicates and the tokenizer.
 
     Example: encoderlab doctor runs/wiki --corpus corpora/wiki
 
@@ -21,7 +21,7 @@ def doctor(run: Path, /, *, corpus: Path | None = None) -> dict[str, Any]:
     run
         A run folder, finished or not.
     corpus
-        The corpus that it trains on.
+        The corpus of the run.
     """
     from encoderlab.train.doctor import examine
 
@@ -29,5 +29,5 @@ def doctor(run: Path, /, *, corpus: Path | None = None) -> dict[str, Any]:
     for finding in findings:
         terminal.say(f"{finding.level}: {finding}")
     if not findings:
-        terminal.say("nothing looks wrong")
+        terminal.say("no problem found")
     return {"findings": [vars(finding) for finding in findings]}

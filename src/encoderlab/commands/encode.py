@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def fill_mask(
     model: Path, texts: list[str], /, *, top: Annotated[int, Parameter(name=["--top", "-k"])] = 5
 ) -> dict[str, Any]:
-    """Guess the masked words of texts.
+    """Predict the masked words of texts.
 
-    Write [MASK] where a word is to be guessed, whatever the mask token of the model is.
+    Write [MASK] for each masked word, whatever the model's own mask token is.
 
     Example:
         encoderlab fill-mask runs/quickstart/pretrain "The [MASK] of a list."
@@ -40,7 +40,7 @@ def fill_mask(
     texts
         Texts, each with at least one [MASK].
     top
-        Guesses per mask.
+        Number of candidates per mask.
     """
     network = _load(model)
     mask = network.tokenizer.token(network.tokenizer.special.mask) if network.tokenizer else "[MASK]"
@@ -82,9 +82,9 @@ def encode(
     file
         File with one text per line.
     out
-        NumPy file (n, width) float32 to write.
+        NumPy file to write: (n, width) float32.
     pooling
-        What stands for a text: the mean over its tokens, its first token, or its last.
+        The vector of a text: the mean over its tokens, its first token, or its last token.
     """
     if (file is None) == (not texts):
         raise ConfigError("encode takes either texts or --file FILE (one text per line)")
@@ -105,7 +105,7 @@ def _encode(
     network = _load(model)
     lines = iter(texts or ()) if file is None else _lines(file)
     if (first := next(lines, None)) is None:
-        raise DataError(f"{file}: holds no text; give a file with one text per line")
+        raise DataError(f"{file}: is empty; give a file with one text per line")
     parts = encode_parts(network, chain([first], lines), pooling=pooling)
     width = network.config.encoder.width
     if out is not None:
@@ -119,8 +119,10 @@ def _encode(
 
 
 def _write_vectors(out: Path, parts: Iterator[np.ndarray], width: int) -> int:
-    """Write parts of an array (n, width) as one NumPy file and return n. The header, which holds n, stands at the start
-    of the file: it is written first with n = 0, and again with the true one at the end.
+    """Write parts of an array (n, width) as one NumPy file and return n.
+
+    The header contains n and is at the start of the file: it is written first with n = 0, and again with the true n at
+    the end.
     """
     import numpy as np
 
@@ -152,7 +154,7 @@ def _lines(path: Path) -> Iterator[str]:
                 raise DataError(f"standard input: line {number} is not UTF-8; convert it with iconv") from None
         return
     if suffix(path) in RECORDS:
-        raise DataError(f"{path}: is a table; give a file with one text per line")
+        raise DataError(f"{path}: is a table; give a text file with one text per line")
     yield from (line for _, line in lines(path))
 
 

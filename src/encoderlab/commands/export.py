@@ -25,10 +25,10 @@ def export(
     """Export a model for other libraries and servers.
 
     Writes one folder that transformers, sentence-transformers, ONNX Runtime,
-    transformers.js, text-embeddings-inference and vLLM open, each as far as it has the
-    architecture. The graph is made from our network and compared with it at short, long
+    transformers.js, text-embeddings-inference and vLLM can open, if they support the
+    architecture. The exported graph is compared with the model at short, long
     and odd lengths, padded on either side; if they differ, nothing is written. The
-    folder's README has the code for each tool.
+    folder's README shows the code for each tool.
 
     Example:
         encoderlab export runs/reviews reviews-onnx
@@ -40,17 +40,17 @@ def export(
     out
         New folder.
     use
-        What to export: the head of fine-tuning (task), states of tokens, from which
-        vectors of texts are made (states), or guesses of masked words (fill-mask). By
-        default the task's head, or states where there is none.
+        What to export: the fine-tuned head (task), token states to make text
+        vectors (states), or predictions of masked words (fill-mask).
+        Default: task, or states if the model has no fine-tuned head.
     to
-        File with the graph: onnx (default), or torch's archive pt2 (repeatable).
+        Format of the graph: onnx (default), or torch's archive pt2 (repeatable).
     pooling
-        Of states, what stands for a text: the mean over its tokens, its first, or last.
+        For states, the vector of a text: the mean over its tokens, its first, or its last.
     normalize
-        Vectors of texts have length 1.
+        Scale the vectors of texts to length 1.
     length
-        The longest text to read, in tokens; by default as long as the model can, up to 512.
+        The longest text in tokens. Default: the model's limit, up to 512.
     """
     from encoderlab.deploy.export.folder import Settings
     from encoderlab.deploy.export.folder import export as write

@@ -44,8 +44,8 @@ def finetune(
 ) -> dict[str, Any]:
     """Fine-tune a model on a task, over seeds and grids.
 
-    The weights of each seed are chosen on the development set; every score is stored
-    with how it came about. Simple baselines stand beside it. Run the same command
+    The best weights of each seed are chosen on the development set; every score is stored
+    with its settings, next to simple baselines. Run the same command
     again to resume.
 
     Example:
@@ -64,47 +64,49 @@ def finetune(
     data
         Folder with the benchmark's files.
     dev
-        Development file beside a training file of your own; else a tenth of that is held out.
+        Development file for your own training file. Default: hold out a tenth of it.
     test
         File to predict, and to score if it has labels.
     seeds
-        Runs that differ in nothing but chance; by default as the protocol says (plain: 5).
+        Number of random seeds. Default: the protocol's (plain: 5).
     grid
         Values to search on the development set: field=value,value ... (lr, weight_decay, epochs, any field).
     tune
         Search by Optuna instead: field=low:high or field=value,value ..., such as lr=1e-5:1e-3 batch=16,32.
     trials
-        Runs of that search.
+        Number of runs of that search.
     protocol
-        Of a paper: bert, roberta, albert, electra, convbert, distilbert, xlnet, deberta, clue, ...; docs/tasks.md
+        Settings of a paper: bert, roberta, albert, electra, convbert, distilbert, xlnet, deberta, clue, ...;
+        docs/tasks.md
         lists them.
     after
         Intermediate tasks to train on first (repeatable).
     epochs
         Passes over the training data.
     scratch
-        Also train the same architecture from fresh weights, to see what pretraining gave.
+        Also train the same architecture from fresh weights, to see what pretraining gains.
     teacher
-        Also learn from this model, fine-tuned on the same task: its folder or run folder; of a suite, the
+        Also learn from this model, fine-tuned on the same task: its folder or run folder; for a suite, the
         folder with a run per task. It needs the student's tokenizer and the task's labels.
     temperature
-        Of both distributions where teacher and student are compared; by default 2.
+        Softens the distributions of teacher and student before they are compared. Default: 2.
     teacher_weight
-        The teacher's share of the loss, from 0 to 1; the labels have the rest. By default 0.5.
+        The teacher's share of the loss, from 0 to 1; the rest is the labels'. Default: 0.5.
     form
-        Of a file of your own: classification, regression, multilabel, tagging, span or choice, where it cannot tell.
+        Kind of task in your own file, if it cannot be inferred: classification, regression, multilabel,
+        tagging, span or choice.
     text
-        Its column of the text, passage or context.
+        In your own file, the column of the text, passage or context.
     pair
-        Its column of the second text, or of the question.
+        In your own file, the column of the second text, or of the question.
     label
-        Its column of the label, tags or answer.
+        In your own file, the column of the label, tags or answer.
     options
-        Of multiple choice, its columns of the options, with commas between: 1,2,3,4.
+        For multiple choice, the columns of the options, separated by commas: 1,2,3,4.
     skip_unlabelled
-        Leave out rows of it that have no label; how many is said.
+        Leave out rows without a label, and print their number.
     dry_run
-        Train nothing and write nothing: show how often labels occur and how long the texts are, and stop.
+        Show how often labels occur and how long the texts are, and stop without training or writing.
     """
     from encoderlab.commands import finetune_page as page
     from encoderlab.commands import finetune_stages as stages
@@ -152,7 +154,7 @@ def finetune(
     page.show(finished, plan.protocol)
     averages = page.averages_of([found.pretrained for found in finished])
     for name, value in averages.items():
-        say(f"average as {name} has it: {100 * value:.2f}")
+        say(f"average, as defined by {name}: {100 * value:.2f}")
     write(page.report(f"{model} fine-tuned on {task}", finished, plan.protocol), out / "report.html")
     say(f"models, predictions and score.json in {out}, report in {out / 'report.html'}")
     if failed:

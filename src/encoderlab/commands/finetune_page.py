@@ -1,4 +1,4 @@
-"""What ``encoderlab finetune`` found, on the terminal and as the sections of a report."""
+"""Print the results of ``encoderlab finetune``, and write them as sections of a report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from encoderlab.tasks.scoring.averages import AVERAGES
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """One task: scores of simple baselines on the development set by metric, and what the protocol found by system."""
+    """One finished task: scores of simple baselines by metric, and the protocol's result by system."""
 
     task: Task
     about: str
@@ -33,7 +33,7 @@ class Finished:
         return baseline_rows(self.task, self.baselines) + ours
 
     def scores(self) -> TaskScores:
-        """The section of the report. Systems are compared where the same seeds have scores; failed ones are named."""
+        """The section of the report. Systems are compared on the seeds that both have; failed ones are listed."""
         metric = self.task.metric
         simple = [Score(name=row.system, scores=[row.mean]) for row in self.rows() if row.system in self.baselines]
         ours = [
@@ -57,7 +57,7 @@ class Finished:
 
 
 def show(finished: Sequence[Finished], protocol: Protocol) -> None:
-    """Scores on the development sets; a seed that failed is counted and named."""
+    """Print the scores on the development sets; failed seeds are listed."""
     lines = [row for found in finished for row in found.rows()]
     cells = [
         [
@@ -85,7 +85,7 @@ def show(finished: Sequence[Finished], protocol: Protocol) -> None:
 
 
 def averages_of(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """The averages of the literature that these tasks are enough for, of the numbers that the protocol reports."""
+    """The averages of the literature that these tasks are sufficient for, from the protocol's numbers."""
     reported = {
         (outcome.task.name if split == "dev" else f"{outcome.task.name}_{split.removeprefix('dev_')}", metric): stats[
             outcome.record["report"]
@@ -111,7 +111,7 @@ def report(title: str, finished: Sequence[Finished], protocol: Protocol) -> Repo
 
 
 def _verdict(tables: Sequence[TaskScores]) -> str:
-    """A sentence for each task: the model's score, and that of the best baseline."""
+    """One sentence per task: the model's score, and the best baseline's."""
     sentences = []
     for scores in tables:
         middle, half = interval(scores.methods[-1].scores)
@@ -122,7 +122,7 @@ def _verdict(tables: Sequence[TaskScores]) -> str:
 
 
 def show_statistics(task: str, splits: Mapping[str, Mapping[str, Any]]) -> None:
-    """Prints what the splits of a task hold (:func:`encoderlab.commands.finetune_stages.statistics`)."""
+    """Print the statistics of a task's splits (:func:`encoderlab.commands.finetune_stages.statistics`)."""
     labels = dict.fromkeys(label for found in splits.values() for label in found["labels"])
     rows = [["examples", *(f"{found['examples']:,}" for found in splits.values())]]
     rows += [

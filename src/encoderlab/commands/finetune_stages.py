@@ -1,4 +1,4 @@
-"""The stages of ``encoderlab finetune``: the plan that its options make, the tasks, what precedes them, the runs."""
+"""The stages of ``encoderlab finetune``: the plan from its options, the tasks, intermediate tasks, the runs."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ Fields = Sequence[tuple[str, Mapping[str, Any]]]
 
 
 def fields_of(epochs: float | None, files: Sequence[Path], assignments: Sequence[str]) -> Fields:
-    """The fields of the recipe that the user sets, and where; what comes later wins."""
+    """The fields of the recipe that the user sets, and their sources; later ones take precedence."""
     given = list(settings.sources(files, assignments))
     return given if epochs is None else [*given, ("--epochs", {"epochs": epochs})]
 
 
 def _adjustment(given: Fields, *, suite: bool = False) -> Adjust:
-    """A function that sets the user's fields in the recipe of a protocol; given epochs replace its steps. In a
-    ``suite``, options of a form are set for tasks of that form alone.
+    """A function that sets the user's fields in the recipe of a protocol; given epochs replace its steps.
+
+    In a ``suite``, options of a form are set only for tasks of that form.
     """
 
     def adjust(recipe: Recipe) -> Recipe:
@@ -60,7 +61,7 @@ def _adjustment(given: Fields, *, suite: bool = False) -> Adjust:
 
 
 def _unset(protocol: Protocol, given: Fields) -> dict[str, tuple[Any, ...]]:
-    """The protocol's grid without the fields that the user sets; a note names these."""
+    """The protocol's grid without the fields that the user sets; a note lists these."""
     left = {name: values for name, values in protocol.grid.items() if not _setter(name, given)}
     if taken := [name for name in protocol.grid if name not in left]:
         note(f"protocol {protocol.name}: {', '.join(taken)} is set, so it is not searched")
@@ -68,16 +69,17 @@ def _unset(protocol: Protocol, given: Fields) -> dict[str, tuple[Any, ...]]:
 
 
 def _check_searched(space: Mapping[str, Any], given: Fields) -> None:
-    """Refuse a field that the command line searches and sets; files and environment give way to it."""
+    """Refuse a field that the command line both searches and sets; a search overrides files and environment."""
     line = [(where, fields) for where, fields in given if where.startswith("--")]
     for name in space:
         if where := _setter(name, line):
-            raise ConfigError(f"{name} is searched, and {where} sets it; leave one of them out")
+            raise ConfigError(f"{name} is both searched and set ({where}); leave one of them out")
 
 
 def _setter(name: str, given: Fields) -> str:
-    """Where the user sets the field ``name``, a part of it, or all that it is a part of; ``""`` if nowhere. Steps and
-    epochs are one field: the length of training.
+    """Where the user sets the field ``name``, a part of it, or a field that contains it; ``""`` if nowhere.
+
+    Steps and epochs count as one field: the length of training.
     """
     length = {"steps": "epochs"}
     wanted = f"{length.get(name, name)}."
@@ -90,14 +92,14 @@ def _setter(name: str, given: Fields) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A protocol with the user's own fields, and the search by Optuna that precedes it, if there is one."""
+    """A protocol with the user's fields, and the search by Optuna before it, if there is one."""
 
     protocol: Protocol
     adjust: Adjust
     search: Search | None = None
 
     def once(self) -> Plan:
-        """The same with one seed and no search by Optuna: what an intermediate task gets."""
+        """The plan with one seed and no search by Optuna, for an intermediate task."""
         return replace(self, protocol=replace(self.protocol, seeds=1), search=None)
 
     def check(self, start: Start, job: Job) -> None:
@@ -116,8 +118,8 @@ class Plan:
         return replace(self, adjust=lambda recipe: self.adjust(replace(recipe, distill=teaching)))
 
     def run(self, start: Start, job: Job, out: Path) -> Outcome:
-        """What the protocol finds, at the point that Optuna chose where it searched. Of several processes the first one
-        holds the folder.
+        """Run the protocol, at the point that Optuna chose if it searched. Of several processes, the first locks the
+        folder.
         """
         with held_folder(out) if os.environ.get("RANK", "0") == "0" else nullcontext():
             return self._run(start, job, out)
@@ -141,8 +143,7 @@ def plan_of(
     *,
     suite: bool = False,
 ) -> Plan:
-    """The protocol ``name`` with what the user wants instead: seeds, a grid, or a search of ``space``; and fields, also
-    for a ``suite`` of tasks.
+    """The protocol ``name`` with the user's seeds, grid or search ``space``, and fields; ``suite``: for several tasks.
 
     Raises:
         ConfigError: an impossible option, or a field that is both searched and set.
@@ -167,20 +168,20 @@ def plan_of(
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a folder of something else, such as the data or the pretraining run, among whose files the run would lie.
+    """Refuse a folder with other content, such as the data or the pretraining run.
 
     Raises:
-        ConfigError: it holds a pretraining run, or files and no fine-tuning run.
+        ConfigError: it has a pretraining run, or files but no fine-tuning run.
     """
     if not out.is_dir():
         return
     if (out / "recipe.json").exists():
-        raise ConfigError(f"{out}: holds another run; give a folder of its own with --out")
+        raise ConfigError(f"{out}: has another run; give a new folder with --out")
     strangers = sorted(entry.name for entry in out.iterdir() if not entry.name.startswith("."))
     ours = [f"{'*/' * depth}{name}" for name in ("tune", "seed-*", "features") for depth in range(4)]
     if strangers and not any(any(out.glob(pattern)) for pattern in ("score.json", *ours)):
         raise ConfigError(
-            f"{out}: is not empty and holds no fine-tuning (found {strangers[0]!r}); choose another --out"
+            f"{out}: is not empty and not a fine-tuning run (found {strangers[0]!r}); choose another --out"
         )
 
 
@@ -193,16 +194,16 @@ class Job:
 
 
 def jobs_of(name: str, data: Path | None, dev: Path | None, test: Path | None, given: Given) -> list[Job]:
-    """The task of a file, the benchmark ``name``, or the tasks of a suite. Remarks about their files are printed.
+    """The task of a file, the benchmark ``name``, or the tasks of a suite. Prints remarks about their files.
 
     Raises:
-        ConfigError: options that do not belong to what ``name`` is, or no such file.
-        DataError: a file that cannot be used, or a folder without any.
+        ConfigError: options that do not fit ``name``, or no such file.
+        DataError: a file that cannot be used, or a folder without data.
     """
     path = Path(name)
     if path.is_file():
         if data is not None:
-            raise ConfigError(f"{name} is a file and --data {data} the folder of a benchmark; leave one of them out")
+            raise ConfigError(f"{name} is a file, but --data {data} is for benchmarks; leave one of them out")
         jobs = [_file_job(path, dev, test, given)]
     elif is_file_name(name) or "/" in name:
         if path.is_dir():
@@ -210,7 +211,7 @@ def jobs_of(name: str, data: Path | None, dev: Path | None, test: Path | None, g
         raise ConfigError(f"{name}: no such file; give labelled texts, or the name of a benchmark")
     else:
         if dev is not None or test is not None or given != Given():
-            raise ConfigError(f"{name} is a benchmark with files and columns of its own; leave out those of a file")
+            raise ConfigError(f"{name} is a benchmark with known files and columns; leave out options for files")
         jobs = _benchmark_jobs(name, data)
     for job in jobs:
         for remark in remarks_of(job.splits):
@@ -219,7 +220,7 @@ def jobs_of(name: str, data: Path | None, dev: Path | None, test: Path | None, g
 
 
 def _file_job(train: Path, dev: Path | None, test: Path | None, given: Given) -> Job:
-    """The task that a file of the user's own holds. Without ``dev``, a part of it is held out."""
+    """The task in the user's own file. Without ``dev``, a part of the file is held out."""
     task, said = task_of(train, given)
     note(said)
     skip = given.skip_unlabelled
@@ -243,12 +244,12 @@ def _benchmark_jobs(name: str, data: Path | None) -> list[Job]:
     if name.lower() in suites.SUITES:
         tasks = [one for one in tasks if _lies_in(one, data)]
         if not tasks:
-            raise DataError(f"{data}: holds no training file of {name} ({', '.join(names)})")
+            raise DataError(f"{data}: has no training file of {name} ({', '.join(names)})")
     return [Job(task=one, splits=usable_splits(one, data)) for one in tasks]
 
 
 def _lies_in(task: Task, data: Path) -> bool:
-    """Whether a task of a suite has its training file in ``data``; says so if not."""
+    """Whether ``data`` has the training file of a suite's task; prints a note if not."""
     try:
         task.find(data, "train")
     except DataError:
@@ -259,7 +260,7 @@ def _lies_in(task: Task, data: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The model that training starts from, and what it was trained for before."""
+    """The model to start from, and the tasks it was trained on before."""
 
     model: Model
     origin: Origin
@@ -271,7 +272,7 @@ class Start:
 
 
 def after_tasks(names: Sequence[str], data: Path | None, start: Start, plan: Plan, out: Path) -> Start:
-    """The model after it was trained on intermediate tasks, one after the other."""
+    """The model after training on intermediate tasks, one after the other."""
     places = [(name, None if Path(name).is_file() else data) for name in names]
     for job in [job for name, place in places for job in jobs_of(name, place, None, None, Given())]:
         found = plan.once().run(start, job, out / f"after-{job.task.name}")
@@ -280,10 +281,10 @@ def after_tasks(names: Sequence[str], data: Path | None, start: Start, plan: Pla
 
 
 def teaching_of(teacher: Path | None, temperature: float | None, weight: float | None) -> Teaching | None:
-    """What the user says about a teacher; None without one.
+    """The user's settings of a teacher; None without a teacher.
 
     Raises:
-        ConfigError: its temperature or weight is given, but no teacher.
+        ConfigError: temperature or weight without a teacher.
     """
     given = {"temperature": temperature, "weight": weight}
     fields = {name: value for name, value in given.items() if value is not None}
@@ -293,7 +294,7 @@ def teaching_of(teacher: Path | None, temperature: float | None, weight: float |
 
 
 def lesson_of(teaching: Teaching, student: Model, job: Job, is_suite: bool) -> Teaching:
-    """``teaching`` with the folder of the teacher for one task, which is checked before any training.
+    """``teaching`` with the teacher's folder for one task; the teacher is checked before any training.
 
     Raises:
         ConfigError: the teacher cannot teach ``student`` this task.
@@ -305,7 +306,7 @@ def lesson_of(teaching: Teaching, student: Model, job: Job, is_suite: bool) -> T
 
 
 def compare(plan: Plan, start: Start, job: Job, out: Path, *, scratch: bool) -> Finished:
-    """One task: simple baselines, the same architecture from fresh weights if asked for, and the model."""
+    """Run one task: simple baselines, on request the same architecture from fresh weights, and the model."""
     train, dev = job.splits["train"], job.splits["dev"]
     job = replace(job, task=completed(job.task, train))
     simple = baselines(job.task, train, dev)
@@ -323,9 +324,10 @@ def compare(plan: Plan, start: Start, job: Job, out: Path, *, scratch: bool) -> 
 
 
 def statistics(plan: Plan, start: Start, job: Job) -> dict[str, Any]:
-    """What a task's splits hold, as training would read them: examples, how often each label occurs, tokens of all
-    texts of an example without special ones (median, 95th percentile, longest), and how many examples are too long for
-    a sequence of ``max_length`` tokens. Nothing is trained.
+    """Statistics of a task's splits, as training would read them. Nothing is trained.
+
+    Number of examples, how often each label occurs, tokens of all texts of an example without special tokens (median,
+    95th percentile, longest), and the number of examples that are too long for ``max_length`` tokens.
     """
     train = job.splits["train"]
     job = replace(job, task=completed(job.task, train))

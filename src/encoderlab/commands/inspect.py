@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def inspect(
     model: Path, text: str, /, *, out: Path, against: Path | None = None, texts: int = 200, memory: int = 0
 ) -> dict[str, Any]:
-    """Show what every head of a model reads: one page, and the numbers beside it.
+    """Show on one page what every attention head reads, and write the numbers.
 
     Every family: attention with its positions and windows, and what convolution heads read. Of a file the first texts
     are shown, and all count for the averages: entropy, distance, diagonal concentration, and what each head attends to

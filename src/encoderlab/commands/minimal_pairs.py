@@ -16,7 +16,7 @@ ABOUT = {
     "pll": "each token masked by itself",
     "pll_word": "and the later tokens of its word masked too",
     "log_probability": "left to right",
-    "not_replaced": "detection of replaced tokens; compares with its own kind only",
+    "not_replaced": "detection of replaced tokens; comparable only with other detectors",
     "frequency": "word frequency in the corpus, no context",
     "trigram": "a trigram model of the corpus",
 }
@@ -35,7 +35,7 @@ def minimal_pairs(
 ) -> dict[str, Any]:
     """Score a pretrained model on minimal pairs, without training (BLiMP, ZhoBLiMP).
 
-    A pair is right if the acceptable sentence has the higher score. Masked models are
+    A pair is correct if the acceptable sentence has the higher score. Masked models are
     scored by pseudo-log-likelihood and by its word-wise variant, left-to-right ones by
     log probability. The accuracy is the mean over paradigms. Run the same command again
     to resume.
@@ -45,7 +45,7 @@ def minimal_pairs(
     Parameters
     ----------
     model
-        Model or run folder, also Hugging Face's; of two networks the generator predicts.
+        Model or run folder, also Hugging Face's. For generator and discriminator, the generator is scored.
     data
         Files or folders of pairs: JSON lines or CSV with sentence_good and sentence_bad, or
         text with the two sentences of a pair on two lines.
@@ -53,15 +53,15 @@ def minimal_pairs(
         full: all measures, ties count half. babylm: the official numbers of the BabyLM
         challenge (one measure, sums, ties count as right).
     corpus
-        Also score by frequency and trigrams counted in this corpus.
+        Also score with word frequencies and trigrams counted in this corpus.
     length_power
-        Divide a score by (number of tokens) to this power (SLLN-LP of ZhoBLiMP); 0 does not.
+        Divide a score by (number of tokens) to this power (SLLN-LP of ZhoBLiMP); 0 leaves it unchanged.
     bad_first
-        In text files, the unacceptable sentence of a pair comes first.
+        In text files, the first sentence of a pair is the unacceptable one.
     skip_long
-        Leave out pairs that are longer than the model reads, instead of refusing them.
+        Leave out pairs that are too long for the model, instead of stopping.
     out
-        Also write the scores of every pair into this file, as JSON lines.
+        Also write the scores of every pair to this file, as JSON lines.
     """
     from encoderlab.inference import tokenizer_of, usual_device
     from encoderlab.interchange.load import load_pair
@@ -77,7 +77,7 @@ def minimal_pairs(
         raise ConfigError("no minimal pairs to score; give files or folders, such as data/blimp")
     official = scoring == "babylm"
     if official and (length_power or corpus is not None):
-        raise ConfigError("--scoring babylm gives the official numbers alone; leave out --length-power and --corpus")
+        raise ConfigError("--scoring babylm gives only the official numbers; leave out --length-power and --corpus")
     if not 0 <= length_power <= 1:
         raise ConfigError(f"--length-power {length_power}, expected a number from 0 to 1")
     files = find(data)
@@ -112,7 +112,7 @@ def minimal_pairs(
 
 
 def _remarks(equal: list[str], long: list[str]) -> list[str]:
-    """What the reader of the scores should know of the pairs."""
+    """Remarks on the pairs for the reader of the scores."""
     kinds = ((equal, "of two equal sentences, which tie"), (long, "longer than the model reads, left out"))
     return [
         f"{len(places):,} pair{'s' * (len(places) > 1)} {what}: {', '.join(places[:3])}"
@@ -136,7 +136,7 @@ def _show(tables: dict[str, Table], phenomena: dict[str, str], title: str) -> No
         for name in first.paradigms
     ]
     columns = ["paradigm", "phenomenon", "pairs", *names]
-    terminal.table(f"{title}: right pairs in %, with 95% intervals", columns, rows)
+    terminal.table(f"{title}: correct pairs in %, with 95% intervals", columns, rows)
     rows = [
         row(name, "", {measure: table.phenomena[name] for measure, table in tables.items()}) for name in first.phenomena
     ]

@@ -1,4 +1,4 @@
-"""What a verb may write: no second writer, nothing written over its input or over a file of another kind."""
+"""Protect the outputs of verbs: no second writer, no writing over inputs or over files of another kind."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ _FOLDERS = ("recipe.json", "score.json", "manifest.json")  # marks of a run, a f
 def output(
     out: Path | None, kind: Kind, *inputs: Path, own: Path | None = None, option: str = "--out"
 ) -> Iterator[None]:
-    """Hold the file ``out`` while a verb writes it; None is no file.
+    """Lock the file ``out`` while a verb writes it; None is no file.
 
     Args:
-        kind: what the verb writes. A file that starts like something else is not replaced.
-        inputs: what it reads.
+        out: the file to write.
+        kind: of file. An existing file that starts like another kind is not replaced.
+        inputs: files that the verb reads.
         own: the file in a run folder that this verb writes by default.
         option: the flag that names the output, for messages.
 
@@ -49,7 +50,7 @@ def output(
 
 
 def check_output(out: Path, kind: Kind, *inputs: Path, own: Path | None = None, option: str = "--out") -> None:
-    """Refuse what :func:`output` may not write."""
+    """Refuse a file that :func:`output` may not write."""
     if out.is_dir():
         raise ConfigError(f"{option} {out}: is a folder; name a file to write in it")
     if not out.exists():
@@ -57,17 +58,17 @@ def check_output(out: Path, kind: Kind, *inputs: Path, own: Path | None = None, 
     if any(os.path.exists(path) and out.samefile(path) for path in inputs):
         raise ConfigError(f"{out}: is the input; give another {option}")
     if not out.is_file():
-        raise ConfigError(f"{option} {out}: is no regular file; name one")
+        raise ConfigError(f"{option} {out}: is not a regular file; name one")
     if out != own and (folder := _part_of(out)) is not None:
         raise ConfigError(f"{out}: is a part of {folder}; give another {option}")
     with out.open("rb") as file:
         start = file.read(16)
     if start and not start.lower().startswith(tuple(first.lower() for first in _STARTS[kind])):
-        raise ConfigError(f"{out}: exists and holds no {kind}; give another {option}, or delete it first")
+        raise ConfigError(f"{out}: exists and is not a file of {kind}; give another {option}, or delete it first")
 
 
 def _part_of(path: Path) -> Path | None:
-    """The run or corpus that a file is a part of, among those whose parts start like what verbs write."""
+    """The run or corpus that a file is a part of, if files of this kind can be parts."""
     for folder in list(path.absolute().parents)[:2]:
         inside = path.absolute().relative_to(folder).as_posix()
         if any(fnmatch(inside, part) for part in _PARTS) and any((folder / mark).exists() for mark in _FOLDERS):

@@ -39,25 +39,25 @@ def perplexity(
     models
         Model or run folders; several are compared on the same text.
     corpus
-        Its tokenizer must be the models'.
+        Corpus folder, built with the models' tokenizer.
     split
         Split of the corpus: train or validation.
     window
         Tokens read at a time.
     memory
-        Earlier states that a window sees; may be more than in training.
+        Number of earlier states that a window sees; may be larger than in training.
     same_length
-        Every token sees exactly as many keys as the memory holds.
+        Every token sees exactly as many earlier keys as the memory has states.
     clamp
-        Larger distances count as this one; 0 for no limit.
+        Largest distance between tokens; larger ones count as this one. 0 for no limit.
     streams
-        Streams that are read side by side, each from its own part of the text.
+        Number of streams read in parallel, each from its own part of the text.
     no_separator
-        Documents follow each other without the end-of-document token, where the tokenizer has one.
+        Do not put the end-of-document token between documents.
     context
-        Also the relative effective context length (100 to 1,000 tokens), measured within these models.
+        Also measure the relative effective context length (100 to 1,000 tokens) among these models.
     positions
-        Tokens of the text that it is measured at; each costs up to 1,000 tokens.
+        Number of tokens at which it is measured; each costs up to 1,000 tokens.
     """
     from encoderlab.corpus.shards import Corpus
     from encoderlab.corpus.tokenizer import Tokenizer
@@ -69,7 +69,7 @@ def perplexity(
     if not models:
         raise ConfigError("no model to measure; give at least one model folder")
     if min(window, streams, positions) < 1 or min(memory, clamp) < 0:
-        raise ConfigError("window, streams and positions are at least 1, memory and clamp at least 0")
+        raise ConfigError("give at least 1 for window, streams and positions, at least 0 for memory and clamp")
     text = Corpus(corpus, split)
     device = usual_device()
     loaded = {str(path): load(path).to(device) for path in models}
@@ -77,7 +77,7 @@ def perplexity(
     for name, model in loaded.items():
         same_ids(model, tokenizer, name)
         if not model.config.encoder.causal:
-            raise ConfigError(f"{name}: reads to both sides; give a left-to-right model, such as transformer-xl-mini")
+            raise ConfigError(f"{name}: sees later tokens; give a left-to-right model, such as transformer-xl-mini")
     separator = not no_separator and tokenizer.special.eod is not None
     protocol = Protocol(
         window=window, memory=memory, same_length=same_length, clamp=clamp, streams=streams, separator=separator
@@ -108,7 +108,7 @@ def perplexity(
 
 
 def _places(text: Corpus, positions: int) -> list[int]:
-    """So many places of the text, at equal distances, each with :data:`LONGEST` tokens before it.
+    """``positions`` places of the text at equal distances, each with :data:`LONGEST` tokens before it.
 
     Raises:
         ConfigError: the text is too short.

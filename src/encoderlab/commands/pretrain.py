@@ -50,19 +50,19 @@ def pretrain(
     Parameters
     ----------
     name
-        Recipe; --list shows all.
+        Name of a recipe; --list shows all.
     corpus
         Folder made by encoderlab corpus build.
     out
         Run folder to make, or to resume.
     steps
-        Train for so many steps, such as 2000 or 1e6; the learning rate decays to their end.
+        Budget in steps, such as 2000 or 1e6; the learning rate decays to its end.
     tokens
-        Train for so many tokens instead, such as 1e9.
+        Budget in tokens instead, such as 1e9.
     flops
-        Train for so many floating-point operations instead, such as 1e15: those of the products that steps compute.
+        Budget in floating-point operations instead, such as 1e15; matrix products count.
     hours
-        Train for so long instead.
+        Budget in hours instead.
     init_from
         Model folder to continue from, instead of fresh weights.
     seed
@@ -70,9 +70,9 @@ def pretrain(
     compile
         Use torch.compile: slower to start, faster afterwards on a GPU.
     session_hours
-        Stop after so long with a checkpoint and exit code 75; the same command resumes.
+        Stop after this time with a checkpoint and exit code 75; the same command resumes.
     dry_run
-        Print the resolved recipe with its parameters, and stop.
+        Print the complete recipe and its costs, and stop.
     list_
         Print the names of all recipes.
     """
@@ -81,7 +81,7 @@ def pretrain(
     if list_:
         return _list()
     if name is None:
-        raise ConfigError("which recipe? give its name, such as bert-mini; --list shows all")
+        raise ConfigError("no recipe given; give a name, such as bert-mini (--list shows all)")
     published = recipes.recipe(name)
     budget = _budget({"steps": steps, "tokens": tokens, "flops": flops, "hours": hours})
     scaled = published if budget is None else published.for_budget(budget)
@@ -100,7 +100,7 @@ def pretrain(
     if dry_run:
         return _show(recipe, corpus)
     if corpus is None or out is None:
-        raise ConfigError("pretraining needs --corpus DIR and --out RUN; to look only, give --dry-run")
+        raise ConfigError("pretraining needs --corpus DIR and --out RUN; to only show the recipe, give --dry-run")
 
     from encoderlab.corpus.shards import Corpus
     from encoderlab.measure import runs
@@ -129,18 +129,18 @@ def pretrain(
 
 
 def _check_family(published: Recipe, recipe: Recipe) -> None:
-    """Refuse another name for the family: it says how weights are written for other libraries, and changes no part."""
+    """Refuse another family name: it changes no part of the model, only the format for other libraries."""
     for network in ("model", "generator"):
         before, now = getattr(published, network), getattr(recipe, network)
         if before is not None and now is not None and before.family != now.family:
             raise ConfigError(
-                f"{network}.family {now.family!r} would rename the architecture of {published.name} and change "
-                f"nothing in it; take a recipe of {now.family} (pretrain --list), or leave the field out"
+                f"{network}.family {now.family!r} would rename the architecture of {published.name} without changing "
+                f"it; use a recipe of {now.family} (pretrain --list), or leave the field out"
             )
 
 
 def _budget(given: Mapping[str, float | None]) -> Budget | None:
-    """The one budget among those by unit."""
+    """The one budget that is given, or None."""
     from encoderlab.train.recipe import Budget
 
     chosen = {unit: amount for unit, amount in given.items() if amount is not None}
@@ -152,7 +152,7 @@ def _budget(given: Mapping[str, float | None]) -> Budget | None:
 
 
 def _show(recipe: Recipe, corpus: Path | None) -> dict[str, Any]:
-    """The resolved recipe and what it amounts to; nothing is written."""
+    """Print the complete recipe and its costs; nothing is written."""
     from encoderlab.config import to_dict
     from encoderlab.corpus.tokenizer import Tokenizer
     from encoderlab.measure.estimate import estimate

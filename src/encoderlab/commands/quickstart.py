@@ -1,4 +1,4 @@
-"""``encoderlab quickstart``: the whole road on text that Python itself carries."""
+"""``encoderlab quickstart``: corpus, pretraining, fine-tuning and report, on text that Python ships."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from encoderlab.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a budget buys.
+    """The sizes for a time budget.
 
     ``recipe`` to start from, with ``layers`` layers; ``pretraining`` in seconds; ``examples`` to fine-tune on
     (training, development, test), ``epochs`` passes over them, ``seeds`` by task; ``size`` of the corpus.
@@ -32,7 +32,7 @@ class Plan:
 def plan(seconds: float) -> Plan:
     """A larger model for a larger budget; most of the time goes to pretraining."""
     if seconds < 30:
-        raise ConfigError(f"a budget of {seconds:g} s is too short to learn anything; give at least 30s")
+        raise ConfigError(f"a budget of {seconds:g} s is too short; give at least 30s")
     if seconds < 150:
         return Plan(recipe="bert-tiny", pretraining=0.5 * seconds)
     if seconds < 1800:
@@ -41,10 +41,10 @@ def plan(seconds: float) -> Plan:
 
 
 def quickstart(*, budget: str = "5m", out: Path = Path("runs/quickstart"), seed: int = 1) -> dict[str, Any]:
-    """Go the whole road on text that Python itself carries, in minutes.
+    """Try everything in minutes, on the documentation that Python ships.
 
-    Corpus, tokenizer, pretraining, fine-tuning with and without it beside simple
-    baselines, and a report. The same command resumes where it was interrupted.
+    Builds corpus and tokenizer, pretrains, fine-tunes with and without pretraining
+    next to simple baselines, and writes a report. The same command resumes.
 
     Example:
         encoderlab quickstart --budget 60s --out runs/first
@@ -52,9 +52,9 @@ def quickstart(*, budget: str = "5m", out: Path = Path("runs/quickstart"), seed:
     Parameters
     ----------
     budget
-        Time for training, such as 60s, 5m, 1h; the model's size goes by it.
+        Time for training, such as 60s, 5m, 1h; a larger budget trains a larger model.
     out
-        Folder for everything.
+        Folder for all results.
     seed
         Seed of the pretraining.
     """

@@ -1,4 +1,4 @@
-"""The page that ``encoderlab quickstart`` ends with, and its summary on the terminal."""
+"""The page that ``encoderlab quickstart`` writes, and its summary on the terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from encoderlab.train.units import duration, quantity
 
 @dataclass(frozen=True, kw_only=True)
 class Road:
-    """What happened: ``examples`` counts those of each task by split, ``seconds`` is all of it."""
+    """The results: ``examples`` counts the examples of each task by split, ``seconds`` is the total time."""
 
     plan: Plan
     recipe: Recipe
@@ -40,7 +40,7 @@ class Road:
 
 
 def report(road: Road) -> Report:
-    """The page about all of it."""
+    """The page with all results."""
     record = runs.read_run(road.out / "pretrain")
     parameters = count_parameters(road.recipe.model)
     accuracy = road.outcome.metrics.get("accuracy", {}).get(record.term)
@@ -52,7 +52,7 @@ def report(road: Road) -> Report:
         metrics=runs.metrics([record], runs.references([record], road.corpus.counts())),
         strips=runs.strips([record]),
         fills=road.fills,
-        fills_note="Sentences of modules that the model never saw, picked by a hash. The marked word stood there; "
+        fills_note="Sentences of modules that the model never saw, chosen by a hash. The marked word is the original; "
         "bars are probabilities.",
         tasks=road.tasks,
         tasks_note="Trained and tested on different modules. Dots are seeds, the line is their mean, the band its 95% "
@@ -86,7 +86,7 @@ def data_facts(road: Road) -> dict[str, str]:
 
 
 def commands(road: Road) -> list[str]:
-    """The whole road again, and two ways to go on."""
+    """The command that repeats all, and two commands to continue with."""
     model, data = (quote(str(road.out / place)) for place in ("pretrain", "tasks/area/train.jsonl"))
     return [
         road.command,
@@ -114,7 +114,7 @@ def costs(road: Road, parameters: Mapping[str, int]) -> dict[str, str]:
 
 
 def verdict(outcome: Outcome, accuracy: float | None, tasks: Sequence[TaskScores]) -> str:
-    """What came out, in two or three sentences, with the uncertainty."""
+    """Two or three sentences about the result, with its uncertainty."""
     words = f"It read {quantity(outcome.tokens)} tokens in {duration(outcome.seconds)}"
     words += f" and fills {accuracy:.0%} of the masked words of unseen modules." if accuracy is not None else "."
     gains, unclear, losses = [], [], []
@@ -140,14 +140,14 @@ def verdict(outcome: Outcome, accuracy: float | None, tasks: Sequence[TaskScores
 
 
 def limits(outcome: Outcome) -> list[str]:
-    """What the numbers do not show."""
+    """Sentences about the limits of these results."""
     share = outcome.tokens / (40 * 3.3e9)  # Devlin et al., 2019: 40 epochs over 3.3 billion words
     return [
         f"{quantity(outcome.tokens)} tokens are {share:.1g} of what BERT read (40 passes over 3.3 billion words). "
         "This model knows frequent words and the style of documentation, not the world.",
         "The tasks are made of the same kind of text as the corpus, and their labels come from markup and module "
-        "names, not from annotators. They show that the machinery works, and are no benchmark.",
-        "The interval says how much the score moves with the seed of fine-tuning; the pretraining was run once, and "
+        "names, not from annotators. They show that everything works; they are not a benchmark.",
+        "The interval shows how much the score varies with the seed of fine-tuning; pretraining was run once, and "
         "the test examples are a sample.",
         "The time budget decides how many steps fit, so another machine gets other numbers. Budgets in steps or tokens "
         "repeat exactly.",
@@ -155,7 +155,7 @@ def limits(outcome: Outcome) -> list[str]:
 
 
 def summary_of(road: Road) -> dict[str, Any]:
-    """What ``summary.json`` holds."""
+    """The content of ``summary.json``."""
     found = {task.name: difference(task) for task in road.tasks}
     outcome = road.outcome
     return {
@@ -170,7 +170,7 @@ def summary_of(road: Road) -> dict[str, Any]:
 
 
 def show(road: Road, verdict: str) -> None:
-    """The summary on the terminal."""
+    """Print the summary."""
     rows = []
     for task in road.tasks:
         for method in task.methods:
@@ -190,7 +190,7 @@ def show(road: Road, verdict: str) -> None:
 
 
 def pieces(tokenizer: Tokenizer, fill: Fill) -> Pieces:
-    """The text of ``fill`` with its answer, as the tokenizer cuts it."""
+    """The text of ``fill`` with its answer, as the tokenizer splits it."""
     text = fill.text.replace(fill.mask, fill.answer or "")
     return Pieces(text=text, spans=[(int(a), int(b)) for a, b in tokenizer.encode(text).offsets])
 

@@ -1,4 +1,4 @@
-"""The stages of ``encoderlab quickstart``: corpus, pretraining, fine-tuning with and without it, report."""
+"""The stages of ``encoderlab quickstart``: corpus, pretraining, fine-tuning with and without pretraining, report."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from encoderlab.train.pretraining import pretrain
 from encoderlab.train.recipe import Budget, Evaluation, Phase, Recipe
 
 ABOUT = {  # task: title, what it asks
-    "roles": ("Role tags", "Which words are code, and of what kind? The markup that said so is taken away."),
-    "match": ("Name and description", "Does a description belong to a name, or to another one of the same module?"),
+    "roles": ("Role tags", "Which words are code, and of what kind? The markup is removed."),
+    "match": ("Name and description", "Does a description belong to this name, or to another name of the same module?"),
     "area": ("Area of the library", "Which area of the library does a description come from?"),
 }
 
@@ -97,10 +97,11 @@ def walk(chosen: Plan, out: Path, seed: int, command: str) -> dict[str, Any]:
 
 
 def recipe_for(chosen: Plan, seed: int) -> Recipe:
-    """BERT of the plan's size on packed documents: short texts share a row, blind to each other, and little is padding.
+    """BERT of the plan's size on packed documents: short texts share a row without seeing each other, with little
+    padding.
 
-    There are no sentence pairs, since most passages are shorter than a row; no dropout, since hardly any text is read
-    twice; and twice BERT's share of masks, since there is more to learn from a row than a short run can read.
+    No sentence pairs, because most passages are shorter than a row; no dropout, because hardly any text is read twice;
+    and twice BERT's masking rate, because a row has more to learn from than a short run can use.
     """
     base = recipes.recipe(chosen.recipe)
     return replace(
@@ -136,7 +137,7 @@ def blanks(size: Literal["stdlib", "all"], tokenizer: Tokenizer, count: int = 6)
 
 
 def fill(before: Model, after: Model, text: str, answer: str) -> Fill:
-    """The five best guesses of both models."""
+    """The five best candidates of both models."""
 
     def guesses(model: Model) -> list[tuple[str, float]]:
         return [(guess.token_str, guess.score) for guess in model.fill_mask(text)[0]]
@@ -147,7 +148,7 @@ def fill(before: Model, after: Model, text: str, answer: str) -> Fill:
 
 
 def compare(name: str, trained: Model, chosen: Plan, out: Path) -> TaskScores:
-    """One task: baselines, then the same architecture from fresh weights and from the pretrained ones, over seeds."""
+    """Run one task: baselines, then the same architecture from fresh and from pretrained weights, over seeds."""
     task, splits = task_of(out / "tasks" / name, chosen.examples)
     methods = [
         Score(name=method, scores=[scores[task.metric]])
@@ -184,7 +185,7 @@ def compare(name: str, trained: Model, chosen: Plan, out: Path) -> TaskScores:
 
 
 def task_of(folder: Path, examples: tuple[int, int, int]) -> tuple[Task, dict[str, Split]]:
-    """A derived task with all labels of its training split, and parts of the splits: fixed random choices."""
+    """A derived task with all labels of its training split, and random parts of the splits, the same in every run."""
     pair = folder.name == "match"
     given = Given(text="text", pair="text_pair", label="label") if pair else Given()
     task, _ = infer(folder / "train.jsonl", given)

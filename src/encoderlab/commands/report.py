@@ -13,7 +13,7 @@ from encoderlab.errors import ConfigError, DataError
 def report(
     runs: list[Path], /, *, out: Path | None = None, corpus: Path | None = None, title: str | None = None
 ) -> dict[str, Any]:
-    """Write one self-contained HTML page about a run, or one that compares several.
+    """Write one self-contained HTML page about one run, or comparing several.
 
     Example:
         encoderlab report runs/tiny runs/mini --corpus corpora/wiki \\
@@ -24,14 +24,14 @@ def report(
     runs
         Run folders.
     out
-        File to write; by default report.html in the run folder.
+        File to write. Default: report.html in the run folder.
     corpus
-        The corpus of the runs, whose word frequencies are drawn as a line to beat.
+        The corpus of the runs; the loss of its word frequencies is drawn for comparison.
     title
         Title of the page.
     """
     if out is None and len(runs) > 1:
-        raise ConfigError("a page about several runs belongs to none of their folders; give --out FILE")
+        raise ConfigError("a page about several runs has no default place; give --out FILE")
     for run in runs:
         if not run.is_dir():
             raise DataError(f"{run}: no such folder; give the folder of a run")

@@ -26,7 +26,7 @@ def score(
     threshold: float = 0.0,
     skip_others: bool = False,
 ) -> dict[str, Any]:
-    """Score predictions that something else made.
+    """Score predictions of another program.
 
     The predictions are a file: JSON lines (of `encoderlab predict`, CLUE, SuperGLUE), one
     JSON object by id (SQuAD), a table (GLUE), CoNLL columns with the predicted tag last, or
@@ -43,25 +43,25 @@ def score(
     gold
         Labelled file, or with --task the folder of a benchmark.
     task
-        Name of a benchmark, or inferred: as the columns of the labelled file tell.
+        Name of a benchmark, or inferred: from the columns of the labelled file.
     split
-        Of a folder: train, dev, test, ...
+        Split of a benchmark: train, dev, test, ...
     form
-        Of an inferred task: classification, regression, multilabel, tagging, span or choice.
+        Kind of an inferred task: classification, regression, multilabel, tagging, span or choice.
     text
-        Its column of the text, passage or context.
+        For an inferred task, the column of the text, passage or context.
     pair
-        Its column of the second text, or of the question.
+        For an inferred task, the column of the second text, or of the question.
     label
-        Its column of the label, tags or answer.
+        For an inferred task, the column of the label, tags or answer.
     labels
-        Labels that may be predicted besides those in the labelled file, with commas between.
+        Further labels that may be predicted, besides those in the labelled file; separated by commas.
     null_odds
-        Of answers: JSON file with the score or probability of "no answer" by question id.
+        For answers: JSON file with the score or probability of "no answer" by question id.
     threshold
-        Answers count as withdrawn where that is above this.
+        Count an answer as "no answer" if that score is above this threshold.
     skip_others
-        Leave out predictions for ids that the labelled data lacks; how many is said.
+        Leave out predictions for ids that the labelled data lacks, and print their number.
     """
     from encoderlab.tasks.data import suites
     from encoderlab.tasks.data.infer import Given, task_of
@@ -71,11 +71,11 @@ def score(
     given = Given(form=form, text=text, pair=pair, label=label)
     if task == "inferred":
         if gold.is_dir():
-            raise ConfigError(f"{gold}: is a folder; name the benchmark whose files it holds with --task")
+            raise ConfigError(f"{gold}: is a folder; name its benchmark with --task")
         of, said = task_of(gold, given)
         note(said)
     elif given != Given():
-        raise ConfigError(f"--task {task} says how its files are read; leave out --form, --text, --pair and --label")
+        raise ConfigError(f"--task {task} defines how its files are read; leave out --form, --text, --pair and --label")
     else:
         of = suites.task(task)
     if null_odds is not None and (of.form != "span" or of.answers != "squad"):

@@ -26,17 +26,17 @@ def serve(
     max_batch_tokens: int = 4096,
     max_queue_tokens: int | None = None,
     max_texts: int = 1024,
-    max_body: Annotated[int, Parameter(help="Bytes of a request's body.")] = 2_000_000,
+    max_body: Annotated[int, Parameter(help="Largest body of a request, in bytes.")] = 2_000_000,
     deadline: float = 60.0,
     drain: float = 25.0,
     drain_delay: float = 0.0,
     accept_ids: bool = False,
 ) -> dict[str, Any]:
-    """Answer requests by HTTP with a model.
+    """Serve a model over HTTP.
 
     Speaks the protocols of text-embeddings-inference, OpenAI (embeddings), Cohere and
-    Jina (rerank), and of Hugging Face's tasks at `POST /`. Listens on this machine alone
-    unless --host says otherwise, which needs keys. A signal ends it when all accepted
+    Jina (rerank), and of Hugging Face's tasks at `POST /`. Only this machine can connect
+    unless --host is given, which needs keys. After a signal, the server ends when all accepted
     requests are answered.
 
     Example:
@@ -47,35 +47,35 @@ def serve(
     model
         Run folder, model folder, Hugging Face folder, or exported folder.
     host
-        Address to listen on; other than this machine's own needs --key-file or --no-key.
+        Address to listen on; an address that others can reach needs --key-file or --no-key.
     port
-        Port to listen on; 0 for any that is free.
+        Port to listen on; 0 for any free port.
     name
-        Name of the model for clients; by default that of its folder.
+        Name of the model for clients. Default: the folder's name.
     key_file
-        File with a key on each line, of which requests must bear one.
+        File with one key per line; requests must send one of them.
     no_key
-        Let anybody ask, also from outside.
+        Answer requests without a key, also from other machines.
     allow_host
-        Name that clients call this server by (repeatable); "*" for any.
+        Host name that clients may use for this server (repeatable); "*" for any.
     cors
-        Origin whose pages may ask, such as https://example.org.
+        Origin whose web pages may send requests, such as https://example.org.
     metrics
         Whether /metrics needs a key.
     max_batch_tokens
-        Tokens computed at once, padding included.
+        Tokens per batch, padding included.
     max_queue_tokens
-        Tokens that may wait before requests are refused; by default 64 batches.
+        Tokens that may wait before requests are refused. Default: 64 batches.
     max_texts
-        Texts of a request.
+        Largest number of texts in a request.
     deadline
-        Seconds after which a request is given up.
+        Seconds after which a request fails.
     drain
-        Seconds to wait for accepted requests at the end.
+        Seconds to wait for accepted requests after a signal.
     drain_delay
-        Seconds to go on taking requests after a signal, while /health says no.
+        Seconds to keep accepting requests after a signal, while /health reports failure.
     accept_ids
-        Accept token ids of the model's own vocabulary in place of texts.
+        Accept token ids of the model's vocabulary instead of texts.
     """
     import importlib.util
 
@@ -95,7 +95,7 @@ def serve(
     own = host in ("127.0.0.1", "localhost", "::1")
     if not own and key_file is None and not no_key:
         raise ConfigError(
-            f"--host {host} can be reached from outside; give --key-file FILE, or --no-key to let anybody ask"
+            f"--host {host} can be reached by other machines; give --key-file FILE, or --no-key for open access"
         )
     keys = () if key_file is None else read_keys(key_file)
     address = Address(host=host, port=port, delay=drain_delay, drain=drain)

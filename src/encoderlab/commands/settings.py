@@ -1,4 +1,4 @@
-"""The order in which the fields of a recipe are set: defaults < recipe < file < environment < command line."""
+"""The order in which fields of a recipe are set: defaults < recipe < file < environment < command line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PREFIX = "ENCODERLAB_"
 
 Set = Annotated[
     list[str] | None,
-    Parameter(name="--set", help="Set any field of the recipe, as in --set optim.lr=3e-4 (repeatable)."),
+    Parameter(name="--set", help="Set a field of the recipe, such as --set optim.lr=3e-4 (repeatable)."),
 ]
 Config = Annotated[
     list[Path] | None,
-    Parameter(name="--config", help="YAML or JSON file with fields of the recipe (repeatable; a later file wins)."),
+    Parameter(name="--config", help="YAML or JSON file with fields of the recipe (repeatable; later files win)."),
 ]
 
 
@@ -29,7 +29,7 @@ def resolve(recipe: T, *, files: Sequence[Path] = (), assignments: Sequence[str]
     """``recipe`` with the fields of all :func:`sources`.
 
     Raises:
-        ConfigError: an unknown key (the nearest known one is named), a wrong type, or an unreadable file.
+        ConfigError: an unknown key (the message gives the nearest one), a wrong type, or an unreadable file.
     """
     from encoderlab import config  # imports pydantic, which --help can do without
 
@@ -39,8 +39,9 @@ def resolve(recipe: T, *, files: Sequence[Path] = (), assignments: Sequence[str]
 
 
 def sources(files: Sequence[Path], assignments: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The fields that are set, by their paths, and where: by files, by ``ENCODERLAB_A__B=value`` variables and by
-    ``a.b=value`` assignments; what comes later wins.
+    """The fields that the user sets, by path, and their source.
+
+    Sources are files, ``ENCODERLAB_A__B=value`` variables and ``a.b=value`` assignments; later ones take precedence.
     """
     from encoderlab import config
 
@@ -53,7 +54,7 @@ def sources(files: Sequence[Path], assignments: Sequence[str]) -> Iterator[tuple
 
 
 def _mappings(fields: Mapping[str, str]) -> dict[str, Any]:
-    """``fields`` with those that are written ``{...}`` read."""
+    """``fields`` with values that are written ``{...}`` parsed."""
     from encoderlab.config import parse_value
 
     return {path: parse_value(text) if text.lstrip().startswith("{") else text for path, text in fields.items()}

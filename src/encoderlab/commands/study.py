@@ -23,9 +23,9 @@ def study(
     workers: int | None = None,
     retry: bool = False,
 ) -> dict[str, Any]:
-    """Train arms that differ in what a file says at equal cost, over seeds, and compare them.
+    """Train models with different settings at equal cost over seeds, and compare them.
 
-    Every arm gets the same documents in the same order, the same budget and the same
+    Every arm (one setting) gets the same documents in the same order, the same budget and the same
     number of trials for its learning rate. Run the same command again to resume.
 
     Example: encoderlab study masks.yaml --out studies/masks --hours 8
@@ -33,17 +33,17 @@ def study(
     Parameters
     ----------
     file
-        YAML or JSON: what varies, budget, seeds, measures (docs/studies.md).
+        YAML or JSON file with arms, budget, seeds and measures (docs/studies.md).
     out
         Folder to make, or to resume: the runs, their results, results.json and study.html.
     dry_run
-        Print the runs and what they cost, and stop.
+        Print the runs and their cost, and stop.
     hours
-        End this sitting after so long, with checkpoints and exit code 75.
+        Stop after this time, with checkpoints and exit code 75; the same command resumes.
     workers
-        Runs side by side; by default as many as the cores have room for.
+        Number of parallel runs. Default: as many as the cores allow.
     retry
-        Run cells that failed before again.
+        Run failed cells again.
     """
     import time
 
@@ -55,14 +55,14 @@ def study(
     from encoderlab.study.run import record, run
 
     if hours is not None and not hours > 0:
-        raise ConfigError(f"--hours {hours} is not positive; give the length of this sitting")
+        raise ConfigError(f"--hours {hours} is not positive; give the hours after which to stop")
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers {workers} is not positive; give at least 1")
     begin = time.monotonic()
     if dry_run:
         return _show_plan(Plan.read(file))
     if out is None:
-        raise ConfigError("a study needs --out DIR; to look only, give --dry-run")
+        raise ConfigError("a study needs --out DIR; to only show its runs, give --dry-run")
     with held_folder(out):
         plan = Plan.read(file)
         for line in plan.fairness():
@@ -113,7 +113,7 @@ def _show_plan(plan: Plan) -> dict[str, Any]:
     columns = ["arm", "budget", "trials", "seeds", "parameters", "tokens", "FLOPs of a run", "time of a run"]
     runs = len(found) * (seeds + trials)
     terminal.table(f"{runs} runs", columns, rows, caption="Time at half of the rate of products measured here.")
-    terminal.say(f"{runs} runs, {total:.3g} FLOPs, about {duration(seconds)} one after the other, measures besides")
+    terminal.say(f"{runs} runs, {total:.3g} FLOPs, about {duration(seconds)} one after the other, without measures")
     for line in plan.fairness():
         terminal.say(line)
     return {
@@ -126,7 +126,7 @@ def _show_plan(plan: Plan) -> dict[str, Any]:
 
 
 def _show(results: Results) -> None:
-    """Scores by arm and budget, and the verdicts."""
+    """Print scores by arm and budget, and the verdicts."""
     unit = results.plan.study.unit
     rows = []
     for arm, amount in results.plan.places:

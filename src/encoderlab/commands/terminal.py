@@ -1,7 +1,7 @@
-"""What the verbs print: results on standard output, notes and progress on standard error.
+"""Printing for verbs: results on standard output, notes and progress on standard error.
 
-With ``--json`` everything printed here goes to standard error, because standard output then holds one JSON object.
-``NO_COLOR`` and ``CI`` are honoured: no colours with the first, plain progress lines with either ``CI`` or no terminal.
+With ``--json`` everything printed here goes to standard error, because standard output then has one JSON object.
+Respects ``NO_COLOR`` (no colours) and ``CI`` (plain progress lines, as without a terminal).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _state = {"json": False, "verbose": False}
 
 
 def configure(*, json: bool, verbose: bool) -> None:
-    """Set by the command line before a verb runs; from then on what the package logs is shown. Characters that the
-    output cannot hold (names of files that are no UTF-8, a terminal that is not) are written as escapes.
+    """Set by the command line before a verb runs; from then on, log messages of the package are shown.
+
+    Characters that the output cannot encode (in names of files, or on a terminal without UTF-8) are escaped.
     """
     _state.update(json=json, verbose=verbose)
     for stream in (sys.stdout, sys.stderr):
@@ -43,12 +44,12 @@ def verbose() -> bool:
 
 
 def live() -> bool:
-    """Whether a bar may be redrawn in place on standard error."""
+    """Whether a bar on standard error may be redrawn in place."""
     return sys.stderr.isatty() and not os.environ.get("CI")
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A rich console; 110 columns wide where the output is no terminal."""
+    """A rich console; 110 columns wide if the output is not a terminal."""
     from rich.console import Console
 
     stderr = stderr or json_mode()
@@ -58,7 +59,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def say(text: str = "", *, style: str | None = None) -> None:
-    """A line of the result. Without a style it is printed as it is, where rich would make spaces of tabs."""
+    """Print a line of the result. Without a style, rich does not see it, because it would replace tabs."""
     if style is None:
         print(text, file=sys.stderr if json_mode() else sys.stdout)
     else:
@@ -66,20 +67,22 @@ def say(text: str = "", *, style: str | None = None) -> None:
 
 
 def note(text: str) -> None:
-    """A line about what is going on, on standard error."""
+    """Print a note on standard error."""
     console(stderr=True).print(text, style="dim")
 
 
 def complain(message: str) -> None:
-    """The one line of an error, on standard error."""
+    """Print the one line of an error on standard error."""
     from rich.text import Text
 
     console(stderr=True).print(Text("error: ", style="bold red") + Text(message))
 
 
 class _Notes(logging.Handler):
-    """Shows what the package logs on standard error, but for what a training run shows itself, beside its bar
-    (:data:`encoderlab.train.journal.SHOWN`). Of several processes the first one says what is no warning.
+    """Shows the package's log messages on standard error.
+
+    Leaves out messages that a training run shows next to its bar (:data:`encoderlab.train.journal.SHOWN`). Of several
+    processes, only the first shows messages below warnings.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -97,7 +100,7 @@ _NOTES = _Notes()
 
 @contextmanager
 def progress(title: str) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A function ``(what, done, total or None)`` that shows how far a job is: a bar on a terminal, else a line now and
+    """A function ``(what, done, total or None)`` that shows progress: a bar on a terminal, otherwise a line now and
     then.
     """
     if not live():
@@ -119,7 +122,7 @@ def progress(title: str) -> Iterator[Callable[[str, int, int | None], None]]:
 
 
 class _Lines:
-    """Progress as plain lines: the first report of each stage, its end, and one every few seconds between."""
+    """Progress as plain lines: at the start and the end of each stage, and every few seconds between."""
 
     def __init__(self, title: str, *, seconds: float = 10.0) -> None:
         self.title, self.seconds = title, seconds
@@ -134,7 +137,7 @@ class _Lines:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str | None = None) -> None:
-    """A table of the result; columns after the first are aligned right where their first value is a number."""
+    """Print a table of the result; columns after the first are aligned right if their first value is a number."""
     from rich import box
     from rich.table import Table
 
@@ -148,5 +151,5 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
         picture.add_row(*("" if cell is None else str(cell) for cell in row))
     output = console()
     if not output.is_terminal:
-        output.width = 10_000  # in a pipe or a file a row is a line: nothing in it is broken
+        output.width = 10_000  # in a pipe or a file, each row is one line
     output.print(picture)

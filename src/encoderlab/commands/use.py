@@ -37,8 +37,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score a fine-tuned model, or an ensemble, on labelled data.
 
-    An ensemble averages the probabilities of its members (for answers, the scores of
-    starts and ends); its score stands beside theirs.
+    An ensemble averages the probabilities of its models (for answers, the scores of
+    starts and ends); its score is shown next to theirs.
 
     Example:
         encoderlab evaluate runs/mrpc mrpc --data data/glue \\
@@ -51,21 +51,21 @@ def evaluate(
     data
         A labelled file, or the name of a benchmark whose files are in the folder of --data.
     split
-        Of a benchmark: train, dev, test, ... A file that is given itself as test may be without labels.
+        Split of a benchmark: train, dev, test, ... A file given as test may have no labels.
     folder
         Folder with the benchmark's files.
     ensemble
-        Further models: several behind one flag, or the flag again.
+        Further models (repeatable, or several after one flag).
     submission
-        Also write the leaderboard's file into this folder.
+        Also write the files for the leaderboard into this folder.
     text
-        Of a file: its column of the text, where it is not the one that the model learned from.
+        For a file, the column of the text, if its name differs from the training file's.
     pair
-        Its column of the second text.
+        For a file, the column of the second text.
     label
-        Its column of the label.
+        For a file, the column of the label.
     skip_unlabelled
-        Leave out rows of it that have no label; how many is said.
+        Leave out rows without a label, and print their number.
     """
     from encoderlab.files import held_folder
     from encoderlab.tasks.data.infer import Given
@@ -89,7 +89,7 @@ def evaluate(
         note(line)
     for place in places:
         if (record := record_of(place)) is not None and record["data"].get("train") == part.sha256:
-            note(f"{place}: learned from this data, so its score says nothing about other texts")
+            note(f"{place}: trained on this data, so its score says nothing about other texts")
     unlabelled = sum(map(is_unlabelled, part.examples))
     if submission is not None:
         written = submission / check_submission(task, split, len(part)).files[split]
@@ -134,8 +134,9 @@ def evaluate(
 
 
 def _data(data: str, split: str, folder: Path | None, own: Task, given: Given) -> tuple[Task, Split, dict[str, str]]:
-    """The labelled file or benchmark ``data`` for a model of the task ``own``: its task, its examples, and its label
-    for each of the model's where they differ.
+    """The labelled file or benchmark ``data`` for a model of the task ``own``.
+
+    Returns its task, its examples, and its label for each of the model's labels that differs.
     """
     from encoderlab.tasks.data import suites
     from encoderlab.tasks.data.records import is_file_name
@@ -153,7 +154,7 @@ def _data(data: str, split: str, folder: Path | None, own: Task, given: Given) -
 
 
 def _score(name: str, task: Task, part: Split, found: Predictions) -> dict[str, float]:
-    """The scores of the model ``name``; warnings about them are printed."""
+    """The scores of the model ``name``; prints warnings about them."""
     from encoderlab.tasks.forms.table import FORMS
 
     scores, notes = FORMS[task.form].score_found(task, part.examples, found)
@@ -163,7 +164,7 @@ def _score(name: str, task: Task, part: Split, found: Predictions) -> dict[str, 
 
 
 def show_scores(title: str, found: Mapping[str, Mapping[str, float]]) -> None:
-    """Scores by model, and what an ensemble gains."""
+    """Print scores by model, and the gain of an ensemble."""
     metrics = list(next(iter(found.values())))
     plain = ("total", "threshold", "mean_squared_error")  # no shares
     rows = [
@@ -180,7 +181,7 @@ def show_scores(title: str, found: Mapping[str, Mapping[str, float]]) -> None:
     if "ensemble" in found:
         together, *alone = (scores[metrics[0]] for scores in found.values())
         mean, best = together - sum(alone) / len(alone), together - max(alone)
-        say(f"gain of the ensemble in {metrics[0]}: {100 * mean:+.2f} over their mean, {100 * best:+.2f} over the best")
+        say(f"gain of the ensemble in {metrics[0]}: {100 * mean:+.2f} over the mean, {100 * best:+.2f} over the best")
 
 
 def predict(
@@ -197,9 +198,9 @@ def predict(
 
     The input is a file (CSV, TSV, JSON lines, Parquet with named columns; `.txt` with one
     text per line, for a tagger also one word per line with blank lines between sentences),
-    of any size: it is read in parts, and the same command with --out goes on where it was
-    interrupted. Or it is texts; two texts of a pair stand on both sides of [SEP].
-    Columns are those that the model learned from, where the file has them.
+    of any size: it is read in parts, and the same command with --out continues where it was
+    interrupted. Or give texts; [SEP] separates the two texts of a pair.
+    Columns are those of the training file, if the file has them.
 
     Example:
         encoderlab predict runs/reviews texts.csv --out labels.jsonl
@@ -213,11 +214,11 @@ def predict(
     out
         File to write, one JSON object per line. Without it predictions are printed.
     text
-        Column of the text, where its name does not tell.
+        Column of the text, if it cannot be inferred.
     pair
         Column of the second text.
     with_
-        Also write the text (with its second text, question or options) and the label that the file has: text gold.
+        Also write these: text (with its second text, question or options), gold (the label in the file).
     """
     from encoderlab.tasks.data.records import is_file_name
     from encoderlab.tasks.runs.apply import predictor_of
@@ -286,13 +287,13 @@ def _predict_file(
 
 
 def _cut(predictor: Predictor) -> str:
-    """A sentence that says how many texts were longer than a sequence so far; empty if none was."""
+    """A sentence with the number of texts that were too long so far; empty if there was none."""
     form = predictor.form
     return form.cut_note("text", f"the model's {form.settings.max_length}")
 
 
 def _answer(found: dict[str, Any]) -> str:
-    """The prediction of one record, to be printed."""
+    """The prediction for one record, as text."""
     value = next(found[key] for key in ("label", "answer", "prediction") if key in found)
     if isinstance(value, list):
         return " ".join(map(str, value))

@@ -47,8 +47,8 @@ def test_a_file_is_trained_on_scored_and_predicted(tmp_path, tiny, capsys):
     members = [f"{second.parent}/seed-1", data, "--ensemble", str(second)]
     assert main(["evaluate", *members]) == 0
     assert "gain of the ensemble in accuracy" in capsys.readouterr().out
-    assert "learned from this data" in answer(capsys, "evaluate", out, data)[1]
-    assert "learned from this data" not in answer(capsys, "evaluate", out, reviews(tmp_path / "new.csv", 20))[1]
+    assert "trained on this data" in answer(capsys, "evaluate", out, data)[1]
+    assert "trained on this data" not in answer(capsys, "evaluate", out, reviews(tmp_path / "new.csv", 20))[1]
     assert run(capsys, "predict", out, "the red cat", "the blue cat")["predictions"][0]["label"] in COLOURS
     assert run(capsys, "predict", out, data, "--out", tmp_path / "labels.jsonl")["predictions"] == 60
     assert len((tmp_path / "labels.jsonl").read_text().splitlines()) == 60
@@ -161,7 +161,7 @@ def test_a_suite_leaves_out_what_is_not_there_and_submits_what_has_no_labels(tmp
     )
     assert "no labels; nothing to score" in text
     assert len((tmp_path / "sub/SST-2.tsv").read_text().splitlines()) == 1822
-    assert "holds no training file" in messages(
+    assert "has no training file" in messages(
         capsys, 3, "finetune", "superglue", "--data", tmp_path, "--model", tiny, "--out", tmp_path / "x"
     )
 
