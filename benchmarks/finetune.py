@@ -28,7 +28,7 @@ from encoderlab.tasks.data import suites
 from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.forms.batching import Item, ItemSource, Packing
 from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
-from encoderlab.tasks.runs.finetune import Recipe, row_length
+from encoderlab.tasks.runs.finetune import FinetuneRecipe, row_length
 from encoderlab.train.distributed import join
 from encoderlab.train.engine import Engine
 
@@ -40,7 +40,7 @@ class Contender:
     """Fine-tuning with one way of packing; ``seconds`` are those of the rounds."""
 
     def __init__(self, mode: Packing, model: Model, task: str, items: list[Item]) -> None:
-        recipe = Recipe(packing=mode, form=FormSettings(max_length=LENGTH), batch=BATCH)
+        recipe = FinetuneRecipe(packing=mode, form=FormSettings(max_length=LENGTH), batch=BATCH)
         form = form_of(suites.task(task), model, recipe.form)
         self.engine = Engine(TaskObjective(with_head(model, form, seed=1)[0], form), recipe, join("cpu"))
         self.room = LENGTH if mode == "fixed" else row_length(recipe, model, LENGTH)

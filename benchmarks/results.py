@@ -31,9 +31,9 @@ from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.forms.objective import form_of
 from encoderlab.tasks.runs import trials
-from encoderlab.tasks.runs.finetune import Recipe
+from encoderlab.tasks.runs.finetune import FinetuneRecipe
 from encoderlab.tasks.runs.protocol import Protocol
-from encoderlab.tasks.runs.trials import Outcome, Row
+from encoderlab.tasks.runs.trials import ProtocolResult, ResultRow
 from encoderlab.tasks.scoring.scores import baselines
 from encoderlab.train.optim import AdamW
 
@@ -61,7 +61,9 @@ class Limits:
     dev: int
 
 
-def parts(task: Task, model: Model, data: Path, recipe: Recipe, limits: Limits) -> tuple[Task, dict[str, Split]]:
+def parts(
+    task: Task, model: Model, data: Path, recipe: FinetuneRecipe, limits: Limits
+) -> tuple[Task, dict[str, Split]]:
     """The task with its labels, training and development examples within the limits."""
     splits = usable_splits(task, data)
     task = completed(task, splits["train"])
@@ -84,7 +86,7 @@ def drawn(split: Split, count: int) -> Split:
 
 def measure(
     name: str, model: Model, data: Path, runs: Path, plan: Protocol, limits: Limits
-) -> tuple[list[Row], list[Outcome]]:
+) -> tuple[list[ResultRow], list[ProtocolResult]]:
     """The lines of one set, and what the two systems found."""
     task, splits = parts(suites.task(name), model, data / SETS[name], plan.recipe, limits)
     kept = runs / name / "baselines.json"
@@ -105,8 +107,8 @@ class Block:
 
     title: str
     about: str
-    rows: list[Row]
-    outcomes: list[Outcome]
+    rows: list[ResultRow]
+    outcomes: list[ProtocolResult]
 
 
 def write(out: Path, blocks: Sequence[Block], plan: Protocol, limits: Limits) -> None:
@@ -143,7 +145,7 @@ def write(out: Path, blocks: Sequence[Block], plan: Protocol, limits: Limits) ->
     write_text(out, "\n".join(lines) + "\n" + prose(out))
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[ResultRow]) -> str:
     """A Markdown table, scores times 100: median, mean with the 95% interval, standard deviation, number of seeds."""
     lines = ["| task | metric | system | median | mean | sd | seeds |", "|---|---|---|---:|---:|---:|---:|"]
     for row in rows:
@@ -167,7 +169,7 @@ def wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
-def above(rows: Sequence[Row], task: str, one: str, other: str) -> bool:
+def above(rows: Sequence[ResultRow], task: str, one: str, other: str) -> bool:
     """Whether the 95% interval of system ``one`` lies above that of ``other``."""
     intervals = {row.system: row.interval for row in rows if row.task == task and row.interval is not None}
     return one in intervals and other in intervals and intervals[one][0] > intervals[other][1]
@@ -208,7 +210,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     limits = Limits(examples=args.limit, tokens=args.tokens, dev=args.dev_limit)
-    recipe = Recipe(
+    recipe = FinetuneRecipe(
         name="results",
         epochs=args.epochs,
         batch=args.batch,

@@ -12,7 +12,7 @@ from benchmarks.__main__ import CORPUS, tables
 from benchmarks.results import table as results_table
 from encoderlab.cli import main
 from encoderlab.commands import bench
-from encoderlab.tasks.runs.trials import Row
+from encoderlab.tasks.runs.trials import ResultRow
 
 TABLES = tables("corpora/none")
 
@@ -39,8 +39,8 @@ def test_the_corpus_is_built(tmp_path: Path) -> None:
 
 
 def test_the_table_of_results_marks_failed_seeds() -> None:
-    baseline = Row(task="sst2", metric="accuracy", system="majority", median=0.5, mean=0.5, best=0.5)
-    ours = Row(
+    baseline = ResultRow(task="sst2", metric="accuracy", system="majority", median=0.5, mean=0.5, best=0.5)
+    ours = ResultRow(
         task="sst2", metric="accuracy", system="pretrained", median=0.81, mean=0.8, best=0.9, sd=0.02,
         interval=(0.75, 0.85), n=2, failed=1,
     )  # fmt: skip

@@ -27,7 +27,7 @@ from encoderlab.objectives.causal import CausalSettings
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.objectives.mlm import MLM, MLMSettings
 from encoderlab.objectives.permutation import PermutationSettings
-from encoderlab.objectives.rtd import RTD, RTDSettings
+from encoderlab.objectives.rtd import ReplacedTokenDetection, RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.recipes import RECIPES, recipe
 from encoderlab.train.checks import check
@@ -322,7 +322,7 @@ def test_two_vocabularies_are_refused() -> None:
     assert isinstance(made.objective, RTDSettings) and made.generator is not None
     networks = (Model(resized(each, vocab=vocab)) for each, vocab in ((made.generator, 50), (made.model, 60)))
     with pytest.raises(ConfigError, match="50 and 60 ids; .* needs one tokenizer for both"):
-        RTD(*networks, made.objective, Vocabulary(size=60, pad=0, mask=MASK, special=SPECIAL))
+        ReplacedTokenDetection(*networks, made.objective, Vocabulary(size=60, pad=0, mask=MASK, special=SPECIAL))
 
 
 def build(made: Recipe) -> Any:

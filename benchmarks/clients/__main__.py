@@ -23,7 +23,7 @@ import torch
 
 from encoderlab import models
 from encoderlab.corpus.tokenizer import Tokenizer
-from encoderlab.deploy.export.folder import Settings, export
+from encoderlab.deploy.export.folder import ExportSettings, export
 from encoderlab.deploy.graph import use_of
 from encoderlab.deploy.serve.service import Service, probabilities
 from encoderlab.inference import encode
@@ -133,7 +133,7 @@ def main() -> None:
             for head in (False, True):
                 model = made(size, tokenizer, head)
                 out = place / ("heads" if head else "states")
-                record = export(model, use_of(model), out, Settings(), say=lambda _: None)
+                record = export(model, use_of(model), out, ExportSettings(), say=lambda _: None)
                 if record["format"] != "hf":  # which the folder's README says too
                     row["transformers.js text-classification"] = {"left out": record["notes"][0]}
                     continue

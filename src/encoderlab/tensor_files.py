@@ -15,7 +15,7 @@ from typing import IO, NamedTuple
 MAX_HEADER = 100_000_000  # bytes; the limit of the format
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """A tensor: its type in the format's notation (``F32``), its shape, and its bytes ``start:end``
     after the header.
     """
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 class Header(NamedTuple):
     """The content of a file; its tensors' bytes begin at byte ``begin``."""
 
-    tensors: dict[str, Entry]
+    tensors: dict[str, TensorEntry]
     metadata: dict[str, str]
     begin: int
 
@@ -75,7 +75,7 @@ def read_header(file: IO[bytes]) -> Header:
             shape = tuple(entry["shape"])
             if not all(type(number) is int and number >= 0 for number in (first, last, *shape)) or first > last:
                 raise ValueError(f"tensor {name!r} has an impossible shape or place")
-            tensors[name] = Entry(str(entry["dtype"]), shape, first, last)
+            tensors[name] = TensorEntry(str(entry["dtype"]), shape, first, last)
         return Header(tensors, dict(metadata), 8 + length)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"the header is not valid ({str(error)[:60]})") from None

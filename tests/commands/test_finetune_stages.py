@@ -8,7 +8,7 @@ import pytest
 from encoderlab.commands.finetune_stages import _adjustment, _check_searched, _unset, check_folder, fields_of
 from encoderlab.errors import ConfigError
 from encoderlab.tasks.forms.table import FORMS
-from encoderlab.tasks.runs.finetune import Recipe
+from encoderlab.tasks.runs.finetune import FinetuneRecipe
 from encoderlab.tasks.runs.published import protocol
 
 
@@ -27,13 +27,13 @@ def test_epochs_count_instead_of_the_steps_of_a_protocol(
     option: float | None, file: str, assignments: list[str], found: tuple[float, int | None], tmp_path: Path
 ) -> None:
     (tmp_path / "a.yaml").write_text(file)
-    made = _adjustment(fields_of(option, [tmp_path / "a.yaml"], assignments))(Recipe(steps=500))
+    made = _adjustment(fields_of(option, [tmp_path / "a.yaml"], assignments))(FinetuneRecipe(steps=500))
     assert (made.epochs, made.steps) == found
 
 
 def test_epochs_of_the_environment_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENCODERLAB_EPOCHS", "4")
-    made = _adjustment(fields_of(None, [], []))(Recipe(steps=500))
+    made = _adjustment(fields_of(None, [], []))(FinetuneRecipe(steps=500))
     assert (made.epochs, made.steps) == (4.0, None)
 
 
@@ -82,7 +82,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_in_a_suite_an_option_of_a_form_is_for_its_tasks_alone():
     """CoLA has no range of numbers, STS-B has one."""
     fields = fields_of(None, [], ["form.targets=raw", "form.max_length=64"])
-    recipes = {name: Recipe(form=FORMS[name].settings_type()) for name in ("classification", "regression")}
+    recipes = {name: FinetuneRecipe(form=FORMS[name].settings_type()) for name in ("classification", "regression")}
     made = {name: _adjustment(fields, suite=True)(recipe).form for name, recipe in recipes.items()}
     assert made["regression"].targets == "raw" and made["classification"].max_length == 64
     with pytest.raises(ConfigError, match="form.targets is for regression, not for classification"):

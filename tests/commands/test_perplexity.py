@@ -12,7 +12,7 @@ import pytest
 from encoderlab import load
 from encoderlab.cli import main
 from encoderlab.corpus.shards import Corpus
-from encoderlab.measure.evaluate_lm import Protocol, evaluate_lm
+from encoderlab.measure.evaluate_lm import LMProtocol, evaluate_lm
 
 TRAIN = ["pretrain", "transformer-xl-tiny", "--steps", "2", "--set", "phases=[{length: 32, rows: 4}]"]
 TRAIN += ["--set", "evaluation.rows=4"]
@@ -36,7 +36,7 @@ def test_the_command_prints_what_the_measure_finds(place: Path, capsys: pytest.C
     capsys.readouterr()
     assert main([*words, "--same-length", "--context", "--positions", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["models"][str(place / "run")]
-    protocol = Protocol(window=16, memory=40, streams=2, same_length=True, separator=False)
+    protocol = LMProtocol(window=16, memory=40, streams=2, same_length=True, separator=False)
     score = evaluate_lm(load(place / "run"), Corpus(place / "corpus", "train"), protocol)
     assert math.isclose(found["perplexity"], score.perplexity, rel_tol=1e-6) and found["tokens"] == score.tokens
     assert math.isclose(found["bits_per_byte"], score.bits_per_byte, rel_tol=1e-6)

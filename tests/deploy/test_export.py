@@ -18,7 +18,7 @@ import torch
 
 from encoderlab.cli import main
 from encoderlab.deploy.export import check
-from encoderlab.deploy.export.folder import Settings, export
+from encoderlab.deploy.export.folder import ExportSettings, export
 from encoderlab.deploy.graph import Graph, use_of
 from encoderlab.deploy.onnx import OnnxRun
 from encoderlab.errors import ConfigError, DataError, EncoderlabError
@@ -29,7 +29,7 @@ from encoderlab.model import Model
 from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
 from encoderlab.nn.heads import TaskHead
-from encoderlab.tasks.data.examples import Question, Text, Words
+from encoderlab.tasks.data.examples import Question, TaggedWords, Text
 from encoderlab.tasks.runs.predict import Predictor, task_of_model
 from tests.tasks.tiny import model as tiny
 
@@ -115,7 +115,7 @@ def run_python(folder: Path) -> list[str]:
 )
 def test_a_graph_has_the_numbers_of_the_model(size: str, use: Any, form: str, tmp_path: Path) -> None:
     model = small(size, use)
-    record = export(model, use, tmp_path / "out", Settings(length=140), say=lambda _: None)
+    record = export(model, use, tmp_path / "out", ExportSettings(length=140), say=lambda _: None)
     assert record["format"] == form
     assert {one["length"] for one in record["checked"]["onnx/model.onnx"]} == {2, 3, 129, 130, 140}
     assert max(one["largest"] for one in record["checked"]["onnx/model.onnx"]) < 2e-5
@@ -139,7 +139,7 @@ def test_what_is_traced_answers_as_prediction_does(family: str, use: Any) -> Non
     predictor, graph = Predictor.of(model, task_of_model(model)), Graph(model, use)
     examples = {
         "classification": [Text(id="", text=text, pair=text[::-1]) for text in TEXTS],
-        "tagging": [Words(id="", words=tuple(text.split())) for text in TEXTS if text],
+        "tagging": [TaggedWords(id="", words=tuple(text.split())) for text in TEXTS if text],
         "span": [Question(id=text, question="who ?", passage=text) for text in TEXTS if text],
     }[use]
     items = predictor.form.items(examples)
@@ -186,7 +186,7 @@ def test_states_are_opened_by_the_code_in_the_folder(tmp_path: Path) -> None:
     import transformers
 
     model, out = small("bert-tiny"), tmp_path / "out"
-    record = export(model, "states", out, Settings(to=("onnx", "pt2"), length=140), say=lambda _: None)
+    record = export(model, "states", out, ExportSettings(to=("onnx", "pt2"), length=140), say=lambda _: None)
     assert set(record["checked"]) == {"onnx/model.onnx", "model.pt2"}
     shape, states = run_python(out)
     assert re.fullmatch(r"\(2, \d+, 64\)\n", shape) and states.startswith("[[[")
@@ -214,7 +214,7 @@ def test_states_are_opened_by_the_code_in_the_folder(tmp_path: Path) -> None:
 def test_masks_are_filled_by_the_graph_as_by_the_model(tmp_path: Path) -> None:
     """DeBERTa's guesses come from its mask decoder, which transformers lacks."""
     model, out = small("deberta-tiny", "fill-mask"), tmp_path / "out"
-    export(model, "fill-mask", out, Settings(length=20), say=lambda _: None)
+    export(model, "fill-mask", out, ExportSettings(length=20), say=lambda _: None)
     text = "the [MASK] sat on the [MASK] ."
     ids, _ = model.tokenizer.frame(model.tokenizer.encode(text).ids)
     run = OnnxRun(out / "onnx" / "model.onnx")
@@ -233,7 +233,7 @@ def test_a_graph_with_other_numbers_ends_the_export(tmp_path: Path, monkeypatch:
     off = lambda _: lambda given: {name: x + 2e-4 for name, x in run(given).items()}  # noqa: E731
     monkeypatch.setattr("encoderlab.deploy.export.folder.OnnxRun", off)
     with pytest.raises(EncoderlabError, match="differs from the model by 0.0002 at 2 tokens.*Nothing was written"):
-        export(model, "states", tmp_path / "out", Settings(length=20), say=lambda _: None)
+        export(model, "states", tmp_path / "out", ExportSettings(length=20), say=lambda _: None)
     assert list(tmp_path.iterdir()) == []
 
 

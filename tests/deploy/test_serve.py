@@ -28,7 +28,7 @@ for package in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_clien
 from encoderlab.cli import main  # noqa: E402
 from encoderlab.deploy.serve import run as process  # noqa: E402
 from encoderlab.deploy.serve.app import Server  # noqa: E402
-from encoderlab.deploy.serve.engine import Engine  # noqa: E402
+from encoderlab.deploy.serve.engine import ComputeThread  # noqa: E402
 from encoderlab.deploy.serve.http import Guard, Limits  # noqa: E402
 from encoderlab.deploy.serve.run import Address, read_keys  # noqa: E402
 from encoderlab.deploy.serve.service import Service, pooling_of, words_of  # noqa: E402
@@ -96,7 +96,7 @@ def serving(
         time.sleep(slow)
         return service.compute(kind, works)
 
-    engine = Engine(compute, budget=256, capacity=capacity)
+    engine = ComputeThread(compute, budget=256, capacity=capacity)
     server = Server(service, engine, **more)
     address = Address(port=0)
     listener = address.listen()

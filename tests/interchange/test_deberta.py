@@ -17,8 +17,8 @@ from encoderlab.interchange import (
     configs,
     deberta,
     folder,
+    name_tables,
     names,
-    tables,
 )
 from encoderlab.interchange.load import find_tokenizer, kind_of, read
 from encoderlab.models.base import resized
@@ -57,7 +57,7 @@ def test_the_tokenizer_of_deberta(shared: Path, tmp_path: Path) -> None:
 def deberta_files(shared: Path, tmp_path: Path) -> Path:
     about = json.loads((shared / "golden/deberta_v1_released_layout_mlm.json").read_text())
     model = make(CONFIGS["deberta"])
-    weights = names.write(tables.DEBERTA_V1, folder.weights(model), model.config.encoder, dialects=True)
+    weights = names.write(name_tables.DEBERTA_V1, folder.weights(model), model.config.encoder, dialects=True)
     released = {name: tensor for name, tensor in weights.items() if not name.startswith("cls.")}
     torch.save(released, tmp_path / "pytorch_model.bin")
     config = configs.write(model.config)
@@ -106,13 +106,13 @@ def test_heads_of_fine_tuned_debertas(
 ) -> None:
     """Of the original code: a pooler, whose settings stand beside the sizes, or a map of every token."""
     config = replace(CONFIGS[case], task=head, labels=labels, lm=None, mask_decoder=0)
-    model, layout = make(config), {"deberta": tables.DEBERTA_V1, "deberta-v2": tables.DEBERTA_V2}[case]
+    model, name_table = make(config), {"deberta": name_tables.DEBERTA_V1, "deberta-v2": name_tables.DEBERTA_V2}[case]
     tagging = isinstance(head, Tagging)
     own = (
-        *tables.linear("task.dense", "proj" if tagging else "pooler.dense"),
-        *tables.linear("task.out", "classifier"),
+        *name_tables.linear("task.dense", "proj" if tagging else "pooler.dense"),
+        *name_tables.linear("task.out", "classifier"),
     )
-    state = names.write(replace(layout, rules=(*own, *layout.rules)), folder.weights(model), config.encoder)
+    state = names.write(replace(name_table, rules=(*own, *name_table.rules)), folder.weights(model), config.encoder)
     state["deberta.embeddings.position_embeddings.weight"] = torch.randn(16, 128)
     torch.save(state, tmp_path / "pytorch.model-100.bin")
     fields = {name: value for name, value in configs.write(CONFIGS[case]).items() if name != "model_type"}
@@ -126,7 +126,7 @@ def test_heads_of_fine_tuned_debertas(
 
 def test_differences_beside_the_tables_of_a_discriminator(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = make(CONFIGS["deberta-v3"])
-    state = names.write(tables.DEBERTA_V2, folder.weights(model), model.config.encoder)
+    state = names.write(name_tables.DEBERTA_V2, folder.weights(model), model.config.encoder)
     state["deberta.embeddings.word_embeddings._weight"] = torch.randn(50, 128)
     state["deberta.embeddings.position_embeddings.weight"] = torch.randn(16, 128)  # no head reads it
     torch.save(state, tmp_path / "pytorch.model-1000.bin")
@@ -143,7 +143,7 @@ def test_the_generator_beside_a_discriminator(tmp_path: Path, caplog: pytest.Log
     discriminator, generator = CONFIGS["deberta-v3"], resized(CONFIGS["deberta-v2"], layers=1, stem_conv=None)
     for name, config in (("pytorch_model", discriminator), ("pytorch_model.generator", generator)):
         model = make(config)
-        written = names.write(tables.DEBERTA_V2, folder.weights(model), config.encoder, dialects=True)
+        written = names.write(name_tables.DEBERTA_V2, folder.weights(model), config.encoder, dialects=True)
         torch.save({n: t for n, t in written.items() if not n.startswith("cls.")}, tmp_path / f"{name}.bin")
     (tmp_path / "config.json").write_text(json.dumps(configs.write(discriminator) | {"max_position_embeddings": 16}))
     found = read(tmp_path / "pytorch_model.generator.bin")["model"]

@@ -9,28 +9,30 @@ import pytest
 import torch
 
 from encoderlab.errors import DataError
-from encoderlab.interchange import configs, folder, heads, huggingface, names, tables
+from encoderlab.interchange import configs, folder, heads, huggingface, name_tables, names
 from encoderlab.models.base import ModelConfig, resized
 from encoderlab.nn.heads import LM, Classification, Pooler, Span, Tagging
 from tests.interchange.tiny_models import CONFIGS, make
 
 
-def layouts(case: str, config: ModelConfig) -> dict[str, names.Layout]:
-    """Every layout that can hold the model."""
+def layouts(case: str, config: ModelConfig) -> dict[str, names.NameTable]:
+    """Every table that can hold the model."""
     form = configs.format_of(config).model_type
-    found = {"hf": huggingface.layout_of(config, form)}
+    found = {"hf": huggingface.name_table_of(config, form)}
     adaptive, generator = config.encoder.adaptive, config.rtd is None
     if adaptive is not None:
-        found["pytorch"] = tables.transformer_xl(adaptive, config.encoder.vocab, original=True)
-        found["tensorflow"] = tables.transformer_xl_tf(adaptive)
+        found["pytorch"] = name_tables.transformer_xl(adaptive, config.encoder.vocab, original=True)
+        found["tensorflow"] = name_tables.transformer_xl_tf(adaptive)
     elif config.family in ("electra", "convbert"):
         grouped = config.encoder.ff_groups > 1
-        found["tensorflow"] = (tables.electra_tf_grouped if grouped else tables.electra_tf)(generator=generator)
+        found["tensorflow"] = (name_tables.electra_tf_grouped if grouped else name_tables.electra_tf)(
+            generator=generator
+        )
     found |= {
-        "bert": {"tensorflow": tables.BERT_TF},
-        "albert": {"tensorflow": tables.ALBERT_TF},
-        "xlnet": {"tensorflow": tables.XLNET_TF},
-        "roberta": {"fairseq": tables.ROBERTA_FAIRSEQ},
+        "bert": {"tensorflow": name_tables.BERT_TF},
+        "albert": {"tensorflow": name_tables.ALBERT_TF},
+        "xlnet": {"tensorflow": name_tables.XLNET_TF},
+        "roberta": {"fairseq": name_tables.ROBERTA_FAIRSEQ},
     }.get(config.family, {})
     return found
 
@@ -42,13 +44,13 @@ CASES = [(case, kind) for case, config in CONFIGS.items() for kind in layouts(ca
 @pytest.mark.parametrize("everything", [False, True])
 def test_round_trip(case: str, kind: str, everything: bool) -> None:
     config = CONFIGS[case]
-    layout, weights = layouts(case, config)[kind], folder.weights(make(config))
-    tensors = names.write(layout, weights, config.encoder, dialects=everything, ties=everything)
+    name_table, weights = layouts(case, config)[kind], folder.weights(make(config))
+    tensors = names.write(name_table, weights, config.encoder, dialects=everything, ties=everything)
     expected = {name: tensor.shape for name, tensor in weights.items()}
-    back = names.read(layout, tensors, expected, config.encoder, source=case)
+    back = names.read(name_table, tensors, expected, config.encoder, source=case)
     assert not back.missing and not back.unexpected
     assert all(torch.equal(back.weights[name], tensor) for name, tensor in weights.items())
-    again = names.write(layout, back.weights, config.encoder, dialects=everything, ties=everything)
+    again = names.write(name_table, back.weights, config.encoder, dialects=everything, ties=everything)
     assert again.keys() == tensors.keys() and all(torch.equal(again[name], tensors[name]) for name in tensors)
 
 
@@ -57,7 +59,7 @@ def test_two_tensors_with_one_place_are_refused() -> None:
     position = replace(CONFIGS["deberta-v2"].encoder.position, input_positions=16)
     config = resized(CONFIGS["deberta-v2"], position=position)
     with pytest.raises(DataError, match=r"one place, .*position_embeddings.*mask_positions and encoder\.embeddings"):
-        names.write(tables.DEBERTA_V2, folder.weights(make(config)), config.encoder)
+        names.write(name_tables.DEBERTA_V2, folder.weights(make(config)), config.encoder)
 
 
 @pytest.mark.parametrize("head", [Classification(labels=3), Tagging(labels=3), Span()], ids=lambda h: type(h).__name__)
@@ -72,10 +74,10 @@ def test_round_trip_of_task_heads(case: str, head: Classification | Tagging | Sp
         head = Span(form="beam")
     config = replace(config, task=head, lm=None, pair=False, rtd=None, mask_decoder=0, mask_vector=False)
     weights = folder.weights(make(config))
-    layout = huggingface.layout_of(config, form)
-    tensors = names.write(layout, weights, config.encoder)
+    name_table = huggingface.name_table_of(config, form)
+    tensors = names.write(name_table, weights, config.encoder)
     expected = {name: tensor.shape for name, tensor in weights.items()}
-    back = names.read(layout, tensors, expected, config.encoder, source=case)
+    back = names.read(name_table, tensors, expected, config.encoder, source=case)
     assert not back.missing and not back.unexpected
     assert all(torch.equal(back.weights[name], tensor) for name, tensor in weights.items())
 
@@ -83,7 +85,7 @@ def test_round_trip_of_task_heads(case: str, head: Classification | Tagging | Sp
 def test_what_has_no_place_is_refused() -> None:
     config = CONFIGS["distilbert"]
     with pytest.raises(DataError, match="no place for nonsense"):
-        names.write(tables.DISTILBERT, {"nonsense": torch.zeros(1)}, config.encoder)
+        names.write(name_tables.DISTILBERT, {"nonsense": torch.zeros(1)}, config.encoder)
 
 
 @pytest.mark.parametrize("case", CONFIGS)

@@ -18,8 +18,8 @@ from encoderlab.interchange import (
     configs,
     folder,
     huggingface,
+    name_tables,
     names,
-    tables,
     tensorflow,
 )
 from encoderlab.interchange.assemble import assemble
@@ -87,7 +87,7 @@ class Recorded:
 def test_head_ratios_of_convbert_are_told_by_shapes(ratio: int, tmp_path: Path, monkeypatch: Any) -> None:
     config = resized(CONFIGS["convbert"], conv=SpanDynamic(head_ratio=ratio, kernel=5, mask_padding=False))
     model = make(config)
-    tensors = names.write(tables.electra_tf(generator=False), folder.weights(model), config.encoder)
+    tensors = names.write(name_tables.electra_tf(generator=False), folder.weights(model), config.encoder)
     monkeypatch.setattr(tensorflow, "Checkpoint", lambda path: Recorded(tensors, tmp_path))
     found = tensorflow.read(tmp_path)["model"]
     assert same_weights(found, model) and found.config.encoder.conv == config.encoder.conv
@@ -99,8 +99,8 @@ def test_heads_of_fine_tuned_tensorflow_models(
     family: str, head: Any, tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = replace(CONFIGS[family], task=head, lm=None, pair=False)
-    model, layout = make(config), {"bert": tables.BERT_TF, "albert": tables.ALBERT_TF}[family]
-    tensors = names.write(layout, folder.weights(model), config.encoder, dialects=True)
+    model, name_table = make(config), {"bert": name_tables.BERT_TF, "albert": name_tables.ALBERT_TF}[family]
+    tensors = names.write(name_table, folder.weights(model), config.encoder, dialects=True)
     left_out = "output_" if isinstance(head, Span) else "cls/squad/"
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(left_out)}
     fields = {name: value for name, value in configs.write(config).items() if name != "model_type"}
@@ -127,9 +127,9 @@ def test_heads_of_fine_tuned_xlnet(
     head = Classification(labels=len(labels), summary="dense") if labels else Span(form="beam", dropout=0.1)
     config = replace(CONFIGS["xlnet"], task=head, labels=labels, lm=None, mask_vector=False)
     model = make(config)
-    rules = tables.xlnet_tf_classifier(scores) if labels else tables.XLNET_TF_SPAN
-    layout = replace(tables.XLNET_TF, rules=(*rules, *tables.XLNET_TF.rules))
-    tensors = names.write(layout, folder.weights(model), config.encoder)
+    rules = name_tables.xlnet_tf_classifier(scores) if labels else name_tables.XLNET_TF_SPAN
+    name_table = replace(name_tables.XLNET_TF, rules=(*rules, *name_tables.XLNET_TF.rules))
+    tensors = names.write(name_table, folder.weights(model), config.encoder)
     sizes = {"n_layer": 2, "d_model": 128, "n_head": 2, "d_head": 64, "d_inner": 512, "n_token": 50}
     (tmp_path / "xlnet_config.json").write_text(json.dumps(sizes | {"ff_activation": "gelu", "untie_r": True}))
     monkeypatch.setattr(tensorflow, "Checkpoint", lambda path: Recorded(tensors, tmp_path))
@@ -150,7 +150,7 @@ def test_xlnet_with_tied_biases_and_heads_of_another_width(
     with torch.no_grad():
         for name in "uvs":
             getattr(terms[1], name).copy_(getattr(terms[0], name))
-    tensors = names.write(tables.XLNET_TF, folder.weights(model), config.encoder)
+    tensors = names.write(name_tables.XLNET_TF, folder.weights(model), config.encoder)
     for name in ("r_w_bias", "r_r_bias", "r_s_bias"):
         tensors[f"model/transformer/{name}"] = tensors[f"model/transformer/{name}"][0]
     sizes = {"n_layer": 2, "d_model": 128, "n_head": 2, "d_head": 24, "d_inner": 512, "n_token": 50}
@@ -168,14 +168,14 @@ def test_clusters_as_wide_as_the_layers_may_have_no_map(tied: Any) -> None:
     with torch.no_grad():
         clusters.maps[0].copy_(torch.eye(32))
         model.lm.maps["0"].copy_(torch.eye(32))
-    layout = tables.transformer_xl_tf(adaptive)
-    tensors = names.write(layout, folder.weights(model), model.config.encoder)
+    name_table = name_tables.transformer_xl_tf(adaptive)
+    tensors = names.write(name_table, folder.weights(model), model.config.encoder)
     for name in ("adaptive_embed/cutoff_0/proj_W", "adaptive_softmax/cutoff_0/proj"):
         del tensors[f"transformer/{name}"]
     given = {"n_token": 50, "n_layer": 2, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48, "div_val": 2}
     fields = configs.Fields({**given, "cutoffs": [10, 30], "proj_same_dim": False}, "TF")
     config, found = tensorflow._transformer_xl(fields, tensors)
-    again = assemble(config, found, tables.transformer_xl_tf(config.encoder.adaptive), Path("TF"))
+    again = assemble(config, found, name_tables.transformer_xl_tf(config.encoder.adaptive), Path("TF"))
     ids, targets = torch.randint(50, (2, 7)), torch.arange(14) * 3
     with torch.no_grad():
         states, others = (m.encoder(ids).last.flatten(0, 1) for m in (model, again))
@@ -210,8 +210,8 @@ def test_an_electra_with_untied_embeddings(width: int, tmp_path: Path, monkeypat
     tensors = {}
     for name, model in models.items():
         scope = {"generator": "generator", "discriminator": "electra"}[name]
-        layout = tables.electra_tf(generator=name == "generator", embeddings=scope)
-        tensors |= names.write(layout, folder.weights(model), model.config.encoder)
+        name_table = name_tables.electra_tf(generator=name == "generator", embeddings=scope)
+        tensors |= names.write(name_table, folder.weights(model), model.config.encoder)
     assert tensors["generator/embeddings/word_embeddings"].shape == (50, width)
     monkeypatch.setattr(tensorflow, "Checkpoint", lambda path: Recorded(tensors, tmp_path))
     found = tensorflow.read(tmp_path)
@@ -224,7 +224,9 @@ def test_an_electra_that_is_one_network(heads: str, tmp_path: Path, monkeypatch:
     """``untied_generator=False``, or ``electra_objective=False``, which trains no detection."""
     config = replace(CONFIGS["electra"], lm=CONFIGS["electra-generator"].lm)
     model = make(resized(config if heads == "both" else replace(config, rtd=None), heads=1))
-    tensors = names.write(tables.electra_tf(generator=False, joint=True), folder.weights(model), model.config.encoder)
+    tensors = names.write(
+        name_tables.electra_tf(generator=False, joint=True), folder.weights(model), model.config.encoder
+    )
     monkeypatch.setattr(tensorflow, "Checkpoint", lambda path: Recorded(tensors, tmp_path))
     found = tensorflow.read(tmp_path)
     assert found.keys() == {"model"} and same_weights(found["model"], model) and not caplog.records
@@ -237,7 +239,7 @@ def test_an_electra_that_is_one_network(heads: str, tmp_path: Path, monkeypatch:
 )
 def test_an_electra_that_is_not_complete(left_out: str, message: str, tmp_path: Path, monkeypatch: Any) -> None:
     model = make(CONFIGS["electra"])
-    tensors = names.write(tables.electra_tf(generator=False), folder.weights(model), model.config.encoder)
+    tensors = names.write(name_tables.electra_tf(generator=False), folder.weights(model), model.config.encoder)
     tensors = {name: x for name, x in tensors.items() if not (name.startswith("electra/encoder") and left_out in name)}
     monkeypatch.setattr(tensorflow, "Checkpoint", lambda path: Recorded(tensors, tmp_path))
     with pytest.raises(DataError, match=message):

@@ -15,8 +15,8 @@ from encoderlab.interchange import (
     configs,
     folder,
     huggingface,
+    name_tables,
     names,
-    tables,
     tensorflow,
     transformer_xl,
 )
@@ -30,8 +30,8 @@ def test_transformer_xl_state(tmp_path: Path) -> None:
     model = make(CONFIGS["transformer-xl-adaptive"])
     adaptive = model.config.encoder.adaptive
     assert adaptive is not None
-    layout = tables.transformer_xl(adaptive, model.config.encoder.vocab, original=True)
-    torch.save(names.write(layout, folder.weights(model), model.config.encoder), tmp_path / "model_state.pt")
+    name_table = name_tables.transformer_xl(adaptive, model.config.encoder.vocab, original=True)
+    torch.save(names.write(name_table, folder.weights(model), model.config.encoder), tmp_path / "model_state.pt")
     config = configs.write(model.config)
     config["n_token"] = config.pop("vocab_size")
     del config["model_type"]
@@ -56,7 +56,7 @@ def test_maps_of_transformer_xl(
     model = make(resized(CONFIGS["transformer-xl"], adaptive=adaptive, embed_width=width))
     vocab, encoder = model.config.encoder.vocab, model.config.encoder
     state = names.write(
-        tables.transformer_xl(adaptive, vocab, original=True), folder.weights(model), encoder, ties=True
+        name_tables.transformer_xl(adaptive, vocab, original=True), folder.weights(model), encoder, ties=True
     )
     assert [f"crit.out_projs.{i}" in state for i in range(3)] == [mapped] * 3
     torch.save(state, tmp_path / "model_state.pt")
@@ -65,7 +65,7 @@ def test_maps_of_transformer_xl(
     (tmp_path / "transformer_xl_config.json").write_text(json.dumps(config))
     assert same_weights(read(tmp_path)["model"], model)
     assert not caplog.records
-    found = names.write(tables.transformer_xl_tf(adaptive), folder.weights(model), encoder)
+    found = names.write(name_tables.transformer_xl_tf(adaptive), folder.weights(model), encoder)
     fields = configs.Fields({name: value for name, value in config.items() if "proj" not in name}, "TF")
     again, _ = tensorflow._transformer_xl(fields, found)  # told by the variables
     assert not mapped or again.encoder.adaptive == adaptive
@@ -113,8 +113,8 @@ def test_norms_before_attention_and_feed_forward(tmp_path: Path) -> None:
     assert load(tmp_path / "hf").config.encoder.norm == "pre_but_last" and same_weights(load(tmp_path / "hf"), model)
     adaptive = config.encoder.adaptive
     assert adaptive is not None
-    layout = tables.transformer_xl(adaptive, config.encoder.vocab, original=True)
-    weights = names.write(layout, folder.weights(model), config.encoder)
+    name_table = name_tables.transformer_xl(adaptive, config.encoder.vocab, original=True)
+    weights = names.write(name_table, folder.weights(model), config.encoder)
     torch.save(weights, tmp_path / "model_state.pt")
     fields = {"n_layer": 2, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48, "n_token": 50, "cutoffs": []}
     (tmp_path / "transformer_xl_config.json").write_text(json.dumps(fields | {"pre_lnorm": True}))

@@ -110,13 +110,13 @@ def test_contenders_of_prediction_give_the_same_states(name: str, tmp_path: Path
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     pytest.importorskip("transformers")
-    from encoderlab.measure.bench.predict import Contenders, Setting
+    from encoderlab.measure.bench.predict import Contenders, PredictSetting
 
     model = Model(tiny(name).model).initialize(0).eval()
     rng = np.random.default_rng(0)
     framed = [(rng.integers(5, VOCAB, n), (np.arange(n) > n // 2).astype(np.int8)) for n in (100, 200)]
     others = Contenders(model, framed)
-    setting = Setting(against=("transformers", "onnxruntime"), threads=1)
+    setting = PredictSetting(against=("transformers", "onnxruntime"), threads=1)
     others.add(tmp_path, setting, torch.device("cpu"))
     assert list(others.calls) == ["transformers", "onnxruntime"] and not others.failed
     assert max(others.difference.values()) < 1e-5
@@ -229,7 +229,7 @@ def test_on_a_gpu_every_turn_begins_warm(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(train, "Worker", Player)
     monkeypatch.setattr(train, "real_rows", lambda *_: (VOCABULARY, rows() * 4))
-    setting = train.Setting(rows=4, length=16, turns=2, steps=20)
+    setting = train.TrainSetting(rows=4, length=16, turns=2, steps=20)
     result = train.run(tiny("bert"), Path(), setting, "transformers")
     both = [("ours", 1, 8), ("transformers", 1, 8)] + [("ours", 20, 4), ("transformers", 20, 4)] * 2
     assert called == [*both, ("ours", 20, 0), ("transformers", 20, 0)]  # the last compare losses
@@ -242,9 +242,9 @@ def test_operations_of_documents_are_those_of_their_lengths() -> None:
     """Two documents side by side attend each to itself, as two short rows do."""
     one, alone = tiny("bert"), rows()
     halves = [[replace(row, doc=np.repeat(np.int32([0, 1]), 8)) for row in alone[0]]]
-    short = train.operations_per_token(one, alone, train.Setting(length=8))
-    assert train.operations_per_token(one, halves, train.Setting(length=16, documents=True)) == short
-    assert train.operations_per_token(one, alone, train.Setting(length=16, documents=True)) > short
+    short = train.operations_per_token(one, alone, train.TrainSetting(length=8))
+    assert train.operations_per_token(one, halves, train.TrainSetting(length=16, documents=True)) == short
+    assert train.operations_per_token(one, alone, train.TrainSetting(length=16, documents=True)) > short
 
 
 def test_a_corpus_of_more_ids_than_the_model_is_refused() -> None:
@@ -305,7 +305,7 @@ def test_torch_compile_is_a_second_column(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(train, "Worker", Player)
     monkeypatch.setattr(train, "real_rows", lambda *_: (VOCABULARY, rows()))
-    result = train.run(tiny("bert"), Path(), train.Setting(turns=2, compile=True), "transformers")
+    result = train.run(tiny("bert"), Path(), train.TrainSetting(turns=2, compile=True), "transformers")
     assert result["ratio"]["fp32"] == 2.5 and result["ratio_compiled"]["fp32"] == 2.0
     assert list(result["tokens_per_second"]) == ["ours", "transformers", "transformers compiled"]
 
@@ -329,7 +329,7 @@ def test_a_contender_that_fails_leaves_the_machine_to_ours(monkeypatch: pytest.M
 
     monkeypatch.setattr(train, "Worker", Player)
     monkeypatch.setattr(train, "real_rows", lambda *_: (VOCABULARY, rows()))
-    result = train.run(tiny("bert"), Path(), train.Setting(turns=2), "transformers")
+    result = train.run(tiny("bert"), Path(), train.TrainSetting(turns=2), "transformers")
     assert result["failed"] == {"transformers": "transformers failed: OutOfMemoryError"} and "ratio" not in result
     assert closed[0] == "transformers" and result["tokens_per_second"] == {"ours": 32.0}
 
@@ -352,7 +352,7 @@ def test_a_contender_that_fails_in_a_later_turn_is_left_out(
 
     monkeypatch.setattr(train, "Worker", Player)
     monkeypatch.setattr(train, "real_rows", lambda *_: (VOCABULARY, rows()))
-    result = train.run(tiny("bert"), Path(), train.Setting(turns=3), "transformers")
+    result = train.run(tiny("bert"), Path(), train.TrainSetting(turns=3), "transformers")
     bench._show(result)
     assert "transformers: transformers failed: OutOfMemoryError" in capsys.readouterr().out
     assert result["tokens_per_second"].keys() == result["memory"].keys() == {"ours"}

@@ -8,7 +8,7 @@ import torch
 
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.measure.evaluate_lm import (
-    Protocol,
+    LMProtocol,
     clamped,
     context_losses,
     evaluate_lm,
@@ -54,8 +54,8 @@ def at_once(model: Model, ids: torch.Tensor, window: int | None = None) -> float
     return model.lm.losses(states, ids[0, 1:], model.encoder.embeddings).double().sum().item()
 
 
-def plain(**changes: int | bool) -> Protocol:
-    return Protocol(**{"streams": 1, "separator": False} | changes)  # type: ignore[arg-type]
+def plain(**changes: int | bool) -> LMProtocol:
+    return LMProtocol(**{"streams": 1, "separator": False} | changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("window", [7, 50, 64])

@@ -13,7 +13,7 @@ import pytest
 
 from encoderlab.measure.curves import MAX_POINTS
 from encoderlab.measure.html_page import render, write
-from encoderlab.measure.report import Fill, Metric, Pieces, Report, Run, Score, TaskScores, difference, interval
+from encoderlab.measure.report import Fill, MethodScores, Metric, Pieces, Report, Run, TaskScores, difference, interval
 
 
 def example() -> Report:
@@ -87,10 +87,10 @@ def example() -> Report:
                 about="Which words of a paragraph are code? 2,000 training paragraphs, split by module.",
                 metric="F1",
                 methods=[
-                    Score(name="majority", scores=[0.0]),
-                    Score(name="word list", scores=[0.541]),
-                    Score(name="without pretraining", scores=[0.603, 0.611, 0.607, 0.598, 0.612], ours=True),
-                    Score(name="pretrained", scores=[0.624, 0.631, 0.629, 0.618, 0.634], ours=True),
+                    MethodScores(name="majority", scores=[0.0]),
+                    MethodScores(name="word list", scores=[0.541]),
+                    MethodScores(name="without pretraining", scores=[0.603, 0.611, 0.607, 0.598, 0.612], ours=True),
+                    MethodScores(name="pretrained", scores=[0.624, 0.631, 0.629, 0.618, 0.634], ours=True),
                 ],
                 compare=("pretrained", "without pretraining"),
             ),
@@ -99,10 +99,10 @@ def example() -> Report:
                 about="Which of nine areas does a description come from?",
                 metric="accuracy",
                 methods=[
-                    Score(name="majority", scores=[0.339]),
-                    Score(name="TF-IDF + logistic regression", scores=[0.532]),
-                    Score(name="without pretraining", scores=[0.545, 0.561, 0.53], ours=True),
-                    Score(name="pretrained", scores=[0.549, 0.565, 0.538], ours=True),
+                    MethodScores(name="majority", scores=[0.339]),
+                    MethodScores(name="TF-IDF + logistic regression", scores=[0.532]),
+                    MethodScores(name="without pretraining", scores=[0.545, 0.561, 0.53], ours=True),
+                    MethodScores(name="pretrained", scores=[0.549, 0.565, 0.538], ours=True),
                 ],
                 compare=("pretrained", "without pretraining"),
             ),
@@ -227,7 +227,7 @@ def test_the_difference_is_paired_by_seed():
 
 
 def test_the_scale_of_shares_ends_at_0_and_1():
-    methods = [Score(name="a", scores=[0.4, 0.6], ours=True), Score(name="b", scores=[0.9])]  # 0.5 ± 1.27
+    methods = [MethodScores(name="a", scores=[0.4, 0.6], ours=True), MethodScores(name="b", scores=[0.9])]  # 0.5 ± 1.27
     text = render(Report(title="x", verdict="y", tasks=[TaskScores(name="t", about="", metric="f", methods=methods)]))
     ticks = [float(tick) for tick in re.findall(r'<span style="left:[\d.]+%">(-?[\d.]+)</span>', text)]
     assert 0 <= min(ticks) and max(ticks) <= 100

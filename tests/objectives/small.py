@@ -13,7 +13,7 @@ from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig, resized
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.mlm import MLM, MLMSettings
-from encoderlab.objectives.rtd import RTD, RTDSettings
+from encoderlab.objectives.rtd import ReplacedTokenDetection, RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 
 
@@ -52,7 +52,7 @@ def masked(name: str, model: Model | None = None) -> Callable[[Vocabulary], Obje
 
 
 def detection(name: str, **settings: str) -> Callable[[Vocabulary], Objective]:
-    return lambda vocabulary: RTD(
+    return lambda vocabulary: ReplacedTokenDetection(
         build(f"{name}-generator"),
         build(name, seed=1),
         RTDSettings(**settings),  # type: ignore[arg-type]

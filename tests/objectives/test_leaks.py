@@ -16,7 +16,7 @@ from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import Distill, DistillSettings
 from encoderlab.objectives.mlm import MLM, MLMSettings
-from encoderlab.objectives.rtd import RTD, RTDSettings
+from encoderlab.objectives.rtd import ReplacedTokenDetection, RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from tests.objectives.conftest import VOCAB
 from tests.objectives.small import build
@@ -33,7 +33,7 @@ def units(masking: Masking) -> Callable[[Vocabulary], Objective]:
 
 
 def detection(name: str, **settings: str) -> Callable[[Vocabulary], Objective]:
-    return lambda vocabulary: RTD(
+    return lambda vocabulary: ReplacedTokenDetection(
         build(f"{name}-generator"),
         build(name, seed=1),
         RTDSettings(masking=HIDE, **settings),  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from encoderlab.models.base import resized
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.mlm import MLM, MLMSettings
-from encoderlab.objectives.rtd import RTD, RTDSettings
+from encoderlab.objectives.rtd import ReplacedTokenDetection, RTDSettings
 from tests.objectives.conftest import make_rows
 from tests.objectives.small import build, small
 
@@ -67,7 +67,7 @@ def test_a_stem_that_the_mask_decoder_never_reads_is_refused(network: str, rows,
         model = Model(resized(small("deberta-v2-tiny"), layers=layers)).initialize(0)
         if network == "model":
             return model, MLM(model, MLMSettings(), vocabulary)
-        return model, RTD(model, build("deberta-v3-tiny"), RTDSettings(), vocabulary)
+        return model, ReplacedTokenDetection(model, build("deberta-v3-tiny"), RTDSettings(), vocabulary)
 
     with pytest.raises(ConfigError, match="never reads the stem .*; set layers to at least 2"):
         make(1)

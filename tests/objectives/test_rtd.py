@@ -14,19 +14,21 @@ from encoderlab.models.base import resized
 from encoderlab.nn.heads import LM
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.mlm import predicted
-from encoderlab.objectives.rtd import RTD, RTDSettings
+from encoderlab.objectives.rtd import ReplacedTokenDetection, RTDSettings
 from tests.objectives.conftest import make_rows
 from tests.objectives.small import build, small
 
 FAMILIES = ["electra-tiny", "convbert-tiny", "deberta-v3-tiny"]
 
 
-def make(name: str, vocabulary, **settings) -> RTD:
+def make(name: str, vocabulary, **settings) -> ReplacedTokenDetection:
     masking = Masking(rate=0.3, mask=0.85, random=0.0)
-    return RTD(build(f"{name}-generator", 1), build(name), RTDSettings(masking=masking, **settings), vocabulary)
+    return ReplacedTokenDetection(
+        build(f"{name}-generator", 1), build(name), RTDSettings(masking=masking, **settings), vocabulary
+    )
 
 
-def losses(objective: RTD, rows, **settings):
+def losses(objective: ReplacedTokenDetection, rows, **settings):
     batch = objective.make_batch(rows, seed=1)
     return batch, objective(batch, noise=Noise(1, 1, batch.rows))[0]
 
@@ -62,7 +64,9 @@ def test_disentangled_table_is_the_generators_plus_a_difference(rows, vocabulary
     before = discriminator.encoder.embeddings.look_up(ids).detach()
     saved = Model(small("deberta-v3-tiny")).initialize(3)
     saved.load_state_dict(weights(discriminator))
-    again = RTD(generator, saved, objective.settings, vocabulary, continued=True)  # as a run continued from a folder
+    again = ReplacedTokenDetection(
+        generator, saved, objective.settings, vocabulary, continued=True
+    )  # as a run continued from a folder
     torch.testing.assert_close(again.discriminator.encoder.embeddings.look_up(ids), before)
     _, terms = losses(objective, rows)
     terms["mlm"].sum.backward()
@@ -134,7 +138,7 @@ def test_samples_follow_the_distribution(temperature: float, vocabulary) -> None
 @pytest.mark.parametrize("predict", ["replaced_masked", "original_masked", "original_all"])
 def test_ablations(predict: str, rows, vocabulary) -> None:
     config = replace(small("electra-tiny"), lm=LM())
-    objective = RTD(
+    objective = ReplacedTokenDetection(
         build("electra-tiny-generator"), Model(config).initialize(0), RTDSettings(predict=predict), vocabulary
     )
     batch, terms = losses(objective, rows)
@@ -149,8 +153,8 @@ def test_a_norm_of_two_widths_is_not_shared(rows, vocabulary) -> None:
     with pytest.raises(
         ConfigError, match="has the layers' width, 8 and 16, and cannot be shared; set sharing to tables"
     ):
-        RTD(*networks, RTDSettings(sharing="block"), vocabulary)
-    _, terms = losses(RTD(*networks, RTDSettings(sharing="tables"), vocabulary), rows)
+        ReplacedTokenDetection(*networks, RTDSettings(sharing="block"), vocabulary)
+    _, terms = losses(ReplacedTokenDetection(*networks, RTDSettings(sharing="tables"), vocabulary), rows)
     assert all(term.sum.isfinite() for term in terms.values())
 
 
@@ -168,8 +172,12 @@ def test_weights_that_train_nothing_are_refused() -> None:
 
 def test_senseless_pairs_are_refused(vocabulary) -> None:
     with pytest.raises(ConfigError, match="one tokenizer"):
-        RTD(Model(small("electra-tiny-generator", 41)), build("electra-tiny"), RTDSettings(), vocabulary)
+        ReplacedTokenDetection(
+            Model(small("electra-tiny-generator", 41)), build("electra-tiny"), RTDSettings(), vocabulary
+        )
     with pytest.raises(ConfigError, match="detection head"):
-        RTD(build("electra-tiny-generator"), build("bert-tiny"), RTDSettings(sharing="none"), vocabulary)
+        ReplacedTokenDetection(
+            build("electra-tiny-generator"), build("bert-tiny"), RTDSettings(sharing="none"), vocabulary
+        )
     with pytest.raises(ConfigError, match="cannot be shared"):
-        RTD(build("deberta-tiny"), build("electra-tiny"), RTDSettings(), vocabulary)
+        ReplacedTokenDetection(build("deberta-tiny"), build("electra-tiny"), RTDSettings(), vocabulary)

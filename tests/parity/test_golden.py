@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoderlab.interchange import configs, deberta, fairseq, names, tables, tensorflow, transformer_xl
+from encoderlab.interchange import configs, deberta, fairseq, name_tables, names, tensorflow, transformer_xl
 from encoderlab.model import Model
 from encoderlab.nn.encoder import Chosen, States, update_memory
 from encoderlab.nn.heads import AdaptiveLMHead, ClassificationHead
@@ -66,10 +66,10 @@ def case(*names: str) -> Any:
     return pytest.mark.parametrize("golden", names, indirect=True)
 
 
-def gradients(model: Model, layout: names.Layout, **options: bool) -> Arrays:
+def gradients(model: Model, name_table: names.NameTable, **options: bool) -> Arrays:
     """The gradients of ``model`` under foreign names and in foreign layouts."""
     grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
-    return names.write(layout, grads, model.config.encoder, **options)
+    return names.write(name_table, grads, model.config.encoder, **options)
 
 
 def real_places(mask: Tensor) -> Tensor:
@@ -104,7 +104,9 @@ def test_bert_and_albert(golden: Golden) -> None:
     sentence = F.nll_loss(sentence_log_probs, golden["input/sentence_labels"].flatten())
     golden.close(mlm + sentence, "total_loss", atol=1e-5)
     (mlm + sentence).backward()
-    golden.same_gradients(gradients(model, tables.BERT_TF if golden.case == "bert_pretraining" else tables.ALBERT_TF))
+    golden.same_gradients(
+        gradients(model, name_tables.BERT_TF if golden.case == "bert_pretraining" else name_tables.ALBERT_TF)
+    )
 
 
 # ELECTRA, ConvBERT
@@ -143,12 +145,12 @@ def test_electra_and_convbert(golden: Golden) -> None:
     golden.close(mlm + 50 * rtd, "total_loss", atol=1e-4)
 
     grouped = discriminator.config.encoder.ff_groups > 1
-    layout = tables.electra_tf_grouped if grouped else tables.electra_tf
+    name_table = name_tables.electra_tf_grouped if grouped else name_tables.electra_tf
     for kind, value in (("grad_disc_only", rtd), ("grad", mlm + 50 * rtd)):
         for model in models.values():
             model.zero_grad()
         value.backward(retain_graph=True)
-        both = gradients(generator, layout(generator=True)) | gradients(discriminator, layout(generator=False))
+        both = gradients(generator, name_table(generator=True)) | gradients(discriminator, name_table(generator=False))
         golden.same_gradients(both, kind)
 
 
@@ -182,7 +184,7 @@ def test_roberta(golden: Golden) -> None:
     what = golden.about["gradients_of"]
     (loss / len(rows) if "mean" in what else loss).backward()
     model.task = None
-    golden.same_gradients(gradients(model, tables.ROBERTA_FAIRSEQ, dialects=True, ties=True))
+    golden.same_gradients(gradients(model, name_tables.ROBERTA_FAIRSEQ, dialects=True, ties=True))
 
 
 # DeBERTa
@@ -192,13 +194,13 @@ def test_roberta(golden: Golden) -> None:
 @pytest.mark.parametrize("released", [False, True])
 def test_deberta(golden: Golden, released: bool) -> None:
     weights = golden.under("weight/")
-    layout = tables.DEBERTA_V2
+    name_table = name_tables.DEBERTA_V2
     if released:
         if "released" not in golden.case:
-            pytest.skip("recorded in one layout")
+            pytest.skip("recorded in one name_table")
         own = golden.under("weight_v1_layout/")
         weights = {n: t for n, t in weights.items() if "attention.self" not in n} | own
-        layout = tables.DEBERTA_V1
+        name_table = name_tables.DEBERTA_V1
     model = deberta.networks(golden.about["config"], weights, Path(golden.case))["model"]
     real = golden["input/input_mask"].bool()
     states = model.encoder(golden["input/input_ids"], doc=real_places(real))
@@ -215,7 +217,7 @@ def test_deberta(golden: Golden, released: bool) -> None:
     golden.close(loss, "loss", atol=1e-5)
     if not released:
         loss.backward()
-        golden.same_gradients(gradients(model, layout, dialects=True))
+        golden.same_gradients(gradients(model, name_table, dialects=True))
 
 
 @case("deberta_rtd_gdes")
@@ -259,8 +261,8 @@ def test_deberta_step_with_disentangled_embeddings(golden: Golden) -> None:
         for model in models.values():
             model.zero_grad()
         value.backward(retain_graph=True)
-        found = {f"generator.{n}": g for n, g in gradients(generator, tables.DEBERTA_V2, dialects=True).items()}
-        found |= {f"discriminator.{n}": g for n, g in gradients(discriminator, tables.DEBERTA_V2).items()}
+        found = {f"generator.{n}": g for n, g in gradients(generator, name_tables.DEBERTA_V2, dialects=True).items()}
+        found |= {f"discriminator.{n}": g for n, g in gradients(discriminator, name_tables.DEBERTA_V2).items()}
         name = "discriminator.deberta.embeddings.word_embeddings."
         found[name + "_weight"] = found.pop(name + "weight")
         found[name + "_weight"][0] = 0  # the original's padding row is frozen
@@ -306,10 +308,12 @@ def test_transformer_xl(golden: Golden) -> None:
     golden.close(total, "loss_sum" if from_tensorflow else "loss_sum_of_segment_means", atol=5e-5)
     total.backward()
     vocab = model.config.encoder.vocab
-    layout = (
-        tables.transformer_xl_tf(adaptive) if from_tensorflow else tables.transformer_xl(adaptive, vocab, original=True)
+    name_table = (
+        name_tables.transformer_xl_tf(adaptive)
+        if from_tensorflow
+        else name_tables.transformer_xl(adaptive, vocab, original=True)
     )
-    golden.same_gradients(gradients(model, layout))
+    golden.same_gradients(gradients(model, name_table))
 
 
 # XLNet
@@ -369,7 +373,7 @@ def test_xlnet_two_streams(golden: Golden) -> None:
             golden.close(remembered.transpose(0, 1), f"segment{segment}.new_mems.{i}")
     golden.close(total, "loss_sum", atol=2e-5)
     total.backward()
-    golden.same_gradients(gradients(model, tables.XLNET_TF))
+    golden.same_gradients(gradients(model, name_tables.XLNET_TF))
 
 
 # Light and dynamic convolution

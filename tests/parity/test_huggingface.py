@@ -242,8 +242,8 @@ def test_gradients(pair: tuple[str, Any, Model]) -> None:
         (loss + out["states"][1][batch["real"]].pow(2).sum()).backward()
     given = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in theirs.named_parameters()}
     expected = {name: parameter.shape for name, parameter in ours.named_parameters()}
-    layout = huggingface.layout_of(ours.config, configs.format_of(ours.config).model_type)
-    read = names.read(layout, given, expected, ours.config.encoder, source=case)
+    name_table = huggingface.name_table_of(ours.config, configs.format_of(ours.config).model_type)
+    read = names.read(name_table, given, expected, ours.config.encoder, source=case)
     assert not read.missing and not read.unexpected
     largest = max(float(g.abs().max()) for g in read.weights.values())
     for name, parameter in ours.named_parameters():
@@ -539,8 +539,8 @@ def test_modernbert_starts_as_in_transformers() -> None:
     _, config = configs.read(settings.to_dict(), "config.json")
     config = replace(config, lm=None, labels=("no", "yes"), task=FAMILIES["modernbert"].classification)
     ours = Model(config).initialize(0)
-    layout = huggingface.layout_of(config, "modernbert")
-    drawn = names.write(layout, dict(ours.named_parameters()), config.encoder)
+    name_table = huggingface.name_table_of(config, "modernbert")
+    drawn = names.write(name_table, dict(ours.named_parameters()), config.encoder)
     for name, tensor in theirs.state_dict().items():
         mine = drawn[name].float().std().item()
         spread = 0.1 if tensor.numel() > 4000 else 0.2

@@ -20,7 +20,7 @@ from encoderlab.files import finite, write_json
 from encoderlab.study import cell
 from encoderlab.study.file import read
 from encoderlab.study.page import render
-from encoderlab.study.plan import Plan
+from encoderlab.study.plan import StudyPlan
 from encoderlab.study.run import record, run
 
 SMALL: dict[str, Any] = {
@@ -93,7 +93,7 @@ def without_clock(found: dict[str, Any]) -> dict[str, Any]:
 def whole(place: Path) -> tuple[dict[str, Any], str, list[str]]:
     """An uninterrupted study: its record, its page, and its jobs."""
     execute = InProcess()
-    results = run(Plan.read(written(place)), place / "whole", execute)
+    results = run(StudyPlan.read(written(place)), place / "whole", execute)
     return record(results), render(results), execute.done
 
 
@@ -142,7 +142,7 @@ def test_losses_of_different_masks_are_not_compared_and_pairs_are(
 def test_an_interrupted_study_ends_with_the_same_numbers(
     place: Path, whole: tuple[dict[str, Any], str, list[str]]
 ) -> None:
-    plan = Plan.read(written(place))
+    plan = StudyPlan.read(written(place))
     first = run(plan, place / "parts", InProcess(most=3))
     assert len(first.missing) == 1 + 4 and not first.done  # no run is compared before all trials are done
     second = run(plan, place / "parts", InProcess(most=2))
@@ -154,7 +154,7 @@ def test_an_interrupted_study_ends_with_the_same_numbers(
 
 
 def test_a_cell_that_fails_is_marked_and_stops_no_other(place: Path) -> None:
-    plan = Plan.read(written(place, measures=[], tune=None))
+    plan = StudyPlan.read(written(place, measures=[], tune=None))
     said: list[str] = []
     results = run(plan, place / "failing", InProcess(diverging="many/steps-4/seed-2"), say=said.append)
     assert list(results.failed.values()) == ["the gradient is not finite"] and len(results.done) == 3
@@ -166,12 +166,12 @@ def test_a_cell_that_fails_is_marked_and_stops_no_other(place: Path) -> None:
 
 
 def test_other_settings_in_the_same_folder_are_refused(place: Path) -> None:
-    run(Plan.read(written(place, measures=[], tune=None, seeds=1)), place / "other", InProcess())
+    run(StudyPlan.read(written(place, measures=[], tune=None, seeds=1)), place / "other", InProcess())
     with pytest.raises(ConfigError, match="was run with another recipe"):
-        run(Plan.read(written(place, measures=[], tune=None, seeds=1, budget={"steps": 4}, set={
+        run(StudyPlan.read(written(place, measures=[], tune=None, seeds=1, budget={"steps": 4}, set={
             "phases": [{"length": 32, "rows": 4}], "evaluation.rows": 16,
         })), place / "other", InProcess())  # fmt: skip
-    more = run(Plan.read(written(place, measures=[], tune=None, seeds=2)), place / "other", InProcess())
+    more = run(StudyPlan.read(written(place, measures=[], tune=None, seeds=2)), place / "other", InProcess())
     assert len(more.done) == 4  # seeds may be added
 
 
@@ -185,7 +185,7 @@ def test_results_count_in_another_place(
     for name in ("results", "specs"):
         shutil.copytree(place / "whole" / name, there / "whole" / name)
     execute = InProcess()
-    results = run(Plan.read(written(there)), there / "whole", execute)
+    results = run(StudyPlan.read(written(there)), there / "whole", execute)
     assert not execute.done and record(results) == whole[0] and render(results) == whole[1]
 
 
@@ -193,7 +193,7 @@ def test_other_tokens_of_the_same_text_compare_by_bits_per_byte(place: Path) -> 
     words = ["corpus", "build", str(place / "text"), "--vocab-size", "300", "--workers", "1"]
     assert main([*words, "--out", str(place / "fewer")]) == 0
     arms = {"many tokens": None, "few tokens": {"corpus": "fewer"}}
-    plan = Plan.read(written(place, measures=[], tune=None, seeds=1, arms=arms))
+    plan = StudyPlan.read(written(place, measures=[], tune=None, seeds=1, arms=arms))
     results = run(plan, place / "tokens", InProcess())
     assert [one.by for one in results.comparisons] == ["bits per byte"]
     assert results.not_compared == ["few tokens and many tokens by loss: their corpora differ"]
@@ -240,7 +240,7 @@ def test_a_study_that_cannot_run_is_refused_before_any_work(
     place: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((ConfigError, DataError), match=message):
-        Plan.read(written(place, **changes))
+        StudyPlan.read(written(place, **changes))
 
 
 def test_what_varies_is_combined(place: Path) -> None:

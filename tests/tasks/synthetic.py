@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from encoderlab.tasks.data.readers import Columns, Conll, Options, Squad
-from encoderlab.tasks.data.task import Answer, Choice, Question, Split, Task, Text, Words
+from encoderlab.tasks.data.task import Answer, Choice, Question, Split, TaggedWords, Task, Text
 
 COLOURS, NUMBERS, CITIES = ("red", "blue", "green"), ("one", "two", "three", "four"), ("oslo", "rome", "paris", "lima")
 NAMES, FILLERS = ("sue", "ann", "bob"), ("the", "a", "is", "mat", "film", "very", "small", "eats")
@@ -48,7 +48,7 @@ def several(rng: random.Random, i: int) -> Text:
     return Text(id=str(i), text=sentence(rng, *colours), label=colours)
 
 
-def tagged(rng: random.Random, i: int) -> Words:
+def tagged(rng: random.Random, i: int) -> TaggedWords:
     words, tags = [], []
     for _ in range(rng.randint(2, 5)):
         kind = rng.choice(("", "CITY", "PERSON"))
@@ -61,7 +61,7 @@ def tagged(rng: random.Random, i: int) -> Words:
         else:
             words += [rng.choice(FILLERS)]
             tags += ["O"]
-    return Words(id=str(i), words=tuple(words), tags=tuple(tags), document=i // 4)
+    return TaggedWords(id=str(i), words=tuple(words), tags=tuple(tags), document=i // 4)
 
 
 def question(rng: random.Random, i: int, *, impossible: bool = False) -> Question:

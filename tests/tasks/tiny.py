@@ -9,7 +9,7 @@ from tokenizers import normalizers, pre_tokenizers
 from tokenizers.models import WordPiece
 
 from encoderlab import models
-from encoderlab.corpus import layouts
+from encoderlab.corpus import special_tokens
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.model import Model
 from encoderlab.models.base import resized
@@ -21,7 +21,7 @@ WORDS = (
 
 
 def tokenizer(family: str = "bert", *, further: tuple[str, ...] = ()) -> Tokenizer:
-    layout = layouts.FAMILIES[family].layout
+    layout = special_tokens.FAMILIES[family].layout
     letters = [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
     tokens = [*dict.fromkeys(layout.roles().values()), *WORDS, *further, *"abcdefghijklmnopqrstuvwxyz", *letters]
     tokens = list(dict.fromkeys(tokens))

@@ -31,13 +31,13 @@ from encoderlab.objectives.distill import Distill, DistillSettings
 from encoderlab.objectives.hybrid import Hybrid, HybridSettings
 from encoderlab.objectives.mlm import MLM
 from encoderlab.objectives.permutation import Permutation, PermutationSettings
-from encoderlab.objectives.rtd import RTD
+from encoderlab.objectives.rtd import ReplacedTokenDetection
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.train.corpus_data import LoaderSource
 from encoderlab.train.data import Data
 from encoderlab.train.loop import train
 from encoderlab.train.optim import Muon
-from encoderlab.train.recipe import Average, Budget, Checkpoints, Execution, Phase, Recipe
+from encoderlab.train.recipe import Budget, Checkpoints, Execution, Phase, Recipe, WeightAverage
 from encoderlab.train.schedule import Constant
 from tests.batches.memory_corpus import MemoryCorpus
 from tests.objectives.small import build, reading_the_token_before, small
@@ -67,7 +67,7 @@ def _hybrid(recipe: Recipe) -> Objective:
 
 def _rtd(recipe: Recipe) -> Objective:
     generator = build(f"{recipe.name}-generator", 1)
-    return RTD(generator, build(recipe.name), recipe.objective, VOCABULARY)  # type: ignore[arg-type]
+    return ReplacedTokenDetection(generator, build(recipe.name), recipe.objective, VOCABULARY)  # type: ignore[arg-type]
 
 
 def _permutation(recipe: Recipe) -> Objective:
@@ -87,7 +87,7 @@ ALTERNATING = replace(recipes.recipe("deberta-v3-tiny").objective, updates="alte
 CASES: dict[str, tuple[str, Callable[[Recipe], Objective], dict[str, Any]]] = {
     "mlm": ("bert-tiny", _mlm, {}),
     "hybrid": ("roberta-tiny", _hybrid, {}),
-    "average": ("bert-tiny", _mlm, {"average": Average(decay=0.7)}),
+    "average": ("bert-tiny", _mlm, {"average": WeightAverage(decay=0.7)}),
     "muon": ("bert-tiny", _mlm, {"optim": Muon(lr=1e-3, eps=1e-4)}),
     "rtd": ("electra-tiny", _rtd, {}),
     "rtd-gdes": ("deberta-v3-tiny", _rtd, {}),

@@ -16,7 +16,7 @@ from encoderlab.objectives.base import Term
 from encoderlab.train import checkpoint
 from encoderlab.train.engine import is_out_of_memory
 from encoderlab.train.loop import train
-from encoderlab.train.recipe import Average, Budget, Checkpoints, Evaluation, Execution, Phase, Ramp, Training
+from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase, Ramp, Training, WeightAverage
 from encoderlab.train.schedule import Bert, Constant
 from tests.train.toy import RECIPE, Rows, Toy, metrics, run, start, tensors, toy_data
 
@@ -343,7 +343,7 @@ def test_phase_default() -> None:
 
 def test_the_average_of_the_weights_is_validated_kept_and_ended_with(tmp_path: Path) -> None:
     seen: list[torch.Tensor] = []
-    average = Average(decay=0.6)
+    average = WeightAverage(decay=0.6)
 
     def score() -> Mapping[str, float]:
         seen.append(toy.mix.weight.detach().clone())

@@ -29,7 +29,7 @@ from encoderlab.objectives.base import Objective
 from encoderlab.objectives.causal import Causal, CausalSettings
 from encoderlab.objectives.distill import Distill, DistillSettings
 from encoderlab.objectives.mlm import MLM
-from encoderlab.objectives.rtd import RTD
+from encoderlab.objectives.rtd import ReplacedTokenDetection
 from encoderlab.tasks.data.splits import completed
 from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.forms.batching import ItemSource
@@ -118,7 +118,7 @@ def _rtd(name: str, **settings: Any) -> Callable[[Recipe], Objective]:
         if settings.get("predict", "replaced").startswith("original"):
             discriminator = replace(discriminator, lm=small(f"{name}-generator").lm)
         networks = Model(small(f"{name}-generator")).initialize(0), Model(discriminator).initialize(1)
-        return RTD(*networks, replace(recipe.objective, **settings), VOCABULARY)  # type: ignore[type-var,arg-type]
+        return ReplacedTokenDetection(*networks, replace(recipe.objective, **settings), VOCABULARY)  # type: ignore[type-var,arg-type]
 
     return make
 

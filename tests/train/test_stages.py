@@ -10,7 +10,7 @@ import torch
 from encoderlab.batches.batch import Batch
 from encoderlab.errors import ConfigError
 from encoderlab.nn.noise import Noise
-from encoderlab.objectives.rtd import RTD, RTDSettings
+from encoderlab.objectives.rtd import ReplacedTokenDetection, RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.train.distributed import World
 from encoderlab.train.engine import Engine
@@ -24,10 +24,10 @@ CPU = World(0, 1, torch.device("cpu"))
 SETTINGS = RTDSettings(sharing="disentangled", updates="alternating")
 
 
-def make(settings: RTDSettings) -> RTD:
+def make(settings: RTDSettings) -> ReplacedTokenDetection:
     torch.set_num_threads(1)
     generator, discriminator = build("deberta-v3-tiny-generator", 1), build("deberta-v3-tiny")
-    return RTD(generator, discriminator, settings, VOCABULARY)
+    return ReplacedTokenDetection(generator, discriminator, settings, VOCABULARY)
 
 
 def engine(settings: RTDSettings, *, clip: float | None = None, micro_rows: int | None = None) -> Engine:
@@ -40,7 +40,7 @@ def engine(settings: RTDSettings, *, clip: float | None = None, micro_rows: int 
     return Engine(make(settings), recipe, CPU)
 
 
-def batch(objective: RTD) -> Batch:
+def batch(objective: ReplacedTokenDetection) -> Batch:
     return objective.make_batch(make_rows(6), seed=1)
 
 

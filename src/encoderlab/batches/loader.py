@@ -1,10 +1,10 @@
 """Loader: the rows of a run in an order that depends only on the seed, prepared ahead in a thread.
 
-Epoch e visits the documents in the order of a :class:`~encoderlab.batches.order.Permutation` keyed by (seed, e), in
-blocks of about 4 million tokens. A generator keyed by (seed, e, block) plans each block as a whole (``pack.py``) and
-shuffles its rows. So three numbers are the loader's whole state, and starting anywhere in an epoch costs the planning
-of one block. The global batch of a step is the same for any number of ranks, threads and micro-batches; a rank reads
-only its slice.
+Epoch e visits the documents in the order of a :class:`~encoderlab.batches.order.KeyedPermutation` keyed by (seed, e),
+in blocks of about 4 million tokens. A generator keyed by (seed, e, block) plans each block as a whole (``pack.py``)
+and shuffles its rows. So three numbers are the loader's whole state, and starting anywhere in an epoch costs the
+planning of one block. The global batch of a step is the same for any number of ranks, threads and micro-batches; a
+rank reads only its slice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from encoderlab.batches.order import Permutation
+from encoderlab.batches.order import KeyedPermutation
 from encoderlab.batches.pack import FullSentences, RowFormat, check_length
 from encoderlab.batches.rows import Documents, Framing, Plan, Row
 from encoderlab.batches.streams import StreamFormat, TokenLine, parallel_streams
@@ -32,7 +32,7 @@ Format = RowFormat | StreamFormat
 
 
 @dataclass(frozen=True)
-class Place:
+class LoaderPlace:
     """The position of a loader: which batch comes next."""
 
     epoch: int = 0
@@ -45,7 +45,7 @@ class Place:
 class Order(Protocol):
     """The rows of a run, in order."""
 
-    def take(self, place: Place, size: int, until: int | None = None) -> tuple[list[Any], Place]:
+    def take(self, place: LoaderPlace, size: int, until: int | None = None) -> tuple[list[Any], LoaderPlace]:
         """References to the next ``size`` rows from ``place`` on, and the place after them; fewer at the start of epoch
         ``until``.
         """
@@ -82,10 +82,10 @@ class Shuffled:
         self.in_tokens = isinstance(form, FullSentences) and form.batch == "tokens"
         self.num_blocks = max(1, min(round(corpus.num_tokens / block_tokens), corpus.num_documents))
         self._planner = ThreadPoolExecutor(1, "plan")
-        self._planned: dict[tuple[int, int], Future[Block]] = {}
+        self._planned: dict[tuple[int, int], Future[PlannedBlock]] = {}
 
-    def take(self, place: Place, size: int, until: int | None = None) -> tuple[list[Any], Place]:
-        taken: list[tuple[Block, int]] = []
+    def take(self, place: LoaderPlace, size: int, until: int | None = None) -> tuple[list[Any], LoaderPlace]:
+        taken: list[tuple[PlannedBlock, int]] = []
         left, empty = size * self.form.length if self.in_tokens else size, 0
         while True:
             block = self.block(place.epoch, place.block, until)
@@ -111,7 +111,7 @@ class Shuffled:
             "choose shorter rows or add text"
         )
 
-    def read(self, references: list[tuple[Block, int]], number: int) -> list[Row]:
+    def read(self, references: list[tuple[PlannedBlock, int]], number: int) -> list[Row]:
         rows: list[Row] = []
         # Compare by identity: blocks of two epochs may have the same key and different orders.
         for _, group in itertools.groupby(references, key=lambda reference: id(reference[0])):
@@ -125,27 +125,27 @@ class Shuffled:
         """The numbers of the documents in block ``number``."""
         total = self.corpus.num_documents
         places = np.arange(number * total // self.num_blocks, (number + 1) * total // self.num_blocks)
-        return Permutation(total, self.seed, "documents", cycle)(places)
+        return KeyedPermutation(total, self.seed, "documents", cycle)(places)
 
-    def block(self, epoch: int, place: int, until: int | None = None) -> Block:
+    def block(self, epoch: int, place: int, until: int | None = None) -> PlannedBlock:
         """A block; meanwhile the next block is planned, unless it belongs to epoch ``until``."""
         following = (epoch, place + 1) if place + 1 < self.num_blocks else (epoch + 1, 0)
         wanted = [(epoch, place)] if following[0] == until else [(epoch, place), following]
         self._planned = {key: self._planned.get(key) or self._planner.submit(self._plan, *key) for key in wanted}
         return self._planned[epoch, place].result()
 
-    def _plan(self, epoch: int, place: int) -> Block:
+    def _plan(self, epoch: int, place: int) -> PlannedBlock:
         cycle = epoch % self.duplicates if self.duplicates else epoch
-        number = Permutation(self.num_blocks, self.seed, "blocks", epoch)[place]
+        number = KeyedPermutation(self.num_blocks, self.seed, "blocks", epoch)[place]
         documents = self.documents(cycle, number)
         plan = self.form.plan(self.corpus, documents, generator(self.seed, "plan", cycle, number), self.framing)
         order = generator(self.seed, "order", epoch, number).permutation(len(plan))
         costs = np.cumsum(plan.lengths(self.framing)[order]) if self.in_tokens else None
-        return Block(plan, order, costs, (cycle, number))
+        return PlannedBlock(plan, order, costs, (cycle, number))
 
 
 @dataclass(frozen=True)
-class Block:
+class PlannedBlock:
     """A planned block of an epoch."""
 
     plan: Plan
@@ -172,7 +172,7 @@ class Streams:
         self.form, self.framing, self.seed = form, framing, seed
         self.streams = parallel_streams(TokenLine.of(corpus, framing, separator=form.separator), count, form)
 
-    def take(self, place: Place, size: int, until: int | None = None) -> tuple[list[Any], Place]:
+    def take(self, place: LoaderPlace, size: int, until: int | None = None) -> tuple[list[Any], LoaderPlace]:
         available = self.streams[0].length
         if place.block + self.form.shortest > available:  # an earlier phase had shorter windows
             place = replace(place, epoch=place.epoch + 1, block=0)
@@ -183,10 +183,10 @@ class Streams:
         epoch = place.epoch + (following is None)
         return taken, replace(place, epoch=epoch, block=following or 0, rows=place.rows + size, step=place.step + 1)
 
-    def read(self, references: list[tuple[Place, int, int]], number: int) -> list[Row]:
+    def read(self, references: list[tuple[LoaderPlace, int, int]], number: int) -> list[Row]:
         return [self._read(*reference, number + i) for i, reference in enumerate(references)]
 
-    def _read(self, place: Place, length: int, stream: int, number: int) -> Row:
+    def _read(self, place: LoaderPlace, length: int, stream: int, number: int) -> Row:
         key = (place.epoch, place.block, stream)
         rng = generator(self.seed, "split", *key)
         row = self.form.row(self.streams[stream], place.block, length, self.framing, rng)
@@ -234,7 +234,7 @@ class Loader:
     ) -> None:
         assert 0 <= rank < world, (rank, world)
         self.rank, self.world, self.epochs, self.ahead, self.transform = rank, world, epochs, ahead, transform
-        self._place = Place(**state) if state else Place()
+        self._place = LoaderPlace(**state) if state else LoaderPlace()
         self._size: Callable[[int], int] = batch_rows if callable(batch_rows) else lambda step: batch_rows
         if corpus.num_tokens == 0 or (epochs is None and corpus.num_tokens < form.length - framing.pair):
             raise DataError(
@@ -253,7 +253,7 @@ class Loader:
         return asdict(self._place)
 
     def __iter__(self) -> Iterator[Any]:
-        ready: queue.Queue[tuple[Any, Place | None]] = queue.Queue(max(1, self.ahead))
+        ready: queue.Queue[tuple[Any, LoaderPlace | None]] = queue.Queue(max(1, self.ahead))
         stop = threading.Event()
         thread = threading.Thread(target=self._produce, args=(ready, stop, self._place), name="loader", daemon=True)
         thread.start()
@@ -270,8 +270,10 @@ class Loader:
             stop.set()
             thread.join()
 
-    def _produce(self, ready: queue.Queue[tuple[Any, Place | None]], stop: threading.Event, place: Place) -> None:
-        def put(item: Any, after: Place | None) -> None:
+    def _produce(
+        self, ready: queue.Queue[tuple[Any, LoaderPlace | None]], stop: threading.Event, place: LoaderPlace
+    ) -> None:
+        def put(item: Any, after: LoaderPlace | None) -> None:
             while not stop.is_set():
                 try:
                     return ready.put((item, after), timeout=0.1)
@@ -288,7 +290,7 @@ class Loader:
         except BaseException as error:  # passed to the consumer, which raises it
             put(error, None)
 
-    def _batch(self, place: Place) -> tuple[list[Row], Place]:
+    def _batch(self, place: LoaderPlace) -> tuple[list[Row], LoaderPlace]:
         """This rank's rows of the next batch; empty if the last batch has fewer rows than ranks."""
         references, after = self.order.take(place, self._size(place.step), self.epochs)
         total = len(references)

@@ -9,7 +9,7 @@ from encoderlab.seeds import derive, mix
 ROUNDS = 8
 
 
-class Permutation:
+class KeyedPermutation:
     """A permutation of ``0 .. n-1`` keyed by ``key``; computing item i costs O(1), so an epoch can start at any place.
 
     A Feistel network on the next power of two (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"): the

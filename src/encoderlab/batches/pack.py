@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from encoderlab.batches.rows import Documents, Framing, Layout, Plan
+from encoderlab.batches.rows import Documents, Framing, Placement, Plan
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.ranges import aranges
 
@@ -318,7 +318,7 @@ def _sentences(corpus: Documents, documents: np.ndarray, longest: int) -> tuple[
     return index, start, stop
 
 
-def _join(row: np.ndarray, document: np.ndarray, start: np.ndarray, stop: np.ndarray, layout: Layout) -> Plan:
+def _join(row: np.ndarray, document: np.ndarray, start: np.ndarray, stop: np.ndarray, layout: Placement) -> Plan:
     """A plan of ranges in order, (n,) each with its row; adjacent ranges of one row and document become one piece."""
     opens = np.ones(len(row), bool)
     opens[1:] = (row[1:] != row[:-1]) | (document[1:] != document[:-1]) | (start[1:] != stop[:-1])

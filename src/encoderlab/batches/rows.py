@@ -10,8 +10,8 @@ import numpy as np
 from encoderlab.ranges import aranges, offsets
 
 if TYPE_CHECKING:
-    from encoderlab.corpus.layouts import FramingKind
     from encoderlab.corpus.shards import Document
+    from encoderlab.corpus.special_tokens import FramingKind
 
 
 class Documents(Protocol):
@@ -80,7 +80,7 @@ class Framing:
 #   pair     pieces of part 0 are A, those of part 1 are B                    [CLS] A [SEP] B [SEP]
 #   joined   a separator after each piece, all in one document                [CLS] p [SEP] q [SEP]
 #   packed   each piece is framed on its own and sees only itself             [CLS] p [SEP] [CLS] q [SEP]
-Layout = Literal["single", "pair", "joined", "packed"]
+Placement = Literal["single", "pair", "joined", "packed"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Plan:
     Piece p is the tokens ``start[p] : stop[p]`` of document ``document[p]``.
     """
 
-    layout: Layout
+    layout: Placement
     first: np.ndarray  # (R + 1,) int64
     document: np.ndarray  # (P,) int64
     start: np.ndarray  # (P,) int64, within the document

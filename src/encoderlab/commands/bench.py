@@ -72,7 +72,7 @@ def train(
     """
     from encoderlab.inference import usual_device
     from encoderlab.measure.bench import families
-    from encoderlab.measure.bench.train import Setting, run
+    from encoderlab.measure.bench.train import TrainSetting, run
     from encoderlab.train.precision import instructions
 
     device = usual_device()
@@ -84,7 +84,7 @@ def train(
             f"this processor has no {precision} instructions: steps of {against} take 10 to 40 times as long; "
             "--rows 4 --turns 1 --steps 1 shows enough"
         )
-    setting = Setting(
+    setting = TrainSetting(
         rows=rows,
         length=length,
         turns=turns,
@@ -143,11 +143,11 @@ def predict(
         fp32, or bf16 under autocast.
     """
     from encoderlab.measure.bench import families
-    from encoderlab.measure.bench.predict import Setting, run
+    from encoderlab.measure.bench.predict import PredictSetting, run
 
     _check_counts(texts=texts, rows=rows, turns=turns, threads=threads)
     case = families.case(name, layers=layers, width=width)
-    setting = Setting(
+    setting = PredictSetting(
         texts=texts,
         rows=rows,
         turns=turns,

@@ -21,7 +21,7 @@ from encoderlab.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Example, Split, Task
-    from encoderlab.tasks.runs.finetune import Recipe
+    from encoderlab.tasks.runs.finetune import FinetuneRecipe
 
 Action = Literal["train", "predict"]
 EPOCHS = 3
@@ -187,17 +187,17 @@ def _say_gpus(gpus: str) -> None:
         )
 
 
-def _recipe(flags: Flags, limit: int | None) -> Recipe:
+def _recipe(flags: Flags, limit: int | None) -> FinetuneRecipe:
     """What the flags mean for a model that reads at most ``limit`` tokens."""
     from encoderlab.tasks.forms.base import FormSettings
-    from encoderlab.tasks.runs.finetune import Recipe
+    from encoderlab.tasks.runs.finetune import FinetuneRecipe
     from encoderlab.train.optim import AdamW
     from encoderlab.train.schedule import Polynomial
 
     names = {"32": "fp32", "16": "fp16", "bf16": "bf16"}
     if flags.precision not in names:
         raise ConfigError(f"--precision {flags.precision}; choose from {', '.join(names)}")
-    return Recipe(
+    return FinetuneRecipe(
         name="fengshen",
         form=FormSettings(max_length=_length(LENGTH if flags.max_length is None else flags.max_length, limit)),
         batch=flags.batch,
@@ -342,12 +342,12 @@ def _place(device: int) -> str:
 
 def _example(form: str, text: str) -> Example:
     """What ``--text`` holds, for a task of that form."""
-    from encoderlab.tasks.data.task import Choice, Text, Words
+    from encoderlab.tasks.data.task import Choice, TaggedWords, Text
     from encoderlab.tasks.forms.table import FORMS
 
     holds = FORMS[form].columns
     if holds == "words":
-        return Words(id="0", words=tuple(text.split() if " " in text.strip() else text.strip()))
+        return TaggedWords(id="0", words=tuple(text.split() if " " in text.strip() else text.strip()))
     parts = [part.strip() for part in text.split("[SEP]")]
     if holds != "options":
         return Text(id="0", text=parts[0], pair=parts[1] if len(parts) > 1 else None)

@@ -25,7 +25,7 @@ READING = Reading()
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Tokens:
+class TokenizerOptions:
     """The tokenizer, trained or given.
 
     Parameters
@@ -111,7 +111,7 @@ class Kept:
 def build(
     *sources: str,
     out: Path,
-    tokens: Tokens = Tokens(),
+    tokens: TokenizerOptions = TokenizerOptions(),
     reading: Annotated[Reading, Parameter(name="*")] = READING,
     kept: Kept = Kept(),
     segmenter: str | None = None,

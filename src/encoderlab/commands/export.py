@@ -52,7 +52,7 @@ def export(
     length
         The longest text in tokens. Default: the model's limit, up to 512.
     """
-    from encoderlab.deploy.export.folder import Settings
+    from encoderlab.deploy.export.folder import ExportSettings
     from encoderlab.deploy.export.folder import export as write
     from encoderlab.deploy.export.trace import require
     from encoderlab.deploy.graph import use_of
@@ -69,7 +69,7 @@ def export(
     network = load(place)
     tokenizer_of(network)
     found = use_of(network, use)
-    settings = Settings(to=tuple(to or ("onnx",)), pooling=pooling, normalize=normalize, length=length)
+    settings = ExportSettings(to=tuple(to or ("onnx",)), pooling=pooling, normalize=normalize, length=length)
     task = find_task(place) if found not in ("states", "fill-mask") else None
     with held_folder(out):
         record = write(network, found, out, settings, task=task, say=terminal.note)

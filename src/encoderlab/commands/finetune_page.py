@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from encoderlab.commands.terminal import note, table
-from encoderlab.measure.report import Report, Score, TaskScores, interval
+from encoderlab.measure.report import MethodScores, Report, TaskScores, interval
 from encoderlab.tasks.data.task import Task
 from encoderlab.tasks.runs.protocol import Protocol
-from encoderlab.tasks.runs.trials import Outcome, Row, baseline_rows, system_row
+from encoderlab.tasks.runs.trials import ProtocolResult, ResultRow, baseline_rows, system_row
 from encoderlab.tasks.scoring.averages import AVERAGES
 
 
@@ -21,13 +21,13 @@ class Finished:
     task: Task
     about: str
     baselines: Mapping[str, Mapping[str, float]]
-    systems: Mapping[str, Outcome]
+    systems: Mapping[str, ProtocolResult]
 
     @property
-    def pretrained(self) -> Outcome:
+    def pretrained(self) -> ProtocolResult:
         return self.systems["pretrained"]
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ResultRow]:
         """The lines of a table: the baselines, then the systems."""
         ours = [system_row(outcome, system) for system, outcome in self.systems.items()]
         return baseline_rows(self.task, self.baselines) + ours
@@ -35,9 +35,11 @@ class Finished:
     def scores(self) -> TaskScores:
         """The section of the report. Systems are compared on the seeds that both have; failed ones are listed."""
         metric = self.task.metric
-        simple = [Score(name=row.system, scores=[row.mean]) for row in self.rows() if row.system in self.baselines]
+        simple = [
+            MethodScores(name=row.system, scores=[row.mean]) for row in self.rows() if row.system in self.baselines
+        ]
         ours = [
-            Score(name=system, scores=[run.scores["dev"][metric] for run in outcome.runs], ours=True)
+            MethodScores(name=system, scores=[run.scores["dev"][metric] for run in outcome.runs], ours=True)
             for system, outcome in self.systems.items()
         ]
         seeds = {system: outcome.record["seeds"] for system, outcome in self.systems.items()}
@@ -84,7 +86,7 @@ def show(finished: Sequence[Finished], protocol: Protocol) -> None:
             note(f"{found.task.name}: {remark}")
 
 
-def averages_of(outcomes: Sequence[Outcome]) -> dict[str, float]:
+def averages_of(outcomes: Sequence[ProtocolResult]) -> dict[str, float]:
     """The averages of the literature that these tasks are sufficient for, from the protocol's numbers."""
     reported = {
         (outcome.task.name if split == "dev" else f"{outcome.task.name}_{split.removeprefix('dev_')}", metric): stats[

@@ -28,11 +28,11 @@ from encoderlab.tasks.forms.objective import form_of
 from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.runs import trials
 from encoderlab.tasks.runs.distill import Teaching, check_teacher
-from encoderlab.tasks.runs.finetune import Recipe
+from encoderlab.tasks.runs.finetune import FinetuneRecipe
 from encoderlab.tasks.runs.folder import read_task
 from encoderlab.tasks.runs.protocol import Protocol, at_point, others_with, parse_grid
 from encoderlab.tasks.runs.published import protocol
-from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Outcome, best_seed
+from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, ProtocolResult, best_seed
 from encoderlab.tasks.runs.tune import Search, parse_space, tune
 from encoderlab.tasks.scoring.scores import baselines
 
@@ -51,7 +51,7 @@ def _adjustment(given: Fields, *, suite: bool = False) -> Adjust:
     In a ``suite``, options of a form are set only for tasks of that form.
     """
 
-    def adjust(recipe: Recipe) -> Recipe:
+    def adjust(recipe: FinetuneRecipe) -> FinetuneRecipe:
         for where, fields in given:
             ours = {path: value for path, value in fields.items() if not (suite and others_with(path, recipe))}
             recipe = at_point(recipe, ours, where=where) if ours else recipe
@@ -91,18 +91,18 @@ def _setter(name: str, given: Fields) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class FinetunePlan:
     """A protocol with the user's fields, and the search by Optuna before it, if there is one."""
 
     protocol: Protocol
     adjust: Adjust
     search: Search | None = None
 
-    def once(self) -> Plan:
+    def once(self) -> FinetunePlan:
         """The plan with one seed and no search by Optuna, for an intermediate task."""
         return replace(self, protocol=replace(self.protocol, seeds=1), search=None)
 
-    def check(self, start: Start, job: Job) -> None:
+    def check(self, start: Start, job: TaskWithSplits) -> None:
         """Refuse a recipe that cannot be used for a task.
 
         Raises:
@@ -111,20 +111,20 @@ class Plan:
         recipe = self.adjust(self.protocol.recipe_for(job.task, start.model, len(job.splits["train"])))
         recipe.suited(job.task, job.splits["train"])
 
-    def taught(self, teaching: Teaching | None) -> Plan:
+    def taught(self, teaching: Teaching | None) -> FinetunePlan:
         """The plan with a teacher; fields that the user sets are applied after it."""
         if teaching is None:
             return self
         return replace(self, adjust=lambda recipe: self.adjust(replace(recipe, distill=teaching)))
 
-    def run(self, start: Start, job: Job, out: Path) -> Outcome:
+    def run(self, start: Start, job: TaskWithSplits, out: Path) -> ProtocolResult:
         """Run the protocol, at the point that Optuna chose if it searched. Of several processes, the first locks the
         folder.
         """
         with held_folder(out) if os.environ.get("RANK", "0") == "0" else nullcontext():
             return self._run(start, job, out)
 
-    def _run(self, start: Start, job: Job, out: Path) -> Outcome:
+    def _run(self, start: Start, job: TaskWithSplits, out: Path) -> ProtocolResult:
         chosen = self.protocol
         more: dict[str, Any] = {"origin": start.origin, "adjust": self.adjust, "say": note}
         if self.search is not None:
@@ -142,7 +142,7 @@ def plan_of(
     fields: Fields,
     *,
     suite: bool = False,
-) -> Plan:
+) -> FinetunePlan:
     """The protocol ``name`` with the user's seeds, grid or search ``space``, and fields; ``suite``: for several tasks.
 
     Raises:
@@ -164,7 +164,7 @@ def plan_of(
         _check_searched(search.space, fields)
     else:
         chosen = replace(chosen, grid=_unset(chosen, fields))
-    return Plan(protocol=chosen, adjust=_adjustment(fields, suite=suite), search=search)
+    return FinetunePlan(protocol=chosen, adjust=_adjustment(fields, suite=suite), search=search)
 
 
 def check_folder(out: Path) -> None:
@@ -186,14 +186,14 @@ def check_folder(out: Path) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TaskWithSplits:
     """A task to train on, with its splits."""
 
     task: Task
     splits: dict[str, Split]
 
 
-def jobs_of(name: str, data: Path | None, dev: Path | None, test: Path | None, given: Given) -> list[Job]:
+def jobs_of(name: str, data: Path | None, dev: Path | None, test: Path | None, given: Given) -> list[TaskWithSplits]:
     """The task of a file, the benchmark ``name``, or the tasks of a suite. Prints remarks about their files.
 
     Raises:
@@ -219,7 +219,7 @@ def jobs_of(name: str, data: Path | None, dev: Path | None, test: Path | None, g
     return jobs
 
 
-def _file_job(train: Path, dev: Path | None, test: Path | None, given: Given) -> Job:
+def _file_job(train: Path, dev: Path | None, test: Path | None, given: Given) -> TaskWithSplits:
     """The task in the user's own file. Without ``dev``, a part of the file is held out."""
     task, said = task_of(train, given)
     note(said)
@@ -232,10 +232,10 @@ def _file_job(train: Path, dev: Path | None, test: Path | None, given: Given) ->
         splits["dev"] = task.read([dev], "dev", skip_unlabelled=skip)
     if test is not None:
         splits["test"] = without_fillers(task.read([test], "test"), splits["train"])
-    return Job(task=task, splits=splits)
+    return TaskWithSplits(task=task, splits=splits)
 
 
-def _benchmark_jobs(name: str, data: Path | None) -> list[Job]:
+def _benchmark_jobs(name: str, data: Path | None) -> list[TaskWithSplits]:
     """A benchmark, or the tasks of a suite whose training files are in ``data``."""
     names = suites.SUITES.get(name.lower(), (name,))
     tasks = [suites.task(one) for one in names]
@@ -245,7 +245,7 @@ def _benchmark_jobs(name: str, data: Path | None) -> list[Job]:
         tasks = [one for one in tasks if _lies_in(one, data)]
         if not tasks:
             raise DataError(f"{data}: has no training file of {name} ({', '.join(names)})")
-    return [Job(task=one, splits=usable_splits(one, data)) for one in tasks]
+    return [TaskWithSplits(task=one, splits=usable_splits(one, data)) for one in tasks]
 
 
 def _lies_in(task: Task, data: Path) -> bool:
@@ -271,7 +271,7 @@ class Start:
         return cls(model=load(folder), origin=Origin(after=after, trained=read_task(folder)))
 
 
-def after_tasks(names: Sequence[str], data: Path | None, start: Start, plan: Plan, out: Path) -> Start:
+def after_tasks(names: Sequence[str], data: Path | None, start: Start, plan: FinetunePlan, out: Path) -> Start:
     """The model after training on intermediate tasks, one after the other."""
     places = [(name, None if Path(name).is_file() else data) for name in names]
     for job in [job for name, place in places for job in jobs_of(name, place, None, None, Given())]:
@@ -293,7 +293,7 @@ def teaching_of(teacher: Path | None, temperature: float | None, weight: float |
     return None if teacher is None else Teaching(teacher=str(teacher), **fields)
 
 
-def lesson_of(teaching: Teaching, student: Model, job: Job, is_suite: bool) -> Teaching:
+def lesson_of(teaching: Teaching, student: Model, job: TaskWithSplits, is_suite: bool) -> Teaching:
     """``teaching`` with the teacher's folder for one task; the teacher is checked before any training.
 
     Raises:
@@ -305,7 +305,7 @@ def lesson_of(teaching: Teaching, student: Model, job: Job, is_suite: bool) -> T
     return replace(teaching, teacher=str(folder))
 
 
-def compare(plan: Plan, start: Start, job: Job, out: Path, *, scratch: bool) -> Finished:
+def compare(plan: FinetunePlan, start: Start, job: TaskWithSplits, out: Path, *, scratch: bool) -> Finished:
     """Run one task: simple baselines, on request the same architecture from fresh weights, and the model."""
     train, dev = job.splits["train"], job.splits["dev"]
     job = replace(job, task=completed(job.task, train))
@@ -323,7 +323,7 @@ def compare(plan: Plan, start: Start, job: Job, out: Path, *, scratch: bool) -> 
     return Finished(task=job.task, about=about, baselines=simple, systems=systems)
 
 
-def statistics(plan: Plan, start: Start, job: Job) -> dict[str, Any]:
+def statistics(plan: FinetunePlan, start: Start, job: TaskWithSplits) -> dict[str, Any]:
     """Statistics of a task's splits, as training would read them. Nothing is trained.
 
     Number of examples, how often each label occurs, tokens of all texts of an example without special tokens (median,

@@ -63,7 +63,7 @@ def perplexity(
     from encoderlab.corpus.tokenizer import Tokenizer
     from encoderlab.inference import usual_device
     from encoderlab.interchange.load import load
-    from encoderlab.measure.evaluate_lm import Protocol, context_losses, evaluate_lm, relative_effective_context
+    from encoderlab.measure.evaluate_lm import LMProtocol, context_losses, evaluate_lm, relative_effective_context
     from encoderlab.train.continuing import same_ids
 
     if not models:
@@ -79,7 +79,7 @@ def perplexity(
         if not model.config.encoder.causal:
             raise ConfigError(f"{name}: sees later tokens; give a left-to-right model, such as transformer-xl-mini")
     separator = not no_separator and tokenizer.special.eod is not None
-    protocol = Protocol(
+    protocol = LMProtocol(
         window=window, memory=memory, same_length=same_length, clamp=clamp, streams=streams, separator=separator
     )
     places = _places(text, positions) if context else []

@@ -13,7 +13,7 @@ from encoderlab.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class QuickstartPlan:
     """The sizes for a time budget.
 
     ``recipe`` to start from, with ``layers`` layers; ``pretraining`` in seconds; ``examples`` to fine-tune on
@@ -29,15 +29,15 @@ class Plan:
     size: Literal["stdlib", "all"] = "all"
 
 
-def plan(seconds: float) -> Plan:
+def plan(seconds: float) -> QuickstartPlan:
     """A larger model for a larger budget; most of the time goes to pretraining."""
     if seconds < 30:
         raise ConfigError(f"a budget of {seconds:g} s is too short; give at least 30s")
     if seconds < 150:
-        return Plan(recipe="bert-tiny", pretraining=0.5 * seconds)
+        return QuickstartPlan(recipe="bert-tiny", pretraining=0.5 * seconds)
     if seconds < 1800:
-        return Plan(recipe="bert-mini", pretraining=0.55 * seconds)
-    return Plan(recipe="bert-small", layers=4, pretraining=0.8 * seconds, examples=(2000, 300, 1500))
+        return QuickstartPlan(recipe="bert-mini", pretraining=0.55 * seconds)
+    return QuickstartPlan(recipe="bert-small", layers=4, pretraining=0.8 * seconds, examples=(2000, 300, 1500))
 
 
 def quickstart(*, budget: str = "5m", out: Path = Path("runs/quickstart"), seed: int = 1) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from shlex import quote
 from statistics import fmean
 from typing import Any
 
-from encoderlab.commands.quickstart import Plan
+from encoderlab.commands.quickstart import QuickstartPlan
 from encoderlab.commands.terminal import say, table
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ from encoderlab.train.units import duration, quantity
 class Road:
     """The results: ``examples`` counts the examples of each task by split, ``seconds`` is the total time."""
 
-    plan: Plan
+    plan: QuickstartPlan
     recipe: Recipe
     outcome: Outcome
     corpus: Corpus

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from encoderlab import recipes
 from encoderlab.batches.corrupt import Masking
 from encoderlab.batches.pack import PackedDocuments
-from encoderlab.commands.quickstart import Plan
+from encoderlab.commands.quickstart import QuickstartPlan
 from encoderlab.commands.quickstart_page import Road, report, show, summary_of
 from encoderlab.commands.terminal import note, progress, say
 from encoderlab.corpus.build import BuildSettings, NewTokenizer, build_corpus
@@ -24,7 +24,7 @@ from encoderlab.corpus.workers import cores
 from encoderlab.files import write_text
 from encoderlab.interchange.load import load
 from encoderlab.measure.html_page import write
-from encoderlab.measure.report import Fill, Score, TaskScores
+from encoderlab.measure.report import Fill, MethodScores, TaskScores
 from encoderlab.model import Model
 from encoderlab.models.base import resized
 from encoderlab.objectives.mlm import MLMSettings
@@ -50,7 +50,7 @@ ABOUT = {  # task: title, what it asks
 }
 
 
-def walk(chosen: Plan, out: Path, seed: int, command: str) -> dict[str, Any]:
+def walk(chosen: QuickstartPlan, out: Path, seed: int, command: str) -> dict[str, Any]:
     """Build the corpus, pretrain, fine-tune, and write ``report.html`` and ``summary.json`` into ``out``."""
     begin = time.monotonic()
     say("1  Corpus: the documentation inside this Python installation", style="bold")
@@ -96,7 +96,7 @@ def walk(chosen: Plan, out: Path, seed: int, command: str) -> dict[str, Any]:
     return summary
 
 
-def recipe_for(chosen: Plan, seed: int) -> Recipe:
+def recipe_for(chosen: QuickstartPlan, seed: int) -> Recipe:
     """BERT of the plan's size on packed documents: short texts share a row without seeing each other, with little
     padding.
 
@@ -147,18 +147,18 @@ def fill(before: Model, after: Model, text: str, answer: str) -> Fill:
     return Fill(text=text, mask=mask, answer=answer, before=guesses(before), after=guesses(after))
 
 
-def compare(name: str, trained: Model, chosen: Plan, out: Path) -> TaskScores:
+def compare(name: str, trained: Model, chosen: QuickstartPlan, out: Path) -> TaskScores:
     """Run one task: baselines, then the same architecture from fresh and from pretrained weights, over seeds."""
     task, splits = task_of(out / "tasks" / name, chosen.examples)
     methods = [
-        Score(name=method, scores=[scores[task.metric]])
+        MethodScores(name=method, scores=[scores[task.metric]])
         for method, scores in baselines(task, splits["train"], splits["test"]).items()
         if task.metric in scores
     ]
     protocol = Protocol(
         name="quickstart",
         source="fixed hyperparameters, the last step, scores of the test split",
-        recipe=finetune.Recipe(
+        recipe=finetune.FinetuneRecipe(
             name=name,
             form=FormSettings(max_length=64),
             epochs=chosen.epochs,
@@ -174,7 +174,9 @@ def compare(name: str, trained: Model, chosen: Plan, out: Path) -> TaskScores:
     for system, start in (("without pretraining", fresh), ("pretrained", trained)):
         note(f"{name}, {system}")
         outcome = run(protocol, start, task, splits, out / "finetune" / name / system.split()[0])
-        methods.append(Score(name=system, scores=[r.scores["test"][task.metric] for r in outcome.runs], ours=True))
+        methods.append(
+            MethodScores(name=system, scores=[r.scores["test"][task.metric] for r in outcome.runs], ours=True)
+        )
     return TaskScores(
         name=ABOUT[name][0],
         about=f"{ABOUT[name][1]} {len(splits['train']):,} training and {len(splits['test']):,} test examples.",

@@ -83,7 +83,7 @@ def serve(
         if importlib.util.find_spec(package) is None:
             raise MissingDependency(package, "serve", "serving")
     from encoderlab.deploy.serve.app import Server
-    from encoderlab.deploy.serve.engine import Engine
+    from encoderlab.deploy.serve.engine import ComputeThread
     from encoderlab.deploy.serve.http import Guard, Limits
     from encoderlab.deploy.serve.run import Address, read_keys, run
     from encoderlab.deploy.serve.service import Service
@@ -101,7 +101,7 @@ def serve(
     address = Address(host=host, port=port, delay=drain_delay, drain=drain)
     listener = address.listen()
     service = Service.of(model, name=name)
-    engine = Engine(service.compute, budget=max_batch_tokens, capacity=max_queue_tokens or 64 * max_batch_tokens)
+    engine = ComputeThread(service.compute, budget=max_batch_tokens, capacity=max_queue_tokens or 64 * max_batch_tokens)
     hosts = ("localhost", "127.0.0.1", "::1", host, *(allow_host or ()))
     health = ("/health", "/live", "/ping")
     guard = Guard(keys=keys, hosts=hosts, open=health if metrics == "key" else (*health, "/metrics"), cors=cors)

@@ -9,7 +9,7 @@ from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError, DataError, Stopped
 
 if TYPE_CHECKING:
-    from encoderlab.study.plan import Plan
+    from encoderlab.study.plan import StudyPlan
     from encoderlab.study.results import Results
 
 
@@ -51,7 +51,7 @@ def study(
     from encoderlab.execution.local import local
     from encoderlab.files import held_folder, write_json
     from encoderlab.study.page import write
-    from encoderlab.study.plan import Plan
+    from encoderlab.study.plan import StudyPlan
     from encoderlab.study.run import record, run
 
     if hours is not None and not hours > 0:
@@ -60,11 +60,11 @@ def study(
         raise ConfigError(f"--workers {workers} is not positive; give at least 1")
     begin = time.monotonic()
     if dry_run:
-        return _show_plan(Plan.read(file))
+        return _show_plan(StudyPlan.read(file))
     if out is None:
         raise ConfigError("a study needs --out DIR; to only show its runs, give --dry-run")
     with held_folder(out):
-        plan = Plan.read(file)
+        plan = StudyPlan.read(file)
         for line in plan.fairness():
             terminal.note(line)
         execute = local(
@@ -85,7 +85,7 @@ def study(
     return {"out": out, **found}
 
 
-def _show_plan(plan: Plan) -> dict[str, Any]:
+def _show_plan(plan: StudyPlan) -> dict[str, Any]:
     """The table of runs with their cost."""
     from encoderlab.config import to_dict
     from encoderlab.train.units import duration

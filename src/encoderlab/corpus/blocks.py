@@ -38,7 +38,7 @@ START = Position()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class SourceBlock:
     """A part of a source that ends where a document ends.
 
     A block of records (CSV, TSV, Parquet) holds JSON per line: a text, or ``{"problem": ...}`` for a row without one;
@@ -52,7 +52,7 @@ class Block:
     lines: tuple[int, ...] = ()
 
 
-def read_blocks(source: Source, start: Position = START) -> Iterator[Block]:
+def read_blocks(source: Source, start: Position = START) -> Iterator[SourceBlock]:
     """The blocks of a source from ``start`` (the ``end`` of an earlier block) on.
 
     Memory: 16 MB for text, 64 MB for JSON lines. A compressed source is decompressed again up to ``start``.
@@ -67,7 +67,7 @@ def read_blocks(source: Source, start: Position = START) -> Iterator[Block]:
             yield from _byte_blocks(source, start)
 
 
-def _byte_blocks(source: Source, start: Position) -> Iterator[Block]:
+def _byte_blocks(source: Source, start: Position) -> Iterator[SourceBlock]:
     with source.file.open() as file:
         _skip(file, start.offset)
         pending = file.read(start.read - start.offset)
@@ -77,12 +77,12 @@ def _byte_blocks(source: Source, start: Position) -> Iterator[Block]:
                 read = start.offset + len(pending)
                 data, pending = pending[:cut], pending[cut:]
                 end = Position(start.offset + cut, start.line + data.count(b"\n"), read)
-                yield Block(source=source, data=data, start=start, end=end)
+                yield SourceBlock(source=source, data=data, start=start, end=end)
                 start = end
     if pending:
         read = start.offset + len(pending)
         end = Position(read, start.line + pending.count(b"\n"), read)
-        yield Block(source=source, data=pending, start=start, end=end)
+        yield SourceBlock(source=source, data=pending, start=start, end=end)
 
 
 def _skip(file: Any, size: int) -> None:
@@ -115,7 +115,7 @@ def _cut(source: Source, data: bytes) -> int:
     return cut
 
 
-def _record_blocks(source: Source, start: Position) -> Iterator[Block]:
+def _record_blocks(source: Source, start: Position) -> Iterator[SourceBlock]:
     records = _parquet_texts(source) if source.format == "parquet" else _table_texts(source)
     lines: list[bytes] = []
     numbers: list[int] = []
@@ -127,11 +127,11 @@ def _record_blocks(source: Source, start: Position) -> Iterator[Block]:
         size += len(data) + 1
         if size >= BLOCK:
             end = Position(record, record + 1)
-            yield Block(source=source, data=b"\n".join(lines), start=start, end=end, lines=tuple(numbers))
+            yield SourceBlock(source=source, data=b"\n".join(lines), start=start, end=end, lines=tuple(numbers))
             lines, numbers, size, start = [], [], 0, end
     if lines:
         end = Position(start.offset + len(lines), start.line + len(lines))
-        yield Block(source=source, data=b"\n".join(lines), start=start, end=end, lines=tuple(numbers))
+        yield SourceBlock(source=source, data=b"\n".join(lines), start=start, end=end, lines=tuple(numbers))
 
 
 def _table_texts(source: Source) -> Iterator[tuple[int, str | dict[str, str]]]:

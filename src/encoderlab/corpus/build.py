@@ -45,7 +45,7 @@ from encoderlab.corpus.merge import (
     too_many_unknown,
 )
 from encoderlab.corpus.output import ASSEMBLY, PART, PIECES, PLAN, WORK, begun, differences, held
-from encoderlab.corpus.pieces import Piece, Place, Segmenter, Work, read_work, write_piece
+from encoderlab.corpus.pieces import Piece, PieceInput, Segmenter, SourcePlace, read_work, write_piece
 from encoderlab.corpus.python.text import PREFIX, python_source
 from encoderlab.corpus.sealed import Damaged, check_folder, digest, file_hash, seal_folder, write_record
 from encoderlab.corpus.segment import make_segmenter
@@ -330,13 +330,13 @@ class Part:
         shutil.rmtree(self.folder / ASSEMBLY, ignore_errors=True)
         return None
 
-    def _resume(self) -> tuple[int, Place]:
+    def _resume(self) -> tuple[int, SourcePlace]:
         """The first piece to read for, and where it starts."""
         last = None
         number = self.shard_index
         while (path := piece_path(self.folder, number)).exists():
             last, number = path, number + self.num_shards
-        return (0, Place()) if last is None else (number - self.num_shards + 1, Piece(last).end)
+        return (0, SourcePlace()) if last is None else (number - self.num_shards + 1, Piece(last).end)
 
 
 def _plain(settings: BuildSettings) -> Any:
@@ -397,7 +397,7 @@ def _require_covered(tokenizer: Tokenizer, sources: Sequence[Source], reading: R
 
 def _make_piece(
     path: Path,
-    work: Work,
+    work: PieceInput,
     tokenizer: Path,
     tokenizer_hash: str,
     reading: Reading,

@@ -48,7 +48,7 @@ _PATTERNS = {"``": False, "''": False, "^ | $": False, " {2,}": True, "^ +| +$| 
 _IS_SPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # U+3000 is the last space
 
 
-class Tokens(NamedTuple):
+class EncodedTexts(NamedTuple):
     """Tokens of several texts, one after the other."""
 
     ids: np.ndarray  # (n,) int32
@@ -56,7 +56,7 @@ class Tokens(NamedTuple):
     bounds: np.ndarray  # (texts + 1,) int64: the tokens of text i are bounds[i] to bounds[i + 1]
 
 
-def tokenize(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> Tokens:
+def tokenize(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> EncodedTexts:
     """Tokens of ``texts`` by the library alone."""
     encodings = backend.encode_batch(list(texts), add_special_tokens=False)
     bounds = offsets(np.array([len(encoding) for encoding in encodings], np.int64))
@@ -66,7 +66,7 @@ def tokenize(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> Tokens:
         span = slice(bounds[index], bounds[index + 1])
         ids[span] = encoding.ids
         starts[span] = _skip_space(text, np.fromiter((start for start, _ in encoding.offsets), np.int32, len(encoding)))
-    return Tokens(ids, starts, bounds)
+    return EncodedTexts(ids, starts, bounds)
 
 
 class ChunkEncoder:
@@ -89,7 +89,7 @@ class ChunkEncoder:
         mode = _mode(json.loads(backend.to_str()))
         return None if mode is None else cls(backend, mode)
 
-    def __call__(self, texts: Sequence[str]) -> Tokens:
+    def __call__(self, texts: Sequence[str]) -> EncodedTexts:
         """The same as :func:`tokenize`. A known word costs 0.1 to 0.2 microseconds, a new one 5."""
         if len(self._sizes) > MAX_CHUNKS or len(self._ids) > MAX_TOKENS:
             self._forget()
@@ -157,19 +157,19 @@ class ChunkEncoder:
                 del self._numbers[chunk]
         new.clear()
 
-    def _tokenize_joined(self, chunks: Sequence[str]) -> Tokens:
+    def _tokenize_joined(self, chunks: Sequence[str]) -> EncodedTexts:
         """The tokens of each chunk, which the library sees as one text with a space before each."""
         firsts = offsets(np.array([len(chunk) + 1 for chunk in chunks]))[:-1] + 1  # characters, after the space
         ids, starts, _ = tokenize(self.backend, [" " + " ".join(chunks)])
         owners = np.searchsorted(firsts, starts, side="right") - 1
-        return Tokens(ids, starts - firsts[owners], np.searchsorted(owners, np.arange(len(chunks) + 1)))
+        return EncodedTexts(ids, starts - firsts[owners], np.searchsorted(owners, np.arange(len(chunks) + 1)))
 
-    def _tokenize_alone(self, chunks: Sequence[str]) -> Tokens:
+    def _tokenize_alone(self, chunks: Sequence[str]) -> EncodedTexts:
         """The tokens of each chunk as a text of its own, with a space before it unless it is the first of a text."""
         texts = [chunk[1:] if chunk[:1] == _FIRST else " " + chunk for chunk in chunks]
         ids, starts, bounds = tokenize(self.backend, texts)
         spaces = np.array([text[:1] == " " for text in texts], np.int32)
-        return Tokens(ids, starts - np.repeat(spaces, np.diff(bounds)), bounds)
+        return EncodedTexts(ids, starts - np.repeat(spaces, np.diff(bounds)), bounds)
 
     def _is_independent(self, chunk: str) -> bool:
         """Whether a chunk of SentencePiece text means the same in any neighbourhood.
@@ -189,7 +189,7 @@ class ChunkEncoder:
         normal = self.backend.normalizer.normalize_str(f"x{char}x")
         return len(normal) > 2 and not any(one.isspace() or one == "\u2581" for one in normal)
 
-    def _look_up(self, texts: Sequence[str], numbers: np.ndarray, counts: np.ndarray, gaps: np.ndarray) -> Tokens:
+    def _look_up(self, texts: Sequence[str], numbers: np.ndarray, counts: np.ndarray, gaps: np.ndarray) -> EncodedTexts:
         """The tokens of ``texts``, each of so many chunks of these numbers, so many characters apart."""
         sizes = np.array(self._sizes)[numbers]
         edges = offsets(counts)  # chunks of text i: edges[i] to edges[i + 1]
@@ -202,7 +202,7 @@ class ChunkEncoder:
         before = offsets(sizes)  # tokens before a chunk
         places = aranges(np.array(self._begins)[numbers], sizes)
         starts = (np.array(self._starts)[places] + np.repeat(positions, sizes)).astype(np.int32)
-        tokens = Tokens(np.array(self._ids)[places], starts, before[edges])
+        tokens = EncodedTexts(np.array(self._ids)[places], starts, before[edges])
         if not len(whole):
             return tokens
         return _insert(tokens, whole, tokenize(self.backend, [texts[int(index)] for index in whole]))
@@ -222,7 +222,7 @@ class _Numbers(dict[str, int]):
         return number
 
 
-def _insert(tokens: Tokens, places: np.ndarray, others: Tokens) -> Tokens:
+def _insert(tokens: EncodedTexts, places: np.ndarray, others: EncodedTexts) -> EncodedTexts:
     """``tokens`` with the texts at ``places`` in place of what is there."""
     where = {int(place): index for index, place in enumerate(places)}
     ids, starts, sizes = [], [], []
@@ -232,7 +232,7 @@ def _insert(tokens: Tokens, places: np.ndarray, others: Tokens) -> Tokens:
         ids.append(source.ids[span])
         starts.append(source.starts[span])
         sizes.append(span.stop - span.start)
-    return Tokens(np.concatenate(ids), np.concatenate(starts), offsets(np.array(sizes)))
+    return EncodedTexts(np.concatenate(ids), np.concatenate(starts), offsets(np.array(sizes)))
 
 
 def _skip_space(text: str, starts: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from encoderlab.corpus.blocks import Block, read_blocks
+from encoderlab.corpus.blocks import SourceBlock, read_blocks
 from encoderlab.corpus.markdown import markdown_paragraphs
 from encoderlab.corpus.sources import Reading, Source, listed, text_of
 from encoderlab.errors import DataError
@@ -38,7 +38,7 @@ _DROPPED = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u00ad\u200b\u2060\u
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def parse_block(block: Block, reading: Reading) -> tuple[list[list[str]], Counter[str]]:
+def parse_block(block: SourceBlock, reading: Reading) -> tuple[list[list[str]], Counter[str]]:
     """The documents of a block, each a list of clean paragraphs, and what was counted on the way.
 
     A paragraph has single spaces, no white space at its ends, no line end and no control character. Counted are
@@ -71,7 +71,7 @@ def read_documents(source: Source, reading: Reading) -> Iterator[list[str]]:
         yield from parse_block(block, reading)[0]
 
 
-def _decode(block: Block, reading: Reading, counts: Counter[str]) -> str:
+def _decode(block: SourceBlock, reading: Reading, counts: Counter[str]) -> str:
     data = block.data.removeprefix(codecs.BOM_UTF8) if block.start.offset == 0 else block.data
     try:
         return data.decode()
@@ -87,7 +87,7 @@ def _decode(block: Block, reading: Reading, counts: Counter[str]) -> str:
     return text
 
 
-def _clean(text: str, block: Block, reading: Reading, counts: Counter[str], place: str = "") -> str:
+def _clean(text: str, block: SourceBlock, reading: Reading, counts: Counter[str], place: str = "") -> str:
     """Line ends become ``\\n``; control characters go. ``place`` is that of the record in the source."""
     text = text.replace("\r\n", "\n")
     for end in ("\r", "\x0b", "\x0c", "\x85", "\u2028", "\u2029"):
@@ -116,7 +116,7 @@ def _text_documents(text: str) -> Iterator[list[str]]:
     yield lines
 
 
-def _records(text: str, block: Block, reading: Reading, counts: Counter[str]) -> Iterator[tuple[str, str]]:
+def _records(text: str, block: SourceBlock, reading: Reading, counts: Counter[str]) -> Iterator[tuple[str, str]]:
     """The place and the text of each record; one without text is refused, or skipped and counted."""
     kind = "row" if block.source.format == "parquet" else "line"
     for number, line in zip(block.lines or itertools.count(block.start.line), text.split("\n"), strict=False):

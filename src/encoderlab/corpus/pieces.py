@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from encoderlab.corpus import sealed
-from encoderlab.corpus.blocks import START, Block, Position, read_blocks
+from encoderlab.corpus.blocks import START, Position, SourceBlock, read_blocks
 from encoderlab.corpus.documents import parse_block
 from encoderlab.corpus.sentences import sentence_starts
 from encoderlab.corpus.shards import id_type
@@ -37,7 +37,7 @@ Segmenter = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Place:
+class SourcePlace:
     """Where in the sources a piece ends, so that reading can go on there; ``num_bytes`` of text lie before it."""
 
     source: int = 0
@@ -46,33 +46,33 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Work:
+class PieceInput:
     """The input of one piece."""
 
     number: int
-    blocks: tuple[tuple[int, Block], ...]  # each with the number of its source
-    end: Place
+    blocks: tuple[tuple[int, SourceBlock], ...]  # each with the number of its source
+    end: SourcePlace
 
 
-def read_work(sources: Sequence[Source], start: Place = Place(), number: int = 0) -> Iterator[Work]:
+def read_work(sources: Sequence[Source], start: SourcePlace = SourcePlace(), number: int = 0) -> Iterator[PieceInput]:
     """The input cut into pieces, from the end of piece ``number - 1`` on."""
-    blocks: list[tuple[int, Block]] = []
+    blocks: list[tuple[int, SourceBlock]] = []
     size = 0
     end = start
     for index in range(start.source, len(sources)):
         for block in read_blocks(sources[index], start.position if index == start.source else START):
             blocks.append((index, block))
             size += len(block.data)
-            end = Place(index, block.end, end.num_bytes + len(block.data))
+            end = SourcePlace(index, block.end, end.num_bytes + len(block.data))
             if size >= PIECE:
-                yield Work(number, tuple(blocks), end)
+                yield PieceInput(number, tuple(blocks), end)
                 number, blocks, size = number + 1, [], 0
     if blocks:
-        yield Work(number, tuple(blocks), end)
+        yield PieceInput(number, tuple(blocks), end)
 
 
 def write_piece(
-    path: Path, work: Work, tokenizer: Tokenizer, reading: Reading, segmenter: Segmenter | None, origin: str
+    path: Path, work: PieceInput, tokenizer: Tokenizer, reading: Reading, segmenter: Segmenter | None, origin: str
 ) -> None:
     """Parse, tokenize and mark the input of a piece, and write it to ``path`` with its checksum and ``origin``."""
     counts: Counter[str] = Counter()
@@ -88,7 +88,7 @@ def write_piece(
     digests = b"".join([hashlib.blake2b(data, digest_size=8).digest() for data in encoded])
     kind = id_type(tokenizer.vocab_size)
     parts = [encode_lines(batch, tokenizer, segmenter) for batch in _batches(lines)]
-    empty = Encoded(np.zeros(0, kind), np.zeros(0, bool), np.zeros(0, bool), np.zeros(0, np.int64))
+    empty = EncodedLines(np.zeros(0, kind), np.zeros(0, bool), np.zeros(0, bool), np.zeros(0, np.int64))
     ids, words, sentences, sizes = (np.concatenate(arrays) for arrays in zip(empty, *parts, strict=True))
     sealed.write_tensors(
         path,
@@ -109,7 +109,7 @@ def write_piece(
     )
 
 
-class Encoded(NamedTuple):
+class EncodedLines(NamedTuple):
     """Tokens of several lines, one after the other."""
 
     ids: np.ndarray  # (n,)
@@ -118,7 +118,7 @@ class Encoded(NamedTuple):
     sizes: np.ndarray  # (lines,) int64: tokens of each line
 
 
-def encode_lines(lines: Sequence[str], tokenizer: Tokenizer, segmenter: Segmenter | None = None) -> Encoded:
+def encode_lines(lines: Sequence[str], tokenizer: Tokenizer, segmenter: Segmenter | None = None) -> EncodedLines:
     """Tokens of ``lines`` with the starts of words and sentences, which are found in the text and carried over to the
     tokens by their characters. With a segmenter a Chinese character starts a word where the segmenter says so."""
     tokens = tokenizer.encode_corpus(lines)
@@ -134,7 +134,7 @@ def encode_lines(lines: Sequence[str], tokenizer: Tokenizer, segmenter: Segmente
     words = tokens.word_starts
     if segmenter is not None:
         words = _segmented(lines, tokens.starts, sizes, words, segmenter)
-    return Encoded(tokens.ids, words, sentences, sizes)
+    return EncodedLines(tokens.ids, words, sentences, sizes)
 
 
 def _segmented(
@@ -188,7 +188,7 @@ class Piece:
         self.counts = Counter(dict(zip(COUNTS, tensors["counts"].tolist(), strict=True)))
         self.invalid = Counter(dict(tensors["invalid"].reshape(-1, 2).tolist()))  # by the number of the source
         source, *position, num_bytes = tensors["end"].tolist()
-        self.end = Place(source, Position(*position), num_bytes)
+        self.end = SourcePlace(source, Position(*position), num_bytes)
 
     @property
     def words(self) -> np.ndarray:

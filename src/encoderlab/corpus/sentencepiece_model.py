@@ -26,17 +26,17 @@ _NEVER = -1e6  # a score that no path through ordinary pieces has
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class SentencePiece:
     text: str
     score: float = 0.0
     type: int = NORMAL
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class SentencePieceModel:
     """What decides the ids of a SentencePiece model."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SentencePiece, ...]
     model_type: int = UNIGRAM
     byte_fallback: bool = False
     character_map: bytes = b""
@@ -53,7 +53,7 @@ class Model:
         return tuple(piece.text for piece in self.pieces if piece.type == CONTROL)
 
 
-def parse(data: bytes) -> Model:
+def parse(data: bytes) -> SentencePieceModel:
     """Read a serialised model.
 
     Raises:
@@ -74,7 +74,7 @@ def parse(data: bytes) -> Model:
     model_type, character_map = trainer.get(3, UNIGRAM), normalizer.get(2, b"")
     if not isinstance(model_type, int) or not isinstance(character_map, bytes):
         raise ValueError("settings of another type")
-    return Model(
+    return SentencePieceModel(
         pieces=tuple(pieces),
         model_type=model_type,
         byte_fallback=bool(trainer.get(35, 0)),
@@ -84,17 +84,20 @@ def parse(data: bytes) -> Model:
     )
 
 
-def with_ids_of_fairseq(model: Model, front: tuple[str, ...], first: int) -> Model:
+def with_ids_of_fairseq(model: SentencePieceModel, front: tuple[str, ...], first: int) -> SentencePieceModel:
     """The model with the ids of fairseq: tokens in ``front``, the pieces from ``first`` on, ``<mask>`` last."""
     score = min(piece.score for piece in model.pieces)
     tokens = [
-        Piece(text=text, score=score, type=UNKNOWN if text == "<unk>" else CONTROL) for text in (*front, "<mask>")
+        SentencePiece(text=text, score=score, type=UNKNOWN if text == "<unk>" else CONTROL)
+        for text in (*front, "<mask>")
     ]
     pieces = [*tokens[:-1], *model.pieces[first:], tokens[-1]]
     return replace(model, pieces=tuple(pieces))
 
 
-def unigram(model: Model, *, before: list[normalizers.Normalizer], split_numbers: bool = False) -> tokenizers.Tokenizer:
+def unigram(
+    model: SentencePieceModel, *, before: list[normalizers.Normalizer], split_numbers: bool = False
+) -> tokenizers.Tokenizer:
     """A tokenizer with the ids of ``model``.
 
     Args:
@@ -132,7 +135,7 @@ def unigram(model: Model, *, before: list[normalizers.Normalizer], split_numbers
     return backend
 
 
-def _piece(data: bytes) -> Piece:
+def _piece(data: bytes) -> SentencePiece:
     text, score, kind = "", 0.0, NORMAL
     for number, value in fields(data):
         if number == 1 and isinstance(value, bytes):
@@ -141,4 +144,4 @@ def _piece(data: bytes) -> Piece:
             (score,) = struct.unpack("<f", value)
         elif number == 3 and isinstance(value, int):
             kind = value
-    return Piece(text=text, score=score, type=kind)
+    return SentencePiece(text=text, score=score, type=kind)

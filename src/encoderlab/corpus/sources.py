@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from encoderlab.errors import DataError
 from encoderlab.records.opening import BLOCK, COMPRESSED, HEAD, File, errors_of, open_parquet
-from encoderlab.records.reading import MAX_RECORD, SEPARATORS, Dialect, Row, find_dialect, json_value, rows
+from encoderlab.records.reading import MAX_RECORD, SEPARATORS, Dialect, TableRow, find_dialect, json_value, rows
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +230,7 @@ def _inspect_parquet(source: Source, reading: Reading) -> Source:
     return dataclasses.replace(source, field=known or only[0])
 
 
-def table_rows(source: Source) -> Iterator[Row]:
+def table_rows(source: Source) -> Iterator[TableRow]:
     """The rows of a CSV or TSV source; bytes that are not UTF-8 become halves of surrogate pairs."""
     assert source.dialect is not None, source
     return rows(source.file, source.dialect, "surrogateescape")

@@ -20,10 +20,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import tokenizers
 
-from encoderlab.corpus import layouts, tokenizer_training, vocabularies
+from encoderlab.corpus import special_tokens, tokenizer_training, vocabularies
 from encoderlab.corpus.chunks import ChunkEncoder, tokenize
 from encoderlab.corpus.documents import SURROGATE
-from encoderlab.corpus.layouts import KINDS, Kind, Layout
+from encoderlab.corpus.special_tokens import KINDS, Kind, SpecialTokens
 from encoderlab.corpus.words import WordStarts
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import write_text
@@ -69,7 +69,7 @@ class CorpusTokens(NamedTuple):
     bounds: np.ndarray  # (texts + 1,) int64: the tokens of text i are bounds[i] to bounds[i + 1]
 
 
-class Spans(NamedTuple):
+class FramedSpans(NamedTuple):
     """Where the tokens of one or two texts lie in a framed row: the first ``a`` ones of the first text from ``a_start``
     on."""
 
@@ -92,7 +92,9 @@ class Tokenizer:
         DataError: the vocabulary lacks a special token.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, layout: Layout, options: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, layout: SpecialTokens, options: dict[str, Any] | None = None
+    ) -> None:
         self.kind: Kind = KINDS[type(backend.model).__name__]
         self.layout = layout
         self.options = dict(options or {})
@@ -208,7 +210,7 @@ class Tokenizer:
     # Rows for fine-tuning.
 
     @property
-    def framing(self) -> layouts.FramingKind:
+    def framing(self) -> special_tokens.FramingKind:
         return self.layout.framing
 
     @property
@@ -216,7 +218,7 @@ class Tokenizer:
         """XLNet reads its summary at the last position, so its rows are padded on the left."""
         return "left" if self.framing == "xlnet" else "right"
 
-    def spans(self, len_a: int, len_b: int | None = None, *, max_length: int) -> Spans:
+    def spans(self, len_a: int, len_b: int | None = None, *, max_length: int) -> FramedSpans:
         """How texts of ``len_a`` and ``len_b`` tokens share a row of ``max_length`` tokens.
 
         The last token of the longer text is dropped until both fit (ties: of the second), as in every family.
@@ -234,7 +236,7 @@ class Tokenizer:
         a, b = truncate(len_a, len_b or 0, room)
         first = 0 if self.framing == "xlnet" else 1
         second = first + a + (2 if self.framing == "roberta" else 1)
-        return Spans(length=a + b + extra, a_start=first, a=a, b_start=second, b=b)
+        return FramedSpans(length=a + b + extra, a_start=first, a=a, b_start=second, b=b)
 
     def frame(
         self, ids_a: Sequence[int] | np.ndarray, ids_b: Sequence[int] | np.ndarray | None = None, max_length: int = 512

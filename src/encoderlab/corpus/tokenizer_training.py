@@ -14,9 +14,9 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from encoderlab.corpus import sentencepiece_model, vocabularies
-from encoderlab.corpus.layouts import DEFAULT_FAMILY, FAMILIES, Family, Kind
-from encoderlab.corpus.sentencepiece_model import CONTROL, NORMAL, UNKNOWN, Model, Piece
-from encoderlab.corpus.vocabularies import Vocabulary
+from encoderlab.corpus.sentencepiece_model import CONTROL, NORMAL, UNKNOWN, SentencePiece, SentencePieceModel
+from encoderlab.corpus.special_tokens import DEFAULT_FAMILY, FAMILIES, Kind, VocabularyFamily
+from encoderlab.corpus.vocabularies import TokenizerParts
 from encoderlab.corpus.words import LETTER, char_class
 from encoderlab.errors import ConfigError, DataError, MissingDependency, nearest
 
@@ -30,7 +30,7 @@ def train(
     *,
     family: str | None = None,
     lowercase: bool | None = None,
-) -> Vocabulary:
+) -> TokenizerParts:
     """The vocabulary of a tokenizer with exactly ``vocab_size`` tokens, the same for the same texts on every machine;
     :meth:`encoderlab.corpus.tokenizer.Tokenizer.train` makes the tokenizer of it.
 
@@ -65,7 +65,7 @@ def train(
     return _unigram(sample, vocab_size, family, bool(lowercase))
 
 
-def _wordpiece(sample: Sequence[str], vocab_size: int, family: Family, lowercase: bool) -> Vocabulary:
+def _wordpiece(sample: Sequence[str], vocab_size: int, family: VocabularyFamily, lowercase: bool) -> TokenizerParts:
     supported = vocab_size
     while len(learned := _wordpieces(sample, supported, family, lowercase)) < supported:
         supported = len(learned)  # with which fewer letters are tokens (_alphabet): the text may support still fewer
@@ -73,14 +73,14 @@ def _wordpiece(sample: Sequence[str], vocab_size: int, family: Family, lowercase
         raise _too_large(vocab_size, supported)
     edges = {*family.first, *family.last}
     vocabulary = [*family.first, *(token for token in learned if token not in edges), *family.last]
-    return Vocabulary(
+    return TokenizerParts(
         vocabularies.wordpiece(vocabulary, unk=family.layout.unk, lowercase=lowercase),
         family.layout,
         {"do_lower_case": lowercase, "strip_accents": None, "tokenize_chinese_chars": True},
     )
 
 
-def _wordpieces(sample: Sequence[str], vocab_size: int, family: Family, lowercase: bool) -> list[str]:
+def _wordpieces(sample: Sequence[str], vocab_size: int, family: VocabularyFamily, lowercase: bool) -> list[str]:
     """The tokens in the order they were learned, ``vocab_size`` or as many as the text supports."""
     unk = family.layout.unk
     backend = vocabularies.wordpiece([unk], unk=unk, lowercase=lowercase)
@@ -104,7 +104,7 @@ def _wordpieces(sample: Sequence[str], vocab_size: int, family: Family, lowercas
     return sorted(vocabulary, key=vocabulary.__getitem__)
 
 
-def _byte_bpe(sample: Sequence[str], vocab_size: int, family: Family) -> Vocabulary:
+def _byte_bpe(sample: Sequence[str], vocab_size: int, family: VocabularyFamily) -> TokenizerParts:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     smallest = len(family.first) + len(letters) + len(family.last)
     if vocab_size < smallest:
@@ -123,10 +123,10 @@ def _byte_bpe(sample: Sequence[str], vocab_size: int, family: Family) -> Vocabul
     if len(vocabulary) + len(family.last) < vocab_size:
         raise _too_large(vocab_size, len(vocabulary) + len(family.last))
     vocabulary |= {token: len(vocabulary) + index for index, token in enumerate(family.last)}
-    return Vocabulary(vocabularies.byte_bpe(vocabulary, [tuple(pair) for pair in model["merges"]]), family.layout)
+    return TokenizerParts(vocabularies.byte_bpe(vocabulary, [tuple(pair) for pair in model["merges"]]), family.layout)
 
 
-def _unigram(sample: Sequence[str], vocab_size: int, name: str, lowercase: bool) -> Vocabulary:
+def _unigram(sample: Sequence[str], vocab_size: int, name: str, lowercase: bool) -> TokenizerParts:
     """Trained on normalised text, so that both libraries cut the same text.
 
     Scores are rounded to 1/1024: then every sum is exact in single precision, and sentencepiece and the ``tokenizers``
@@ -170,8 +170,8 @@ def _unigram(sample: Sequence[str], vocab_size: int, name: str, lowercase: bool)
     pieces = [piece for piece in sentencepiece_model.parse(output.getvalue()).pieces if piece.type == NORMAL]
     learned = [dataclasses.replace(piece, score=round(piece.score * 1024) / 1024) for piece in pieces]
     unk = family.layout.unk
-    edges = {token: Piece(text=token, type=UNKNOWN if token == unk else CONTROL) for token in reserved}
-    model = Model(
+    edges = {token: SentencePiece(text=token, type=UNKNOWN if token == unk else CONTROL) for token in reserved}
+    model = SentencePieceModel(
         pieces=(*(edges[token] for token in family.first), *learned, *(edges[token] for token in family.last)),
         remove_extra_spaces=False,  # the normaliser has done it
     )
@@ -179,7 +179,7 @@ def _unigram(sample: Sequence[str], vocab_size: int, name: str, lowercase: bool)
     layout = dataclasses.replace(
         family.layout, others=tuple(token for token in reserved if token not in family.layout.roles().values())
     )
-    return Vocabulary(backend, layout, {"do_lower_case": lowercase})
+    return TokenizerParts(backend, layout, {"do_lower_case": lowercase})
 
 
 def _bounded(vocab_size: int, sample: Sequence[str], reserved: int) -> int:

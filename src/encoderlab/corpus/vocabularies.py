@@ -15,17 +15,17 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from encoderlab.corpus import layouts, sentencepiece_model
-from encoderlab.corpus.layouts import FAMILIES, Layout
+from encoderlab.corpus import sentencepiece_model, special_tokens
+from encoderlab.corpus.special_tokens import FAMILIES, SpecialTokens
 from encoderlab.errors import ConfigError, DataError, nearest
 
 
 @dataclass
-class Vocabulary:
+class TokenizerParts:
     """A tokenizer of the library, its layout, and entries for ``tokenizer_config.json``."""
 
     backend: tokenizers.Tokenizer
-    layout: Layout
+    layout: SpecialTokens
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -67,15 +67,15 @@ def read(
     family: str | None = None,
     lowercase: bool | None = None,
     add_special: bool = False,
-) -> Vocabulary:
+) -> TokenizerParts:
     """Read a tokenizer folder, or one vocabulary file.
 
     Args:
         path: a folder (``tokenizer.json`` first, then the files below), ``tokenizer.json``, ``vocab.txt``,
             ``vocab.json``, or a SentencePiece ``.model``; each may end in ``.gz``.
         merges: the ``merges.txt`` of a ``vocab.json``, where it does not lie beside it.
-        family: the special tokens and normalisation of this family (a key of :data:`layouts.FAMILIES`), in place of
-            what the files say.
+        family: the special tokens and normalisation of this family (a key of :data:`special_tokens.FAMILIES`), in
+            place of what the files say.
         lowercase: lower-case the text (and strip accents), for ``vocab.txt`` and ``.model``; by default what the folder
             says, else for ``vocab.txt`` whether the vocabulary has no upper-case letter, and for ALBERT yes.
         add_special: append special tokens that the vocabulary lacks, as new ids at its end.
@@ -112,9 +112,9 @@ def read(
     missing = [name for name in layout.roles().values() if found.backend.token_to_id(name) is None]
     # DeBERTa's own loader appends [MASK] to its SentencePiece model.
     if missing and (add_special or (suffix == "model" and missing == [layout.mask] and layout.cls == "[CLS]")):
-        kind = layouts.KINDS[type(found.backend.model).__name__]
+        kind = special_tokens.KINDS[type(found.backend.model).__name__]
         found.backend.add_special_tokens([token for token in layout.added_tokens(kind) if token.content in missing])
-    return Vocabulary(found.backend, layout, found.options)
+    return TokenizerParts(found.backend, layout, found.options)
 
 
 _NAMES = "vocab.txt, vocab.json with merges.txt, a SentencePiece .model, or tokenizer.json"
@@ -152,13 +152,13 @@ _FAIRSEQ = {
 
 
 @dataclass
-class _File:
+class _VocabularyFile:
     """What a vocabulary file says."""
 
     backend: tokenizers.Tokenizer
     options: dict[str, Any]
     control: tuple[str, ...] = ()  # pieces that stand for no text
-    framing: layouts.FramingKind | None = None
+    framing: special_tokens.FramingKind | None = None
 
 
 @dataclass
@@ -168,7 +168,7 @@ class _Config:
     family: str | None = None
     tokens: dict[str, str] = field(default_factory=dict)  # role -> token
     added: list[tuple[str, int]] = field(default_factory=list)  # tokens after the vocabulary, in the order of ids
-    framing: layouts.FramingKind | None = None
+    framing: special_tokens.FramingKind | None = None
     options: dict[str, Any] = field(default_factory=dict)
     fairseq: str | None = None  # a key of _FAIRSEQ
 
@@ -197,8 +197,8 @@ def _folder_config(folder: Path) -> _Config:
             tokens[role] = _content(value, where)
     kind = str(settings.get("tokenizer_class", "")).removesuffix("Fast")
     framing = settings.get("framing")
-    if framing is not None and framing not in layouts.FRAMINGS:
-        raise DataError(f"{where}: unknown framing {framing!r}{nearest(str(framing), layouts.FRAMINGS)}")
+    if framing is not None and framing not in special_tokens.FRAMINGS:
+        raise DataError(f"{where}: unknown framing {framing!r}{nearest(str(framing), special_tokens.FRAMINGS)}")
     return _Config(
         family=_CLASSES.get(kind) or _MODEL_TYPES.get(str(model.get("model_type", ""))),
         tokens=tokens,
@@ -219,9 +219,9 @@ def _add_tokens(backend: tokenizers.Tokenizer, added: list[tuple[str, int]], pat
                 )
 
 
-def _layout(found: _File, config: _Config, family: str | None) -> Layout:
+def _layout(found: _VocabularyFile, config: _Config, family: str | None) -> SpecialTokens:
     """The family's layout, with the names that the folder gives; by the vocabulary where neither is known."""
-    layout = FAMILIES[family].layout if family else layouts.guess(found.backend)
+    layout = FAMILIES[family].layout if family else special_tokens.guess(found.backend)
     layout = dataclasses.replace(layout, **config.tokens)  # type: ignore[arg-type]
     if config.framing:
         layout = dataclasses.replace(layout, framing=config.framing)
@@ -233,15 +233,15 @@ def _layout(found: _File, config: _Config, family: str | None) -> Layout:
     return dataclasses.replace(layout, others=others)
 
 
-def _read_json(file: Path, merges: Path | None, config: _Config) -> _File:
+def _read_json(file: Path, merges: Path | None, config: _Config) -> _VocabularyFile:
     """A ``tokenizer.json``, or a ``vocab.json`` with its ``merges.txt``."""
     data = _json(file)
     if isinstance(data.get("model"), dict):
-        return _File(_library(file, data), config.options, framing=_framing(data.get("post_processor")))
-    return _File(_read_bpe(file, data, merges or _beside(file)), {})
+        return _VocabularyFile(_library(file, data), config.options, framing=_framing(data.get("post_processor")))
+    return _VocabularyFile(_read_bpe(file, data, merges or _beside(file)), {})
 
 
-def _read_wordpiece(file: Path, lowercase: bool | None, config: _Config) -> _File:
+def _read_wordpiece(file: Path, lowercase: bool | None, config: _Config) -> _VocabularyFile:
     lines = _text(file).split("\n")
     if not lines[-1]:
         lines.pop()
@@ -254,7 +254,7 @@ def _read_wordpiece(file: Path, lowercase: bool | None, config: _Config) -> _Fil
     unk = config.tokens.get("unk", "[UNK]")
     backend = wordpiece(vocabulary, unk=unk, lowercase=lowercase, strip_accents=accents, chinese=chinese)
     options = {"do_lower_case": lowercase, "strip_accents": accents, "tokenize_chinese_chars": chinese}
-    return _File(backend, options)
+    return _VocabularyFile(backend, options)
 
 
 def _read_bpe(file: Path, data: dict[str, Any], merges_file: Path) -> tokenizers.Tokenizer:
@@ -278,7 +278,7 @@ def _read_bpe(file: Path, data: dict[str, Any], merges_file: Path) -> tokenizers
         ) from None
 
 
-def _read_sentencepiece(file: Path, family: str | None, lowercase: bool | None, config: _Config) -> _File:
+def _read_sentencepiece(file: Path, family: str | None, lowercase: bool | None, config: _Config) -> _VocabularyFile:
     try:
         model = sentencepiece_model.parse(_bytes(file))
     except (ValueError, UnicodeDecodeError, struct.error) as error:
@@ -299,7 +299,7 @@ def _read_sentencepiece(file: Path, family: str | None, lowercase: bool | None, 
         backend = sentencepiece_model.unigram(model, before=before, split_numbers=family in ("albert", "xlnet"))
     except Exception as error:  # the library raises bare exceptions
         raise DataError(f"{file}: not a SentencePiece model ({error}); fetch it anew") from None
-    return _File(backend, {"do_lower_case": lowercase, "keep_accents": keep_accents}, model.control())
+    return _VocabularyFile(backend, {"do_lower_case": lowercase, "keep_accents": keep_accents}, model.control())
 
 
 def unigram_normalizers(
@@ -347,10 +347,10 @@ def _library(file: Path, data: dict[str, Any]) -> tokenizers.Tokenizer:
         ) from None
 
 
-_FRAMINGS: dict[str, layouts.FramingKind] = {"sTsTs": "bert", "sTssTs": "roberta", "TsTss": "xlnet"}
+_FRAMINGS: dict[str, special_tokens.FramingKind] = {"sTsTs": "bert", "sTssTs": "roberta", "TsTss": "xlnet"}
 
 
-def _framing(processor: Any) -> layouts.FramingKind | None:
+def _framing(processor: Any) -> special_tokens.FramingKind | None:
     """How the post-processor of a ``tokenizer.json`` frames a pair of texts; None where it is none of ours."""
     kind = processor.get("type") if isinstance(processor, dict) else None
     if kind == "Sequence":

@@ -26,7 +26,7 @@ Models = dict[str, Model]
 def assemble(
     config: ModelConfig,
     tensors: Mapping[str, Tensor],
-    layout: names.Layout,
+    name_table: names.NameTable,
     source: Path,
     *,
     allow_missing: bool = False,
@@ -38,20 +38,20 @@ def assemble(
     """
     folders.check_depth(config, len(tensors), source)
     expected = _shapes(folders.unfilled(config, source))
-    reading = names.read(layout, tensors, expected, config.encoder, source=str(source))
+    reading = names.read(name_table, tensors, expected, config.encoder, source=str(source))
     config = heads.without(config, reading.missing, expected)
     config = _settle(config, reading)
     model = folders.unfilled(config, source)
     expected = _shapes(model)
     state = {name: tensor for name, tensor in reading.weights.items() if name in expected}
     missing = [name for name in expected if name not in state]
-    dropped = layout.bound(sorted(reading.weights.keys() - state.keys()), config.encoder)
-    left = [name for rule in dropped for name in rule.theirs if not names.is_ignored(layout, name)]
+    dropped = name_table.bound(sorted(reading.weights.keys() - state.keys()), config.encoder)
+    left = [name for rule in dropped for name in rule.theirs if not names.is_ignored(name_table, name)]
     unused = reading.unexpected + left
     if unused:
         log.warning("%s: unexpected weights, not used: %s", source, ", ".join(unused))
     if missing:
-        theirs = {rule.ours: " + ".join(rule.theirs) for rule in layout.bound(missing, config.encoder)}
+        theirs = {rule.ours: " + ".join(rule.theirs) for rule in name_table.bound(missing, config.encoder)}
         named = [theirs.get(name, name) for name in missing]
         if not allow_missing and any(name.startswith("encoder.") for name in missing):
             raise DataError(

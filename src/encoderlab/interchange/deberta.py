@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from encoderlab.corpus.layouts import FAMILIES
+from encoderlab.corpus.special_tokens import FAMILIES
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import DataError
-from encoderlab.interchange import configs, fairseq, heads, tables
+from encoderlab.interchange import configs, fairseq, heads, name_tables
 from encoderlab.interchange.assemble import Models, assemble
 from encoderlab.interchange.configs.fields import Fields
 from encoderlab.interchange.files import find_file, read_file, read_json, read_pickled
@@ -57,25 +57,25 @@ def networks(
     left_out = ("backbone", "embedding_sharing", "rtd_lambda", "pooling")
     fields = Fields({name: value for name, value in data.items() if name not in left_out}, str(source))
     config = configs.read_as("deberta" if released else "deberta-v2", fields)
-    layout = tables.DEBERTA_V1 if released else tables.DEBERTA_V2
+    name_table = name_tables.DEBERTA_V1 if released else name_tables.DEBERTA_V2
     # A discriminator that was saved alone has its tables as well as their differences from the generator's.
-    ignored = (*layout.ignored, r"embeddings\.position_embeddings\.weight$", r"_embeddings\._weight$")
-    layout = replace(layout, ignored=ignored)
+    ignored = (*name_table.ignored, r"embeddings\.position_embeddings\.weight$", r"_embeddings\._weight$")
+    name_table = replace(name_table, ignored=ignored)
     if "classifier.weight" in tensors:
         config, rules = _with_task(config, data.get("pooling"), tensors, str(source))
-        layout = replace(layout, rules=(*layout.rules, *rules))
-    return {"model": assemble(config, tensors, layout, source, allow_missing=allow_missing)}
+        name_table = replace(name_table, rules=(*name_table.rules, *rules))
+    return {"model": assemble(config, tensors, name_table, source, allow_missing=allow_missing)}
 
 
 def _with_task(
     config: ModelConfig, pooling: Any, tensors: Mapping[str, Tensor], source: str
-) -> tuple[ModelConfig, tables.Rules]:
+) -> tuple[ModelConfig, name_tables.Rules]:
     """The head that DeBERTa's code fine-tunes: for one vector per text (``pooler``), or for every token (``proj``)."""
     count = len(tensors["classifier.weight"])
-    out = tables.linear("task.out", "classifier")
+    out = name_tables.linear("task.out", "classifier")
     if "proj.weight" in tensors:
         config = replace(config, task=Tagging(labels=count, dense=True), labels=heads.numbered(count))
-        return config, (*tables.linear("task.dense", "proj"), *out)
+        return config, (*name_tables.linear("task.dense", "proj"), *out)
     fields = Fields(pooling if isinstance(pooling, dict) else {}, source)
     task = Classification(
         labels=count,
@@ -84,7 +84,7 @@ def _with_task(
         input_dropout=fields.number("dropout", 0.0),
     )
     config = replace(config, task=task, labels=heads.unnamed(count))
-    return config, (*tables.linear("task.dense", "pooler.dense"), *out)
+    return config, (*name_tables.linear("task.dense", "pooler.dense"), *out)
 
 
 def tokenizer(path: Path) -> Tokenizer:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from encoderlab.corpus.layouts import FAMILIES, Layout
+from encoderlab.corpus.special_tokens import FAMILIES, SpecialTokens
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.corpus.vocabularies import byte_bpe
 from encoderlab.errors import DataError
-from encoderlab.interchange import heads, names, tables
+from encoderlab.interchange import heads, name_tables, names
 from encoderlab.interchange.assemble import Models, assemble
 from encoderlab.interchange.configs.fields import Fields
 from encoderlab.interchange.files import read_json, read_pickled, unreadable
@@ -38,9 +38,9 @@ def read(path: Path, *, allow_missing: bool = False) -> Models:
         DataError: damaged, unsafe, not RoBERTa, or an argument of the model that is missing or not implemented.
     """
     weights, settings = read_checkpoint(path)
-    layout = tables.ROBERTA_FAIRSEQ
+    name_table = name_tables.ROBERTA_FAIRSEQ
     source = path / "model.pt" if path.is_dir() else path
-    renamed = names.normalized(layout, weights, set(), source=str(source))
+    renamed = names.normalized(name_table, weights, set(), source=str(source))
     words = renamed.get("encoder.sentence_encoder.embed_tokens.weight")
     positions = renamed.get("encoder.sentence_encoder.embed_positions.weight")
     if words is None or positions is None:
@@ -58,8 +58,8 @@ def read(path: Path, *, allow_missing: bool = False) -> Models:
     if len(found) == 1:
         labels = len(weights[f"{found[0]}.out_proj.weight"])
         config = replace(config, task=_classification(fields, labels), labels=heads.unnamed(labels))
-        layout = replace(layout, rules=(*layout.rules, *tables.fairseq_head(found[0])))
-    return {"model": assemble(config, weights, layout, source, allow_missing=allow_missing)}
+        name_table = replace(name_table, rules=(*name_table.rules, *name_tables.fairseq_head(found[0])))
+    return {"model": assemble(config, weights, name_table, source, allow_missing=allow_missing)}
 
 
 def _config(fields: Fields, words: Tensor, positions: Tensor) -> ModelConfig:
@@ -164,7 +164,7 @@ def tokenizer(dictionary: Path, gpt2: Path) -> Tokenizer:
 
 
 def reordered(
-    symbols: Sequence[str], vocabulary: Mapping[str, int], merges: Iterable[tuple[str, str]], layout: Layout
+    symbols: Sequence[str], vocabulary: Mapping[str, int], merges: Iterable[tuple[str, str]], layout: SpecialTokens
 ) -> Tokenizer:
     """GPT-2's byte-level BPE with new ids: ``symbols``, in order, are GPT-2's ids as text, or further tokens."""
     tokens = {str(index): token for token, index in vocabulary.items()}

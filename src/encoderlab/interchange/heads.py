@@ -9,8 +9,8 @@ from typing import Any
 from encoderlab.errors import DataError
 from encoderlab.interchange.configs.fields import THEIR_ACTIVATION, Fields
 from encoderlab.interchange.configs.rotary import read_prediction
+from encoderlab.interchange.name_tables import linear
 from encoderlab.interchange.names import Rule
-from encoderlab.interchange.tables import linear
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.feedforward import Activation
 from encoderlab.nn.heads import Classification, Prediction, Span, Tagging, TaskHead

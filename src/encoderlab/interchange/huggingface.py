@@ -12,7 +12,7 @@ from torch import Tensor
 
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.interchange import checksums, configs, heads, names, tables
+from encoderlab.interchange import checksums, configs, heads, name_tables, names
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange.assemble import assemble
 from encoderlab.interchange.files import SAFE, read_json, read_tensors, write_weights
@@ -22,17 +22,17 @@ from encoderlab.nn.heads import Classification
 from encoderlab.nn.positions import Absolute
 from encoderlab.nn.spanconv import SpanDynamic
 
-LAYOUTS = {
-    "bert": tables.BERT,
-    "roberta": tables.ROBERTA,
-    "albert": tables.ALBERT,
-    "distilbert": tables.DISTILBERT,
-    "electra": tables.ELECTRA,
-    "convbert": tables.CONVBERT,
-    "deberta": tables.DEBERTA_V1,
-    "deberta-v2": tables.DEBERTA_V2,
-    "xlnet": tables.XLNET,
-    "modernbert": tables.MODERNBERT,
+NAME_TABLES = {
+    "bert": name_tables.BERT,
+    "roberta": name_tables.ROBERTA,
+    "albert": name_tables.ALBERT,
+    "distilbert": name_tables.DISTILBERT,
+    "electra": name_tables.ELECTRA,
+    "convbert": name_tables.CONVBERT,
+    "deberta": name_tables.DEBERTA_V1,
+    "deberta-v2": name_tables.DEBERTA_V2,
+    "xlnet": name_tables.XLNET,
+    "modernbert": name_tables.MODERNBERT,
 }
 USES = {  # the end of a class, and the Hub's word for what it does
     "ForSequenceClassification": "text-classification",
@@ -62,19 +62,19 @@ def load(folder: str | os.PathLike[str], *, allow_missing: bool = False) -> Mode
     form, config = configs.read(data, source)
     config = heads.read_task(data, source, form.model_type, config)
     model = assemble(
-        config, read_tensors(folder), layout_of(config, form.model_type), folder, allow_missing=allow_missing
+        config, read_tensors(folder), name_table_of(config, form.model_type), folder, allow_missing=allow_missing
     )
     folders.give_tokenizer(model, _tokenizer(folder), folder)
     return model
 
 
-def layout_of(config: ModelConfig, model_type: str) -> names.Layout:
+def name_table_of(config: ModelConfig, model_type: str) -> names.NameTable:
     """The names for a model of this configuration, including its fine-tuning head."""
     if model_type == "transfo-xl":
         assert config.encoder.adaptive is not None
-        return tables.transformer_xl(config.encoder.adaptive, config.encoder.vocab, original=False)
-    layout = LAYOUTS[model_type]
-    return replace(layout, rules=(*heads.task_rules(config, model_type), *layout.rules))
+        return name_tables.transformer_xl(config.encoder.adaptive, config.encoder.vocab, original=False)
+    name_table = NAME_TABLES[model_type]
+    return replace(name_table, rules=(*heads.task_rules(config, model_type), *name_table.rules))
 
 
 def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = False) -> list[str]:
@@ -105,8 +105,8 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
         if not bool(torch.isfinite(tensor).all()):
             raise DataError(f"{name} has values that are not finite; use an earlier checkpoint")
     ties = form.model_type == "transfo-xl"  # its last readers expect both names
-    layout = layout_of(config, form.model_type)
-    tensors = names.write(layout, weights, config.encoder, dialects=both_heads, ties=ties)
+    name_table = name_table_of(config, form.model_type)
+    tensors = names.write(name_table, weights, config.encoder, dialects=both_heads, ties=ties)
     tensors |= _additions(config, form.model_type)
     notes = _notes(config)
     lost = [
@@ -194,7 +194,7 @@ def _additions(config: ModelConfig, model_type: str) -> dict[str, Tensor]:
     encoder = config.encoder
     found = {}
     if isinstance(encoder.position, Absolute) and not encoder.types and model_type != "distilbert":
-        name = f"{LAYOUTS[model_type].prefix}embeddings.token_type_embeddings.weight"
+        name = f"{NAME_TABLES[model_type].prefix}embeddings.token_type_embeddings.weight"
         found[name] = torch.zeros(1, encoder.word_width)
     if model_type == "albert" and encoder.word_width == encoder.width and not encoder.embed_map:
         name = "albert.encoder.embedding_hidden_mapping_in"

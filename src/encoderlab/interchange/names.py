@@ -109,7 +109,7 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class NameTable:
     """All names in one foreign format of one family.
 
     Args:
@@ -163,7 +163,7 @@ IGNORED = (
 
 
 @dataclass(kw_only=True)
-class Reading:
+class MatchedWeights:
     """The result of :func:`read`: ``weights`` by our names, our ``missing`` names, ``unexpected`` foreign names."""
 
     weights: dict[str, Tensor] = field(default_factory=dict)
@@ -172,13 +172,13 @@ class Reading:
 
 
 def read(
-    layout: Layout,
+    name_table: NameTable,
     tensors: Mapping[str, Tensor],
     expected: Mapping[str, torch.Size],
     config: EncoderConfig,
     *,
     source: str,
-) -> Reading:
+) -> MatchedWeights:
     """Our weights from a file's ``tensors``.
 
     ``expected`` has the shape of each of ours; ``source`` names the file in errors.
@@ -186,10 +186,10 @@ def read(
     Raises:
         DataError: a shape does not fit the configuration, tied or repeated tensors differ, or a tensor is quantised.
     """
-    rules = list(layout.bound(expected, config))
+    rules = list(name_table.bound(expected, config))
     known = {name for rule in rules for name in (*rule.theirs, *rule.ties, *rule.dialect)}
-    found = normalized(layout, tensors, known, source=source)
-    result, used = Reading(), set()
+    found = normalized(name_table, tensors, known, source=source)
+    result, used = MatchedWeights(), set()
     covered = set()
     for rule in rules:
         choices = (rule.theirs, rule.dialect, *((tie,) for tie in rule.ties))
@@ -216,13 +216,13 @@ def read(
                 )
         result.weights[rule.ours] = value.to(torch.float32).contiguous()
     result.missing = [name for name in expected if name not in covered]
-    result.unexpected = sorted(name for name in found if name not in used and not is_ignored(layout, name))
+    result.unexpected = sorted(name for name in found if name not in used and not is_ignored(name_table, name))
     return result
 
 
-def is_ignored(layout: Layout, name: str) -> bool:
+def is_ignored(name_table: NameTable, name: str) -> bool:
     """Whether a foreign name is not a weight of the model."""
-    return any(re.search(pattern, name) for pattern in (*IGNORED, *layout.ignored))
+    return any(re.search(pattern, name) for pattern in (*IGNORED, *name_table.ignored))
 
 
 def _read_one(rule: Rule, parts: Sequence[Tensor], shape: torch.Size, config: EncoderConfig) -> Tensor | None:
@@ -235,7 +235,12 @@ def _read_one(rule: Rule, parts: Sequence[Tensor], shape: torch.Size, config: En
 
 
 def write(
-    layout: Layout, weights: Mapping[str, Tensor], config: EncoderConfig, *, dialects: bool = False, ties: bool = False
+    name_table: NameTable,
+    weights: Mapping[str, Tensor],
+    config: EncoderConfig,
+    *,
+    dialects: bool = False,
+    ties: bool = False,
 ) -> dict[str, Tensor]:
     """The foreign tensors for our ``weights``; with ``dialects`` and ``ties`` also under their other names.
 
@@ -244,7 +249,7 @@ def write(
     """
     tensors: dict[str, Tensor] = {}
     owners: dict[str, str] = {}
-    for rule in layout.bound(weights, config):
+    for rule in name_table.bound(weights, config):
         taken = [name for name in rule.theirs if name in owners]
         if taken:
             raise DataError(f"the format has only one place, {taken[0]}, for {owners[taken[0]]} and {rule.ours}")
@@ -262,22 +267,24 @@ def write(
     lost = sorted(set(weights) - set(owners.values()))
     if lost:
         raise DataError(f"the format has no place for {', '.join(lost[:6])}{', ...' if len(lost) > 6 else ''}")
-    return _join(layout, tensors)
+    return _join(name_table, tensors)
 
 
-def normalized(layout: Layout, tensors: Mapping[str, Tensor], known: set[str], *, source: str) -> dict[str, Tensor]:
-    """``tensors`` under the names in the layout's rules: old names replaced, the encoder's prefix added or removed.
+def normalized(
+    name_table: NameTable, tensors: Mapping[str, Tensor], known: set[str], *, source: str
+) -> dict[str, Tensor]:
+    """``tensors`` under the names in the table's rules: old names replaced, the encoder's prefix added or removed.
 
     Raises:
         DataError: two different tensors get the same name, for example from two encoders in one file.
     """
     result: dict[str, Tensor] = {}
     origin: dict[str, str] = {}
-    for given, tensor in _split(layout, tensors, known):
+    for given, tensor in _split(name_table, tensors, known):
         name = given.removeprefix("module.").removeprefix("_orig_mod.")
-        for pattern, replacement in (*RENAMES, *layout.renames):
+        for pattern, replacement in (*RENAMES, *name_table.renames):
             name = re.sub(pattern, replacement, name)
-        for candidate in (name, layout.prefix + name, name.removeprefix(layout.prefix)):
+        for candidate in (name, name_table.prefix + name, name.removeprefix(name_table.prefix)):
             if candidate in known:
                 name = candidate
                 break
@@ -287,25 +294,25 @@ def normalized(layout: Layout, tensors: Mapping[str, Tensor], known: set[str], *
     return result
 
 
-def _split(layout: Layout, tensors: Mapping[str, Tensor], known: set[str]) -> Iterator[tuple[str, Tensor]]:
+def _split(name_table: NameTable, tensors: Mapping[str, Tensor], known: set[str]) -> Iterator[tuple[str, Tensor]]:
     """Split tensors that contain several of ours."""
     for name, tensor in tensors.items():
-        if name in layout.stacked and f"{name}/0" in known:
+        if name in name_table.stacked and f"{name}/0" in known:
             yield from ((f"{name}/{layer}", part) for layer, part in enumerate(tensor))
-        elif name in layout.pieces and list(tensor.shape) == [sum(size for _, size in layout.pieces[name])]:
-            parts = tensor.split([size for _, size in layout.pieces[name]])
-            yield from ((part, value) for (part, _), value in zip(layout.pieces[name], parts, strict=True))
+        elif name in name_table.pieces and list(tensor.shape) == [sum(size for _, size in name_table.pieces[name])]:
+            parts = tensor.split([size for _, size in name_table.pieces[name]])
+            yield from ((part, value) for (part, _), value in zip(name_table.pieces[name], parts, strict=True))
         else:
             yield name, tensor
 
 
-def _join(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _join(name_table: NameTable, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of :func:`_split`."""
-    for name in layout.stacked:
+    for name in name_table.stacked:
         layers = [key for key in tensors if re.fullmatch(re.escape(name) + r"/\d+", key)]
         if layers:
             tensors[name] = torch.stack([tensors.pop(f"{name}/{layer}") for layer in range(len(layers))])
-    for name, pieces in layout.pieces.items():
+    for name, pieces in name_table.pieces.items():
         if all(piece in tensors for piece, _ in pieces):
             tensors[name] = torch.cat([tensors.pop(piece) for piece, _ in pieces])
     return tensors

@@ -48,7 +48,7 @@ DTYPES: dict[int, np.dtype] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class BundleEntry:
     """The place of one tensor: ``size`` bytes at ``offset`` of data file ``shard``."""
 
     dtype: int
@@ -79,7 +79,7 @@ class Checkpoint:
         if values.get(2, [0])[0] != 0:
             raise DataError(f"{self.index_path}: written on a big-endian machine, which is not supported")
         self.num_shards = int(values.get(1, [1])[0])
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, BundleEntry] = {}
         for key, value in table.items():
             self.entries[key.decode("utf-8")] = self._entry(key.decode("utf-8"), value)
 
@@ -124,7 +124,7 @@ class Checkpoint:
             return (array.astype(np.uint32) << 16).view(np.float32)
         return array.copy()
 
-    def _entry(self, name: str, value: bytes) -> Entry:
+    def _entry(self, name: str, value: bytes) -> BundleEntry:
         values = _fields(value, self.index_path)
         if 7 in values:
             raise DataError(
@@ -135,7 +135,7 @@ class Checkpoint:
         for message in values.get(2, []):
             for dim in _fields(message, self.index_path).get(2, []):
                 shape.append(int(_fields(dim, self.index_path).get(1, [0])[0]))
-        return Entry(
+        return BundleEntry(
             dtype=int(values.get(1, [0])[0]),
             shape=tuple(shape),
             shard=int(values.get(3, [0])[0]),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from encoderlab.errors import DataError
-from encoderlab.interchange import configs, heads, names, tables, transformer_xl
+from encoderlab.interchange import configs, heads, name_tables, names, transformer_xl
 from encoderlab.interchange.assemble import Models, assemble
 from encoderlab.interchange.configs.fields import Fields
 from encoderlab.interchange.files import fields_beside, read_fields
@@ -52,17 +52,17 @@ def read(path: Path, *, allow_missing: bool = False) -> Models:
     tensors = {name.removeprefix("module/"): tensor for name, tensor in tensors.items()}  # TF-Hub's scope
     if any(name.startswith("bert/encoder/transformer/group_") for name in tensors):
         config = _tanh_form(configs.read_as("albert", fields_beside(folder, "albert_config.json")))
-        return {"model": made(_with_task(config, tensors), tensors, tables.ALBERT_TF)}
+        return {"model": made(_with_task(config, tensors), tensors, name_tables.ALBERT_TF)}
     if "bert/embeddings/word_embeddings" in tensors:
         config = _tanh_form(configs.read_as("bert", fields_beside(folder, "bert_config.json")))
-        return {"model": made(_with_task(config, tensors), tensors, tables.BERT_TF)}
+        return {"model": made(_with_task(config, tensors), tensors, name_tables.BERT_TF)}
     if "model/transformer/word_embedding/lookup_table" in tensors:
-        config, layout = _xlnet(fields_beside(folder, "xlnet_config.json"), tensors)
-        return {"model": made(config, tensors, layout)}
+        config, name_table = _xlnet(fields_beside(folder, "xlnet_config.json"), tensors)
+        return {"model": made(config, tensors, name_table)}
     if any(name.startswith("transformer/adaptive_embed/") for name in tensors):
         config, tensors = _transformer_xl(fields_beside(folder, transformer_xl.CONFIG), tensors)
         assert config.encoder.adaptive is not None
-        return {"model": made(config, tensors, tables.transformer_xl_tf(config.encoder.adaptive))}
+        return {"model": made(config, tensors, name_tables.transformer_xl_tf(config.encoder.adaptive))}
     raise DataError(
         f"{source}: unknown family; only checkpoints of BERT, ALBERT, ELECTRA, ConvBERT, XLNet and Transformer-XL "
         "can be read"
@@ -86,7 +86,7 @@ def _with_task(config: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelConfi
     return config
 
 
-def _xlnet(fields: Fields, tensors: dict[str, Tensor]) -> tuple[ModelConfig, names.Layout]:
+def _xlnet(fields: Fields, tensors: dict[str, Tensor]) -> tuple[ModelConfig, names.NameTable]:
     """The configuration from XLNet's own fields, with the head that its scripts train, and the names of the weights.
 
     Dropout was an option of the run, 0.1 in the published ones.
@@ -98,21 +98,21 @@ def _xlnet(fields: Fields, tensors: dict[str, Tensor]) -> tuple[ModelConfig, nam
     if fields.data.get("ff_activation") == "gelu":
         fields.data["ff_activation"] = "gelu_new"
     tied = fields.data.get("untie_r", False) is False
-    config, layout = configs.read_as("xlnet", fields), tables.XLNET_TF
+    config, name_table = configs.read_as("xlnet", fields), name_tables.XLNET_TF
     if tied:  # one tensor for all layers; XLNet's code ties where nothing is said
         for name in ("model/transformer/r_w_bias", "model/transformer/r_r_bias", "model/transformer/r_s_bias"):
             if name in tensors and tensors[name].ndim == 2:
                 tensors[name] = tensors[name].expand(config.encoder.layers, -1, -1)
     if "start_logits/dense/kernel" in tensors:
         head = replace(config, task=Span(form="beam", dropout=0.1))
-        return head, replace(layout, rules=(*layout.rules, *tables.XLNET_TF_SPAN))
+        return head, replace(name_table, rules=(*name_table.rules, *name_tables.XLNET_TF_SPAN))
     found = [match[1] for name in tensors if (match := XLNET_SCORES.fullmatch(name))]
     if len(found) != 1 or "model/sequnece_summary/summary/kernel" not in tensors:
-        return config, layout
+        return config, name_table
     count = tensors[f"{found[0]}/kernel"].shape[-1]
     labels = heads.CHOICES if found[0] == "logits/dense" else heads.unnamed(count)
     config = replace(config, task=Classification(labels=count, summary="dense"), labels=labels)
-    return config, replace(layout, rules=(*layout.rules, *tables.xlnet_tf_classifier(found[0])))
+    return config, replace(name_table, rules=(*name_table.rules, *name_tables.xlnet_tf_classifier(found[0])))
 
 
 def _read_electra(tensors: Mapping[str, Tensor], source: Path, *, allow_missing: bool) -> Models:
@@ -142,10 +142,10 @@ def _read_electra(tensors: Mapping[str, Tensor], source: Path, *, allow_missing:
         if joint:
             config = replace(config, lm=LM())
         grouped = config.encoder.ff_groups > 1
-        layout = (tables.electra_tf_grouped if grouped else tables.electra_tf)(
+        name_table = (name_tables.electra_tf_grouped if grouped else name_tables.electra_tf)(
             generator=scope == "generator", joint=joint, embeddings=embeddings
         )
-        found[name] = assemble(config, tensors, layout, source, allow_missing=allow_missing)
+        found[name] = assemble(config, tensors, name_table, source, allow_missing=allow_missing)
     if not found:
         raise DataError(f"{source}: has the embeddings of ELECTRA but no layers; copy it again from its source")
     return found if "generator" in found else {"model": found["discriminator"]}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from encoderlab.interchange import configs, tables
+from encoderlab.interchange import configs, name_tables
 from encoderlab.interchange.assemble import Models, assemble
 from encoderlab.interchange.configs.fields import Fields
 from encoderlab.interchange.files import fields_beside, find_file, read_file
@@ -64,5 +64,5 @@ def read(path: Path, *, allow_missing: bool = False) -> Models:
 def network(config: ModelConfig, tensors: Mapping[str, Tensor], source: Path, *, allow_missing: bool = False) -> Model:
     """The model of ``config`` from the tensors of the PyTorch code."""
     assert config.encoder.adaptive is not None
-    layout = tables.transformer_xl(config.encoder.adaptive, config.encoder.vocab, original=True)
-    return assemble(config, tensors, layout, source, allow_missing=allow_missing)
+    name_table = name_tables.transformer_xl(config.encoder.adaptive, config.encoder.vocab, original=True)
+    return assemble(config, tensors, name_table, source, allow_missing=allow_missing)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol as Interface
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from encoderlab.train.distributed import World
 from encoderlab.train.tally import measure
 
 
-class Text(Documents, Interface):
+class MeasuredText(Documents, Protocol):
     """A corpus that knows how many bytes of text its tokens stand for."""
 
     @property
@@ -41,7 +41,7 @@ class Text(Documents, Interface):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Protocol:
+class LMProtocol:
     """How a text is read.
 
     Args:
@@ -62,7 +62,7 @@ class Protocol:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class LMScore:
     """``nats`` lost over ``tokens`` predicted tokens, which stand for ``size`` bytes of text."""
 
     nats: float
@@ -85,7 +85,7 @@ class Score:
         return self.nats / self.size / math.log(2)
 
 
-def evaluate_lm(model: Model, text: Text, protocol: Protocol = Protocol()) -> Score:
+def evaluate_lm(model: Model, text: MeasuredText, protocol: LMProtocol = LMProtocol()) -> LMScore:
     """The loss of ``model`` on all of ``text``, on the model's device.
 
     The first token of each stream is given, not predicted, and fewer than ``streams`` tokens at the end are left out.
@@ -111,7 +111,7 @@ def evaluate_lm(model: Model, text: Text, protocol: Protocol = Protocol()) -> Sc
     total = measure(objective, batches, World(0, 1, device), "fp32")["lm"]
     line = TokenLine.of(text, row_framing(tokenizer), separator=protocol.separator)
     tokens = int(total["count"])
-    return Score(nats=total["sum"], tokens=tokens, size=text.num_bytes * tokens / line.length)
+    return LMScore(nats=total["sum"], tokens=tokens, size=text.num_bytes * tokens / line.length)
 
 
 def clamped(model: Model, clamp: int) -> Model:

@@ -47,7 +47,7 @@ class Fill:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class MethodScores:
     """A method's scores on a task, one per seed (a baseline without seeds has one). ``ours``: drawn in colour."""
 
     name: str
@@ -62,7 +62,7 @@ class TaskScores:
     name: str
     about: str
     metric: str
-    methods: Sequence[Score]
+    methods: Sequence[MethodScores]
     compare: tuple[str, str] | None = None
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from encoderlab.measure.report import Score, TaskScores, difference, interval
+from encoderlab.measure.report import MethodScores, TaskScores, difference, interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def strip(task: TaskScores) -> Strip:
     )
 
 
-def _lane(method: Score, axis: _Axis, hue: str, best: float) -> Lane:
+def _lane(method: MethodScores, axis: _Axis, hue: str, best: float) -> Lane:
     middle, half = interval(method.scores)
     return Lane(
         name=method.name,
@@ -85,7 +85,7 @@ def _lane(method: Score, axis: _Axis, hue: str, best: float) -> Lane:
     )
 
 
-def _focus(methods: Sequence[Score]) -> tuple[float, float]:
+def _focus(methods: Sequence[MethodScores]) -> tuple[float, float]:
     """The range of our models' scores and of the baselines near them or above; one far below would flatten the rest.
     Shares keep within 0 and 1, however wide their intervals are.
     """

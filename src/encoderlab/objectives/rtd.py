@@ -42,7 +42,7 @@ Sharing = Literal["block", "tables", "none", "disentangled"]
 
 @dataclass(frozen=True, kw_only=True)
 class RTDSettings(Settings):
-    """Settings of :class:`RTD`; the defaults are ELECTRA's.
+    """Settings of :class:`ReplacedTokenDetection`; the defaults are ELECTRA's.
 
     Args:
         masking: the tokens that the generator predicts.
@@ -76,9 +76,9 @@ class RTDSettings(Settings):
 
     def build(
         self, model: Model, second: Model | None, vocabulary: Vocabulary, *, seed: int = 0, continued: bool = False
-    ) -> RTD:
+    ) -> ReplacedTokenDetection:
         assert second is not None
-        return RTD(second, model, self, vocabulary, continued=continued)
+        return ReplacedTokenDetection(second, model, self, vocabulary, continued=continued)
 
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
         assert second is not None
@@ -87,7 +87,7 @@ class RTDSettings(Settings):
         return flops.training(model, length, predicted=shares[self.predict]) + masked_operations(second, length, rate)
 
 
-class RTD(Objective):
+class ReplacedTokenDetection(Objective):
     """Train generator and discriminator jointly.
 
     Samples carry no gradient, so the discriminator trains the generator only through shared embeddings.

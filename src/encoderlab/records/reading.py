@@ -37,7 +37,7 @@ class Dialect:
     quoted: bool
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """The cells of a row, and the line of the file on which it starts, from 1. A row that cannot be read has no cells
     but a ``problem``; the rows after it can be."""
 
@@ -83,7 +83,7 @@ def json_value(text: str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def rows(file: File, dialect: Dialect, errors: Errors = "strict") -> Iterator[Row]:
+def rows(file: File, dialect: Dialect, errors: Errors = "strict") -> Iterator[TableRow]:
     """The rows that are not empty.
 
     Args:
@@ -99,17 +99,17 @@ def rows(file: File, dialect: Dialect, errors: Errors = "strict") -> Iterator[Ro
             raise _not_utf8(file, error) from None
 
 
-def _unquoted(file: File, dialect: Dialect, errors: Errors) -> Iterator[Row]:
+def _unquoted(file: File, dialect: Dialect, errors: Errors) -> Iterator[TableRow]:
     head = file.head()
     with open_text(file, "\r" if b"\r" in head and b"\n" not in head else "\n", errors) as text:
         for number, line in enumerate(iter(functools.partial(text.readline, MAX_RECORD + 1), ""), start=1):
             if len(line) > MAX_RECORD:
                 raise DataError(f"{file}: line {number}: more than {MAX_RECORD >> 20} MB; expected a row per line")
             if line := line.rstrip("\r\n"):
-                yield Row(number, line.split(dialect.separator))
+                yield TableRow(number, line.split(dialect.separator))
 
 
-def _quoted(file: File, dialect: Dialect, errors: Errors) -> Iterator[Row]:
+def _quoted(file: File, dialect: Dialect, errors: Errors) -> Iterator[TableRow]:
     with open_text(file, "", errors) as text:
         reader = csv.reader(text, delimiter=dialect.separator, strict=True)
         while True:
@@ -119,12 +119,12 @@ def _quoted(file: File, dialect: Dialect, errors: Errors) -> Iterator[Row]:
             except csv.Error as error:
                 if "expected after" not in str(error):  # an open quote may have swallowed any number of rows
                     raise DataError(f"{file}:{start}: {error}; is a quote left open? {_REMEDY}") from None
-                yield Row(start, [], f"{error}; {_REMEDY}")
+                yield TableRow(start, [], f"{error}; {_REMEDY}")
                 continue
             if cells is None:
                 return
             if cells:
-                yield Row(start, cells)
+                yield TableRow(start, cells)
 
 
 def find_dialect(file: File, usual: str) -> Dialect:
@@ -167,7 +167,7 @@ def _agreement(file: File, separator: str, *, quoted: bool) -> float:
     return sum(size >= most for size in sizes) / len(sizes) if 1 < most <= sizes[0] else 0.0
 
 
-def _readable(file: File, dialect: Dialect) -> Iterator[Row]:
+def _readable(file: File, dialect: Dialect) -> Iterator[TableRow]:
     """The rows up to the first that cannot be read."""
     file.head()  # what is not text is refused
     try:

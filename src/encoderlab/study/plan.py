@@ -47,7 +47,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class StudyPlan:
     """A study and everything that follows from its file. ``base`` is the folder that its paths start from."""
 
     study: Study
@@ -55,7 +55,7 @@ class Plan:
     base: Path
 
     @classmethod
-    def read(cls, path: Path) -> Plan:
+    def read(cls, path: Path) -> StudyPlan:
         """The plan of a study's file, checked: every cell can run and be measured.
 
         Raises:

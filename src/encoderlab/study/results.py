@@ -11,7 +11,7 @@ from typing import Any
 from encoderlab.corpus.shards import Corpus
 from encoderlab.measure.report import interval
 from encoderlab.study.file import Claim, Pairs
-from encoderlab.study.plan import Cell, Plan
+from encoderlab.study.plan import Cell, StudyPlan
 from encoderlab.study.statistics import Comparison, PowerLaw, compare, holm, power_law, verdict
 
 LOWER = ("loss", "bits per byte")  # is better
@@ -27,7 +27,7 @@ class Results:
         trials: the results of the trials, by name.
     """
 
-    plan: Plan
+    plan: StudyPlan
     chosen: Mapping[tuple[str, float], float | None]
     tried: Mapping[tuple[str, float], Sequence[tuple[float, float | None]]]
     cells: Mapping[Cell, dict[str, Any] | None]

@@ -14,13 +14,13 @@ from encoderlab.corpus.manifest import MANIFEST, file_hash
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.local import Ended, Execute, Job
 from encoderlab.files import write_json
-from encoderlab.study.plan import Cell, Plan
+from encoderlab.study.plan import Cell, StudyPlan
 from encoderlab.study.results import Results
 
 Say = Callable[[str], None]
 
 
-def run(plan: Plan, out: Path, execute: Execute, *, retry: bool = False, say: Say = lambda line: None) -> Results:
+def run(plan: StudyPlan, out: Path, execute: Execute, *, retry: bool = False, say: Say = lambda line: None) -> Results:
     """Run what is missing in the folder ``out``, and return what there is then.
 
     A cell that fails is marked, and the others go on; ``retry`` runs those that failed before again. Cells that were
@@ -59,7 +59,7 @@ def _complete(cells: Sequence[Cell], results: dict[str, dict[str, Any]]) -> bool
 
 
 def _run(
-    plan: Plan, cells: Sequence[Cell], out: Path, execute: Execute, *, retry: bool, say: Say
+    plan: StudyPlan, cells: Sequence[Cell], out: Path, execute: Execute, *, retry: bool, say: Say
 ) -> dict[str, dict[str, Any]]:
     """The results of cells by name; those that are not there yet are computed."""
     results: dict[str, dict[str, Any]] = {}
@@ -98,7 +98,7 @@ def _run(
     return results
 
 
-def _spec(plan: Plan, cell: Cell, out: Path) -> dict[str, Any]:
+def _spec(plan: StudyPlan, cell: Cell, out: Path) -> dict[str, Any]:
     """What a cell's process reads; trials measure the held-out loss alone."""
     return {
         "recipe": to_dict(cell.recipe),

@@ -12,7 +12,7 @@ from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.train.recipe import Phase
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """An endless supply of this process's parts of global batches."""
 
     def __next__(self) -> Batch: ...
@@ -23,7 +23,7 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-OpenSource = Callable[[Phase, int, "dict[str, int] | None"], Source]
+OpenSource = Callable[[Phase, int, "dict[str, int] | None"], BatchSource]
 """(phase, rows of a global batch, state of the previous source or None) -> source; that state may be from another
 phase.
 """
@@ -60,7 +60,7 @@ class Feed:
 
     def __init__(self, open_source: OpenSource, resumed: dict[str, int] | None) -> None:
         self._open, self._resumed = open_source, resumed
-        self._source: Source | None = None
+        self._source: BatchSource | None = None
         self.waiting = 0.0
 
     def next(self, phase: Phase, rows: int, *, moved: bool) -> Batch:

@@ -82,7 +82,7 @@ class Ramp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Average:
+class WeightAverage:
     """An exponential moving average of the weights, ``a = d a + (1 - d) w`` after every step.
 
     It is validated instead of the weights, and is the run's result (Polyak and Juditsky, 1992; Izmailov et al., 2018).
@@ -241,7 +241,7 @@ class Training:
     optim: Optim = AdamW()
     schedule: Schedule = Polynomial(warmup=0.01)
     clip: float | None = 1.0
-    average: Average | None = None
+    average: WeightAverage | None = None
     precision: Precision = "fp32"
     seed: int = 1
     evaluation: Evaluation = Evaluation()

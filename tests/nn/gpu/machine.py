@@ -117,7 +117,7 @@ def convolve(dtype: torch.dtype, width: int, taps: int) -> Callable[[], None]:
         doc = torch.zeros(B, L, dtype=torch.long)
         x = torch.zeros(B, L, H * width, dtype=dtype, requires_grad=True)
         logits = torch.zeros(B, L, H * taps, dtype=dtype, requires_grad=True)
-        convolution.Dynamic.apply(x, logits, doc, H).sum().backward()
+        convolution.DynamicConvolution.apply(x, logits, doc, H).sum().backward()
         convolution.Depthwise.apply(x, torch.zeros(H * width, taps, requires_grad=True), doc).sum().backward()
 
     return work

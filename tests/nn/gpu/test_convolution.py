@@ -47,7 +47,7 @@ def test_dynamic(batch, length, heads, width, taps, documented):
     doc = packed(batch, length) if documented else None
     inputs = [normal(batch, length, heads * width), normal(batch, length, heads * taps, seed=1)]
     agree(
-        lambda x, k: convolution.Dynamic.apply(x, k, doc, heads),
+        lambda x, k: convolution.DynamicConvolution.apply(x, k, doc, heads),
         lambda x, k: plain.dynamic_convolution(x, k, heads, doc),
         inputs,
     )
@@ -64,7 +64,7 @@ def test_half_precision_computes_in_float32(dtype):
             [x, normal(60, 9, seed=2).to(kind)],
         )
     agree(
-        lambda x, k: convolution.Dynamic.apply(x, k, doc, 3),
+        lambda x, k: convolution.DynamicConvolution.apply(x, k, doc, 3),
         lambda x, k: plain.dynamic_convolution(x, k, 3, doc),
         [x, logits],
     )
@@ -74,7 +74,7 @@ def test_softmax_of_huge_logits():
     x, logits = normal(2, 9, 8).bfloat16(), 200 * normal(2, 9, 10, seed=1).bfloat16()
     logits[0, 3, :4] = float("-inf")
     agree(
-        lambda x, k: convolution.Dynamic.apply(x, k, None, 2),
+        lambda x, k: convolution.DynamicConvolution.apply(x, k, None, 2),
         lambda x, k: plain.dynamic_convolution(x, k, 2),
         [x, logits],
     )

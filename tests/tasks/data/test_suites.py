@@ -7,7 +7,7 @@ import pytest
 
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.tasks.data.suites import SUITES, TASKS, task
-from encoderlab.tasks.data.task import Choice, Question, Submission, Text, Words
+from encoderlab.tasks.data.task import Choice, Question, Submission, TaggedWords, Text
 from encoderlab.tasks.runs.submit import write_submission
 from encoderlab.tasks.scoring.averages import AVERAGES
 from encoderlab.tasks.scoring.scores import score
@@ -76,7 +76,7 @@ def test_other_submissions(tmp_path):
     }
     path = write_submission(task("tnews"), "test", [replace(text, id="²") for text in texts(1)], ["100"], tmp_path)[0]
     assert json.loads(path.read_text())["id"] == "²"
-    words = Words(id="0", words=("看", "C", "S"), tags=None)
+    words = TaggedWords(id="0", words=("看", "C", "S"), tags=None)
     path = write_submission(task("cluener"), "test", [words], [("O", "B-game", "I-game")], tmp_path)[0]
     assert json.loads(path.read_text()) == {"id": 0, "label": {"game": {"CS": [[1, 2]]}}}
     path = write_submission(task("conll2003"), "test", [words], [("O", "B-PER", "O")], tmp_path)[0]
@@ -98,7 +98,7 @@ def test_scores_by_form():
     assert scores["matthews"] == 0 and "constant" in notes[0]
     numbers = [Text(id=str(i), text="", label=float(i)) for i in range(4)]
     assert list(score(task("stsb"), numbers, [0.0, 2.0, 4.0, 9.0])[0])[:2] == ["spearman", "pearson"]
-    sentence = Words(id="0", words=("a", "b"), tags=("B-PER", "O"))
+    sentence = TaggedWords(id="0", words=("a", "b"), tags=("B-PER", "O"))
     assert score(task("conll2003"), [sentence], [("B-PER", "O")])[0]["f1_PER"] == 1
     choice = Choice(id="0", context="", question="", options=("Rome", "Oslo"), answers=(0,))
     assert score(task("record"), [choice], [0])[0]["f1"] == 1

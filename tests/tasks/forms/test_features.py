@@ -16,14 +16,14 @@ from encoderlab.tasks.forms.batching import pack
 from encoderlab.tasks.forms.features import Frozen, Store
 from encoderlab.tasks.forms.objective import TaskObjective, form_of
 from encoderlab.tasks.runs.distill import Teaching
-from encoderlab.tasks.runs.finetune import EXCLUSIVE, Recipe, finetune
+from encoderlab.tasks.runs.finetune import EXCLUSIVE, FinetuneRecipe, finetune
 from encoderlab.tasks.runs.sift import SiFT
 from encoderlab.train.optim import AdamW
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
 
 LSTM = Frozen(layers="weighted_all", lstm_layers=1, lstm_width=16, dtype="float32")
-RECIPE = Recipe(
+RECIPE = FinetuneRecipe(
     epochs=15, batch=8, optim=AdamW(lr=1e-2, weight_decay=0.0), form=FormSettings(max_length=32), frozen=LSTM
 )
 
@@ -121,4 +121,4 @@ def test_layers_and_forms_that_do_not_fit_are_refused(tmp_path):
 def test_ways_of_training_that_exclude_each_other_are_refused_before_any_work(first, second):
     ways = {"frozen": LSTM, "sift": SiFT(), "distill": Teaching(teacher="x"), "head": Classification()}
     with pytest.raises(ConfigError, match=f"{first} and {second} exclude each other"):
-        Recipe(**{first: ways[first], second: ways[second]})
+        FinetuneRecipe(**{first: ways[first], second: ways[second]})

@@ -12,7 +12,7 @@ from encoderlab.corpus.tokenizer import Encoding, Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange.load import find_tokenizer
 from encoderlab.tasks.data import suites
-from encoderlab.tasks.data.task import Answer, Choice, Question, Task, Text, Words
+from encoderlab.tasks.data.task import Answer, Choice, Question, TaggedWords, Task, Text
 from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.forms.choice import ChoiceForm, ChoiceSettings
 from encoderlab.tasks.forms.classification import ClassificationForm, ClassificationSettings
@@ -95,7 +95,7 @@ def test_words_belong_to_their_first_token():
 
 def test_a_long_sentence_is_cut_and_every_word_is_tagged():
     form = TaggingForm(task("tagging", labels=("O", "B-X")), BERT, FormSettings(max_length=6))
-    sentence = Words(id="0", words=("red",) * 10, tags=("B-X",) * 10)
+    sentence = TaggedWords(id="0", words=("red",) * 10, tags=("B-X",) * 10)
     items = form.items([sentence])
     assert [len(item) for item in items] == [6, 6, 4]
     assert sum(int((item.sequences[0].marks["target"] == 1).sum()) for item in items) == 10
@@ -107,10 +107,10 @@ def test_document_context_surrounds_the_sentence_without_labels():
     settings = TaggingSettings(max_length=9, context="document")
     form = TaggingForm(task("tagging", labels=("O", "B-X")), BERT, settings)
     sentences = [
-        Words(id="0", words=("one", "two", "three"), tags=("O",) * 3, document=0),
-        Words(id="1", words=("red", "cat"), tags=("O", "B-X"), document=0),
-        Words(id="2", words=("four", "dog", "mat"), tags=("O",) * 3, document=0),
-        Words(id="3", words=("oslo",), tags=("O",), document=1),
+        TaggedWords(id="0", words=("one", "two", "three"), tags=("O",) * 3, document=0),
+        TaggedWords(id="1", words=("red", "cat"), tags=("O", "B-X"), document=0),
+        TaggedWords(id="2", words=("four", "dog", "mat"), tags=("O",) * 3, document=0),
+        TaggedWords(id="3", words=("oslo",), tags=("O",), document=1),
     ]
     items = form.items(sentences)
     assert shown(items[1].sequences[0]) == "[CLS] two three red cat four dog mat [SEP]"
@@ -132,7 +132,7 @@ def test_a_sentence_within_its_document_is_the_text_of_the_document(shared, fami
     }[family]()
     lines = ("EU rejects German call .", "Peter Blackburn", "Çelik 's x")
     sentences = [
-        Words(id=str(i), words=tuple(line.split()), tags=("O",) * len(line.split()), document=0)
+        TaggedWords(id=str(i), words=tuple(line.split()), tags=("O",) * len(line.split()), document=0)
         for i, line in enumerate(lines)
     ]
     form = TaggingForm(task("tagging", labels=("O", "B-X")), text, TaggingSettings(max_length=64, context="document"))

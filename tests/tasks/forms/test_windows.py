@@ -22,7 +22,7 @@ from encoderlab.tasks.forms.features import Frozen
 from encoderlab.tasks.forms.multilabel import MultiLabelSettings
 from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.forms.regression import RegressionSettings
-from encoderlab.tasks.runs.finetune import Recipe, finetune
+from encoderlab.tasks.runs.finetune import FinetuneRecipe, finetune
 from encoderlab.tasks.runs.folder import read_task
 from encoderlab.tasks.runs.predict import Predictor
 from encoderlab.train.optim import AdamW
@@ -126,7 +126,7 @@ def test_what_stands_at_the_end_of_long_texts_is_learned(tmp_path) -> None:
         return Text(id=str(i), text=" ".join(words), label=colour)
 
     splits = {name: split(name, [long(i) for i in range(count)]) for name, count in (("train", 128), ("dev", 24))}
-    recipe = Recipe(epochs=15, batch=16, optim=AdamW(lr=2e-3, weight_decay=0.0))
+    recipe = FinetuneRecipe(epochs=15, batch=16, optim=AdamW(lr=2e-3, weight_decay=0.0))
     how = ClassificationSettings(max_length=16, windows=4)
     result = finetune(model(), task, splits, replace(recipe, form=how), tmp_path / "run")
     assert result.scores["dev"]["accuracy"] == 1.0 and result.record["cut"] == 0
@@ -145,4 +145,6 @@ def test_windows_that_cannot_be_are_refused() -> None:
         ClassificationSettings(windows=5000)
     task, splits = data("single", train=9)
     with pytest.raises(ConfigError, match="frozen encoder have no windows"):
-        Recipe(frozen=Frozen(layers="last"), form=ClassificationSettings(windows=2)).suited(task, splits["train"])
+        FinetuneRecipe(frozen=Frozen(layers="last"), form=ClassificationSettings(windows=2)).suited(
+            task, splits["train"]
+        )

@@ -13,14 +13,14 @@ import pytest
 from encoderlab.errors import DataError
 from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.runs.apply import predictor_of
-from encoderlab.tasks.runs.finetune import Recipe, finetune
+from encoderlab.tasks.runs.finetune import FinetuneRecipe, finetune
 from encoderlab.tasks.runs.folder import LOCK, SCORE_FILE
 from encoderlab.train.optim import AdamW
 from tests.tasks.runs.test_apply import ready, saved
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import model
 
-RECIPE = Recipe(epochs=2, batch=8, optim=AdamW(lr=2e-3, weight_decay=0.0), form=FormSettings(max_length=32))
+RECIPE = FinetuneRecipe(epochs=2, batch=8, optim=AdamW(lr=2e-3, weight_decay=0.0), form=FormSettings(max_length=32))
 LOGS = {"metrics.jsonl", "run.log", "provenance.json"}  # what only the training itself could write
 RETRAINED = {"model/model.safetensors"}
 

@@ -26,7 +26,7 @@ from encoderlab.tasks.forms.features import Frozen
 from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
 from encoderlab.tasks.forms.regression import RegressionSettings
 from encoderlab.tasks.forms.span import SpanSettings, best_threshold
-from encoderlab.tasks.runs.finetune import Recipe, finetune, prepared
+from encoderlab.tasks.runs.finetune import FinetuneRecipe, finetune, prepared
 from encoderlab.tasks.runs.folder import read_task
 from encoderlab.tasks.runs.predict import (
     Predictor,
@@ -42,7 +42,7 @@ from encoderlab.train.schedule import Polynomial
 from tests.tasks.synthetic import data
 from tests.tasks.tiny import WORDS, model
 
-RECIPE = Recipe(
+RECIPE = FinetuneRecipe(
     epochs=12,
     batch=16,
     optim=AdamW(lr=2e-3, weight_decay=0.0),

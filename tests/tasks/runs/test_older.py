@@ -12,7 +12,7 @@ from encoderlab.errors import ConfigError, Stopped
 from encoderlab.files import write_json
 from encoderlab.interchange import checksums
 from encoderlab.tasks.runs.apply import predictor_of
-from encoderlab.tasks.runs.finetune import Recipe, finetune
+from encoderlab.tasks.runs.finetune import FinetuneRecipe, finetune
 from encoderlab.tasks.runs.folder import read_task
 from encoderlab.train.recipe import Budget
 from tests.tasks.synthetic import data
@@ -37,7 +37,7 @@ def aged(path: Path) -> None:
 @pytest.mark.parametrize("name", ["single", "number", "tagged", "question", "choice"])
 def test_a_finished_run_is_read_and_predicts_as_before(tmp_path: Path, name: str) -> None:
     task, splits = data(name, train=24, dev=8)
-    recipe = Recipe(epochs=1, form=replace(Recipe().form, max_length=48))
+    recipe = FinetuneRecipe(epochs=1, form=replace(FinetuneRecipe().form, max_length=48))
     first = finetune(model(), task, splits, recipe, tmp_path / "run")
     before = predictor_of(tmp_path / "run").predict(splits["dev"].examples).values
     aged(tmp_path / "run/score.json")
@@ -60,7 +60,7 @@ def test_a_finished_run_is_read_and_predicts_as_before(tmp_path: Path, name: str
 
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     task, splits = data("single", train=64, dev=8)
-    recipe = Recipe(epochs=2, form=replace(Recipe().form, max_length=48))
+    recipe = FinetuneRecipe(epochs=2, form=replace(FinetuneRecipe().form, max_length=48))
     whole = finetune(model(), task, splits, recipe, tmp_path / "whole")
     with pytest.raises(Stopped):
         finetune(model(), task, splits, recipe, tmp_path / "run", session=Budget(amount=2, unit="steps"))

@@ -13,7 +13,7 @@ import torch
 from encoderlab.errors import DataError
 from encoderlab.interchange.huggingface import save
 from encoderlab.interchange.load import load
-from encoderlab.tasks.data.task import Question, Text, Words
+from encoderlab.tasks.data.task import Question, TaggedWords, Text
 from encoderlab.tasks.runs.apply import predictor_of
 from tests.tasks.tiny import WORDS
 
@@ -136,7 +136,7 @@ def test_tagging(kind: str, tmp_path: Path) -> None:
     names = {0: "O", 1: "B-PER", 2: "I-PER"}
     model, words = fine_tuned(tmp_path, kind, "TokenClassification", id2label=names)
     sentence = ("ann", "runs", "quickly", "to", "oslo", ".")
-    found = predictor_of(tmp_path).predict([Words(id="0", words=sentence)])
+    found = predictor_of(tmp_path).predict([TaggedWords(id="0", words=sentence)])
     batch = words(list(sentence), is_split_into_words=True, return_tensors="pt")
     first = [batch.word_ids().index(word) for word in range(len(sentence))]
     with torch.no_grad():

@@ -11,7 +11,7 @@ from encoderlab.tasks.data.splits import remarks_of, usable_splits
 from encoderlab.tasks.forms.base import FormSettings, Predictions
 from encoderlab.tasks.forms.classification import ClassificationForm
 from encoderlab.tasks.runs import trials
-from encoderlab.tasks.runs.finetune import Recipe
+from encoderlab.tasks.runs.finetune import FinetuneRecipe
 from encoderlab.tasks.runs.protocol import Protocol
 from encoderlab.tasks.runs.trials import Origin, baseline_rows, best_seed, run, summary, system_row
 from encoderlab.tasks.scoring.scores import baselines
@@ -22,7 +22,7 @@ from tests.tasks.tiny import model
 QUICK = Protocol(
     name="quick",
     source="a test",
-    recipe=Recipe(epochs=3, batch=16, optim=AdamW(lr=2e-3, weight_decay=0.0), form=FormSettings(max_length=32)),
+    recipe=FinetuneRecipe(epochs=3, batch=16, optim=AdamW(lr=2e-3, weight_decay=0.0), form=FormSettings(max_length=32)),
     seeds=2,
 )
 

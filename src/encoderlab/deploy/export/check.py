@@ -27,7 +27,7 @@ Run = Callable[[Arrays], Arrays]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class CheckedRows:
     """Rows of mixed lengths, padded on a side: inputs by name, and the tokens of each row."""
 
     side: Literal["left", "right"]
@@ -48,7 +48,7 @@ class Difference:
     largest: float
 
 
-def batches(graph: Graph, longest: int) -> Iterator[Batch]:
+def batches(graph: Graph, longest: int) -> Iterator[CheckedRows]:
     """Batches of 1, 3 and 5 rows at the lengths to check, with random tokens, segments and masks."""
     encoder = graph.model.config.encoder
     for length in sorted({*(n for n in LENGTHS if n < longest), longest}):
@@ -56,7 +56,7 @@ def batches(graph: Graph, longest: int) -> Iterator[Batch]:
             most = max(2, SCORES // (length * encoder.vocab)) if graph.use == "fill-mask" else 5
             for rows in (1, 3, 5):
                 lengths = tuple(max(2, length - i * length // 4) for i in range(min(rows, most)))
-                yield Batch(side=side, inputs=_inputs(graph, side, length, lengths), lengths=lengths)
+                yield CheckedRows(side=side, inputs=_inputs(graph, side, length, lengths), lengths=lengths)
 
 
 def _inputs(graph: Graph, side: str, length: int, lengths: tuple[int, ...]) -> Arrays:

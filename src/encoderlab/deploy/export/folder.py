@@ -31,7 +31,7 @@ GRAPH, ARCHIVE, RECORD = "onnx/model.onnx", "model.pt2", "export.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ExportSettings:
     """What is exported.
 
     Args:
@@ -48,7 +48,7 @@ class Settings:
 
 
 def export(
-    model: Model, use: Use, out: Path, settings: Settings, *, task: Path | None = None, say: Say
+    model: Model, use: Use, out: Path, settings: ExportSettings, *, task: Path | None = None, say: Say
 ) -> dict[str, Any]:
     """Write the folder, whole or not at all, and return what ``export.json`` holds.
 
@@ -137,7 +137,7 @@ def _complete_config(aside: Path, graph: Graph, longest: int) -> None:
         folders.write_fields(tokenizer, read_json(tokenizer) | {"model_max_length": longest})
 
 
-def _sentence_files(aside: Path, model: Model, settings: Settings, longest: int) -> None:
+def _sentence_files(aside: Path, model: Model, settings: ExportSettings, longest: int) -> None:
     """What sentence-transformers, text-embeddings-inference and vLLM read of how states become the vector of a text.
 
     The keys of 1_Pooling are those before sentence-transformers 5.4, which all of them read; the newer key alone makes

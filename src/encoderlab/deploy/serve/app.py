@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from encoderlab import __version__
 from encoderlab.deploy.serve import shapes
-from encoderlab.deploy.serve.engine import Engine, Failed, Job, Late, Overloaded
+from encoderlab.deploy.serve.engine import ComputeThread, Failed, Late, Overloaded, PendingRequest
 from encoderlab.deploy.serve.http import (
     SECURITY,
     Guard,
@@ -37,7 +37,7 @@ from encoderlab.deploy.serve.metrics import Metrics
 from encoderlab.deploy.serve.service import Refused, Service, Works, probabilities, words_of
 from encoderlab.errors import EncoderlabError
 from encoderlab.interchange.heads import NUMBER
-from encoderlab.tasks.data.examples import Question, Text, Words
+from encoderlab.tasks.data.examples import Question, TaggedWords, Text
 
 COHERE = ("/v1/rerank", "/v2/rerank")
 
@@ -58,7 +58,7 @@ class Timing:
     began: float = field(default_factory=time.perf_counter)
     tokenizing: float = 0.0
     characters: int = 0
-    job: Job | None = None
+    job: PendingRequest | None = None
 
 
 class Server:
@@ -67,7 +67,7 @@ class Server:
     def __init__(
         self,
         service: Service,
-        engine: Engine,
+        engine: ComputeThread,
         *,
         limits: Limits | None = None,
         guard: Guard | None = None,
@@ -111,7 +111,7 @@ class Server:
         elif holds == "words":
             found["/"] = (shapes.Tag, self.tag)
         elif holds == "passages":
-            found["/"] = (shapes.Answer, self.answer_question)
+            found["/"] = (shapes.AnswerQuestion, self.answer_question)
         elif self.service.fills_masks:
             found["/"] = (shapes.Embed | shapes.Similarity | shapes.FillMask, self.pretrained)
         elif holds is None:
@@ -367,7 +367,7 @@ class Server:
         self._check(texts, timing)
         found = [words_of(text) for text in texts]
         examples = [
-            Words(id=str(i), words=tuple(word for word, _, _ in words)) for i, words in enumerate(found) if words
+            TaggedWords(id=str(i), words=tuple(word for word, _, _ in words)) for i, words in enumerate(found) if words
         ]
         works, items = await self._prepared(timing, lambda: self.service.items(examples))
         outputs = await self._computed(works, timing, request)
@@ -383,7 +383,7 @@ class Server:
             answers.append(make(text, words, values, detail["scores"], ignored))
         return answers[0] if isinstance(wanted.inputs, str) else answers
 
-    async def answer_question(self, wanted: shapes.Answer, timing: Timing, request: Request) -> Any:
+    async def answer_question(self, wanted: shapes.AnswerQuestion, timing: Timing, request: Request) -> Any:
         asked = wanted.inputs
         self._check([asked.question], timing)
         self._check([asked.context], timing)

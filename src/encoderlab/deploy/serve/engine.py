@@ -38,7 +38,7 @@ class Failed(Exception):
 
 
 @dataclass(eq=False)
-class Job:
+class PendingRequest:
     """The entries of a request that belong together."""
 
     future: asyncio.Future[list[Any]]
@@ -56,22 +56,22 @@ class Job:
 
 
 @dataclass
-class Watch:
+class Observers:
     """What observers are told; see :mod:`encoderlab.deploy.serve.metrics`."""
 
     batch: Callable[[Sequence[Entry], float], None] = lambda entries, seconds: None
     last_progress: float = field(default_factory=time.monotonic)
 
 
-class Engine:
+class ComputeThread:
     """Runs ``compute`` on batches until it is stopped."""
 
     def __init__(self, compute: Compute, *, budget: int, capacity: int) -> None:
         self.compute = compute
         self.queue = Queue(budget=budget, capacity=capacity)
-        self.watch = Watch()
+        self.watch = Observers()
         self.rate = 2000.0  # tokens per second, as measured of late
-        self._jobs: dict[Entry, Job] = {}
+        self._jobs: dict[Entry, PendingRequest] = {}
         self._wake = threading.Condition()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
@@ -95,7 +95,7 @@ class Engine:
         """Whether work waits and none was done for 30 seconds."""
         return bool(self._jobs) and time.monotonic() - self.watch.last_progress > 30.0
 
-    def submit(self, kind: str, works: Sequence[Any], tokens: Sequence[int], *, within: float) -> Job:
+    def submit(self, kind: str, works: Sequence[Any], tokens: Sequence[int], *, within: float) -> PendingRequest:
         """Queue the works of a request, whose results :attr:`Job.future` will hold in their order.
 
         Raises:
@@ -106,7 +106,7 @@ class Engine:
             Entry(kind=kind, tokens=size, work=work, deadline=now + within)
             for work, size in zip(works, tokens, strict=True)
         ]
-        job = Job(loop.create_future(), loop, entries, now, left=len(entries))
+        job = PendingRequest(loop.create_future(), loop, entries, now, left=len(entries))
         if not entries:
             job.future.set_result([])
             return job
@@ -164,7 +164,7 @@ class Engine:
             job.loop.call_soon_threadsafe(_finish, job)
 
 
-def _finish(job: Job) -> None:
+def _finish(job: PendingRequest) -> None:
     if job.future.done():  # cancelled: the client has gone
         return
     errors = [entry.result for entry in job.entries if isinstance(entry.result, Exception)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from encoderlab.deploy.serve.engine import Engine, Job
+from encoderlab.deploy.serve.engine import ComputeThread, PendingRequest
 from encoderlab.deploy.serve.queue import Entry
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
@@ -17,7 +17,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 class Metrics:
     """Counters of one server."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ComputeThread) -> None:
         self.registry = CollectorRegistry()
         own: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter("te_request", "Requests.", ["method"], **own)
@@ -45,7 +45,7 @@ class Metrics:
         self.batch_tokens.observe(tokens)
         self.padding.observe(1 - tokens / (longest * len(entries)))
 
-    def done(self, method: str, job: Job, *, tokenizing: float, total: float) -> None:
+    def done(self, method: str, job: PendingRequest, *, tokenizing: float, total: float) -> None:
         """A request was answered."""
         self.success.labels(method).inc()
         self.duration.observe(total)

@@ -10,11 +10,11 @@ Text = StrictStr
 Ids = list[Annotated[StrictInt, Field(ge=0)]]
 
 
-class Shape(BaseModel):
+class RequestShape(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Truncating(Shape):
+class Truncating(RequestShape):
     truncate: bool | None = None
     truncation_direction: Literal["Left", "Right", "left", "right"] = "Right"
     prompt_name: None = None
@@ -49,28 +49,28 @@ class Rerank(Truncating):
     return_text: bool = False
 
 
-class Similar(Shape):
+class Similar(RequestShape):
     source_sentence: Text
     sentences: Annotated[list[Text], Field(min_length=1)]
 
 
-class Similarity(Shape):
+class Similarity(RequestShape):
     inputs: Similar
     parameters: Truncating | None = None
 
 
-class Tokenize(Shape):
+class Tokenize(RequestShape):
     inputs: Text | list[Text]
     add_special_tokens: bool = True
     prompt_name: None = None
 
 
-class Decode(Shape):
+class Decode(RequestShape):
     ids: Ids | list[Ids]
     skip_special_tokens: bool = True
 
 
-class OpenAIEmbeddings(Shape):
+class OpenAIEmbeddings(RequestShape):
     input: Text | list[Text] | Ids | list[Ids]
     model: Text = ""
     encoding_format: Literal["float", "base64"] = "float"
@@ -78,7 +78,7 @@ class OpenAIEmbeddings(Shape):
     user: Text | None = None
 
 
-class CohereRerank(Shape):
+class CohereRerank(RequestShape):
     """Cohere's and Jina's ``/v1/rerank``."""
 
     model: Text = ""
@@ -89,49 +89,49 @@ class CohereRerank(Shape):
     max_tokens_per_doc: int | None = None
 
 
-class ClassifyParameters(Shape):
+class ClassifyParameters(RequestShape):
     top_k: Annotated[int, Field(ge=1)] | None = None
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
 
 
-class Classify(Shape):
+class Classify(RequestShape):
     """Hugging Face's text classification."""
 
     inputs: Text | list[Text]
     parameters: ClassifyParameters | None = None
 
 
-class MaskParameters(Shape):
+class MaskParameters(RequestShape):
     top_k: Annotated[int, Field(ge=1, le=1000)] | None = None
     targets: None = None
 
 
-class FillMask(Shape):
+class FillMask(RequestShape):
     inputs: Text | list[Text]
     parameters: MaskParameters | None = None
 
 
-class TagParameters(Shape):
+class TagParameters(RequestShape):
     aggregation_strategy: Literal["none", "simple", "first", "average", "max"] | None = None
     ignore_labels: list[Text] | None = None
     stride: int | None = None
 
 
-class Tag(Shape):
+class Tag(RequestShape):
     inputs: Text | list[Text]
     parameters: TagParameters | None = None
 
 
-class Asked(Shape):
+class Asked(RequestShape):
     question: Text
     context: Text
 
 
-class AnswerParameters(Shape):
+class AnswerParameters(RequestShape):
     top_k: Annotated[int, Field(ge=1, le=100)] | None = None
 
 
-class Answer(Shape):
+class AnswerQuestion(RequestShape):
     inputs: Asked
     parameters: AnswerParameters | None = None
 

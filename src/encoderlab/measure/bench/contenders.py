@@ -26,7 +26,7 @@ from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import Distill, DistillSettings
 from encoderlab.objectives.permutation import PermutationSettings
-from encoderlab.objectives.rtd import GENERATOR_SAMPLES, RTD, RTDSettings, uniform
+from encoderlab.objectives.rtd import GENERATOR_SAMPLES, ReplacedTokenDetection, RTDSettings, uniform
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.train.engine import compile_layers
 
@@ -144,7 +144,7 @@ class Theirs:
 
     def _join(self, networks: dict[str, nn.Module], objective: Objective) -> None:
         """Tie the embeddings of generator and discriminator; add the detection head where the library has none."""
-        if not isinstance(objective, RTD):
+        if not isinstance(objective, ReplacedTokenDetection):
             return
         generator: Any = networks["generator"]
         discriminator: Any = networks["discriminator"]

@@ -38,7 +38,7 @@ Play = Callable[[], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class PredictSetting:
     """What is measured: ``turns`` over ``texts`` paragraphs, after one that is not counted.
 
     Args:
@@ -54,7 +54,7 @@ class Setting:
     against: tuple[str, ...] = ()
 
 
-def run(case: Case, corpus: Path, setting: Setting) -> dict[str, Any]:
+def run(case: Case, corpus: Path, setting: PredictSetting) -> dict[str, Any]:
     """Tokens per second, and how often faster ours is than each contender.
 
     Ours sorts by length into batches of equal token counts; the others take batches of ``rows`` in the given order,
@@ -118,7 +118,7 @@ class Contenders:
         self.difference: dict[str, float] = {}
         self.failed: dict[str, str] = {}
 
-    def add(self, place: Path, setting: Setting, device: torch.device) -> None:
+    def add(self, place: Path, setting: PredictSetting, device: torch.device) -> None:
         """Take in those of the setting; their files go to ``place``.
 
         Raises:

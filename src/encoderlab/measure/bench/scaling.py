@@ -32,7 +32,7 @@ from encoderlab.batches.rows import Row
 from encoderlab.errors import EncoderlabError
 from encoderlab.measure.bench.contenders import LR, Ours
 from encoderlab.measure.bench.families import Case
-from encoderlab.measure.bench.train import Setting, real_rows
+from encoderlab.measure.bench.train import TrainSetting, real_rows
 from encoderlab.nn import kernels
 from encoderlab.objectives.vocabulary import Vocabulary
 
@@ -81,7 +81,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Work:
+class ScalingWork:
     """What the processes of a measurement do; ``link`` is a slow one to pretend, None is the machine's own."""
 
     case: Case
@@ -97,8 +97,8 @@ def run(case: Case, corpus: Path, *, processes: int, rows: int, length: int, ste
     Also the seconds of a step that communication adds, what the model predicts for other counts at this link, and what
     it predicted and what was measured at a link whose exchange takes half as long as a step.
     """
-    vocabulary, batches = real_rows(case, corpus, Setting(rows=rows, length=length))
-    work = Work(case, vocabulary, batches, steps)
+    vocabulary, batches = real_rows(case, corpus, TrainSetting(rows=rows, length=length))
+    work = ScalingWork(case, vocabulary, batches, steps)
     alone, together = _launch(1, work), _launch(processes, work)
     link, step = fit(together["exchanges"], processes), together["local"]
     local = step.computed + step.update
@@ -177,7 +177,7 @@ class _Wire:
             average.set_result(values)
 
 
-def _launch(world: int, work: Work) -> dict[str, Any]:
+def _launch(world: int, work: ScalingWork) -> dict[str, Any]:
     """Run ``world`` processes of :func:`_serve`; returns what the first one measured."""
     context = mp.get_context("spawn")
     results = context.SimpleQueue()
@@ -200,7 +200,7 @@ def _launch(world: int, work: Work) -> dict[str, Any]:
     return found
 
 
-def _serve(rank: int, world: int, meeting: str, work: Work, results: Any) -> None:
+def _serve(rank: int, world: int, meeting: str, work: ScalingWork, results: Any) -> None:
     """Time steps with and without the exchange of gradients, in turns, and exchanges alone; what a process runs."""
     torch.set_num_threads(1)
     kernels.keep_memory()  # as our training loop does

@@ -31,7 +31,7 @@ from encoderlab.train.recipe import Precision, Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class TrainSetting:
     """How a benchmark runs: ``turns`` of ``steps`` steps for each contender, after a turn that is not counted.
 
     ``compile``: the other contender takes part a second time, under ``torch.compile``, which ours has on a GPU.
@@ -51,7 +51,7 @@ class Setting:
 COMPILED = "compiled"  # stands behind the name of a contender that has torch.compile
 
 
-def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict[str, Any]:
+def run(case: Case, corpus: Path, setting: TrainSetting, against: str | None) -> dict[str, Any]:
     """Time the contenders in turns on the same batches.
 
     Returns tokens per second, their ratio with its spread, the share of the matrix-product peak and of the rate that
@@ -101,7 +101,7 @@ def run(case: Case, corpus: Path, setting: Setting, against: str | None) -> dict
     return result
 
 
-def _adapted(case: Case, setting: Setting) -> Case:
+def _adapted(case: Case, setting: TrainSetting) -> Case:
     """The case as the setting's rows ask for it."""
     if setting.documents:
         case = replace(case, model=replace(case.model, pooler=None, pair=False))  # which reads pairs
@@ -139,7 +139,7 @@ class _Timing:
         }
 
 
-def _time(workers: Mapping[str, Worker], setting: Setting, batches: int) -> _Timing:
+def _time(workers: Mapping[str, Worker], setting: TrainSetting, batches: int) -> _Timing:
     """Let the contenders train in turns. One that fails drops out, but for ours, whose error is raised."""
     took = _Timing(speed={name: [] for name in workers}, seconds={name: [] for name in workers}, peaks=[], failed={})
     gpu = torch.cuda.is_available()
@@ -162,7 +162,7 @@ def _time(workers: Mapping[str, Worker], setting: Setting, batches: int) -> _Tim
     return took
 
 
-def operations_per_token(case: Case, rows: list[list[Row]], setting: Setting) -> float:
+def operations_per_token(case: Case, rows: list[list[Row]], setting: TrainSetting) -> float:
     """Floating-point operations of training per real token, as :func:`operations` counts them.
 
     Tokens attend within their own document, so of rows with several the operations depend on the documents' lengths.
@@ -186,10 +186,12 @@ def warming(batches: int, *, first: bool, gpu: bool, compiled: bool) -> int:
     return batches * gpu
 
 
-def loss_difference(case: Case, vocabulary: Vocabulary, rows: list[list[Row]], setting: Setting, against: str) -> float:
+def loss_difference(
+    case: Case, vocabulary: Vocabulary, rows: list[list[Row]], setting: TrainSetting, against: str
+) -> float:
     """Largest difference of the two losses over 20 steps in single precision without dropout, relative to the loss."""
     few = [part[: min(8, len(part))] for part in rows]
-    plain = Setting(threads=setting.threads)
+    plain = TrainSetting(threads=setting.threads)
     with ExitStack() as stack:
         one, two = (
             _start(stack, name, case.with_dropout(0.0), vocabulary, few, plain).call("steps", 20)[2]
@@ -198,7 +200,7 @@ def loss_difference(case: Case, vocabulary: Vocabulary, rows: list[list[Row]], s
     return max(abs(a - b) / abs(b) for a, b in zip(one, two, strict=True))
 
 
-def real_rows(case: Case, path: Path, setting: Setting) -> tuple[Vocabulary, list[list[Row]]]:
+def real_rows(case: Case, path: Path, setting: TrainSetting) -> tuple[Vocabulary, list[list[Row]]]:
     """Batches of rows from a corpus, in the ids of its tokenizer.
 
     The model's vocabulary may be larger, as its family's is.
@@ -235,7 +237,7 @@ def padded_share(rows: list[list[Row]]) -> float:
 
 
 def _start(
-    stack: ExitStack, name: str, case: Case, vocabulary: Vocabulary, rows: list[list[Row]], setting: Setting
+    stack: ExitStack, name: str, case: Case, vocabulary: Vocabulary, rows: list[list[Row]], setting: TrainSetting
 ) -> Worker:
     library = name.removesuffix(f" {COMPILED}")
     on_gpu = torch.cuda.is_available()  # on a CPU our kernels are ahead of torch.compile

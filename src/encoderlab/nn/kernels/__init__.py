@@ -278,7 +278,7 @@ def dynamic_convolution(x: Tensor, logits: Tensor, heads: int, doc: Tensor | Non
     if fast is None or logits.shape[-1] > heads * fast.convolution.MOST_TAPS:
         return plain.dynamic_convolution(x, logits, heads, doc)
     documents = fast.convolution.documents(doc, x)
-    return apply(fast.convolution.Dynamic, x.contiguous(), logits.contiguous(), documents, heads)
+    return apply(fast.convolution.DynamicConvolution, x.contiguous(), logits.contiguous(), documents, heads)
 
 
 def mixed_attention(

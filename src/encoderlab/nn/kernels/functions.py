@@ -25,7 +25,7 @@ def comes_again() -> bool:
 def dropout_function(dropout: Callable[..., Tensor]) -> type[Function]:
     """The Function of ``dropout(x, keys, site, p)``; its backward pass is the same call on the gradient."""
 
-    class Dropout(Function):
+    class DropoutFunction(Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor, keys: Tensor, site: int, p: float) -> Tensor:
             ctx.save_for_backward(keys)
@@ -37,7 +37,7 @@ def dropout_function(dropout: Callable[..., Tensor]) -> type[Function]:
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             return dropout(grad.contiguous(), *ctx.saved_tensors, ctx.site, ctx.p), None, None, None
 
-    return Dropout
+    return DropoutFunction
 
 
 # ----------------------------------------------------------------------------------------------------------- attention
@@ -229,7 +229,7 @@ def gelu_backward_shapes(grad: Tensor, x: Tensor, bias: Tensor | None, *_: Any) 
 def feed_forward_function(gelu: Callable[..., Tensor], gelu_backward_: Callable[..., Tensor]) -> type[Function]:
     """dropout(gelu(x up^T + up_bias)) down^T, or gated; x (B, ..., D). Saves x up^T and computes the rest again."""
 
-    class FeedForward(Function):
+    class FeedForwardFunction(Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor | None, down: Tensor, *how: Any) -> Tensor:
             """``how`` is gated, tanh, keys, site, p of ``gelu``."""
@@ -257,7 +257,7 @@ def feed_forward_function(gelu: Callable[..., Tensor], gelu_backward_: Callable[
                 *[None] * 5,
             )
 
-    return FeedForward
+    return FeedForwardFunction
 
 
 # ------------------------------------------------------------------------------------------- cross entropy of products

@@ -76,7 +76,7 @@ class Text(Example):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Words(Example):
+class TaggedWords(Example):
     """A sentence of words with a tag each; ``document`` is the number of its document within the file."""
 
     words: tuple[str, ...]

@@ -26,7 +26,7 @@ from encoderlab.tasks.data.readers import (
     examples,
 )
 from encoderlab.tasks.data.readers.words import columns_of_words, has_word_lines
-from encoderlab.tasks.data.task import Example, Remarks, Task, Text, Words
+from encoderlab.tasks.data.task import Example, Remarks, TaggedWords, Task, Text
 from encoderlab.tasks.forms.table import FORMS, form_named
 
 # The usual names of columns, the most telling first.
@@ -81,7 +81,7 @@ def task_of(path: Path, given: Given | None = None) -> tuple[Task, str]:
     """
     given = given or Given()
     remarks = Remarks(path)
-    file = _File(path, tables.columns(path, remarks), given)
+    file = _InferredFile(path, tables.columns(path, remarks), given)
     _check_given(file)
     found = _infer(file)
     layout = found.layout
@@ -121,7 +121,7 @@ def find_column(names: Sequence[str], columns: Sequence[str], but: Collection[st
 
 
 @dataclass(frozen=True)
-class _File:
+class _InferredFile:
     """A file whose form is to be inferred, with its columns and what the user said about them."""
 
     path: Path
@@ -185,7 +185,7 @@ class _Inferred:
     said: str
 
 
-def _check_given(file: _File) -> None:
+def _check_given(file: _InferredFile) -> None:
     """Refuse an unknown form, and columns that the file does not have.
 
     Raises:
@@ -207,7 +207,7 @@ def _check_given(file: _File) -> None:
         )
 
 
-def _infer(file: _File) -> _Inferred:
+def _infer(file: _InferredFile) -> _Inferred:
     """The given form with its columns, or the form that the columns tell.
 
     Raises:
@@ -237,12 +237,12 @@ def _infer(file: _File) -> _Inferred:
     return _texts(file)
 
 
-def _is_nested_json(file: _File) -> bool:
+def _is_nested_json(file: _InferredFile) -> bool:
     """Whether a file without columns is taken for SQuAD's nested JSON."""
     return file.suffix == ".json" or not file.suffix_tells and tables.starts_with(file.path, "{")
 
 
-def _passages(file: _File) -> _Inferred | None:
+def _passages(file: _InferredFile) -> _Inferred | None:
     """A question about a passage and its answers in columns; None without columns of passages and questions."""
     given = file.given
     passage = given.text or file.find(CONTEXTS)
@@ -254,7 +254,7 @@ def _passages(file: _File) -> _Inferred | None:
     return _Inferred(Squad(context=passage, question=question, answer=answer), "passages", said)
 
 
-def _words(file: _File) -> _Inferred | None:
+def _words(file: _InferredFile) -> _Inferred | None:
     """Words with tags: in two lists of a record, a word per line, or as spans of characters; None for other files."""
     given, suffix = file.given, file.suffix
     words = given.text or file.find(WORDS)
@@ -281,7 +281,9 @@ def _is_tagged(path: Path, words: str, tags: str) -> bool:
     """
     layout = WordLists(words=words, tags=tags, scheme=None)
     try:
-        sample = [one for one in islice(examples(layout, path, Remarks(path)), _ALIGNED) if isinstance(one, Words)]
+        sample = [
+            one for one in islice(examples(layout, path, Remarks(path)), _ALIGNED) if isinstance(one, TaggedWords)
+        ]
     except DataError:
         return False
     found = [tag for one in sample for tag in one.tags or ()]
@@ -293,7 +295,7 @@ def _is_tagged(path: Path, words: str, tags: str) -> bool:
     return marked > len(found) / 2 or few
 
 
-def _word_lines(file: _File) -> _Inferred:
+def _word_lines(file: _InferredFile) -> _Inferred:
     """A word per line, word and tag in the given columns, else in those of :func:`columns_of_words`.
 
     Raises:
@@ -309,7 +311,7 @@ def _word_lines(file: _File) -> _Inferred:
     return _Inferred(Conll(word=word, tag=tag), "words", f"one word per line{place}, its tag in {its}")
 
 
-def _choice(file: _File) -> _Inferred:
+def _choice(file: _InferredFile) -> _Inferred:
     """Multiple choice. All answers of the file are looked at to tell letters, numbers and texts of options apart.
 
     Raises:
@@ -334,7 +336,7 @@ def _choice(file: _File) -> _Inferred:
     return _Inferred(layout, "options", f"{asked}, options = {', '.join(options)}, answer = {answer!r} ({how})")
 
 
-def _texts(file: _File) -> _Inferred:
+def _texts(file: _InferredFile) -> _Inferred:
     """One or two texts with a label: in the given columns, else in those of known names.
 
     Raises:

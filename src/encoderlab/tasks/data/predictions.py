@@ -20,7 +20,17 @@ from typing import Any
 from encoderlab.errors import DataError
 from encoderlab.records.reading import json_value
 from encoderlab.tasks.data import records as tables
-from encoderlab.tasks.data.examples import Answer, Choice, Example, Question, Remarks, Split, Text, Words, is_unlabelled
+from encoderlab.tasks.data.examples import (
+    Answer,
+    Choice,
+    Example,
+    Question,
+    Remarks,
+    Split,
+    TaggedWords,
+    Text,
+    is_unlabelled,
+)
 from encoderlab.tasks.data.infer import IDS, find_column
 from encoderlab.tasks.data.readers import Conll
 from encoderlab.tasks.data.readers.texts import parts_of
@@ -34,7 +44,7 @@ COUNTS = "index"  # a column that counts examples from 0, where the ids of the e
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Guess:
+class GivenPrediction:
     """One prediction as the file has it: its line, 0 where one JSON value holds all; the id of its example, None where
     the order tells; and whether that id may be a place among the examples.
     """
@@ -56,7 +66,9 @@ def with_labels(task: Task, gold: Split, labels: Sequence[str] = ()) -> Task:
         return task
     one, several = gold.examples[0], task.form == "multilabel"
     more: list[Example] = [
-        replace(one, tags=(label,)) if isinstance(one, Words) else replace(one, label=(label,) if several else label)
+        replace(one, tags=(label,))
+        if isinstance(one, TaggedWords)
+        else replace(one, label=(label,) if several else label)
         for label in labels
     ]
     found = {label for example in (*gold.examples, *more) for label in example.labels}
@@ -120,7 +132,7 @@ def read_null_odds(path: Path, gold: Split) -> dict[str, float]:
 # The file
 
 
-def _guesses(path: Path, task: Task, remarks: Remarks) -> Iterator[Guess]:
+def _guesses(path: Path, task: Task, remarks: Remarks) -> Iterator[GivenPrediction]:
     """What the file holds, in its order."""
     kind = tables.suffix(path)
     if kind in (".json", ".jsonl", ".ndjson") or kind != ".parquet" and tables.starts_with(path, "{"):
@@ -134,7 +146,7 @@ def _guesses(path: Path, task: Task, remarks: Remarks) -> Iterator[Guess]:
             yield _of_record(path, record.row, record.fields)
     elif FORMS[task.form].columns == "words" and kind != ".csv":
         for sentence in Conll(scheme=None).read(path, remarks):
-            yield Guess(row=sentence.row, value=sentence)
+            yield GivenPrediction(row=sentence.row, value=sentence)
     elif len(names) > 1:
         raise DataError(
             f"{path}: none of the columns {', '.join(map(repr, names[:12]))} is called "
@@ -145,10 +157,10 @@ def _guesses(path: Path, task: Task, remarks: Remarks) -> Iterator[Guess]:
         while lines and not lines[-1][1].strip():
             lines.pop()
         for row, line in lines:
-            yield Guess(row=row, value=line.strip())
+            yield GivenPrediction(row=row, value=line.strip())
 
 
-def _of_json(path: Path) -> Iterator[Guess]:
+def _of_json(path: Path) -> Iterator[GivenPrediction]:
     """JSON lines, a list, or one object of predictions by id."""
     if tables.suffix(path) == ".json" and tables.starts_with(path, "["):
         for row, item in enumerate(tables.document(path), start=1):
@@ -167,7 +179,7 @@ def _of_json(path: Path) -> Iterator[Guess]:
         first = None
     if first is None:
         for id, value in _pairs(path):
-            yield Guess(row=0, value=value, id=id)
+            yield GivenPrediction(row=0, value=value, id=id)
         return
     for row, line in tables.lines(path):
         if line.strip():
@@ -178,30 +190,32 @@ def _of_json(path: Path) -> Iterator[Guess]:
             yield from _of_item(path, row, item)
 
 
-def _of_item(path: Path, row: int, item: Any) -> Iterator[Guess]:
+def _of_item(path: Path, row: int, item: Any) -> Iterator[GivenPrediction]:
     """An element of a list, or a line: a record, a record of MultiRC with several predictions, or a prediction."""
     if not isinstance(item, dict):
-        yield Guess(row=row, value=item)
+        yield GivenPrediction(row=row, value=item)
     elif "passage" in item and find_column(PREDICTIONS, tuple(item)) is None:
         try:
             for question in item["passage"]["questions"]:
                 for answer in question["answers"]:
                     id = f"{item['idx']}-{question['idx']}-{answer['idx']}"
-                    yield Guess(row=row, value=answer["label"], id=id)
+                    yield GivenPrediction(row=row, value=answer["label"], id=id)
         except (KeyError, TypeError) as error:
             raise DataError(f"{path}:{row}: not nested as MultiRC's predictions are ({error!r}); correct it") from None
     else:
         yield _of_record(path, row, item)
 
 
-def _of_record(path: Path, row: int, fields: Mapping[str, Any]) -> Guess:
+def _of_record(path: Path, row: int, fields: Mapping[str, Any]) -> GivenPrediction:
     names = tuple(fields)
     value, id = find_column(PREDICTIONS, names), find_column(IDS, names)
     if value is None:
         raise DataError(f"{path}:{row}: no prediction among {', '.join(names)[:100]}; call it {PREDICTIONS[0]}")
     if id is None:
-        return Guess(row=row, value=fields[value])
-    return Guess(row=row, value=fields[value], id=str(fields[id]).strip(), counted=id.strip().lower() == COUNTS)
+        return GivenPrediction(row=row, value=fields[value])
+    return GivenPrediction(
+        row=row, value=fields[value], id=str(fields[id]).strip(), counted=id.strip().lower() == COUNTS
+    )
 
 
 def _pairs(path: Path) -> list[tuple[str, Any]]:
@@ -228,7 +242,9 @@ class _Pairs(list[tuple[str, Any]]):
 # Examples and their predictions
 
 
-def _matched(path: Path, guesses: list[Guess], gold: Split, remarks: Remarks, skip_others: bool) -> list[Guess]:
+def _matched(
+    path: Path, guesses: list[GivenPrediction], gold: Split, remarks: Remarks, skip_others: bool
+) -> list[GivenPrediction]:
     """The prediction of each example: by id where predictions have ids, else by order.
 
     Raises:
@@ -255,7 +271,7 @@ def _matched(path: Path, guesses: list[Guess], gold: Split, remarks: Remarks, sk
         raise DataError(
             f"{files}: ids are not unique, so predictions cannot be found by id; give them in order, without"
         )
-    found: dict[str, Guess] = {}
+    found: dict[str, GivenPrediction] = {}
     wanted, others = set(ids), 0
     for guess in guesses:
         assert guess.id is not None
@@ -283,20 +299,20 @@ def _matched(path: Path, guesses: list[Guess], gold: Split, remarks: Remarks, sk
     return [found[id] for id in ids]
 
 
-def _place(path: Path, guess: Guess) -> str:
+def _place(path: Path, guess: GivenPrediction) -> str:
     """File, line and id, as far as they are known."""
     line = f"{path}:{guess.row}" if guess.row else str(path)
     return line if guess.id is None else f"{line}, id {guess.id!r}"
 
 
-def _answered(task: Task, example: Any, guess: Guess, path: Path) -> Any:
+def _answered(task: Task, example: Any, guess: GivenPrediction, path: Path) -> Any:
     """The example with the prediction in the place of its reference.
 
     Raises:
         DataError: the prediction is of a kind that the example cannot have.
     """
     value = guess.value
-    if isinstance(example, Words):
+    if isinstance(example, TaggedWords):
         return _tagged(example, guess, path)
     if isinstance(example, Question):
         if not isinstance(value, str):
@@ -313,7 +329,7 @@ def _answered(task: Task, example: Any, guess: Guess, path: Path) -> Any:
 
 def _plain(example: Any) -> Any:
     """The prediction of an example of :func:`_answered` as the form scores it."""
-    if isinstance(example, Words):
+    if isinstance(example, TaggedWords):
         return example.tags
     if isinstance(example, Text):
         return example.label
@@ -335,7 +351,7 @@ def _labels(task: Task, value: Any) -> tuple[str, ...]:
     return parts_of(text, several if several not in (None, "[]") else usual)
 
 
-def _option(example: Choice, guess: Guess, path: Path) -> int:
+def _option(example: Choice, guess: GivenPrediction, path: Path) -> int:
     """The index of an option that is given as such, by its text, or by its letter."""
     value = guess.value
     if isinstance(value, int) and not isinstance(value, bool):
@@ -353,14 +369,14 @@ def _option(example: Choice, guess: Guess, path: Path) -> int:
     )
 
 
-def _tagged(example: Words, guess: Guess, path: Path) -> Words:
+def _tagged(example: TaggedWords, guess: GivenPrediction, path: Path) -> TaggedWords:
     """The sentence with predicted tags: of columns, of a list, of a text with spaces, or of CLUENER's spans.
 
     Raises:
         DataError: there are more or fewer than words, or the words of the columns are others.
     """
     value, count = guess.value, len(example.words)
-    if isinstance(value, Words):
+    if isinstance(value, TaggedWords):
         words, tags = value.words, value.tags
         if tags is None:  # nothing but tags
             words, tags = example.words, value.words
@@ -396,7 +412,7 @@ def _tagged(example: Words, guess: Guess, path: Path) -> Words:
     return replace(example, tags=tags, row=guess.row, by_line=False)
 
 
-def _in_scheme(path: Path, task: Task, sentences: Sequence[Words]) -> list[Words]:
+def _in_scheme(path: Path, task: Task, sentences: Sequence[TaggedWords]) -> list[TaggedWords]:
     """The sentences with predicted tags in the scheme in which the gold data was read (that of its layout, or BIO for
     spans), if they have another; else as they are, so that what a model tagged against the scheme is scored as it is.
     """

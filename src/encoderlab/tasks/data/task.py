@@ -25,8 +25,8 @@ from encoderlab.tasks.data.examples import (
     Question,
     Remarks,
     Split,
+    TaggedWords,
     Text,
-    Words,
     is_unlabelled,
     labels_of,
 )
@@ -35,7 +35,7 @@ from encoderlab.tasks.forms.table import FORMS, form_named
 
 # Examples can be imported from here; they are in a module of their own for the readers, which this module imports.
 __all__ = [
-    "Answer", "Choice", "Example", "Question", "Remarks", "Split", "Submission", "Task", "Text", "Words",
+    "Answer", "Choice", "Example", "Question", "Remarks", "Split", "Submission", "TaggedWords", "Task", "Text",
     "is_unlabelled", "labels_of",
 ]  # fmt: skip
 
@@ -232,7 +232,9 @@ def _check_characters(example: Example, place: str) -> None:
     Raises:
         DataError: it holds half of a surrogate pair.
     """
-    labels: Any = example.label if isinstance(example, Text) else example.tags if isinstance(example, Words) else ()
+    labels: Any = (
+        example.label if isinstance(example, Text) else example.tags if isinstance(example, TaggedWords) else ()
+    )
     for label in labels if isinstance(labels, tuple) else (labels,):
         if isinstance(label, str) and not label.isascii() and SURROGATE.search(label):
             raise DataError(f"{place}: label {label!a} holds half of a surrogate pair, no character; correct it")

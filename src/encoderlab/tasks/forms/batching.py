@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from encoderlab.batches.batch import IGNORE, Batch
-from encoderlab.batches.order import Permutation
+from encoderlab.batches.order import KeyedPermutation
 from encoderlab.errors import DataError
 from encoderlab.train.distributed import World
 
@@ -210,12 +210,12 @@ class ItemSource:
         self.items, self.batch, self.room, self.pad, self.mode = items, batch, room, pad, mode
         self.seed, self.world = seed, world
         self.place = state or {"epoch": 0, "offset": 0, "seen": 0}
-        self._order: tuple[int, Permutation] | None = None
+        self._order: tuple[int, KeyedPermutation] | None = None
 
     def __next__(self) -> TaskBatch:
         epoch, offset, seen = self.place["epoch"], self.place["offset"], self.place["seen"]
         if self._order is None or self._order[0] != epoch:
-            self._order = (epoch, Permutation(len(self.items), self.seed, "examples", epoch))
+            self._order = (epoch, KeyedPermutation(len(self.items), self.seed, "examples", epoch))
         stop = min(offset + self.batch, len(self.items))
         chosen = [self.items[i] for i in self._order[1](np.arange(offset, stop))]
         size = self.world.size

@@ -20,7 +20,7 @@ from encoderlab.nn.encoder import States
 from encoderlab.nn.heads import TaggingHead, TaskHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Term
-from encoderlab.tasks.data.examples import Example, Remarks, Split, Words, labels_of
+from encoderlab.tasks.data.examples import Example, Remarks, Split, TaggedWords, labels_of
 from encoderlab.tasks.data.readers import Conll, Layout, WordLists
 from encoderlab.tasks.forms.base import (
     Form,
@@ -89,7 +89,7 @@ class TaggingForm(Form):
 
     @classmethod
     def checked(cls, task: Task, example: Example, place: str, remarks: Remarks) -> Example:
-        assert isinstance(example, Words)
+        assert isinstance(example, TaggedWords)
         if example.tags is None or task.labels is None:
             return example
         path = place.rpartition(":")[0]
@@ -113,12 +113,12 @@ class TaggingForm(Form):
         return isinstance(model.task, TaggingHead)
 
     @classmethod
-    def of_line(cls, id: str, line: str) -> Words | None:
+    def of_line(cls, id: str, line: str) -> TaggedWords | None:
         """The words of a text to be tagged; Chinese is tagged character by character."""
         words: list[str] = []
         for part in line.split():
             words += part if any(map(is_cjk, part)) else [part]
-        return Words(id=id, words=tuple(words)) if words else None
+        return TaggedWords(id=id, words=tuple(words)) if words else None
 
     # Scores
 
@@ -155,7 +155,7 @@ class TaggingForm(Form):
         return self.settings.context == "document"
 
     def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
-        sentences = [example for example in examples if isinstance(example, Words)]
+        sentences = [example for example in examples if isinstance(example, TaggedWords)]
         # Within its document a sentence follows a space, which byte-level BPE makes part of its first word.
         shown = [("", *one.words) if self._goes_on(sentences, n) else one.words for n, one in enumerate(sentences)]
         encodings = self.tokenizer.encode_batch([" ".join(words) for words in shown])
@@ -179,7 +179,7 @@ class TaggingForm(Form):
             self.cut += len(encoding) > room
         return items
 
-    def _tags(self, sentence: Words, words: np.ndarray) -> np.ndarray:
+    def _tags(self, sentence: TaggedWords, words: np.ndarray) -> np.ndarray:
         """The target of each token: the tag of the word that it begins, else IGNORE. ``words`` as of
         :func:`first_tokens`.
         """
@@ -189,13 +189,13 @@ class TaggingForm(Form):
             tags[places] = [self.index.get(sentence.tags[word], IGNORE) for word in words[places]]
         return tags
 
-    def _goes_on(self, sentences: Sequence[Words], number: int) -> bool:
+    def _goes_on(self, sentences: Sequence[TaggedWords], number: int) -> bool:
         """Whether a sentence is shown behind another sentence of its document."""
         before = self.settings.context == "document" and number > 0
         return before and sentences[number - 1].document == sentences[number].document
 
     def _context(
-        self, sentences: Sequence[Words], encodings: Sequence[Encoding], number: int, room: int
+        self, sentences: Sequence[TaggedWords], encodings: Sequence[Encoding], number: int, room: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Tokens of the same document before and behind a sentence: ``room`` in all, half of them on either side if the
         document has as many.
@@ -257,7 +257,7 @@ class TaggingForm(Form):
 
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Example]) -> Predictions:
         names = tuple(self.index)
-        values: list[list[str]] = [[names[0]] * len(e.words) for e in examples if isinstance(e, Words)]
+        values: list[list[str]] = [[names[0]] * len(e.words) for e in examples if isinstance(e, TaggedWords)]
         details: list[dict[str, Any]] = [{"scores": [0.0] * len(value)} for value in values]
         for item, scores in zip(items, outputs, strict=True):
             words = item.sequences[0].marks["word"]

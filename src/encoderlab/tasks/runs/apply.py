@@ -16,7 +16,7 @@ from encoderlab.tasks.data.infer import IDS, TEXTS, Given, find_column, task_of
 from encoderlab.tasks.data.readers import Columns, Conll, Layout, Options, Squad, WordLists, layout_of
 from encoderlab.tasks.data.readers.words import is_word_per_line
 from encoderlab.tasks.data.records import columns, lines, suffix
-from encoderlab.tasks.data.task import Example, Remarks, Task, Text, Words
+from encoderlab.tasks.data.task import Example, Remarks, TaggedWords, Task, Text
 from encoderlab.tasks.forms.base import Predictions
 from encoderlab.tasks.forms.features import HEAD_FILE
 from encoderlab.tasks.forms.table import FORMS
@@ -205,7 +205,7 @@ class OneTextPerLine(Layout):
             if example is None:
                 remarks.add("no words; left out", row)
             else:
-                yield replace(example, document=row, row=row) if isinstance(example, Words) else example
+                yield replace(example, document=row, row=row) if isinstance(example, TaggedWords) else example
 
 
 # Single texts

@@ -65,7 +65,7 @@ EXCLUSIVE = (("distill", "sift"), ("distill", "frozen"), ("sift", "frozen"), ("f
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(Training):
+class FinetuneRecipe(Training):
     """Everything that determines a fine-tuning run, but for model and data.
 
     The fields ``budget``, ``phases`` and ``evaluation`` of :class:`Training` are set from ``epochs``, ``batch`` and the
@@ -135,7 +135,7 @@ class Recipe(Training):
         wanted = max(1, round(self.epochs * per_epoch))
         return max(wanted, min(self.least_updates, MOST_EPOCHS * per_epoch))
 
-    def suited(self, task: Task, train: Split) -> Recipe:
+    def suited(self, task: Task, train: Split) -> FinetuneRecipe:
         """The recipe with the settings of the task's form for these training examples.
 
         Raises:
@@ -155,7 +155,7 @@ def finetune(
     model: Model,
     task: Task,
     splits: Mapping[str, Split],
-    recipe: Recipe,
+    recipe: FinetuneRecipe,
     out: Path,
     *,
     about: Mapping[str, Any] | None = None,
@@ -199,7 +199,7 @@ class FineTuning:
         model: Model,
         task: Task,
         splits: Mapping[str, Split],
-        recipe: Recipe,
+        recipe: FinetuneRecipe,
         out: Path,
         *,
         about: Mapping[str, Any] | None = None,
@@ -275,7 +275,7 @@ class FineTuning:
         store = objective.model.encoder.store
         return store.rows_of(items, form.columns == "words", form.settings.max_length)
 
-    def data(self, objective: TaskObjective, recipe: Recipe, items: Sequence[Item]) -> Data:
+    def data(self, objective: TaskObjective, recipe: FinetuneRecipe, items: Sequence[Item]) -> Data:
         """The training ``items`` and the development examples, as the training loop takes them."""
         assert objective.model.tokenizer is not None
         pad, form, predictor = objective.model.tokenizer.special.pad, objective.form, Predictor(objective)
@@ -346,7 +346,7 @@ class FineTuning:
         self.write(objective, record, evaluated)
         return Result(folder=self.out, record=record, model=self.out / "model", predictions=evaluated.predictions)
 
-    def _unlearnt(self, form: Form, recipe: Recipe) -> str:
+    def _unlearnt(self, form: Form, recipe: FinetuneRecipe) -> str:
         """A note if the loss never fell below that of guessing labels by how often they occur; else empty."""
         if not self.world.main:
             return ""
@@ -452,7 +452,7 @@ class FineTuning:
                 found.notes.append(f"{name}: {missing:,} of {len(split):,} examples have no label, so it is not scored")
         return found
 
-    def _record(self, recipe: Recipe, outcome: Outcome) -> dict[str, Any]:
+    def _record(self, recipe: FinetuneRecipe, outcome: Outcome) -> dict[str, Any]:
         """What a score says of the run that it is of: how it was trained, on what, for how long and where."""
         best = outcome.best
         return {
@@ -491,7 +491,7 @@ class Evaluated:
     notes: list[str] = field(default_factory=list)
 
 
-def prepared(model: Model, recipe: Recipe) -> Model:
+def prepared(model: Model, recipe: FinetuneRecipe) -> Model:
     """``model`` with the dropout that the recipe wants, reading every text by itself, in memory of its own: training
     leaves the given one as it is.
     """
@@ -503,7 +503,7 @@ def prepared(model: Model, recipe: Recipe) -> Model:
     return copy
 
 
-def resolved(recipe: Recipe, task: Task, items: Sequence[Item]) -> Recipe:
+def resolved(recipe: FinetuneRecipe, task: Task, items: Sequence[Item]) -> FinetuneRecipe:
     """The recipe with the budget and the evaluations that its epochs mean for these training items."""
     if not items:
         raise DataError(f"task {task.name!r}: no training example can be learned from; check labels and answers")
@@ -523,7 +523,7 @@ def resolved(recipe: Recipe, task: Task, items: Sequence[Item]) -> Recipe:
     )
 
 
-def row_length(recipe: Recipe, model: Network, longest: int) -> int:
+def row_length(recipe: FinetuneRecipe, model: Network, longest: int) -> int:
     """Tokens of a packed row."""
     if recipe.row_length is not None and recipe.row_length < longest:
         raise ConfigError(f"row_length {recipe.row_length} is shorter than the longest sequence, {longest}; raise it")

@@ -18,7 +18,7 @@ from encoderlab.models import FAMILIES
 from encoderlab.nn.encoder import EncoderConfig
 from encoderlab.tasks.data.task import Task
 from encoderlab.tasks.forms.table import FORMS
-from encoderlab.tasks.runs.finetune import Recipe
+from encoderlab.tasks.runs.finetune import FinetuneRecipe
 
 Report = Literal["median", "mean", "best"]
 SHORT = {"lr": "optim.lr", "weight_decay": "optim.weight_decay", "max_length": "form.max_length"}
@@ -43,7 +43,7 @@ class Protocol:
 
     name: str
     source: str
-    recipe: Recipe = Recipe()
+    recipe: FinetuneRecipe = FinetuneRecipe()
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sizes: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Protocol:
     seeds: int = 1
     report: Report = "median"
 
-    def recipe_for(self, task: Task, model: Model, examples: int | None = None) -> Recipe:
+    def recipe_for(self, task: Task, model: Model, examples: int | None = None) -> FinetuneRecipe:
         """The recipe of one task for a model of this size and, where known, a number of training ``examples``;
         sequences are no longer than the model can read.
 
@@ -99,7 +99,7 @@ def _shape(encoder: EncoderConfig) -> tuple[Any, ...]:
     return encoder.layers, encoder.width, encoder.attention_biases, encoder.stem_conv is not None
 
 
-def others_with(path: str, recipe: Recipe) -> list[str]:
+def others_with(path: str, recipe: FinetuneRecipe) -> list[str]:
     """The forms that have the setting at ``path`` of a recipe, if its own form has none of that name."""
     name, own = path.removeprefix("form."), FORMS.get(recipe.form.kind)
     if name == path or own is None or hasattr(own.settings_type, name):
@@ -107,7 +107,7 @@ def others_with(path: str, recipe: Recipe) -> list[str]:
     return [form.name for form in FORMS.values() if hasattr(form.settings_type, name)]
 
 
-def at_point(recipe: Recipe, point: Mapping[str, Any], *, where: str) -> Recipe:
+def at_point(recipe: FinetuneRecipe, point: Mapping[str, Any], *, where: str) -> FinetuneRecipe:
     """``recipe`` with the fields of ``point``; given epochs replace the steps, or the least updates, of a protocol.
     ``where`` is for messages.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from encoderlab.errors import ConfigError, nearest
 from encoderlab.tasks.forms.base import FormSettings
-from encoderlab.tasks.runs.finetune import Recipe
+from encoderlab.tasks.runs.finetune import FinetuneRecipe
 from encoderlab.tasks.runs.protocol import Protocol
 from encoderlab.train.optim import AdamW, BertAdam, LayerDecay
 from encoderlab.train.schedule import Bert, Electra, Polynomial
@@ -25,7 +25,7 @@ PLAIN = Protocol(
     name="plain",
     source="this project: rate by width, batches of 8 to 32 by number of examples, three epochs (spans two, numbers "
     "six), on small data up to 20 for 300 updates; five seeds, the best epoch by dev score",
-    recipe=Recipe(name="plain", optim=_ADAM, least_updates=300),
+    recipe=FinetuneRecipe(name="plain", optim=_ADAM, least_updates=300),
     widths={width: {"optim.lr": lr} for width, lr in {1: 5e-4, 256: 3e-4, 512: 1e-4, 768: 5e-5, 1024: 2e-5}.items()},
     batches={1: 8, 500: 16, 2000: 32},
     tasks={"form:span": _LONG, "form:choice": {"form.max_length": 256}, "form:regression": {"epochs": 6.0}},
@@ -35,7 +35,7 @@ PLAIN = Protocol(
 DISTILBERT = Protocol(
     name="distilbert",
     source="Sanh et al., 2019, section 4: median of five runs",
-    recipe=Recipe(name="distilbert", optim=_ADAM),
+    recipe=FinetuneRecipe(name="distilbert", optim=_ADAM),
     tasks={"form:span": _LONG},
     seeds=5,
 )
@@ -43,7 +43,7 @@ DISTILBERT = Protocol(
 ROBERTA = Protocol(
     name="roberta",
     source="fairseq, examples/roberta/config/finetuning: weight decay 0.1 of everything, no clipping, absolute steps",
-    recipe=Recipe(
+    recipe=FinetuneRecipe(
         name="roberta",
         optim=AdamW(lr=1e-5, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1, no_decay=()),
         clip=None,
@@ -70,7 +70,7 @@ _BERT_ADAM = BertAdam(lr=5e-5, eps=1e-6, weight_decay=0.01)  # the release fine-
 BERT = Protocol(
     name="bert",
     source="Devlin et al., 2019, appendix A.3 and section 4.1: best of four rates on the development set",
-    recipe=Recipe(name="bert", optim=_BERT_ADAM, schedule=Bert(warmup=0.1), select="last"),
+    recipe=FinetuneRecipe(name="bert", optim=_BERT_ADAM, schedule=Bert(warmup=0.1), select="last"),
     tasks={"form:span": _LONG, **_RAW},
     elsewhere={"squad1": "bert-answers", "squad2": "bert-answers", "swag": "bert-answers", "conll2003": "bert-conll"},
     grid={"optim.lr": (5e-5, 4e-5, 3e-5, 2e-5)},
@@ -123,7 +123,7 @@ def _albert(lr: float, batch: int, steps: int, warmup: int, length: int = 512, *
 ALBERT = Protocol(
     name="albert",
     source="google-research/albert and Lan et al., 2020, appendix A.4: no dropout but in the classifier",
-    recipe=Recipe(
+    recipe=FinetuneRecipe(
         name="albert",
         optim=_BERT_ADAM,
         schedule=Bert(warmup=0.1),
@@ -167,7 +167,7 @@ XLNET = Protocol(
     name="xlnet",
     source="Yang et al., 2019, table 8, and zihangdai/xlnet's scripts: warm-up of 1000 steps; tasks that they "
     "do not name have MNLI's rate; five seeds are this project's",
-    recipe=Recipe(
+    recipe=FinetuneRecipe(
         name="xlnet",
         optim=BertAdam(lr=2e-5, eps=1e-6, weight_decay=0.01),
         schedule=Polynomial(warmup=0.1),
@@ -188,7 +188,7 @@ XLNET = Protocol(
 
 # ELECTRA and ConvBERT
 
-_ELECTRA_RECIPE = Recipe(
+_ELECTRA_RECIPE = FinetuneRecipe(
     name="electra",
     epochs=3.0,
     optim=BertAdam(lr=1e-4, eps=1e-6, weight_decay=0.0, layer_decay=LayerDecay(decay=0.8, offset=2)),
@@ -299,7 +299,7 @@ DEBERTA = Protocol(
     name="deberta",
     source="microsoft/DeBERTa, experiments: the script of each size and task; where it has none that of base "
     "(v3-large: of large); answer spans are this project's; mean of five seeds",
-    recipe=Recipe(
+    recipe=FinetuneRecipe(
         name="deberta",
         optim=BertAdam(lr=2e-5, eps=1e-6, weight_decay=0.01),
         schedule=Bert(warmup=0.1),
@@ -323,7 +323,7 @@ def _clue(lr: float, batch: int, epochs: float, length: int = 128, **more: Any) 
 CLUE = Protocol(
     name="clue",
     source="CLUEbenchmark/CLUE, baselines/models_pytorch",
-    recipe=Recipe(name="clue", optim=AdamW(lr=2e-5, eps=1e-6, weight_decay=0.01), batch=16),
+    recipe=FinetuneRecipe(name="clue", optim=AdamW(lr=2e-5, eps=1e-6, weight_decay=0.01), batch=16),
     tasks={
         "afqmc": _clue(2e-5, 16, 3),
         "tnews": _clue(2e-5, 16, 3),

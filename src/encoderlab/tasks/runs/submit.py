@@ -11,7 +11,7 @@ import numpy as np
 
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import write_text
-from encoderlab.tasks.data.task import Choice, Example, Submission, Task, Text, Words
+from encoderlab.tasks.data.task import Choice, Example, Submission, TaggedWords, Task, Text
 from encoderlab.tasks.scoring.entities import entities
 
 
@@ -92,7 +92,7 @@ def _json_label(task: Task, example: Example, guess: Any) -> Any:
     """
     if isinstance(example, Choice):
         return example.options[guess] if task.answers == "record" else int(guess)
-    if isinstance(example, Words):
+    if isinstance(example, TaggedWords):
         return _nested(example, guess)
     return str(guess).capitalize() if task.name == "wsc" else guess
 
@@ -127,7 +127,7 @@ def _conll(task: Task, pairs: Sequence[tuple[Any, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _nested(example: Words, tags: Sequence[str]) -> dict[str, dict[str, list[list[int]]]]:
+def _nested(example: TaggedWords, tags: Sequence[str]) -> dict[str, dict[str, list[list[int]]]]:
     """CLUENER's ``{type: {mention: [[first, last]]}}``."""
     found: dict[str, dict[str, list[list[int]]]] = {}
     for kind, start, end in entities(tags):

@@ -23,14 +23,14 @@ from encoderlab.tasks.data.splits import remarks_of
 from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.forms.encodings import Encodings
 from encoderlab.tasks.forms.table import FORMS
-from encoderlab.tasks.runs.finetune import Recipe, finetune
+from encoderlab.tasks.runs.finetune import FinetuneRecipe, finetune
 from encoderlab.tasks.runs.folder import SCORE_FILE, Result, read_signed, signed
 from encoderlab.tasks.runs.protocol import Protocol, at_point
 from encoderlab.tasks.scoring.metrics import mean_interval
 from encoderlab.train.folder import hardware
 
 Point = Mapping[str, Any]  # values of fields of the recipe, by path
-Adjust = Callable[[Recipe], Recipe]
+Adjust = Callable[[FinetuneRecipe], FinetuneRecipe]
 Say = Callable[[str], None]  # is given a line of progress, or a remark
 
 
@@ -65,7 +65,7 @@ class Runs:
     trained: Mapping[str, Any] | None
     encodings: Encodings = field(default_factory=Encodings)
 
-    def attempt(self, recipe: Recipe, splits: Mapping[str, Split], folder: str) -> Result | str:
+    def attempt(self, recipe: FinetuneRecipe, splits: Mapping[str, Split], folder: str) -> Result | str:
         """The run of ``recipe`` in ``folder``, read if it is finished; if it diverged, the message that says so."""
         more: dict[str, Any] = {"about": self.about, "encodings": self.encodings, "trained": self.trained}
         try:
@@ -75,7 +75,7 @@ class Runs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ProtocolResult:
     """What a protocol found for one task: ``record`` is the content of ``score.json``, ``runs`` are the finished runs
     at the chosen point.
     """
@@ -100,7 +100,7 @@ def run(
     origin: Origin = FRESH,
     adjust: Adjust = lambda recipe: recipe,
     say: Say = silent,
-) -> Outcome:
+) -> ProtocolResult:
     """Fine-tune ``model`` on ``task`` as ``protocol`` says; finished runs in ``out`` are read instead of repeated.
 
     The grid is searched on the development set alone; every other labelled split is scored once, at the chosen point.
@@ -161,7 +161,7 @@ def run(
         "elapsed": time.perf_counter() - start,
     }
     write_json(out / SCORE_FILE, signed(record))
-    return Outcome(task=task, record=record, runs=finished)
+    return ProtocolResult(task=task, record=record, runs=finished)
 
 
 def _best_point(search: Sequence[Mapping[str, Any]], task: Task) -> int:
@@ -198,7 +198,7 @@ def best_seed(folder: Path, say: Say) -> Path:
     return folder / folder_name(found["chosen"]) / f"seed-{best}"
 
 
-def in_words(recipe: Recipe, examples: int) -> str:
+def in_words(recipe: FinetuneRecipe, examples: int) -> str:
     """How long a recipe trains on so many examples, and at which rate; what a form makes of one example does not
     count.
     """
@@ -266,7 +266,7 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ResultRow:
     """One line of a table: the score of a system on a task over ``n`` seeds, beside which ``failed`` ones are counted.
     ``n`` is 0 for a baseline, which has no seeds.
     """
@@ -283,10 +283,10 @@ class Row:
     failed: int = 0
 
 
-def system_row(outcome: Outcome, system: str) -> Row:
+def system_row(outcome: ProtocolResult, system: str) -> ResultRow:
     """The line of what a protocol found on the development set."""
     stats = outcome.record["scores"]["dev"][outcome.task.metric]
-    return Row(
+    return ResultRow(
         task=outcome.task.name,
         metric=outcome.task.metric,
         system=system,
@@ -296,10 +296,10 @@ def system_row(outcome: Outcome, system: str) -> Row:
     )
 
 
-def baseline_rows(task: Task, scores: Mapping[str, Mapping[str, float]]) -> list[Row]:
+def baseline_rows(task: Task, scores: Mapping[str, Mapping[str, float]]) -> list[ResultRow]:
     """The lines of what :func:`encoderlab.tasks.scoring.scores.baselines` found."""
     return [
-        Row(task=task.name, metric=task.metric, system=name, median=value, mean=value, best=value)
+        ResultRow(task=task.name, metric=task.metric, system=name, median=value, mean=value, best=value)
         for name, found in scores.items()
         for value in [found.get(task.metric)]
         if value is not None

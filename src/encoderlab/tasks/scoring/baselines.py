@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from encoderlab.tasks.data.examples import Choice, Question, Text, Words, labels_of
+from encoderlab.tasks.data.examples import Choice, Question, TaggedWords, Text, labels_of
 from encoderlab.tasks.scoring.linear import LogisticRegression, TfIdf
 
 WEIGHTS = 2**23  # of the regression at most: 64 MiB, of which L-BFGS keeps some twenty copies
@@ -114,7 +114,7 @@ def _overlap(a: str, b: str) -> float:
 # Tags, options, answers
 
 
-def tag_dictionary(train: Sequence[Words], dev: Sequence[Words]) -> list[tuple[str, ...]]:
+def tag_dictionary(train: Sequence[TaggedWords], dev: Sequence[TaggedWords]) -> list[tuple[str, ...]]:
     """The tag that a word had most often; an unknown word has the most frequent tag of all."""
     by_word: dict[str, Counter[str]] = {}
     every: Counter[str] = Counter()
@@ -127,7 +127,7 @@ def tag_dictionary(train: Sequence[Words], dev: Sequence[Words]) -> list[tuple[s
     return [tuple(table.get(word, usual) for word in sentence.words) for sentence in dev]
 
 
-def most_frequent_tag_of_all(train: Sequence[Words], dev: Sequence[Words]) -> list[tuple[str, ...]]:
+def most_frequent_tag_of_all(train: Sequence[TaggedWords], dev: Sequence[TaggedWords]) -> list[tuple[str, ...]]:
     usual = Counter(tag for sentence in train for tag in sentence.tags or ()).most_common(1)[0][0]
     return [(usual,) * len(sentence.words) for sentence in dev]
 

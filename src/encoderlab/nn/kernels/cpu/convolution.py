@@ -84,7 +84,7 @@ def dynamic_backward(grad: Tensor, x: Tensor, softmax: Tensor, doc: Tensor | Non
     return dx, dlogits
 
 
-class Dynamic(Function):
+class DynamicConvolution(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, logits: Tensor, doc: Tensor | None, heads: int) -> Tensor:
         out, softmax = dynamic(x, logits, doc, heads)

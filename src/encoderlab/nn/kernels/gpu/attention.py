@@ -57,7 +57,7 @@ class Terms(NamedTuple):
     visible: Matrix
 
 
-class Dropout(NamedTuple):
+class DropoutTerms(NamedTuple):
     keys: Any  # None: no dropout
     site: Any
     threshold: Any
@@ -341,7 +341,7 @@ def attend_forward(
     terms = Terms(*map(matrix, (bias, query_table, key_table, segment, different, visible)))
     tiles = tiling(q, v, query_table, key_table)
     attend_kernel[(triton.cdiv(queries, tiles["QUERIES"]) * batch * heads,)](
-        matrix(q), matrix(k), matrix(v), terms, Dropout(keys, site, *scaling(keys, p)), matrix(out), log_sum,
+        matrix(q), matrix(k), matrix(v), terms, DropoutTerms(keys, site, *scaling(keys, p)), matrix(out), log_sum,
         heads, scale, **tiles,
     )  # fmt: skip
     return out, log_sum
@@ -393,7 +393,7 @@ def attend_backward(
     added = bias, query_table, key_table, segment
     dq, dk, dv, *dadded = _attend_backward_shapes(dout, q, k, v, *added)
     terms = Terms(*map(matrix, (*added, different, visible)))
-    dropout = Dropout(keys, site, *scaling(keys, p))
+    dropout = DropoutTerms(keys, site, *scaling(keys, p))
     differentiate(dout, (q, k, v), terms, dropout, out, log_sum, scale, (dq, dk, dv), dadded)
     return dq, dk, dv, *dadded  # type: ignore[return-value]
 
@@ -402,7 +402,7 @@ def differentiate(
     dout: Tensor,
     qkv: Sequence[Tensor],
     terms: Terms,
-    dropout: Dropout,
+    dropout: DropoutTerms,
     out: Tensor,
     log_sum: Tensor,
     scale: float,
@@ -455,7 +455,7 @@ def attend_packed_backward(
     """The gradient of qkv (3, B, H, L, K), in its own layout."""
     dqkv = torch.empty_like(qkv)
     terms = Terms(*map(matrix, (None, None, None, None, None, visible)))
-    dropout, none = Dropout(keys, site, *scaling(keys, p)), [qkv.new_empty(0)] * 4
+    dropout, none = DropoutTerms(keys, site, *scaling(keys, p)), [qkv.new_empty(0)] * 4
     differentiate(dout, qkv.unbind(), terms, dropout, out, log_sum, scale, dqkv.unbind(), none)
     return dqkv
 

@@ -231,7 +231,7 @@ def dynamic_backward(
     return dx, dlogits
 
 
-class Dynamic(Function):
+class DynamicConvolution(Function):
     """Saves the logits and one number per position and head, from which the backward pass computes the softmax again.
 
     In half precision that is smaller than a float32 softmax and more exact than a softmax in the precision of x.

@@ -42,7 +42,7 @@ def layout(x: Tensor, most: int | None = None) -> Rows:
     return Rows(number, number // batch, width, triton.cdiv(width, 2 * size), {"WORDS": size, "num_warps": warps})
 
 
-class Columns(NamedTuple):
+class ColumnMask(NamedTuple):
     """2 WORDS columns, as tensors (2, WORDS).
 
     The two columns of the first axis, 16 apart, share a word of the dropout masks and stay in one thread, so each word
@@ -66,7 +66,7 @@ class Tile(NamedTuple):
 def columns_of(part, width, WORDS: tl.constexpr):
     word = part * WORDS + tl.arange(0, WORDS)[None, :]
     at = word // 16 * 32 + word % 16 + tl.arange(0, 2)[:, None] * 16
-    return Columns(at, at < width, word)
+    return ColumnMask(at, at < width, word)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from encoderlab.corpus.words import is_cjk
 from encoderlab.errors import DataError
 from encoderlab.tasks.data import records as tables
-from encoderlab.tasks.data.examples import Remarks, Words
+from encoderlab.tasks.data.examples import Remarks, TaggedWords
 from encoderlab.tasks.data.readers.common import Layout, id_of, nearest_place, nested, records, text_of
 from encoderlab.tasks.scoring.entities import (
     Entity,
@@ -49,10 +49,10 @@ class Conll(Layout):
     def unlabelled(self) -> Self:
         return replace(self, tag=None)
 
-    def read(self, path: Path, remarks: Remarks) -> Iterator[Words]:
+    def read(self, path: Path, remarks: Remarks) -> Iterator[TaggedWords]:
         yield from _converted(lambda notes: self._sentences(path, notes), self.scheme, path, remarks)
 
-    def _sentences(self, path: Path, remarks: Remarks) -> Iterator[Words]:
+    def _sentences(self, path: Path, remarks: Remarks) -> Iterator[TaggedWords]:
         words: list[str] = []
         tags: list[str | None] = []
         document, start, width = -1, 0, 0
@@ -65,7 +65,7 @@ class Conll(Layout):
                 if words:
                     remarks.number += 1
                     labelled = None not in tags
-                    yield Words(
+                    yield TaggedWords(
                         id=str(remarks.number),
                         words=tuple(words),
                         tags=tuple(str(tag) for tag in tags) if labelled else None,
@@ -107,7 +107,7 @@ class WordLists(Layout):
     def unlabelled(self) -> Self:
         return replace(self, tags=None)
 
-    def read(self, path: Path, remarks: Remarks) -> Iterator[Words]:
+    def read(self, path: Path, remarks: Remarks) -> Iterator[TaggedWords]:
         sentences = longest = 0
         for sentence in _converted(lambda notes: self._sentences(path, notes), self.scheme, path, remarks):
             sentences, longest = sentences + 1, max(longest, len(sentence.words))
@@ -118,7 +118,7 @@ class WordLists(Layout):
                 "row, or one in a line with blank lines between sentences"
             )
 
-    def _sentences(self, path: Path, remarks: Remarks) -> Iterator[Words]:
+    def _sentences(self, path: Path, remarks: Remarks) -> Iterator[TaggedWords]:
         for record in records(path, remarks, self.needs, self.tags, quoted=False):
             try:
                 words = _items(record.fields.get(self.words))
@@ -133,7 +133,7 @@ class WordLists(Layout):
             if tags is not None and len(tags) != len(words):
                 raise DataError(f"{path}:{record.row}: {len(tags)} tags for {len(words)} words; give one for each")
             number = remarks.number
-            yield Words(id=id_of(record, "id", remarks), words=words, tags=tags, document=number, row=record.row)
+            yield TaggedWords(id=id_of(record, "id", remarks), words=words, tags=tags, document=number, row=record.row)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class CharacterSpans(Layout):
 
     needs = ("text",)
 
-    def read(self, path: Path, remarks: Remarks) -> Iterator[Words]:
+    def read(self, path: Path, remarks: Remarks) -> Iterator[TaggedWords]:
         for record in nested(path, remarks):
             text = text_of(record, "text", path)
             if not text:
@@ -151,7 +151,9 @@ class CharacterSpans(Layout):
             label = record.fields.get("label")
             tags = None if label is None else tuple(self._tags(text, label, path, record.row, remarks))
             number = remarks.number
-            yield Words(id=id_of(record, "id", remarks), words=tuple(text), tags=tags, document=number, row=record.row)
+            yield TaggedWords(
+                id=id_of(record, "id", remarks), words=tuple(text), tags=tags, document=number, row=record.row
+            )
 
     @staticmethod
     def _tags(text: str, label: dict[str, dict[str, list]], path: Path, row: int, remarks: Remarks) -> list[str]:
@@ -177,8 +179,8 @@ class CharacterSpans(Layout):
 
 
 def _converted(
-    sentences: Callable[[Remarks], Iterator[Words]], scheme: Scheme | None, path: Path, remarks: Remarks
-) -> Iterator[Words]:
+    sentences: Callable[[Remarks], Iterator[TaggedWords]], scheme: Scheme | None, path: Path, remarks: Remarks
+) -> Iterator[TaggedWords]:
     """Sentences with their tags in ``scheme``; a first pass over the file finds the scheme that it has."""
     if scheme is None:
         yield from sentences(remarks)

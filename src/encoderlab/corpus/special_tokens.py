@@ -14,7 +14,7 @@ FRAMINGS: tuple[FramingKind, ...] = ("bert", "roberta", "xlnet")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class SpecialTokens:
     """Names of the special tokens, and the framing of rows.
 
     ``bert``: ``[CLS] A [SEP] B [SEP]``; ``roberta``: ``<s> A </s></s> B </s>``; ``xlnet``: ``A <sep> B <sep> <cls>``.
@@ -73,31 +73,31 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class VocabularyFamily:
     """The layout of one family and where its special tokens stand: the ``first`` ids, and the ``last`` ones."""
 
-    layout: Layout
+    layout: SpecialTokens
     first: tuple[str, ...]
     last: tuple[str, ...] = ()
 
 
-_BERT = Layout()
-_ROBERTA = Layout(framing="roberta", pad="<pad>", unk="<unk>", cls="<s>", sep="</s>", mask="<mask>")
-_ALBERT = Layout(pad="<pad>", unk="<unk>")
-_XLNET = Layout(
+_BERT = SpecialTokens()
+_ROBERTA = SpecialTokens(framing="roberta", pad="<pad>", unk="<unk>", cls="<s>", sep="</s>", mask="<mask>")
+_ALBERT = SpecialTokens(pad="<pad>", unk="<unk>")
+_XLNET = SpecialTokens(
     framing="xlnet", pad="<pad>", unk="<unk>", cls="<cls>", sep="<sep>", mask="<mask>", eod="<eod>",
     others=("<s>", "</s>"),
 )  # fmt: skip
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, VocabularyFamily] = {
     # BERT, ELECTRA, DistilBERT, ConvBERT, Erlangshen; a trained vocabulary starts with the five tokens.
-    "bert": Family(layout=_BERT, first=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")),
-    "roberta": Family(layout=_ROBERTA, first=("<s>", "<pad>", "</s>", "<unk>"), last=("<mask>",)),
+    "bert": VocabularyFamily(layout=_BERT, first=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")),
+    "roberta": VocabularyFamily(layout=_ROBERTA, first=("<s>", "<pad>", "</s>", "<unk>"), last=("<mask>",)),
     # DeBERTa's first version has RoBERTa's ids with other names, and the first two swapped.
-    "deberta": Family(layout=_BERT, first=("[PAD]", "[CLS]", "[SEP]", "[UNK]"), last=("[MASK]",)),
-    "deberta-v2": Family(layout=_BERT, first=("[PAD]", "[CLS]", "[SEP]", "[UNK]"), last=("[MASK]",)),
-    "albert": Family(layout=_ALBERT, first=("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")),
-    "xlnet": Family(
+    "deberta": VocabularyFamily(layout=_BERT, first=("[PAD]", "[CLS]", "[SEP]", "[UNK]"), last=("[MASK]",)),
+    "deberta-v2": VocabularyFamily(layout=_BERT, first=("[PAD]", "[CLS]", "[SEP]", "[UNK]"), last=("[MASK]",)),
+    "albert": VocabularyFamily(layout=_ALBERT, first=("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")),
+    "xlnet": VocabularyFamily(
         layout=_XLNET, first=("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
     ),
 }
@@ -106,7 +106,7 @@ KINDS: dict[str, Kind] = {"WordPiece": "wordpiece", "BPE": "bpe", "Unigram": "un
 DEFAULT_FAMILY: dict[Kind, str] = {"wordpiece": "bert", "bpe": "roberta", "unigram": "albert"}
 
 
-def guess(backend: tokenizers.Tokenizer) -> Layout:
+def guess(backend: tokenizers.Tokenizer) -> SpecialTokens:
     """The layout whose special tokens the vocabulary has most of; that of the kind's first family where it has none."""
     first = FAMILIES[DEFAULT_FAMILY[KINDS[type(backend.model).__name__]]].layout
     candidates = [first, *(family.layout for family in FAMILIES.values())]

@@ -25,7 +25,7 @@ from encoderlab.interchange.names import (
     TRANSPOSED,
     TRANSPOSED_OUT,
     Change,
-    Layout,
+    NameTable,
     Rule,
 )
 from encoderlab.nn.embeddings import Adaptive
@@ -152,7 +152,7 @@ _TF_TASK = (  # of run_classifier.py, or of run_squad.py
     Rule("task.out.bias", ("output_bias",), dialect=("cls/squad/output_bias",)),
 )
 
-BERT = Layout(
+BERT = NameTable(
     prefix="bert.",
     rules=(
         *_tree("bert.", ["cls.predictions.decoder.weight"]),
@@ -163,7 +163,7 @@ BERT = Layout(
         *linear("pair", "cls.seq_relationship"),
     ),
 )
-BERT_TF = Layout(
+BERT_TF = NameTable(
     rules=(
         *_tf_embeddings("bert"),
         *_tf_layers("bert"),
@@ -176,7 +176,7 @@ BERT_TF = Layout(
 
 # RoBERTa
 
-ROBERTA = Layout(
+ROBERTA = NameTable(
     prefix="roberta.",
     rules=(
         *_tree("roberta.", ["lm_head.decoder.weight"]),
@@ -190,7 +190,7 @@ ROBERTA = Layout(
 _FAIRSEQ = "encoder.sentence_encoder."
 _FAIRSEQ_LAYER = _FAIRSEQ + "layers.{layer}."
 _FAIRSEQ_ATTENTION = _FAIRSEQ_LAYER + "self_attn."
-ROBERTA_FAIRSEQ = Layout(
+ROBERTA_FAIRSEQ = NameTable(
     rules=(
         *table(EMBEDDINGS + "words", _FAIRSEQ + "embed_tokens", ties=["encoder.lm_head.weight"]),
         *table(EMBEDDINGS + "positions", _FAIRSEQ + "embed_positions"),
@@ -229,7 +229,7 @@ def fairseq_head(theirs: str) -> Rules:
 # ALBERT
 
 _ALBERT_LAYER = "albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}."
-ALBERT = Layout(
+ALBERT = NameTable(
     prefix="albert.",
     rules=(
         *_embeddings("albert.", ["predictions.decoder.weight"]),
@@ -248,7 +248,7 @@ ALBERT = Layout(
     ),
 )
 _ALBERT_TF_LAYER = "bert/encoder/transformer/group_{group}/inner_group_{inner}/"
-ALBERT_TF = Layout(
+ALBERT_TF = NameTable(
     rules=(
         *_tf_embeddings("bert"),
         *tf_linear(EMBEDDINGS + "map", "bert/encoder/embedding_hidden_mapping_in"),
@@ -269,7 +269,7 @@ ALBERT_TF = Layout(
 # ModernBERT
 
 _MODERNBERT_LAYER = "model.layers.{layer}."
-MODERNBERT = Layout(
+MODERNBERT = NameTable(
     prefix="model.",
     rules=(
         *table(EMBEDDINGS + "words", "model.embeddings.tok_embeddings", ties=["decoder.weight"]),
@@ -291,7 +291,7 @@ MODERNBERT = Layout(
 # DistilBERT
 
 _DISTILBERT_LAYER = "distilbert.transformer.layer.{layer}."
-DISTILBERT = Layout(
+DISTILBERT = NameTable(
     prefix="distilbert.",
     rules=(
         *_embeddings("distilbert.", ["vocab_projector.weight"]),
@@ -321,8 +321,8 @@ _GENERATOR_LM = (
 _CONVOLUTION = BLOCK + "attention.conv."
 
 
-def _electra(prefix: str) -> Layout:
-    return Layout(
+def _electra(prefix: str) -> NameTable:
+    return NameTable(
         prefix=prefix,
         rules=(
             *_tree(prefix, ["generator_lm_head.weight"]),
@@ -335,7 +335,7 @@ def _electra(prefix: str) -> Layout:
 
 ELECTRA = _electra("electra.")
 _CONVBERT_SELF = "convbert.encoder.layer.{layer}.attention.self."
-CONVBERT = Layout(
+CONVBERT = NameTable(
     prefix="convbert.",
     rules=(
         Rule(_CONVOLUTION + "depthwise", (_CONVBERT_SELF + "key_conv_attn_layer.depthwise.weight",), DEPTHWISE),
@@ -348,7 +348,7 @@ CONVBERT = Layout(
 )
 
 
-def electra_tf(*, generator: bool, joint: bool = False, embeddings: str = "electra") -> Layout:
+def electra_tf(*, generator: bool, joint: bool = False, embeddings: str = "electra") -> NameTable:
     """The generator, the discriminator, or one network that is both (``joint``) in a checkpoint of ELECTRA or ConvBERT.
 
     ``embeddings``: the scope of its embeddings, which the two networks share unless they were untied.
@@ -372,7 +372,7 @@ def electra_tf(*, generator: bool, joint: bool = False, embeddings: str = "elect
             if generator
             else (r"^generator/", r"^generator_predictions/")
         )
-    return Layout(
+    return NameTable(
         rules=(
             *_tf_embeddings(embeddings),
             *tf_linear(EMBEDDINGS + "map", f"{scope}/embeddings_project"),
@@ -389,9 +389,9 @@ def electra_tf(*, generator: bool, joint: bool = False, embeddings: str = "elect
     )
 
 
-def electra_tf_grouped(*, generator: bool, **more: Any) -> Layout:
+def electra_tf_grouped(*, generator: bool, **more: Any) -> NameTable:
     """As :func:`electra_tf`, with ConvBERT's grouped feed-forward maps (G, in / G, out / G), which have other names."""
-    layout = electra_tf(generator=generator, **more)
+    name_table = electra_tf(generator=generator, **more)
     theirs = ("generator" if generator else "electra") + "/encoder/layer_{layer}/"
     grouped = (
         Rule(BLOCK + "feed_forward.up.weight", (theirs + "intermediate/g_dense/kernel",)),
@@ -399,7 +399,7 @@ def electra_tf_grouped(*, generator: bool, **more: Any) -> Layout:
         Rule(BLOCK + "feed_forward.down.weight", (theirs + "output/g_dense/kernel",)),
         Rule(BLOCK + "feed_forward.down.bias", (theirs + "output/g_dense/bias",)),
     )
-    return Layout(rules=(*grouped, *layout.rules), ignored=layout.ignored)
+    return NameTable(rules=(*grouped, *name_table.rules), ignored=name_table.ignored)
 
 
 # DeBERTa
@@ -427,7 +427,7 @@ _DEBERTA_COMMON = (
     *linear("rtd.norm", "mask_predictions.LayerNorm"),
     *linear("rtd.out", "mask_predictions.classifier"),
 )
-DEBERTA_V1 = Layout(
+DEBERTA_V1 = NameTable(
     prefix="deberta.",
     rules=(
         Rule(BLOCK + "attention.qkv", (_DEBERTA_SELF + "in_proj.weight",), INTERLEAVED),
@@ -438,7 +438,7 @@ DEBERTA_V1 = Layout(
     ),
     renames=((r"^bert\.", "deberta."),),
 )
-DEBERTA_V2 = Layout(
+DEBERTA_V2 = NameTable(
     prefix="deberta.",
     rules=(
         *qkv(BLOCK + "attention", _DEBERTA_SELF, ("query_proj", "key_proj", "value_proj")),
@@ -453,7 +453,7 @@ DEBERTA_V2 = Layout(
 
 _XLNET_LAYER = "transformer.layer.{layer}."
 _XLNET_ATTENTION = _XLNET_LAYER + "rel_attn."
-XLNET = Layout(
+XLNET = NameTable(
     prefix="transformer.",
     rules=(
         *table(EMBEDDINGS + "words", "transformer.word_embedding", ties=["lm_loss.weight"]),
@@ -475,7 +475,7 @@ XLNET = Layout(
 _XLNET_TF = "model/transformer/"
 _XLNET_TF_LAYER = _XLNET_TF + "layer_{layer}/"
 _XLNET_TF_ATTENTION = _XLNET_TF_LAYER + "rel_attn/"
-XLNET_TF = Layout(
+XLNET_TF = NameTable(
     rules=(
         Rule(EMBEDDINGS + "words", (_XLNET_TF + "word_embedding/lookup_table",)),
         Rule("mask_vector", (_XLNET_TF + "mask_emb/mask_emb",), SCALAR_VECTOR),
@@ -514,7 +514,7 @@ def xlnet_tf_classifier(out: str) -> Rules:
 # Transformer-XL
 
 
-def transformer_xl(adaptive: Adaptive, vocab: int, *, original: bool) -> Layout:
+def transformer_xl(adaptive: Adaptive, vocab: int, *, original: bool) -> NameTable:
     """The original PyTorch code, or ``transformers`` (4.x), which adds ``transformer.`` to the names of the encoder.
 
     The original reads column -i of the head for tail cluster i, so its cluster rows are in reversed order.
@@ -526,7 +526,7 @@ def transformer_xl(adaptive: Adaptive, vocab: int, *, original: bool) -> Layout:
     per_cluster = adaptive.divisor > 1  # otherwise all clusters share one table and one map
     clusters = range(len(sizes))
     tables = clusters if per_cluster else range(1)
-    return Layout(
+    return NameTable(
         rules=(
             *(
                 Rule(
@@ -568,12 +568,12 @@ def transformer_xl(adaptive: Adaptive, vocab: int, *, original: bool) -> Layout:
     )
 
 
-def transformer_xl_tf(adaptive: Adaptive) -> Layout:
+def transformer_xl_tf(adaptive: Adaptive) -> NameTable:
     """The original TensorFlow code; without cutoffs, and with divisor 1, the tables have no scope for their cluster."""
     layer = "transformer/layer_{layer}/"
     embed, softmax = "transformer/adaptive_embed/", "transformer/adaptive_softmax/"
     cut = "cutoff_{cluster}/" if adaptive.divisor > 1 else ""
-    return Layout(
+    return NameTable(
         rules=(
             Rule(EMBEDDINGS + "clusters.tables.{cluster}", (f"{embed}{cut}lookup_table",)),
             Rule(EMBEDDINGS + "clusters.maps.{cluster}", (f"{embed}{cut}proj_W",), TRANSPOSED),
