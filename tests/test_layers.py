@@ -38,6 +38,7 @@ INSIDE_FUNCTIONS = {  # conveniences of the Python interface, imported when they
     ("__init__", "interchange"),
     ("model", "inference"),
     ("model", "interchange"),
+    ("model", "inspection"),
 }
 TORCH_FREE = (
     "__init__",

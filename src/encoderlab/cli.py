@@ -56,6 +56,7 @@ VERBS: dict[str, tuple[str, str, str]] = {  # verb: group, import string, one li
         "Score a model on minimal pairs, such as BLiMP.",
     ),
     "inspect": (STUDY, "inspect:inspect", "Show on one page what every attention head reads."),
+    "prune": (USE, "prune:prune", "Remove the attention heads that matter least."),
     "report": (STUDY, "report:report", "Write one self-contained HTML page about one or several runs."),
     "bench train": (STUDY, "bench:train", "Measure training speed, also against other libraries."),
     "bench predict": (STUDY, "bench:predict", "Measure prediction speed."),

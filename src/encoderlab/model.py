@@ -36,6 +36,7 @@ from encoderlab.nn.scope import check_documents
 if TYPE_CHECKING:
     from encoderlab.corpus.tokenizer import Tokenizer
     from encoderlab.inference import Guess
+    from encoderlab.inspection.attention import Attended
 
 
 class Model(nn.Module):
@@ -219,6 +220,14 @@ class Model(nn.Module):
         from encoderlab import inference
 
         return inference.encode(self, texts, pooling=pooling)
+
+    def attention(self, texts: Sequence[str], *, memory: int = 0) -> list[Attended]:
+        """What every head reads in each text, an array (H, L, L) per layer: see
+        :func:`encoderlab.inspection.attention.attention`.
+        """
+        from encoderlab.inspection import attention
+
+        return attention.attention(self, texts, memory=memory)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write a model folder, see :func:`encoderlab.interchange.folder.save`."""

@@ -73,6 +73,7 @@ WRITERS: dict[str, tuple[str, Hold, list[str]]] = {  # verb: its parameter, how 
     "convert": ("out", held_folder, ["run", "OUT"]),
     "export": ("out", held_folder, ["run", "OUT"]),
     "inspect": ("out", held_folder, ["run", "the cat", "--out", "OUT"]),
+    "prune": ("out", held_folder, ["run", "OUT", "--heads", "0.5", "--on", "text.txt"]),
     "study": ("out", held_folder, ["study.yaml", "--out", "OUT"]),
     "minimal-pairs": ("out", held_file, ["run", "pairs.txt", "--out", "OUT"]),
     "quickstart": ("out", held_folder, ["--budget", "30s", "--out", "OUT"]),

@@ -57,6 +57,13 @@ def test_attention_is_that_computed_by_hand(family: str) -> None:
             assert (len(weights) > heads) == (family == "convbert-tiny")
 
 
+def test_a_model_gives_its_attention() -> None:
+    network = model().eval()
+    (read,), (same,) = network.attention([TEXT]), attention(network, [TEXT])
+    assert read.tokens == same.tokens and len(read.layers) == network.encoder.depth
+    assert all(np.array_equal(one, other) for one, other in zip(read.layers, same.layers, strict=True))
+
+
 def test_memory_answers_and_does_not_ask() -> None:
     network = model("transformer-xl-tiny").eval()
     (whole,), (parted,) = attention(network, [TEXT]), attention(network, [TEXT], memory=5)

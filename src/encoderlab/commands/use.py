@@ -78,7 +78,7 @@ def evaluate(
     places = [model, *(ensemble or ())]
     members = [predictor_of(place, note) for place in places]
     own = members[0].form.task
-    task, part, names = _data(
+    task, part, names = labelled_data(
         data,
         split,
         folder,
@@ -133,7 +133,9 @@ def evaluate(
     return {"task": task.name, "examples": len(part), "data": part.sha256, "scores": found, "submission": files}
 
 
-def _data(data: str, split: str, folder: Path | None, own: Task, given: Given) -> tuple[Task, Split, dict[str, str]]:
+def labelled_data(
+    data: str, split: str, folder: Path | None, own: Task, given: Given
+) -> tuple[Task, Split, dict[str, str]]:
     """The labelled file or benchmark ``data`` for a model of the task ``own``.
 
     Returns its task, its examples, and its label for each of the model's labels that differs.

@@ -19,7 +19,8 @@ from encoderlab.interchange.files import SAFE, read_json, read_tensors, write_we
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.heads import Classification
-from encoderlab.nn.positions import Absolute
+from encoderlab.nn.positions import Absolute, RelativeShift
+from encoderlab.nn.pruning import NO_HEAD, with_heads
 from encoderlab.nn.spanconv import SpanDynamic
 
 NAME_TABLES = {
@@ -97,6 +98,7 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
     if config.lm is not None and config.lm.next_token:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("lm.")}
         config = replace(config, lm=None)
+    config, weights, given_back = _all_heads(config, weights)
     form = configs.format_of(config)
     if form.model_type == "roberta" and model.tokenizer is not None:
         config, weights = _count_from_padding(config, weights, model.tokenizer.special.pad)
@@ -109,6 +111,11 @@ def save(model: Model, folder: str | os.PathLike[str], *, both_heads: bool = Fal
     tensors = names.write(name_table, weights, config.encoder, dialects=both_heads, ties=ties)
     tensors |= _additions(config, form.model_type)
     notes = _notes(config)
+    if given_back:
+        notes.append(
+            f"{given_back} pruned heads of each layer are written as zeros, because {form.model_type} in transformers "
+            "has as many heads as fill the width; results are the same, the speed is that of all heads"
+        )
     lost = [
         head for head in ("lm", "pair", "pooler", "rtd") if getattr(model.config, head) and not getattr(config, head)
     ]
@@ -161,6 +168,20 @@ def _count_from_padding(
     table = torch.cat([used.new_zeros(pad + 1, used.shape[1]), used])  # the first rows are never read
     encoder = replace(config.encoder, position=replace(position, offset=pad + 1))
     return replace(config, encoder=encoder), weights | {name: table}
+
+
+def _all_heads(config: ModelConfig, weights: dict[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor], int]:
+    """A model whose heads were pruned, with heads of zeros in their places where ``transformers`` wants as many as fill
+    the width; and how many these are.
+    """
+    encoder = config.encoder
+    missing, rest = divmod(encoder.width - encoder.heads * encoder.key_width, encoder.key_width)
+    if isinstance(encoder.position, RelativeShift) or encoder.conv is not None or missing < 1 or rest:
+        return config, weights, 0
+    kept = [[*range(encoder.heads), *[NO_HEAD] * missing]] * encoder.depth
+    weights = with_heads(weights, kept, heads=encoder.heads, width=encoder.key_width)
+    encoder = replace(encoder, heads=encoder.heads + missing, head_width=None)
+    return replace(config, encoder=encoder), weights, missing
 
 
 def _for_task(config: ModelConfig, weights: dict[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:

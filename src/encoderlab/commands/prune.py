@@ -1,0 +1,119 @@
+"""``encoderlab prune``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from encoderlab.commands.terminal import note, say, table
+from encoderlab.commands.use import labelled_data
+from encoderlab.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from encoderlab.inspection.pruning import OnTask
+
+
+def prune(
+    model: Path,
+    out: Path,
+    /,
+    *,
+    heads: float,
+    on: str,
+    split: str = "dev",
+    folder: Annotated[Path | None, Parameter(name="--data")] = None,
+    examples: int = 1000,
+) -> dict[str, Any]:
+    """Remove the attention heads that matter least to a loss, and say what that costs.
+
+    The importance of a head is the size of the loss's gradient by a factor on its output
+    (Michel et al., 2019), on one half of the data; scores before and after are measured on
+    the other. Every layer loses as many heads, so the result is an ordinary, smaller and
+    faster model. OUT/pruning.md and OUT/pruning.json report it.
+
+    Example:
+        encoderlab prune runs/reviews smaller --heads 0.3 --on reviews.csv
+
+    Parameters
+    ----------
+    model
+        Model or run folder: fine-tuned, or pretrained (of two networks the discriminator).
+    out
+        New folder of the smaller model.
+    heads
+        Share of the heads to remove, such as 0.3.
+    on
+        Of a fine-tuned model: a labelled file, or the name of a benchmark whose files are in the folder of --data. Of a
+        pretrained one: a corpus, or a file with one text per line.
+    split
+        Of a benchmark: train, dev, test, ...
+    folder
+        Folder with the benchmark's files.
+    examples
+        How many examples, or rows of 128 tokens, are read.
+    """
+    from encoderlab.files import held_folder, write_bytes
+    from encoderlab.inspection import pruning
+    from encoderlab.inspection.heads import check_heads, least_important, without_heads
+    from encoderlab.interchange import checksums
+    from encoderlab.interchange import folder as folders
+    from encoderlab.interchange.load import load_pair
+    from encoderlab.model import count_parameters
+    from encoderlab.tasks.runs.folder import find_task
+    from encoderlab.tasks.runs.trials import best_seed
+
+    if examples < 4:
+        raise ConfigError(f"--examples is {examples}; give at least 4, half of them to choose the heads by")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: exists and is not empty; choose another folder")
+    place = best_seed(model, say)
+    with held_folder(out):
+        network, generator = load_pair(place)
+        gone = check_heads(network.config, heads)
+        measured: pruning.OnTask | pruning.OnText
+        if network.task is not None:
+            measured = _on_task(place, on, split, folder, examples)
+        elif folder is not None:
+            raise ConfigError("--data is for benchmarks, and the model has no task head; leave it out")
+        else:
+            measured = pruning.OnText.of(network, generator, on, examples)
+        scores = measured.importance()
+        kept = least_important(scores, gone)
+        smaller = without_heads(measured.model, kept)
+        before, after = measured.scores(measured.model), measured.scores(smaller)
+        sizes = count_parameters(measured.model.config)["total"], count_parameters(smaller.config)["total"]
+        record = pruning.record(str(model), scores, kept, before, after, sizes)
+        folders.save(smaller.cpu(), out)
+        task = find_task(place)
+        if task is not None:
+            write_bytes(out / task.name, task.read_bytes())
+        pruning.write(record, out)
+        for name in ("pruning.json", "pruning.md", *([] if task is None else [task.name])):
+            checksums.add(out, name)
+    rows = [[name, f"{value:.4f}", f"{after[name]:.4f}"] for name, value in before.items()]
+    count = record["heads"]
+    table(f"{count['after']} of {count['before']} heads per layer", ["score", "before", "after"], rows)
+    say(f"written to {out}; pruning.md has the importance of every head")
+    return {"out": out, **record}
+
+
+def _on_task(place: Path, on: str, split: str, folder: Path | None, examples: int) -> OnTask:
+    """A fine-tuned model and the first labelled examples of a file or benchmark."""
+    from encoderlab.inspection.pruning import OnTask
+    from encoderlab.tasks.data.infer import Given
+    from encoderlab.tasks.data.task import is_unlabelled
+    from encoderlab.tasks.runs.apply import predictor_of
+
+    predictor = predictor_of(place, note)
+    own = predictor.form.task
+    task, part, names = labelled_data(on, split, folder, own, Given(form=own.form))
+    if any(theirs != ours for ours, theirs in names.items()):
+        raise ConfigError(
+            f"{on}: has other labels than the model ({', '.join(names)[:80]}); give a file with the model's"
+        )
+    kept = [example for example in part.examples if not is_unlabelled(example)][:examples]
+    if len(kept) < 4:
+        raise DataError(f"{on}: has {len(kept)} labelled examples, expected at least 4; give more")
+    return OnTask(predictor, task, kept)

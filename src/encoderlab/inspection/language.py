@@ -1,0 +1,116 @@
+"""The loss that a pretrained model was trained on, over rows of any text: what heads are measured by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from encoderlab.batches.batch import Batch
+from encoderlab.batches.permutation import Targets
+from encoderlab.batches.rows import Row
+from encoderlab.corpus.manifest import MANIFEST
+from encoderlab.corpus.shards import Corpus
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.inference import limit, tokenizer_of
+from encoderlab.inspection.texts import sentences
+from encoderlab.model import Model
+from encoderlab.nn.heads import LMHead
+from encoderlab.objectives.base import Objective
+from encoderlab.objectives.causal import CausalSettings
+from encoderlab.objectives.kinds import ObjectiveSettings
+from encoderlab.objectives.mlm import MLMSettings
+from encoderlab.objectives.permutation import PermutationSettings
+from encoderlab.objectives.rtd import RTDSettings
+from encoderlab.objectives.vocabulary import Vocabulary
+
+LENGTH = 128  # tokens of a row
+ROWS = 16  # of a batch
+
+
+def objective_of(model: Model, generator: Model | None = None) -> Objective:
+    """The objective that a model's pretraining heads are for, with its usual settings.
+
+    Raises:
+        ConfigError: the model has no such heads, or is a discriminator without its generator.
+    """
+    settings: ObjectiveSettings
+    if model.rtd is not None and generator is not None:
+        settings = RTDSettings(sharing="none")  # as they were loaded
+    elif model.lm is None:
+        raise ConfigError(
+            f"a model of family {model.config.family} without an LM head, or without the generator that it was trained "
+            "with, has no pretraining loss; give a run folder with both, or a fine-tuned model and labelled data"
+        )
+    elif model.config.encoder.causal:
+        settings = CausalSettings()
+    elif model.mask_vector is not None:
+        settings = PermutationSettings(targets=Targets(count=_length(model) // 6), memory=0, reuse=0)
+    elif isinstance(model.lm, LMHead):
+        settings = MLMSettings()
+    vocabulary = Vocabulary.of(tokenizer_of(model))
+    return settings.build(model, generator, vocabulary, continued=True)
+
+
+def batches_of(objective: Objective, model: Model, source: str, count: int) -> list[Batch]:
+    """``count`` rows or fewer of ``source``, a corpus (its validation split), a file with a text per line, or a text,
+    as batches of the objective; whole rows of 128 tokens, or of what the model reads.
+
+    Raises:
+        DataError: the text is too short for two rows.
+    """
+    tokenizer, device = tokenizer_of(model), next(model.parameters()).device
+    rows = list(islice(_rows(_texts(tokenizer, source), tokenizer, _length(model)), count))
+    if len(rows) < 2:
+        raise DataError(f"{source:.60}: holds {len(rows)} rows of {_length(model)} tokens, expected 2; give more text")
+    starts = range(0, len(rows), ROWS)
+    return [objective.make_batch(rows[start : start + ROWS], seed=0).to(device) for start in starts]
+
+
+def _length(model: Model) -> int:
+    return min(LENGTH, limit(model))
+
+
+def _texts(tokenizer: Tokenizer, source: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Ids and word starts of the texts of a corpus, a file, or a text."""
+    if (Path(source) / MANIFEST).is_file():
+        corpus = Corpus(Path(source), split="validation")
+        if Tokenizer.load(corpus.tokenizer_path).hash() != tokenizer.hash():
+            raise ConfigError(
+                f"{source}: was built with another tokenizer; give the corpus of the model, or a text file"
+            )
+        for number in range(corpus.num_documents):
+            document = corpus.document(number)
+            yield np.asarray(document.ids, np.int64), document.word_starts
+        return
+    for sentence in sentences(source, 1 << 30):
+        encoding = tokenizer.encode(sentence.text)
+        yield np.asarray(encoding.ids, np.int64), encoding.word_starts
+
+
+def _rows(texts: Iterator[tuple[np.ndarray, np.ndarray]], tokenizer: Tokenizer, length: int) -> Iterator[Row]:
+    """All texts one after the other, cut into framed rows of ``length`` tokens; what is left over is dropped."""
+    room = tokenizer.spans(length, max_length=length).a
+    start = tokenizer.spans(room, max_length=length).a_start
+    ids, opens = np.zeros(0, np.int64), np.zeros(0, bool)
+    number = 0
+    for more, starts in texts:
+        ids, opens = np.concatenate([ids, more]), np.concatenate([opens, starts])
+        while len(ids) >= room:
+            framed, segments = tokenizer.frame(ids[:room], max_length=length)
+            special, words = np.ones(len(framed), bool), np.ones(len(framed), bool)
+            special[start : start + room], words[start : start + room] = False, opens[:room]
+            yield Row(
+                ids=np.asarray(framed, np.int64),
+                doc=np.zeros(len(framed), np.int32),
+                segments=np.asarray(segments, np.int8),
+                word_starts=words,
+                special=special,
+                labels={},
+                key=(0, 0, number),
+                number=number,
+            )
+            ids, opens, number = ids[room:], opens[room:], number + 1

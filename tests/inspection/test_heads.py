@@ -1,0 +1,263 @@
+"""The importance of heads, against finite differences of a plain mask; models without some heads, against that mask."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from encoderlab.batches.permutation import Targets
+from encoderlab.errors import ConfigError
+from encoderlab.inspection.heads import attentions, check_heads, importance, least_important, without_heads
+from encoderlab.interchange import huggingface
+from encoderlab.interchange.load import load
+from encoderlab.model import Model
+from encoderlab.models.base import resized
+from encoderlab.nn.encoder import Encoder, Sharing
+from encoderlab.nn.positions import RelativeShift
+from encoderlab.nn.scope import Local
+from encoderlab.objectives.base import Objective
+from encoderlab.objectives.causal import Causal, CausalSettings
+from encoderlab.objectives.hybrid import Hybrid, HybridSettings
+from encoderlab.objectives.mlm import MLM, MLMSettings
+from encoderlab.objectives.permutation import Permutation, PermutationSettings
+from encoderlab.objectives.rtd import RTD, RTDSettings
+from encoderlab.objectives.vocabulary import Vocabulary
+from encoderlab.tasks.data import suites
+from encoderlab.tasks.data.examples import Text
+from encoderlab.tasks.forms.batching import pack
+from encoderlab.tasks.forms.objective import TaskObjective, form_of, with_head
+from encoderlab.tasks.forms.table import FORMS
+from tests.objectives.conftest import VOCAB, make_rows
+from tests.objectives.small import build, reading_the_token_before, small
+from tests.tasks.tiny import WORDS
+from tests.tasks.tiny import model as tiny
+from tests.terminal import answer, messages
+
+VOCABULARY = Vocabulary(size=VOCAB, pad=0, mask=4, special=(0, 1, 2, 3, 4), counts=np.arange(VOCAB))
+PERMUTATION = PermutationSettings(targets=Targets(count=4), memory=0, reuse=0)
+
+
+def of(kind: Callable, settings: object, name: str, **changes: object) -> Callable[[], tuple[Objective, Encoder]]:
+    def make() -> tuple[Objective, Encoder]:
+        model = build(name)
+        if changes:
+            model = Model(resized(model.config, **changes)).initialize(0)
+        model = model.double()
+        return kind(model, settings, VOCABULARY), model.encoder
+
+    return make
+
+
+def detection(name: str) -> tuple[Objective, Encoder]:
+    generator, model = build(f"{name}-generator").double(), build(name, seed=1).double()
+    return RTD(generator, model, RTDSettings(sharing="none"), VOCABULARY), model.encoder
+
+
+def hybrid() -> tuple[Objective, Encoder]:
+    model = reading_the_token_before("roberta-tiny").double()
+    return Hybrid(model, HybridSettings(causal=0.5), VOCABULARY), model.encoder
+
+
+CASES: dict[str, Callable[[], tuple[Objective, Encoder]]] = {
+    **{
+        name: of(MLM, MLMSettings(), f"{name}-tiny")
+        for name in ("bert", "roberta", "albert", "distilbert", "deberta", "deberta-v2", "modernbert")
+    },
+    "layers that share attention": of(MLM, MLMSettings(), "bert-tiny", sharing=Sharing(parts=("attention",))),
+    "local": of(MLM, MLMSettings(), "modernbert-tiny", local=Local(reach=2)),
+    "electra": lambda: detection("electra-tiny"),
+    "convbert": lambda: detection("convbert-tiny"),
+    "deberta-v3": lambda: detection("deberta-v3-tiny"),
+    "xlnet": of(Permutation, PERMUTATION, "xlnet-tiny"),
+    "transformer-xl": of(Causal, CausalSettings(), "transformer-xl-tiny"),
+    "hybrid": hybrid,
+}
+
+
+def loss_with_mask(objective: Objective, modules: Sequence, masks: np.ndarray, batch, counts) -> float:
+    """The share of a batch in the loss, where what head h of layer n gives is multiplied with ``masks[n, h]``."""
+
+    def hook(number: int) -> Callable:
+        def multiply(module, given, found):
+            factors = torch.from_numpy(masks[number]).repeat_interleave(module.head_width)
+            return found[0] * factors, found[1]
+
+        return multiply
+
+    handles = [module.register_forward_hook(hook(number)) for number, module in enumerate(modules)]
+    with torch.no_grad():
+        terms, _ = objective.eval()(batch)
+    for handle in handles:
+        handle.remove()
+    return sum(float(term.sum) * term.weight / counts[name] for name, term in terms.items())
+
+
+def differences(objective: Objective, encoder: Encoder, batches: Sequence, shape: tuple[int, ...]) -> np.ndarray:
+    """The importance of heads by central differences, each batch one text."""
+    modules, step = attentions(encoder), 1e-4
+    every = [objective.counts(batch) for batch in batches]
+    counts = {name: sum(own[name] for own in every) for name in every[0]}
+    expected = np.zeros(shape)
+    for batch in batches:
+        for place in np.ndindex(*shape):
+            ends = []
+            for sign in (1, -1):
+                masks = np.ones(shape)
+                masks[place] += sign * step
+                ends.append(loss_with_mask(objective, modules, masks, batch, counts))
+            expected[place] += abs(ends[0] - ends[1]) / (2 * step)
+    return expected
+
+
+@pytest.fixture
+def in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is taken in single precision elsewhere, such as the loss of detection, is taken in double."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_finite_differences_of_a_plain_mask(case: str, in_double_precision: None) -> None:
+    objective, encoder = CASES[case]()
+    rows = make_rows(2, 12)
+    batches = [objective.make_batch([replace(row, number=1 + i)], seed=2) for i, row in enumerate(rows)]
+    found = importance(objective, encoder, batches)
+    layers = len({id(encoder.block(layer).attention) for layer in range(encoder.depth)})
+    assert found.shape == (layers, encoder.config.attention_heads * (2 if case == "convbert" else 1))
+    assert (found > 0).all() and all(parameter.grad is None for parameter in objective.parameters())
+    np.testing.assert_allclose(found, differences(objective, encoder, batches, found.shape), rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["bert", "xlnet"])
+def test_rows_of_a_batch_count_one_by_one(name: str) -> None:
+    """Padding beside them changes nothing."""
+    objective, encoder = CASES[name]()
+    rows = make_rows(3, 12)
+    apart = [objective.make_batch([row], seed=2) for row in rows]
+    one = [objective.make_batch(rows, seed=2)]
+    np.testing.assert_allclose(importance(objective, encoder, one), importance(objective, encoder, apart), rtol=1e-9)
+
+
+TEXTS = [Text(id=str(i), text=text, label=label) for i, (text, label) in enumerate((
+    ("the cat sat on the mat .", "1"), ("a bad film", "0"), ("ann runs and bob sleeps in rome", "1"), ("fine", "0"),
+))]  # fmt: skip
+
+
+def fine_tuned(name: str) -> TaskObjective:
+    task = suites.task("sst2")
+    model = tiny(name)
+    form = form_of(task, model, FORMS[task.form].settings_type(max_length=32))
+    model, _ = with_head(model, form, seed=0)
+    return TaskObjective(model.double(), form)
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "deberta-v3-tiny", "xlnet-tiny", "electra-tiny"])
+def test_examples_of_a_task_count_one_by_one(name: str, in_double_precision: None) -> None:
+    """Also where they are packed side by side into one row; the mean of the sizes of their gradients."""
+    objective = fine_tuned(name)
+    items = objective.form.items(TEXTS, train=True)
+    apart = [pack([item], pad=0, room=32) for item in items]
+    packed = pack(items, pad=0, room=32)
+    assert len(packed.ids) < len(items)
+    found = importance(objective, objective.model.encoder, apart)
+    np.testing.assert_allclose(importance(objective, objective.model.encoder, [packed]), found, rtol=1e-9)
+    np.testing.assert_allclose(found, differences(objective, objective.model.encoder, apart, found.shape), rtol=1e-5)
+
+
+# Pruning
+
+PRUNED = {name: case for name, case in CASES.items() if name != "convbert"}
+
+
+@pytest.mark.parametrize("case", PRUNED)
+def test_a_model_without_heads_is_the_model_with_a_mask_of_zeros(case: str) -> None:
+    objective, encoder = PRUNED[case]()
+    model = next(m for m in objective.modules() if isinstance(m, Model) and m.encoder is encoder).eval()
+    heads, modules = encoder.config.heads, attentions(encoder)
+    kept = [[1, 3] if layer % 2 else [0, 2, 3][: heads // 2] for layer in range(len(modules))]
+    smaller = without_heads(model, kept).double()
+    assert smaller.config.encoder.heads == len(kept[0]) and smaller.config.encoder.key_width == encoder.config.key_width
+    ids = torch.randint(5, VOCAB, (2, 11), generator=torch.Generator().manual_seed(0))
+    masks = torch.zeros(len(modules), heads, dtype=torch.double)
+    for layer, row in enumerate(kept):
+        masks[layer, row] = 1
+
+    def hook(number: int) -> Callable:
+        return lambda module, given, found: (found[0] * masks[number].repeat_interleave(module.head_width), found[1])
+
+    handles = [module.register_forward_hook(hook(number)) for number, module in enumerate(modules)]
+    with torch.no_grad():
+        wanted = encoder(ids).last
+        for handle in handles:
+            handle.remove()
+        torch.testing.assert_close(smaller.encoder.eval()(ids).last, wanted, atol=1e-10, rtol=1e-10)
+        assert not torch.allclose(encoder(ids).last, wanted, atol=1e-3)
+    assert sum(p.numel() for p in smaller.parameters()) < sum(p.numel() for p in model.parameters())
+
+
+def test_shared_biases_of_positions_become_those_of_the_layers() -> None:
+    config = resized(small("transformer-xl-tiny"), position=RelativeShift(shared_biases=True))
+    model = Model(config).initialize(0).eval()
+    same = without_heads(model, [list(range(4))] * 2)
+    ids = torch.arange(5, 20)[None]
+    torch.testing.assert_close(same.encoder.eval()(ids).last, model.encoder(ids).last)
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "roberta-tiny", "deberta-v2-tiny", "albert-tiny", "distilbert-tiny"])
+def test_conversion_gives_heads_of_zeros(name: str, tmp_path: Path) -> None:
+    """Hugging Face's classes have as many heads as fill the width; the results are the same."""
+    model = build(name).eval()
+    smaller = without_heads(model, [[0, 2, 3]] * len(attentions(model.encoder))).eval()
+    notes = huggingface.save(smaller, tmp_path / "hf")
+    assert any(note.startswith("1 pruned heads") for note in notes)
+    back = load(tmp_path / "hf").eval()
+    assert back.config.encoder.heads == 4 and back.config.encoder.head_width in (None, 4)
+    ids = torch.arange(5, 20)[None]
+    torch.testing.assert_close(back.encoder(ids).last, smaller.encoder(ids).last, atol=1e-5, rtol=1e-5)
+    smaller.save(tmp_path / "ours")
+    assert load(tmp_path / "ours").config == smaller.config
+
+
+def test_every_layer_loses_its_least_important_heads() -> None:
+    assert least_important(np.array([[3.0, 1, 2, 4], [1, 1, 1, 5]]), 2) == [[0, 3], [2, 3]]
+    assert check_heads(small("bert-tiny"), 0.3) == 1 and check_heads(small("bert-tiny"), 0.7) == 3
+    for share in (0, -1, 1, 0.1, 0.9, float("nan")):
+        with pytest.raises(ConfigError, match=f"a share {share:g} of 4 heads .* give 0.25, 0.5, 0.75"):
+            check_heads(small("bert-tiny"), share)
+    with pytest.raises(ConfigError, match="family convbert cannot be removed"):
+        check_heads(small("convbert-tiny"), 0.5)
+
+
+def test_the_verb_prunes_what_was_pretrained_and_what_was_fine_tuned(tmp_path: Path, capsys) -> None:
+    lines = ["the red cat sat on the mat and the big dog runs in rome .", "ann and bob sleeps very well ?"]
+    (tmp_path / "text.txt").write_text("\n".join(lines * 60) + "\n")
+    tiny().save(tmp_path / "lm")
+    words = ("prune", tmp_path / "lm", tmp_path / "half", "--heads", 0.5, "--on", tmp_path / "text.txt")
+    found, _ = answer(capsys, *words)
+    assert found["heads"] == {"before": 2, "after": 1} and found["scores"]["before"].keys() == {"loss", "mlm"}
+    assert found["scores"]["before"] != found["scores"]["after"]
+    assert found["parameters"]["after"] < found["parameters"]["before"]
+    assert load(tmp_path / "half").config.encoder.heads == 1
+    assert json.loads((tmp_path / "half/pruning.json").read_text())["removed"] == found["removed"]
+    assert "| mlm |" in (tmp_path / "half/pruning.md").read_text()
+    assert "choose another folder" in messages(capsys, 2, *words)
+    rows = "".join(f"the {one} cat,{'good' if n % 3 else 'bad'}\n" for n, one in enumerate(WORDS * 2))
+    for name in ("reviews.csv", "dev.csv"):
+        (tmp_path / name).write_text("text,label\n" + rows)
+    answer(
+        capsys, "finetune", tmp_path / "reviews.csv", "--model", tmp_path / "lm", "--out", tmp_path / "tuned",
+        "--dev", tmp_path / "dev.csv", "--seeds", 1, "--epochs", 1,
+    )  # fmt: skip
+    words = ("prune", tmp_path / "tuned", tmp_path / "light", "--heads", 0.5, "--on", tmp_path / "reviews.csv")
+    found, _ = answer(capsys, *words)
+    assert {"loss", "accuracy"} <= found["scores"]["before"].keys()
+    scores, _ = answer(capsys, "evaluate", tmp_path / "light", tmp_path / "reviews.csv")
+    assert scores["examples"] == 2 * len(WORDS)
+    assert "no such file" in messages(capsys, 2, *words[:2], tmp_path / "x", "--heads", 0.5, "--on", "none.csv")
+    assert "removes none or all" in messages(capsys, 2, *words[:2], tmp_path / "x", "--heads", 0.01, "--on", "a.csv")
+    assert not (tmp_path / "x").exists()
