@@ -208,7 +208,7 @@ def test_the_place_is_named() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.yaml", "- 1", "holds list, expected a mapping"),
+        ("a.yaml", "- 1", "contains list, expected a mapping"),
         ("a.yaml", "# seed: 2", "contains nothing, expected a mapping"),
         ("a.yaml", "a: [", "not valid YAML, line 1: expected the node content, but found '<stream end>'; correct it$"),
         ("a.yaml", "a: 1\nb: c: d", "not valid YAML, line 2: mapping values are not allowed here; correct it$"),

@@ -187,7 +187,7 @@ def test_texts_that_are_cut_are_counted(
     with caplog.at_level("WARNING", "encoderlab"):
         model.encode(["the " * 30])
         model.encode(["the " * 30, "the " * 31, "the " * 99])
-    assert caplog.messages == ["2 of 3 texts are longer than 30 tokens: only their beginning is read"]
+    assert caplog.messages == ["2 of 3 texts are longer than 30 tokens: only their beginning is used"]
 
 
 def test_use_leaves_a_model_in_training_as_it_was(tokenizer: Tokenizer) -> None:

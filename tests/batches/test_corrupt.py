@@ -275,7 +275,7 @@ def test_bad_rules_are_refused() -> None:
     with pytest.raises(ConfigError, match="between 0 and 1"):
         Masking(rate=1.5)
     for shares in ({"mask": 0.9, "random": 0.2}, {"mask": math.nan}, {"random": math.nan}, {"random": -0.1}):
-        with pytest.raises(ConfigError, match="add up to 1"):
+        with pytest.raises(ConfigError, match="add up to at most 1"):
             Masking(**shares)
     for most in (0, -1):
         with pytest.raises(ConfigError, match=f"most {most} leaves nothing"):

@@ -126,4 +126,4 @@ def test_a_gpu_that_is_not_there_is_one_line(tmp_path, tiny, capsys, monkeypatch
 def test_a_model_with_the_head_of_another_verb_is_refused(kind, verb, remedy, tmp_path, capsys):
     saved(ready(kind)[0], tmp_path / "tuned")
     said = messages(capsys, 2, verb, "predict", "--model", tmp_path / "tuned", "--text", "a[SEP]b[SEP]c[SEP]d")
-    assert f"tuned: its head is for {remedy}" in said
+    assert f"tuned: has a head for {remedy}" in said

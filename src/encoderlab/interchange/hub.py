@@ -87,13 +87,13 @@ def _wanted(files: Sequence[str], name: str) -> list[str]:
         DataError: it has no configuration, or no safetensors.
     """
     if CONFIG not in files:
-        raise DataError(f"{name}: holds no {CONFIG}, so it is no model that can be read; give the name of another")
+        raise DataError(f"{name}: has no {CONFIG}, so it cannot be read; give another model")
     weights = [WHOLE] if WHOLE in files else [file for file in files if file == INDEX or _SHARD.fullmatch(file)]
     if not weights or weights != [WHOLE] and INDEX not in weights:
         others = [file for file in files if file.endswith(_PICKLES)]
         has = f" and its {others[0]} is a pickle, which is never fetched" if others else ""
         raise DataError(
-            f"{name}: holds no {WHOLE}{has}; name a revision that has it ({name.partition('@')[0]}@refs/pr/1, say), "
+            f"{name}: has no {WHOLE}{has}; name a revision that has it ({name.partition('@')[0]}@refs/pr/1, say), "
             "or give a folder with weights that you trust"
         )
     return [*(file for file in TEXTS if file in files), *sorted(weights, key=lambda file: file != INDEX)]
