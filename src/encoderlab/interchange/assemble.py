@@ -68,7 +68,7 @@ def _shapes(model: Model) -> dict[str, torch.Size]:
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
-def _settle(config: ModelConfig, reading: names.Reading) -> ModelConfig:
+def _settle(config: ModelConfig, reading: names.MatchedWeights) -> ModelConfig:
     """The configuration without parts that ``transformers`` always has but that compute nothing in this model.
 
     These are a single row of segments that is zero (RoBERTa), a mask vector that is zero (XLNet), and an identity map
