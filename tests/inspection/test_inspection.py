@@ -15,9 +15,13 @@ from encoderlab.inspection import folder
 from encoderlab.inspection.attention import Attended, attention
 from encoderlab.inspection.neighbours import nearest
 from encoderlab.inspection.patterns import Patterns
+from encoderlab.inspection.probe import probe
 from encoderlab.inspection.texts import sentences
+from encoderlab.tasks.data.infer import Given, task_of
+from encoderlab.tasks.data.splits import hold_out
+from encoderlab.tasks.scoring.linear import LogisticRegression
 from tests.tasks.tiny import model
-from tests.terminal import answer
+from tests.terminal import answer, messages
 
 FAMILIES = (
     "bert-tiny roberta-tiny albert-tiny distilbert-tiny electra-tiny convbert-tiny deberta-tiny deberta-v2-tiny "
@@ -169,3 +173,63 @@ def test_the_average_is_left_out_of_short_texts() -> None:
     mean = counted.average()[0, 0]
     assert mean[0, 0] == pytest.approx((1 + 1 / 3) / 2) and mean[2, 2] == pytest.approx(1 / 3)
     assert folder.SHOWN >= 1
+
+
+# Probes
+
+
+def tagged(count: int, seed: int) -> str:
+    """Sentences whose tags follow from the word: colours, numbers, and others."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for _ in range(count):
+        for word in rng.choice(["red", "blue", "one", "two", "cat", "mat", "the", "runs"], 6):
+            kind = "colour" if word in ("red", "blue") else "number" if word in ("one", "two") else "other"
+            lines.append(f"{word}\t{kind}\tO")
+        lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+def test_a_probe_finds_what_the_embeddings_tell(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text(tagged(120, 0))
+    task, _ = task_of(tmp_path / "words.txt", Given(form="tagging", label="1"))
+    train, dev = hold_out(task.read([tmp_path / "words.txt"], "train"))
+    network = model().eval()
+    found = probe(network, task, train, dev)
+    assert found.measure == "accuracy" and found.labels == 3 and len(found.layers) == network.encoder.depth + 1
+    assert found.layers[0]["accuracy"] == 1.0 == found.baselines["dictionary"]["accuracy"]
+    assert found.baselines["majority"]["accuracy"] < 0.7
+    # By hand: the same regression on the states of first tokens, one sentence at a time.
+    parts = []
+    for split in (train, dev):
+        states, tags = [], []
+        for example in split.examples:
+            ids, segments = network.tokenizer.frame(network.tokenizer.encode(" ".join(example.words)).ids)
+            with torch.no_grad():
+                out = network.encoder(
+                    torch.as_tensor(ids)[None].long(), segments=torch.as_tensor(segments)[None].long()
+                )
+            states.append(out.layers[2][0, 1:-1].double().numpy())
+            tags += example.tags
+        parts.append((np.concatenate(states), np.array(tags)))
+    (x, own), (y, gold) = parts
+    names = sorted(set(own))
+    fitted = LogisticRegression(3).fit((x - x.mean(0)) / x.std(0), np.searchsorted(names, own))
+    guess = np.array(names)[fitted.scores((y - x.mean(0)) / x.std(0)).argmax(1)]
+    assert found.layers[2]["accuracy"] == pytest.approx((guess == gold).mean(), abs=0.01)
+
+
+def test_probes_stand_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model().save(tmp_path / "model")
+    (tmp_path / "words.txt").write_text(tagged(60, 1))
+    words = ("inspect", tmp_path / "model", "the cat sat", "--out", tmp_path / "seen")
+    found, said = answer(capsys, *words, "--probe", f"{tmp_path / 'words.txt'}:1")
+    (one,) = found["models"][0]["probes"]
+    assert one["task"] == "words, column 1" and len(one["layers"]) == 3 and "probe of words, column 1" in said
+    page = (tmp_path / "seen/index.html").read_text()
+    assert "What each layer knows of tags" in page and "words, column 1" in page
+    assert "What each layer knows of tags" not in folder.page([])
+    assert "no such file" in messages(capsys, 2, *words, "--probe", "none.txt")
+    assert "give the folder" in messages(capsys, 2, *words, "--probe", "conll2003")
+    assert "sst2 is classification" in messages(capsys, 2, *words, "--probe", "sst2", "--data", tmp_path)
+    assert "leave it out" in messages(capsys, 2, *words, "--data", tmp_path)

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from encoderlab.commands.terminal import progress, say, table
+from cyclopts import Parameter
+
+from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.errors import ConfigError
 
 if TYPE_CHECKING:
+    from encoderlab.commands.finetune_stages import TaskWithSplits
     from encoderlab.inspection.folder import Look
     from encoderlab.inspection.texts import Sentence
 
 
 def inspect(
-    model: Path, text: str, /, *, out: Path, against: Path | None = None, texts: int = 200, memory: int = 0
+    model: Path,
+    text: str,
+    /,
+    *,
+    out: Path,
+    against: Path | None = None,
+    texts: int = 200,
+    memory: int = 0,
+    probe: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
+    data: Path | None = None,
 ) -> dict[str, Any]:
     """Show on one page what every attention head reads, and write the numbers.
 
@@ -39,6 +53,11 @@ def inspect(
         How many texts of a file are read.
     memory
         Read so many first tokens as memory (Transformer-XL).
+    probe
+        Files of tagged words, or benchmarks of tagging: a linear probe shows what each layer knows of their tags.
+        FILE:1 takes the tags of the second column.
+    data
+        Folder with the files of a benchmark.
     """
     from encoderlab.files import held_folder
     from encoderlab.inspection import folder
@@ -47,8 +66,11 @@ def inspect(
     if texts < 1:
         raise ConfigError(f"--texts is {texts}; give at least 1")
     read = sentences(text, texts)
+    tagged = [_tagged(name, data) for name in probe or ()]
+    if data is not None and all(Path(name).is_file() for name in probe or ()):
+        raise ConfigError("--data is for benchmarks named by --probe; leave it out")
     with held_folder(out):
-        looks = [_look(place, read, memory) for place in ([model] if against is None else [model, against])]
+        looks = [_look(place, read, memory, tagged) for place in ([model] if against is None else [model, against])]
         folder.write(looks, out)
     for look in looks:
         rows = [
@@ -56,16 +78,47 @@ def inspect(
             for name, best in folder.strongest(look).items()
         ]
         table(look.name, ["most weight on", "layer", "head", "weight"], rows)
+        for found in look.probes:
+            scores = [*enumerate(one[found.measure] for one in found.layers)]
+            lines = [[str(layer) if layer else "embeddings", f"{100 * value:.2f}"] for layer, value in scores]
+            lines += [[name, f"{100 * one[found.measure]:.2f}"] for name, one in found.baselines.items()]
+            table(f"{look.name}: probe of {found.task}", ["layer", found.measure], lines)
     say(f"page written to {out / 'index.html'}")
     return {"out": out, "texts": len(read), "models": [folder.record(look) for look in looks]}
 
 
-def _look(place: Path, read: list[Sentence], memory: int) -> Look:
-    """One model and what its heads do with the texts."""
+def _tagged(name: str, data: Path | None) -> TaskWithSplits:
+    """The task of tagging in a file, of which a part is held out, or of a benchmark in the folder ``data``."""
+    from encoderlab.commands.finetune_stages import TaskWithSplits
+    from encoderlab.tasks.data import suites
+    from encoderlab.tasks.data.infer import Given, task_of
+    from encoderlab.tasks.data.records import is_file_name
+    from encoderlab.tasks.data.splits import hold_out, usable_splits
+
+    file, _, column = (name, "", "") if Path(name).is_file() else name.rpartition(":")
+    if Path(file).is_file() and file:
+        task, said = task_of(Path(file), Given(form="tagging", label=column or None))
+        note(said)
+        train, dev = hold_out(task.read([Path(file)], "train"))
+        task = replace(task, name=f"{task.name}, column {column}" if column else task.name)
+        return TaskWithSplits(task=task, splits={"train": train, "dev": dev})
+    if is_file_name(name) or "/" in name:
+        raise ConfigError(f"{name}: no such file; give a file of tagged words, or the name of a benchmark of tagging")
+    if data is None:
+        raise ConfigError(f"{name} is a benchmark; give the folder of its files with --data")
+    task = suites.task(name)
+    if task.form != "tagging":
+        raise ConfigError(f"{name} is {task.form}; a probe reads the tags of words, give a benchmark of tagging")
+    return TaskWithSplits(task=task, splits=usable_splits(task, data))
+
+
+def _look(place: Path, read: list[Sentence], memory: int, tagged: Sequence[TaskWithSplits]) -> Look:
+    """One model, what its heads do with the texts, and what its layers know of tags."""
     from encoderlab.inspection.attention import attention
     from encoderlab.inspection.folder import SHOWN, Look
     from encoderlab.inspection.neighbours import nearest
     from encoderlab.inspection.patterns import Patterns
+    from encoderlab.inspection.probe import probe
     from encoderlab.interchange.load import load
 
     network = load(place)
@@ -80,6 +133,7 @@ def _look(place: Path, read: list[Sentence], memory: int) -> Look:
             if number < SHOWN:
                 shown.append(one)
             show("texts", number + 1, len(read))
+        probes = [probe(network, one.task, one.splits["train"], one.splits["dev"], progress=show) for one in tagged]
     assert counted is not None
     words = [token for token, word in zip(shown[0].tokens, shown[0].words, strict=True) if word >= 0]
     near = {} if network.encoder.embeddings.words is None else nearest(network, words)
@@ -90,4 +144,5 @@ def _look(place: Path, read: list[Sentence], memory: int) -> Look:
         patterns=counted,
         neighbours=near,
         attending=config.attention_heads,
+        probes=probes,
     )

@@ -14,6 +14,8 @@ import numpy as np
 from encoderlab.files import write_bytes, write_json, write_text
 from encoderlab.inspection.attention import Attended
 from encoderlab.inspection.patterns import RELATIONS, Patterns
+from encoderlab.inspection.probe import Probed
+from encoderlab.pages.charts import Chart, Point, Series, chart
 from encoderlab.pages.template import render
 
 SHOWN = 4  # texts whose maps are kept
@@ -29,6 +31,7 @@ class Look:
         patterns: of all texts.
         neighbours: the nearest words of the tokens, with their cosines.
         attending: how many of the heads attend; the others convolve.
+        probes: what its layers know of tags.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Look:
     patterns: Patterns
     neighbours: Mapping[str, Sequence[tuple[str, float]]]
     attending: int
+    probes: Sequence[Probed] = ()
 
 
 def write(looks: Sequence[Look], out: Path) -> None:
@@ -68,6 +72,7 @@ def record(look: Look) -> dict[str, Any]:
         "strongest": strongest(look),
         "by_head": summary,
         "neighbours": look.neighbours,
+        "probes": [probed.record() for probed in look.probes],
     }
 
 
@@ -95,7 +100,37 @@ def arrays(look: Look) -> dict[str, np.ndarray]:
 def page(looks: Sequence[Look]) -> str:
     """The page: one file that loads nothing."""
     data = {"relations": RELATIONS, "models": [_shown(look) for look in looks]}
-    return render("inspect.html", data=data, title=" and ".join(look.name for look in looks))
+    title = " and ".join(look.name for look in looks)
+    return render("inspect.html", data=data, title=title, probes=_probe_charts(looks))
+
+
+def _probe_charts(looks: Sequence[Look]) -> list[tuple[str, str, Chart | None]]:
+    """For each task its name, what was measured, and the score of every layer of every model, with those of guesses."""
+    charts = []
+    for number, one in enumerate(looks[0].probes if looks else ()):
+        series = []
+        for colour, look in enumerate(looks):
+            scores = [100 * layer[one.measure] for layer in look.probes[number].layers]
+            points = [
+                Point(
+                    layer,
+                    score,
+                    score,
+                    score,
+                    f"{look.name}, {'layer ' * (layer > 0)}{layer or 'embeddings'}: {score:.1f}",
+                )
+                for layer, score in enumerate(scores)
+            ]
+            series.append(Series(name=look.name, colour=colour, points=points, line=True))
+        deepest = max(len(look.probes[number].layers) for look in looks) - 1
+        for colour, (name, guessed) in enumerate(one.baselines.items(), len(looks)):
+            value = 100 * guessed[one.measure]
+            ends = [Point(layer, value, value, value, f"{name}: {value:.1f}") for layer in (0, deepest)]
+            series.append(Series(name=name, colour=colour, points=ends, line=True, faint=True))
+        learned, scored = one.words
+        about = f"{one.measure} × 100; {one.labels} tags, {learned:,} words to learn from, {scored:,} scored"
+        charts.append((one.task, about, chart(series, x="layer (0: embeddings)", y=one.measure)))
+    return charts
 
 
 def _shown(look: Look) -> dict[str, Any]:

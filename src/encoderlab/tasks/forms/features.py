@@ -74,9 +74,11 @@ class Store:
     all.
     """
 
-    def __init__(self, folder: Path, model: Model, settings: Frozen, model_hash: str) -> None:
+    def __init__(
+        self, folder: Path, model: Model, settings: Frozen, model_hash: str, numbers: Sequence[int] | None = None
+    ) -> None:
         self.folder, self.model, self.settings, self.model_hash = folder, model, settings, model_hash
-        self.numbers = settings.numbers(model.encoder.depth)
+        self.numbers = settings.numbers(model.encoder.depth) if numbers is None else tuple(numbers)
         self.parts: list[np.ndarray] = []
         self.starts = [0]
 

@@ -42,7 +42,7 @@ class TfIdf:
 
 
 class LogisticRegression:
-    """Multinomial logistic regression with an L2 penalty, on sparse rows, by L-BFGS (Liu and Nocedal, 1989).
+    """Multinomial logistic regression with an L2 penalty, by L-BFGS (Liu and Nocedal, 1989).
 
     Minimises ``sum of cross-entropies + |W|^2 / 2``; the biases are free, as in scikit-learn, whose ``C`` is 1 here.
     With ``several``, each class is a regression of its own: yes or no.
@@ -53,17 +53,17 @@ class LogisticRegression:
         self.weights = np.zeros((1, classes))
         self.bias = np.zeros(classes)
 
-    def fit(self, rows: Sequence[SparseRow], target: np.ndarray) -> LogisticRegression:
-        """Learn from sparse rows and the class of each, (n,); with ``several``, whether it is of each class, (n,
-        classes).
+    def fit(self, rows: Sequence[SparseRow] | np.ndarray, target: np.ndarray) -> LogisticRegression:
+        """Learn from sparse rows, or an array (n, D), and the class of each, (n,); with ``several``, whether it is of
+        each class, (n, classes).
         """
-        row, column, value = _coordinates(rows)
-        width = int(column.max(initial=0)) + 1
+        matrix = _Dense(rows) if isinstance(rows, np.ndarray) else _Sparse(rows)
+        width = matrix.width
         wanted = target if self.several else np.eye(self.classes)[target]
 
         def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
             weights, bias = theta[:-1], theta[-1]
-            scores = _times(row, column, value, weights, len(rows)) + bias
+            scores = matrix.times(weights) + bias
             if self.several:
                 error = 0.5 + 0.5 * np.tanh(scores / 2) - wanted
                 loss = (np.logaddexp(0, scores) - scores * wanted).sum()
@@ -72,26 +72,54 @@ class LogisticRegression:
                 log_p = scores - np.log(np.exp(scores).sum(1, keepdims=True))
                 error = np.exp(log_p) - wanted
                 loss = -(log_p * wanted).sum()
-            gradient = np.vstack([_times(column, row, value, error, width) + weights, error.sum(0)])
+            gradient = np.vstack([matrix.transposed_times(error) + weights, error.sum(0)])
             return float((weights**2).sum() / 2 + loss), gradient
 
         theta = _lbfgs(loss, np.zeros((width + 1, self.classes)), self.steps)
         self.weights, self.bias = theta[:-1], theta[-1]
         return self
 
-    def scores(self, rows: Sequence[SparseRow]) -> np.ndarray:
+    def scores(self, rows: Sequence[SparseRow] | np.ndarray) -> np.ndarray:
         """Unnormalised log-probabilities (n, classes)."""
-        row, column, value = _coordinates(rows)
-        known = column < len(self.weights)
-        return _times(row[known], column[known], value[known], self.weights, len(rows)) + self.bias
+        matrix = _Dense(rows) if isinstance(rows, np.ndarray) else _Sparse(rows)
+        return matrix.times(self.weights) + self.bias
 
 
-def _coordinates(rows: Sequence[SparseRow]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Row, column and value of every number, (k,) each."""
-    sizes = [len(columns) for columns, _ in rows]
-    row = np.repeat(np.arange(len(rows)), sizes)
-    none = [np.zeros(0, np.int64)]
-    return row, np.concatenate([columns for columns, _ in rows] or none), np.concatenate([v for _, v in rows] or none)
+class _Dense:
+    """An array (n, D) as a factor."""
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self.rows, self.width = rows, rows.shape[1]
+
+    def times(self, weights: np.ndarray) -> np.ndarray:
+        """(D, columns) -> (n, columns)."""
+        return self.rows @ weights
+
+    def transposed_times(self, values: np.ndarray) -> np.ndarray:
+        """(n, columns) -> (D, columns)."""
+        return self.rows.T @ values
+
+
+class _Sparse:
+    """Sparse rows as a factor, which costs what they hold."""
+
+    def __init__(self, rows: Sequence[SparseRow]) -> None:
+        self.size = len(rows)
+        sizes = [len(columns) for columns, _ in rows]
+        none = [np.zeros(0, np.int64)]
+        self.row = np.repeat(np.arange(len(rows)), sizes)
+        self.column = np.concatenate([columns for columns, _ in rows] or none)
+        self.value = np.concatenate([values for _, values in rows] or none)
+        self.width = int(self.column.max(initial=0)) + 1
+
+    def times(self, weights: np.ndarray) -> np.ndarray:
+        """(D, columns) -> (n, columns); columns of the rows that the weights lack count as zero."""
+        known = self.column < len(weights)
+        return _times(self.row[known], self.column[known], self.value[known], weights, self.size)
+
+    def transposed_times(self, values: np.ndarray) -> np.ndarray:
+        """(n, columns) -> (D, columns)."""
+        return _times(self.column, self.row, self.value, values, self.width)
 
 
 def _times(into: np.ndarray, source: np.ndarray, value: np.ndarray, dense: np.ndarray, size: int) -> np.ndarray:
