@@ -149,4 +149,6 @@ def _lost(task: Path) -> str:
     lost = [f"its task {kept['name']!r}", "the columns of its files", f"max_length {kept['settings'].max_length}"]
     if kept["labels"] == ["answer", "no_answer"]:
         lost.append(f"the threshold {kept['threshold']:g} of null odds above which a question has no answer")
+    elif kept["threshold"] not in (0.0, 0.5):
+        lost.append(f"the threshold {kept['threshold']:g} above which a label is given")
     return f"transformers cannot store {', '.join(lost)}; they stay in {task}"

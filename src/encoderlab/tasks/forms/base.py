@@ -85,7 +85,7 @@ class Form:
     Attributes:
         learned: names of the attributes that :meth:`items` sets from training examples; they are cached with these.
         cut: how many examples were too long for one sequence.
-        threshold: what an answer is compared with, where one is chosen on the development set.
+        threshold: what an answer is compared with, where one is chosen on the development set; 0 where none is.
     """
 
     name: ClassVar[str]
@@ -143,6 +143,15 @@ class Form:
 
         Raises:
             DataError: nothing can be learned from these labels.
+        """
+        return task
+
+    @classmethod
+    def decided(cls, task: Task, settings: FormSettings) -> Task:
+        """``task`` with the metrics of what the settings ask for.
+
+        Raises:
+            ConfigError: the settings are not for these labels.
         """
         return task
 

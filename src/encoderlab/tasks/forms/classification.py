@@ -34,6 +34,7 @@ from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of, one_label
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.baselines import bag_of_words, majority, threshold_on_overlap
+from encoderlab.tasks.scoring.thresholds import Wanted, threshold_for
 
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task
@@ -62,9 +63,21 @@ class LabelSettings(TextSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationSettings(LabelSettings):
-    """Settings of classification."""
+    """Settings of classification.
+
+    Args:
+        precision: of two labels, the second one (1 of 0 and 1, pos of neg and pos) is given where its probability
+            exceeds a threshold, which is chosen on the development set so that this precision is reached there.
+        recall: the same for a recall; one of the two can be set.
+    """
 
     kind: Literal["classification"] = "classification"
+    precision: float | None = None
+    recall: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Wanted.of(self)
 
 
 class ClassificationForm(TextForm):
@@ -112,6 +125,17 @@ class ClassificationForm(TextForm):
         return replace(task, labels=labels, metrics=scores, indices=False)
 
     @classmethod
+    def decided(cls, task: Task, settings: FormSettings) -> Task:
+        if not isinstance(settings, ClassificationSettings) or Wanted.of(settings) is None:
+            return task
+        if len(task.labels or ()) != 2:
+            raise ConfigError(
+                f"form.precision and form.recall are for two labels, {task.name} has {len(task.labels or ())}; leave "
+                f"them unset, or use --form multilabel"
+            )
+        return replace(task, metrics=tuple(dict.fromkeys((*task.metrics, "precision", "recall"))))
+
+    @classmethod
     def fits(cls, model: Network) -> bool:
         head = model.task
         return isinstance(head, ClassificationHead) and head.config.labels > 1 and not head.config.several
@@ -130,6 +154,8 @@ class ClassificationForm(TextForm):
             "f1": lambda: metrics.f1(gold, guess, positive=positive, undefined=float("exact" in task.metrics)),
             "macro_f1": lambda: metrics.f1(gold, guess, average="macro", labels=task.labels),
             "matthews": lambda: metrics.matthews(gold, guess),
+            "precision": lambda: metrics.precision_recall(gold == positive, guess == positive)[0],
+            "recall": lambda: metrics.precision_recall(gold == positive, guess == positive)[1],
         }
         return {name: named[name]() for name in dict.fromkeys(("accuracy", *task.metrics))}
 
@@ -190,10 +216,20 @@ class ClassificationForm(TextForm):
         values, details = [], []
         for scores in outputs:
             probability = self.shares(scores)
-            best = int(probability.argmax())
+            best = int(probability[1] > self.threshold) if self.threshold else int(probability.argmax())
             values.append(tuple(self.index)[best])
             details.append({"score": float(probability[best]), "probabilities": probability})
-        return Predictions(values=values, details=details)
+        return Predictions(values=values, details=details, threshold=self.threshold)
+
+    def choose_threshold(self, examples: Sequence[Example], found: Predictions) -> str:
+        if not isinstance(self.settings, ClassificationSettings) or (wanted := Wanted.of(self.settings)) is None:
+            return ""
+        positive = tuple(self.index)[1]
+        given = np.array([detail["probabilities"][1] for detail in found.details])
+        right = np.array([getattr(example, "label", None) == positive for example in examples])
+        chosen = threshold_for(given, right, wanted)
+        self.threshold = chosen.threshold
+        return chosen.told(wanted, f"{positive} is predicted")
 
 
 def _parsed(task: Task, raw: str, place: str) -> str | None:

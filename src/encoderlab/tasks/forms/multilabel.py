@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of
 from encoderlab.tasks.scoring import metrics
 from encoderlab.tasks.scoring.baselines import bags_of_words, most_frequent_labels
+from encoderlab.tasks.scoring.thresholds import Wanted, threshold_for
 
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task
@@ -37,9 +37,21 @@ SEPARATORS = ("|", ";", ",")  # of labels in one cell, the plainest first
 
 @dataclass(frozen=True, kw_only=True)
 class MultiLabelSettings(TextSettings):
-    """Settings of multi-label classification."""
+    """Settings of multi-label classification.
+
+    Args:
+        precision: choose the threshold so that this share of the labels that are given is right (micro precision);
+            without it and ``recall`` it is the one with the best micro F1.
+        recall: choose it so that this share of the right labels is given; one of the two can be set.
+    """
 
     kind: Literal["multilabel"] = "multilabel"
+    precision: float | None = None
+    recall: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Wanted.of(self)
 
 
 class MultiLabelForm(TextForm):
@@ -54,6 +66,7 @@ class MultiLabelForm(TextForm):
     name = "multilabel"
     description = "any number of labels for one or two texts"
     settings_type = MultiLabelSettings
+    settings: MultiLabelSettings
     metrics = ("micro_f1", "macro_f1", "exact")
     baselines = {"majority": most_frequent_labels, "TF-IDF + logistic regression": bags_of_words}
     labelled = True
@@ -109,6 +122,12 @@ class MultiLabelForm(TextForm):
         return replace(task, labels=labels, indices=False)
 
     @classmethod
+    def decided(cls, task: Task, settings: FormSettings) -> Task:
+        if Wanted.of(settings) is None:
+            return task
+        return replace(task, metrics=tuple(dict.fromkeys((*task.metrics, "micro_precision", "micro_recall"))))
+
+    @classmethod
     def fits(cls, model: Network) -> bool:
         return isinstance(model.task, ClassificationHead) and model.task.config.several
 
@@ -123,6 +142,10 @@ class MultiLabelForm(TextForm):
             f"{average}_f1": metrics.f1_of_sets(gold, predictions, labels, average=average)
             for average in ("micro", "macro")
         }
+        if {"micro_precision", "micro_recall"} & set(task.metrics):
+            sides = (np.array([[label in one for label in labels] for one in side]) for side in (gold, predictions))
+            precision, recall = metrics.precision_recall(*sides)
+            scores |= {"micro_precision": precision, "micro_recall": recall}
         return scores | {"exact": float(exact)}
 
     def chance(self, examples: Sequence[Any]) -> float | None:
@@ -185,6 +208,11 @@ class MultiLabelForm(TextForm):
         gold = [example.labels for example in examples]
         wanted = np.array([[label in labels for label in self.index] for labels in gold])
         given = np.array([list(detail["probabilities"].values()) for detail in found.details])
+        asked = Wanted.of(self.settings)
+        if asked is not None:
+            chosen = threshold_for(given, wanted, asked)
+            self.threshold = chosen.threshold
+            return chosen.told(asked, "a label is given")
         self.threshold = best_threshold(given, wanted)
         return f"a label is given where its probability is above {self.threshold:.4f}, chosen on dev"
 
@@ -193,17 +221,6 @@ class MultiLabelForm(TextForm):
     def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
         means = (np.mean([self.shares(one) for one in item], axis=0) for item in zip(*outputs, strict=True))
         return [np.log(mean) - np.log1p(-mean) for mean in (np.clip(mean, 1e-300, 1 - 1e-16) for mean in means)]
-
-    def together(
-        self,
-        items: Sequence[Sequence[Item]],
-        outputs: Sequence[Sequence[Any]],
-        own: Sequence[Predictions],
-        examples: Sequence[Example],
-    ) -> Predictions:
-        form = copy.copy(self)
-        form.threshold = float(np.mean([one.threshold for one in own]))
-        return form.decode(items[0], self.average(outputs), examples)
 
 
 def best_threshold(probabilities: np.ndarray, wanted: np.ndarray) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -18,7 +19,7 @@ from encoderlab.nn.heads import ClassificationHead
 from encoderlab.nn.noise import Noise
 from encoderlab.tasks.data.examples import Example, Split, Text
 from encoderlab.tasks.data.readers import Columns
-from encoderlab.tasks.forms.base import Form, FormSettings, Network, summaries, summary_places
+from encoderlab.tasks.forms.base import Form, FormSettings, Network, Predictions, summaries, summary_places
 from encoderlab.tasks.forms.batching import OPTIONS, Encoded, Item, TaskBatch, groups, to_numpy
 
 
@@ -166,6 +167,18 @@ class TextForm(Form):
     def answered(self, model: Network, scores: Tensor) -> Tensor:
         """The scores of the head as :meth:`decode` takes them."""
         return scores
+
+    def together(
+        self,
+        items: Sequence[Sequence[Item]],
+        outputs: Sequence[Sequence[Any]],
+        own: Sequence[Predictions],
+        examples: Sequence[Example],
+    ) -> Predictions:
+        form = copy.copy(self)
+        if any(one.threshold for one in own):  # 1/2 is what a member without one decides by
+            form.threshold = float(np.mean([one.threshold or 0.5 for one in own]))
+        return form.decode(items[0], self.average(outputs), examples)
 
 
 def _targets(batch: TaskBatch) -> Tensor:

@@ -209,8 +209,11 @@ class FineTuning:
         self.model, self.splits, self.out = model, splits, out
         self.encodings = encodings or Encodings()
         self.recipe = recipe.suited(task, splits["train"])
-        self.task = completed(task, splits["train"])
+        whole = completed(task, splits["train"])
+        self.task = FORMS[task.form].decided(whole, self.recipe.form)
         check_splits(self.task, splits)
+        if self.task != whole and "dev" not in splits:
+            raise ConfigError("form.precision and form.recall choose a threshold on dev data; give some")
         self.about = {"after": [], "model": None, **(about or {})}
         self.about["model"] = self.about["model"] or weights_hash(model)
         self.identity = identity_of(self.task, self.about)

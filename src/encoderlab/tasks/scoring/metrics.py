@@ -54,6 +54,12 @@ def f1(
     return _f1(counts, classes, average, undefined)
 
 
+def precision_recall(gold: np.ndarray, predicted: np.ndarray) -> tuple[float, float]:
+    """TP / (TP + FP) and TP / (TP + FN) of bool arrays; 0 where nothing is predicted, or nothing is to be found."""
+    both = (gold & predicted).sum()
+    return float(both / max(predicted.sum(), 1)), float(both / max(gold.sum(), 1))
+
+
 def f1_of_sets(
     gold: Sequence[Sequence[str]],
     predicted: Sequence[Sequence[str]],

@@ -1,0 +1,76 @@
+"""Thresholds of probabilities: the best F1, or a wanted precision or recall."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from encoderlab.errors import ConfigError
+
+
+class Wanted(NamedTuple):
+    """What a threshold is chosen for: the precision or the recall to reach on development data, one of them."""
+
+    precision: float | None
+    recall: float | None
+
+    @classmethod
+    def of(cls, settings: Any) -> Wanted | None:
+        """What the fields ``precision`` and ``recall`` of settings ask for; None if they ask for nothing.
+
+        Raises:
+            ConfigError: both are given, or one is not above 0 and at most 1.
+        """
+        wanted = cls(settings.precision, settings.recall)
+        if wanted == (None, None):
+            return None
+        for name, value in zip(cls._fields, wanted, strict=True):
+            if value is not None and not 0 < value <= 1:
+                raise ConfigError(f"form.{name} {value:g} is not above 0 and at most 1; set it to 0.9, say")
+        if None not in wanted:
+            raise ConfigError("form.precision and form.recall: a threshold has one of them; leave the other unset")
+        return wanted
+
+
+class Chosen(NamedTuple):
+    """A threshold, and the precision and recall that it has on the data it was chosen on."""
+
+    threshold: float
+    precision: float
+    recall: float
+
+    def told(self, wanted: Wanted, what: str) -> str:
+        """A sentence about the threshold; ``what`` is given above it."""
+        name = "recall" if wanted.precision is None else "precision"
+        least, reached = getattr(wanted, name), getattr(self, name)
+        short = f"; {name} {least:g} is not reached" if reached < least else ""
+        return (
+            f"{what} where its probability is above {self.threshold:.4f}, chosen on dev for {name} {least:g} "
+            f"(precision {self.precision:.4f}, recall {self.recall:.4f}{short})"
+        )
+
+
+def threshold_for(probabilities: np.ndarray, right: np.ndarray, wanted: Wanted) -> Chosen:
+    """Of the thresholds with the wanted precision the one with the highest recall, or the other way round.
+
+    Where the wanted precision is reached by none it is the one with the highest precision; where nothing is right, 0.5.
+
+    Args:
+        probabilities: of any shape, of what is given where they exceed the threshold.
+        right: bool of the same shape.
+    """
+    order = np.argsort(-probabilities, axis=None, kind="stable")
+    ranked, hits = probabilities.ravel()[order], np.cumsum(right.ravel()[order])
+    if not right.any():
+        return Chosen(0.5, 0.0, 0.0)
+    below = np.append(ranked[1:], 0.0)
+    places = np.flatnonzero(ranked > np.append(ranked[1:], -1.0))  # equal probabilities are given together
+    precision, recall = hits[places] / (places + 1), hits[places] / hits[-1]
+    first, second = (precision, recall) if wanted.recall is None else (recall, precision)
+    enough = first >= (wanted.precision if wanted.recall is None else wanted.recall)
+    if not enough.any():
+        enough = first == first.max()
+    best = max(np.flatnonzero(enough), key=lambda i: (second[i], first[i]))
+    threshold = (ranked + below)[places[best]] / 2  # half way to the next one
+    return Chosen(float(threshold), float(precision[best]), float(recall[best]))
