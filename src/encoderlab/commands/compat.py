@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Action = Literal["train", "predict"]
 EPOCHS = 3
 SPLITS = {"train": ("train",), "dev": ("validation", "valid", "dev"), "test": ("test",)}
-KINDS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt")
+KINDS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
 LENGTH = 512
 VERBS = {
     "classification": "text_classification",

@@ -55,8 +55,9 @@ def finetune(
     Parameters
     ----------
     task
-        A file of your own (CSV, TSV, JSON lines, Parquet, CoNLL columns), a benchmark (sst2, squad2,
-        conll2003, cmrc2018, ...), or a suite of them (glue, superglue, clue, fewclue).
+        A file of your own (CSV, TSV, JSON lines, Parquet, CoNLL columns), a folder that Hugging Face's datasets
+        wrote (save_to_disk), a benchmark (sst2, squad2, conll2003, cmrc2018, ...), or a suite of them (glue,
+        superglue, clue, fewclue).
     model
         Model folder, run folder, name of an installed model, or org/name of the Hugging Face Hub.
     out

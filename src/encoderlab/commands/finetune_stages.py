@@ -19,6 +19,7 @@ from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import held_folder
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
+from encoderlab.records.dataset import dataset_files, is_dataset
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.infer import Given, task_of
 from encoderlab.tasks.data.records import is_file_name
@@ -201,10 +202,10 @@ def jobs_of(name: str, data: Path | None, dev: Path | None, test: Path | None, g
         DataError: a file that cannot be used, or a folder without data.
     """
     path = Path(name)
-    if path.is_file():
+    if path.is_file() or is_dataset(path):
         if data is not None:
             raise ConfigError(f"{name} is a file, but --data {data} is for benchmarks; leave one of them out")
-        jobs = [_file_job(path, dev, test, given)]
+        jobs = [_file_job(path, dev, test, given) if path.is_file() else _dataset_job(path, dev, test, given)]
     elif is_file_name(name) or "/" in name:
         if path.is_dir():
             raise ConfigError(f"{name}: is a folder; give a file in it, or the name of a benchmark with --data {name}")
@@ -223,15 +224,37 @@ def _file_job(train: Path, dev: Path | None, test: Path | None, given: Given) ->
     """The task in the user's own file. Without ``dev``, a part of the file is held out."""
     task, said = task_of(train, given)
     note(said)
+    return _job_of(task, [train], [dev] if dev else [], [test] if test else [], given)
+
+
+def _dataset_job(folder: Path, dev: Path | None, test: Path | None, given: Given) -> TaskWithSplits:
+    """The task in a folder that Hugging Face's ``datasets`` wrote, of whose splits ``dev`` and ``test`` replace the
+    validation and test ones.
+    """
+    files = dataset_files(folder)
+    train = files.get("train")
+    if train is None:
+        raise DataError(f"{folder}: has the splits {', '.join(files)} and no train; give the folder of one of them")
+    task, said = task_of(train[0], given)
+    note(f"{folder.name}{said.removeprefix(train[0].name)}; splits {', '.join(files)}")
+    held_out = next((files[name] for name in ("validation", "valid", "dev") if name in files), [])
+    task = replace(task, name=folder.resolve().name)
+    return _job_of(task, train, [dev] if dev else held_out, [test] if test else files.get("test", []), given)
+
+
+def _job_of(
+    task: Task, train: Sequence[Path], dev: Sequence[Path], test: Sequence[Path], given: Given
+) -> TaskWithSplits:
+    """The task with the splits in these files."""
     skip = given.skip_unlabelled
-    splits = {"train": task.read([train], "train", skip_unlabelled=skip)}
+    splits = {"train": task.read(train, "train", skip_unlabelled=skip)}
     task = completed(task, splits["train"])  # other files have the labels of this one, or none
-    if dev is None:
-        splits["train"], splits["dev"] = hold_out(splits["train"])
+    if dev:
+        splits["dev"] = task.read(dev, "dev", skip_unlabelled=skip)
     else:
-        splits["dev"] = task.read([dev], "dev", skip_unlabelled=skip)
-    if test is not None:
-        splits["test"] = without_fillers(task.read([test], "test"), splits["train"])
+        splits["train"], splits["dev"] = hold_out(splits["train"])
+    if test:
+        splits["test"] = without_fillers(task.read(test, "test"), splits["train"])
     return TaskWithSplits(task=task, splits=splits)
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from encoderlab.tasks.forms.base import Predictions
     from encoderlab.tasks.runs.predict import Predictor
 
+DATASET_SPLITS = {"dev": "validation"}  # what datasets calls it
+
 
 def evaluate(
     model: Path,
@@ -49,7 +51,8 @@ def evaluate(
     model
         Fine-tuned model folder, run folder, or org/name of the Hugging Face Hub.
     data
-        A labelled file, or the name of a benchmark whose files are in the folder of --data.
+        A labelled file, a folder that Hugging Face's datasets wrote (save_to_disk), or the name of a benchmark whose
+        files are in the folder of --data.
     split
         Split of a benchmark: train, dev, test, ... A file given as test may have no labels.
     folder
@@ -140,6 +143,7 @@ def labelled_data(
 
     Returns its task, its examples, and its label for each of the model's labels that differs.
     """
+    from encoderlab.records.dataset import dataset_files, is_dataset
     from encoderlab.tasks.data import suites
     from encoderlab.tasks.data.records import is_file_name
     from encoderlab.tasks.runs.apply import fitted, task_of_file
@@ -147,6 +151,13 @@ def labelled_data(
     if Path(data).is_file():
         task = task_of_file(Path(data), own, given, note)
         return task, task.read([Path(data)], split, skip_unlabelled=given.skip_unlabelled), {}
+    if is_dataset(Path(data)):
+        files, wanted = dataset_files(Path(data)), DATASET_SPLITS.get(split, split)
+        found = files.get(wanted) or files.get(split) or (files["train"] if list(files) == ["train"] else None)
+        if found is None:
+            raise DataError(f"{data}: has the splits {', '.join(files)} and no {wanted}; name one with --split")
+        task = task_of_file(found[0], own, given, note)
+        return task, task.read(found, split, skip_unlabelled=given.skip_unlabelled), {}
     if is_file_name(data) or "/" in data:
         raise ConfigError(f"{data}: no such file; give labelled data, or the name of a benchmark")
     task, names = fitted(suites.task(data), own, note)

@@ -14,7 +14,7 @@ from typing import Any
 
 from encoderlab.corpus.sources import Source, readable_name, table_rows
 from encoderlab.errors import DataError
-from encoderlab.records.opening import BLOCK, errors_of, parquet_batches
+from encoderlab.records.opening import BLOCK, column_batches, errors_of
 from encoderlab.records.reading import MAX_RECORD
 
 MAX_PENDING = 4 * BLOCK  # bytes after which a text is cut even where no document ends
@@ -153,6 +153,6 @@ def _table_texts(source: Source) -> Iterator[tuple[int, str | dict[str, str]]]:
 
 
 def _parquet_texts(source: Source) -> Iterator[tuple[int, Any]]:
-    batches = parquet_batches(source.file, [str(source.field)])
+    batches = column_batches(source.file, [str(source.field)])
     texts = itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
     yield from ((number, text or "") for number, text in enumerate(texts, 1))

@@ -17,6 +17,7 @@ from encoderlab.corpus.output import ASSEMBLY, MERGE, PIECES, PLAN, WORK
 from encoderlab.corpus.sealed import SEAL
 from encoderlab.corpus.sources import SUFFIXES, EmptyFile, Reading, Source, format_of, inspect_source
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.records.dataset import dataset_files, is_dataset
 from encoderlab.records.opening import errors_of
 
 log = logging.getLogger(__name__)
@@ -137,6 +138,12 @@ def _files_below(folder: Path) -> list[Path]:
             folders.clear()
             continue
         seen.add(real)
+        if is_dataset(Path(place)):
+            found = [file for split in dataset_files(Path(place)).values() for file in split]
+            log.info("%s: a dataset of Hugging Face's datasets, %d files", place, len(found))
+            files += found
+            folders.clear()
+            continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         files += [Path(place, name) for name in names if not name.startswith(".")]
     for item in files:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from encoderlab.errors import DataError
-from encoderlab.records.opening import BLOCK, COMPRESSED, HEAD, File, errors_of, open_parquet
+from encoderlab.records.opening import BLOCK, COMPRESSED, HEAD, File, column_schema, errors_of
 from encoderlab.records.reading import MAX_RECORD, SEPARATORS, Dialect, TableRow, find_dialect, json_value, rows
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ SUFFIXES: dict[str, Format] = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
+    ".arrow": "parquet",  # columns too, read by the same functions
 }
 TEXT_FIELDS = "text content contents body document article paragraphs paragraph passage sentence".split()
 _MARKUP = {  # how files begin, in small letters, whose names often have no suffix of their own
@@ -212,7 +213,7 @@ def _inspect_table(source: Source, reading: Reading) -> Source:
 
 def _inspect_parquet(source: Source, reading: Reading) -> Source:
     with errors_of(source.name):
-        schema = open_parquet(source.file).schema_arrow
+        schema = column_schema(source.file)
     kinds = ("string", "large_string", "string_view")
     columns = listed([f"{item.name} ({item.type})" for item in schema])
     strings = [item.name for item in schema if str(item.type) in kinds]

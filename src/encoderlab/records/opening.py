@@ -1,5 +1,5 @@
-"""Opens plain and compressed files, members of zip archives and Parquet, and refuses what is not text; whatever goes
-wrong is an error of one line.
+"""Opens plain and compressed files, members of zip archives, Parquet and Arrow, and refuses what is not text; whatever
+goes wrong is an error of one line.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import codecs
 import contextlib
 import gzip
 import io
+import json
 import lzma
 import zipfile
 import zlib
@@ -22,7 +23,7 @@ from encoderlab.errors import DataError, MissingDependency
 BLOCK = 4 << 20  # bytes read at a time
 HEAD = 1 << 16  # bytes that decide what a file is
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst", ".zip")
-
+COLUMNAR = (".parquet", ".arrow")  # files of columns, which are not text
 
 MARKS = {  # byte order marks; that of UTF-32 begins like that of UTF-16
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -154,24 +155,54 @@ class _ZstdFile(io.RawIOBase):
         super().close()
 
 
-def open_parquet(file: File) -> Any:
-    """A ``pyarrow.parquet.ParquetFile``."""
+def column_schema(file: File) -> Any:
+    """The ``pyarrow.Schema`` of a Parquet or Arrow file."""
+    with _open_columns(file) as opened:
+        return getattr(opened, "schema_arrow", None) or opened.schema
+
+
+def column_batches(file: File, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """The rows of a Parquet or Arrow file as record batches of about 4 MB, at most 1,024 rows."""
+    with _open_columns(file) as opened:
+        if hasattr(opened, "iter_batches"):
+            groups = map(opened.metadata.row_group, range(opened.metadata.num_row_groups))
+            row_bytes = sum(group.total_byte_size for group in groups) / max(opened.metadata.num_rows, 1)
+            rows = max(1, min(1024, int(BLOCK / max(row_bytes, 1))))  # of books, a thousand would not fit into memory
+            yield from opened.iter_batches(batch_size=rows, columns=columns, use_threads=False)
+            return
+        whole = hasattr(opened, "get_batch")
+        for batch in map(opened.get_batch, range(opened.num_record_batches)) if whole else opened:
+            rows = max(1, min(1024, int(BLOCK / max(batch.nbytes / max(batch.num_rows, 1), 1))))
+            chosen = batch if columns is None else batch.select(columns)
+            yield from (chosen.slice(begin, rows) for begin in range(0, batch.num_rows, rows))
+
+
+def class_names(schema: Any) -> dict[str, list[str]]:
+    """The names of classes by column, as ``datasets`` keeps them in the schema of its files; its rows have numbers."""
     try:
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        inner = {name: one[0] if isinstance(one, list) else one.get("feature", one) for name, one in features.items()}
+        return {name: list(one["names"]) for name, one in inner.items() if one.get("_type") == "ClassLabel"}
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError):
+        return {}
+
+
+def _open_columns(file: File) -> Any:
+    """A ``pyarrow.parquet.ParquetFile``, or a reader of Arrow's formats for files or streams, by its first bytes."""
+    try:
+        import pyarrow.ipc
         import pyarrow.parquet
     except ImportError:
         raise MissingDependency("pyarrow", "data", f"reading {file}") from None
     if file.member or file.path.suffix.lower() in COMPRESSED:
-        raise DataError(f"{file}: Parquet within an archive; unpack it first (Parquet is compressed itself)")
+        raise DataError(f"{file}: Parquet or Arrow within an archive; unpack it first (Parquet is compressed itself)")
+    with open(file.path, "rb") as opened:
+        mark = opened.read(6)
+    if mark == b"ARROW1":
+        return pyarrow.ipc.open_file(pyarrow.OSFile(str(file.path)))
+    if file.path.suffix.lower() == ".arrow" and mark[:4] != b"PAR1":
+        return pyarrow.ipc.open_stream(pyarrow.OSFile(str(file.path)))
     return pyarrow.parquet.ParquetFile(file.path, pre_buffer=False, buffer_size=BLOCK)
-
-
-def parquet_batches(file: File, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """The rows of a Parquet file as record batches of about 4 MB, at most 1,024 rows."""
-    opened = open_parquet(file)
-    groups = map(opened.metadata.row_group, range(opened.metadata.num_row_groups))
-    row_bytes = sum(group.total_byte_size for group in groups) / max(opened.metadata.num_rows, 1)
-    rows = max(1, min(1024, int(BLOCK / max(row_bytes, 1))))  # of books, a thousand would not fit into memory
-    yield from opened.iter_batches(batch_size=rows, columns=columns, use_threads=False)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from encoderlab.seeds import generator
 from encoderlab.tasks.data.examples import Remarks
 from encoderlab.tasks.data.records import columns, lines, records, starts_with, suffix, table
 
-KINDS = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv", ".txt")
+KINDS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv", ".tsv", ".txt")
 SENTENCES = (("sentence_good", "sentence_bad"), ("good", "bad"))
 PARADIGM = ("UID", "paradigm")
 PHENOMENON = ("phenomenon", "linguistics_term", "field")
@@ -71,7 +71,7 @@ def read(path: Path, *, bad_first: bool = False) -> Iterator[Pair]:
         remarks = Remarks(path)
         names = columns(path, remarks)
         pairs = (_of_record(record.fields, stem, path, record.row) for record in table(path, names, remarks))
-    elif kind in KINDS[:4] or starts_with(path, "{"):
+    elif kind in KINDS[:5] or starts_with(path, "{"):
         pairs = (_of_record(record.fields, stem, path, record.row) for record in records(path))
     else:
         pairs = _on_two_lines(path, stem)

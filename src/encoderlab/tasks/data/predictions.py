@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.errors import DataError
+from encoderlab.records.opening import COLUMNAR
 from encoderlab.records.reading import json_value
 from encoderlab.tasks.data import records as tables
 from encoderlab.tasks.data.examples import (
@@ -135,13 +136,13 @@ def read_null_odds(path: Path, gold: Split) -> dict[str, float]:
 def _guesses(path: Path, task: Task, remarks: Remarks) -> Iterator[GivenPrediction]:
     """What the file holds, in its order."""
     kind = tables.suffix(path)
-    if kind in (".json", ".jsonl", ".ndjson") or kind != ".parquet" and tables.starts_with(path, "{"):
+    if kind in (".json", ".jsonl", ".ndjson") or kind not in COLUMNAR and tables.starts_with(path, "{"):
         yield from _of_json(path)
         return
     names = () if kind == ".txt" else tables.columns(path, remarks)
     value = find_column(PREDICTIONS, names)
     if value is not None:
-        rows = tables.records(path) if kind == ".parquet" else tables.table(path, names, remarks)
+        rows = tables.records(path) if kind in COLUMNAR else tables.table(path, names, remarks)
         for record in rows:
             yield _of_record(path, record.row, record.fields)
     elif FORMS[task.form].columns == "words" and kind != ".csv":

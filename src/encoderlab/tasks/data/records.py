@@ -1,4 +1,4 @@
-"""Records of a file: rows of a delimited table, lines of JSON, elements of a JSON list, rows of a Parquet file.
+"""Records of a file: rows of a table (CSV, Parquet, Arrow), lines of JSON, elements of a JSON list.
 
 A record is a row number (a line of the file, from 1) and its fields by column name; the columns of a table without a
 header are called ``0``, ``1``, ... Plain and compressed files are read as a stream, except a JSON document (a list, or
@@ -16,11 +16,20 @@ from typing import Any
 
 from encoderlab.errors import DataError
 from encoderlab.records import reading
-from encoderlab.records.opening import COMPRESSED, File, errors_of, open_parquet, parquet_batches, suffix
+from encoderlab.records.opening import (
+    COLUMNAR,
+    COMPRESSED,
+    File,
+    class_names,
+    column_batches,
+    column_schema,
+    errors_of,
+    suffix,
+)
 from encoderlab.records.reading import SEPARATORS, Dialect, json_value
 from encoderlab.tasks.data.examples import Remarks
 
-RECORDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+RECORDS = (".csv", ".tsv", ".json", ".jsonl", *COLUMNAR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +60,9 @@ def columns(path: Path, remarks: Remarks) -> tuple[str, ...]:
     if kind in (".csv", ".tsv", ".txt") and not _is_json_text(path):
         first = next(rows(path, dialect(path, remarks)), None)
         return tuple(first[1]) if first else ()
-    if kind == ".parquet":
+    if kind in COLUMNAR:
         with errors_of(str(path)):
-            return tuple(open_parquet(File(path)).schema_arrow.names)
+            return tuple(column_schema(File(path)).names)
     if kind in (".json", ".jsonl", ".ndjson", ".txt"):
         first_record = next(iter(records(path)), None) if not is_document(path) else None
         return tuple(first_record.fields) if first_record else ()
@@ -61,28 +70,37 @@ def columns(path: Path, remarks: Remarks) -> tuple[str, ...]:
 
 
 def records(path: Path) -> Iterator[Record]:
-    """Records of a JSON Lines, JSON list or Parquet file.
+    """Records of a JSON Lines, JSON list, Parquet or Arrow file. Classes of an Arrow file have their names.
 
     Raises:
         DataError: a line or an element that is no JSON object.
     """
-    if suffix(path) == ".parquet":
-        yield from _parquet_records(path)
+    if suffix(path) in COLUMNAR:
+        yield from _column_records(path)
     elif starts_with(path, "["):
         yield from _json_elements(path)
     else:
         yield from _json_lines(path)
 
 
-def _parquet_records(path: Path) -> Iterator[Record]:
+def _column_records(path: Path) -> Iterator[Record]:
     with errors_of(str(path)):
-        rows = (fields for batch in parquet_batches(File(path)) for fields in batch.to_pylist())
+        classes = class_names(column_schema(File(path))) if suffix(path) == ".arrow" else {}
+        rows = (fields for batch in column_batches(File(path)) for fields in batch.to_pylist())
         for row, fields in enumerate(rows, start=1):
+            fields |= {name: _named(fields[name], known) for name, known in classes.items() if name in fields}
             try:
                 texts = {name: value.decode() if isinstance(value, bytes) else value for name, value in fields.items()}
             except UnicodeDecodeError as error:
                 raise DataError(f"{path}:{row}: not UTF-8 ({error.reason}); convert the column to text") from None
             yield Record(row, texts, row - 1)
+
+
+def _named(value: Any, names: Sequence[str]) -> Any:
+    """The name of a class for its number, or the names for a list of numbers; -1 stands for no label."""
+    if isinstance(value, list):
+        return [_named(one, names) for one in value]
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else None if value == -1 else value
 
 
 def _json_elements(path: Path) -> Iterator[Record]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.inference import usual_device
 from encoderlab.interchange.load import load
+from encoderlab.records.opening import COLUMNAR
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.infer import IDS, TEXTS, Given, find_column, task_of
 from encoderlab.tasks.data.readers import Columns, Conll, Layout, Options, Squad, WordLists, layout_of
@@ -172,7 +173,7 @@ def _fits(layout: Layout, path: Path, names: Sequence[str]) -> bool:
     """
     kind = suffix(path)
     if isinstance(layout, Conll):
-        return kind not in (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
+        return kind not in (".csv", ".json", ".jsonl", ".ndjson", *COLUMNAR)
     if layout.positional and {name.lower() for name in names} & set(TEXTS):
         return False
     if not isinstance(layout, (Columns, Options, Squad, WordLists)) and kind in (".csv", ".tsv"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.errors import DataError
+from encoderlab.records.opening import COLUMNAR
 from encoderlab.tasks.data import records as tables
 from encoderlab.tasks.data.examples import Answer, Question, Remarks
 from encoderlab.tasks.data.readers.common import TABLES, Layout, id_of, nearest_place, reaches, records, text_of
@@ -46,7 +47,7 @@ class Squad(Layout):
         return reaches(columns, self.needs) if self.positional else super().matches(columns)
 
     def read(self, path: Path, remarks: Remarks) -> Iterator[Question]:
-        if tables.suffix(path) not in (*TABLES, ".parquet") and tables.is_document(path):
+        if tables.suffix(path) not in (*TABLES, *COLUMNAR) and tables.is_document(path):
             yield from self._nested(path, remarks)
             return
         for record in records(path, remarks, self.needs, positional=self.positional, quoted=True):
