@@ -7,6 +7,7 @@ import json
 import pytest
 
 from encoderlab.cli import main
+from encoderlab.commands.answers import ANSWERS, adapter
 
 
 def messages(capsys: pytest.CaptureFixture[str], code: int, *words: object, program: str = "encoderlab") -> str:
@@ -20,4 +21,8 @@ def answer(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[dict, st
     code = main([*map(str, words), "--json"])
     captured = capsys.readouterr()
     assert code == 0, captured.err
-    return json.loads(captured.out), " ".join(captured.err.split())
+    found = json.loads(captured.out)
+    verb = next((verb for size in (2, 1) if (verb := " ".join(map(str, words[:size]))) in ANSWERS), None)
+    if verb is not None:
+        adapter(verb).validate_python(found, strict=True)  # of every test that asks for JSON
+    return found, " ".join(captured.err.split())

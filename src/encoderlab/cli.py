@@ -121,6 +121,9 @@ def make_app(tokens: Sequence[str] = (), program: str = "encoderlab") -> App:
     def launch(
         *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
         json: Annotated[bool, Parameter(group=EVERYWHERE, help="Print one JSON object on standard output.")] = False,
+        json_schema: Annotated[
+            bool, Parameter(group=EVERYWHERE, help="Print the JSON schema of what --json prints.")
+        ] = False,
         verbose: Annotated[
             bool, Parameter(name=["--verbose", "-v"], group=EVERYWHERE, help="Show the traceback of an error.")
         ] = False,
@@ -183,6 +186,9 @@ def main(tokens: Sequence[str] | None = None, program: str = "encoderlab") -> in
     tokens = list(sys.argv[1:] if tokens is None else tokens)
     terminal.configure(json="--json" in tokens, verbose=not {"-v", "--verbose"}.isdisjoint(tokens))
     try:
+        if program == "encoderlab" and "--json-schema" in tokens:
+            _print_json(_schema(tokens))
+            return 0
         kernels_wanted()  # refuse a wrong value before any work
         result = make_app(tokens, program)(tokens)
         if terminal.json_mode() and isinstance(result, dict):
@@ -248,6 +254,17 @@ def _unknown_verb(tokens: Sequence[str], word: str, program: str) -> str:
     family = next((f"{name} " for name in FAMILIES if name in tokens and word != name), "")
     known = {verb.removeprefix(family).split()[0] for verb in PROGRAMS[program][0] if verb.startswith(family)}
     return f"unknown verb {family + word!r}{nearest(word, known)}"
+
+
+def _schema(tokens: Sequence[str]) -> dict[str, Any]:
+    """The schema of what the verb among ``tokens`` prints."""
+    words = [token for token in tokens if not token.startswith("-")]
+    verb = next((" ".join(words[:size]) for size in (2, 1) if " ".join(words[:size]) in VERBS), None)
+    if verb is None:
+        raise ConfigError(f"--json-schema belongs to a verb: {', '.join(VERBS)}")
+    from encoderlab.commands.answers import schema
+
+    return schema(verb)
 
 
 def _missing(error: MissingArgumentError, program: str) -> str:
