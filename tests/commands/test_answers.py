@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from encoderlab import cli
-from encoderlab.commands.answers import ANSWERS, Failure, adapter, schema
+from encoderlab.commands.answers import ANSWERS, FailureAnswer, adapter, schema
 from tests.commands.test_outputs import place  # noqa: F401 (a fixture)
 from tests.terminal import answer
 
@@ -51,9 +51,9 @@ def fields(title: str, part: dict[str, Any]) -> str:
 
 
 def page() -> str:
-    parts = [HEAD, "## Any verb that fails\n", fields("Failure", schema("score")["$defs"]["Failure"])]
+    parts = [HEAD, "## Any verb that fails\n", fields("FailureAnswer", schema("score")["$defs"]["FailureAnswer"])]
     for verb in ANSWERS:
-        known = {name: part for name, part in schema(verb)["$defs"].items() if name != "Failure"}
+        known = {name: part for name, part in schema(verb)["$defs"].items() if name != "FailureAnswer"}
         main = [kind.__name__ for kind in ANSWERS[verb]]
         parts.append(f"## {verb}\n")
         parts += [fields(name, known[name]) for name in dict.fromkeys([*main, *known])]
@@ -71,7 +71,7 @@ def test_every_verb_has_a_schema(capsys: pytest.CaptureFixture[str]) -> None:
         found = json.loads(capsys.readouterr().out)
         assert found["title"] == f"encoderlab {verb} --json"
         names = {one["$ref"].rsplit("/", 1)[-1] for one in found["anyOf"]}
-        assert names == {Failure.__name__, *(kind.__name__ for kind in ANSWERS[verb])}
+        assert names == {FailureAnswer.__name__, *(kind.__name__ for kind in ANSWERS[verb])}
     assert cli.main(["--json-schema"]) == 2
 
 

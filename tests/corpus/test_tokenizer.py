@@ -694,10 +694,40 @@ def test_a_limit_reads_in_proportion_to_it(trained: dict[str, Tokenizer], monkey
     tokenizer, read = trained["wordpiece"], []
     group = Tokenizer._encode_group
     monkeypatch.setattr(Tokenizer, "_encode_group", lambda self, texts: read.extend(texts) or group(self, texts))
-    for text in ("the cat sat on the mat " * 50_000, "生活的真谛是什么" * 100_000, f"{'x' * 3000} the cat " * 300):
+    for text in (
+        "the cat sat on the mat " * 50_000,
+        "生活的真谛是什么" * 100_000,
+        f"{'x' * 3000} the cat " * 300,
+        "the,cat" * 100_000,
+    ):
         read.clear()
         (found,) = tokenizer.encode_batch([text], limit=128)
         assert len(found) > 128 and sum(map(len, read)) < 100 * 16 * 129
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(odd_text, st.sampled_from("aé1ßİ中ᄀ가_²ª\u0e01\u0301"), st.integers(90, 260)), max_size=5))
+def test_words_beyond_the_limit_of_wordpiece_are_read_no_further(
+    trained: dict[str, Tokenizer], parts: list[tuple[str, str, int]]
+) -> None:
+    """Ids, offsets and word starts are those of the whole text, which the library reads in full."""
+    tokenizer = trained["wordpiece"]
+    text = "".join(before + letter * count for before, letter, count in parts)
+    whole = tokenizer._encode_whole([text])[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("encoderlab.corpus.tokenizer.LONG", 0)
+        found = tokenizer.encode(text)
+    for field in ("ids", "offsets", "word_starts"):
+        np.testing.assert_array_equal(getattr(found, field), getattr(whole, field))
+
+
+def test_an_endless_word_costs_the_library_nothing(trained: dict[str, Tokenizer], monkeypatch) -> None:
+    tokenizer, read = trained["wordpiece"], []
+    whole = Tokenizer._encode_whole
+    monkeypatch.setattr(Tokenizer, "_encode_whole", lambda self, texts: read.extend(texts) or whole(self, texts))
+    (found,) = tokenizer.encode_batch(["x" * 3_000_000 + " the cat"], limit=128)
+    assert tokenizer.token(int(found.ids[0])) == "[UNK]" and found.offsets[0].tolist() == [0, 3_000_000]
+    assert sum(map(len, read)) < 5_000
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 20))

@@ -19,14 +19,14 @@ class _Closed(TypedDict):
     __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
 
 
-class Failure(_Closed):
+class FailureAnswer(_Closed):
     """Of any verb that ends with another exit code than 0."""
 
     error: Annotated[str, Field(description="what is wrong and what to do, in one line")]
     exit_code: Annotated[int, Field(description="2 usage, 3 data, 4 missing library, 5 memory, 6 diverged, 75 stopped")]
 
 
-class Counts(_Closed):
+class CountsAnswer(_Closed):
     documents: int
     sentences: int
     words: int
@@ -34,7 +34,7 @@ class Counts(_Closed):
     bytes: Annotated[int, Field(description="of the text in UTF-8")]
 
 
-class Quickstart(_Closed):
+class QuickstartAnswer(_Closed):
     out: str
     report: str
     model: str
@@ -46,16 +46,16 @@ class Quickstart(_Closed):
     ]
 
 
-class Corpus(_Closed):
+class CorpusAnswer(_Closed):
     """A whole corpus."""
 
     out: str
     vocab_size: int
-    splits: dict[str, Counts]
+    splits: dict[str, CountsAnswer]
     read: Annotated[dict[str, int], Field(description="what was met on the way: documents, duplicates, lines left out")]
 
 
-class Part(_Closed):
+class PartAnswer(_Closed):
     """One part of several (``--num-shards``)."""
 
     out: str
@@ -69,28 +69,28 @@ class Part(_Closed):
     pieces: Annotated[int, Field(description="pieces in all parts together")]
 
 
-class SplitFacts(Counts):
+class SplitFactsAnswer(CountsAnswer):
     shards: int
     tokens_per_word: Number
     bytes_per_token: Number
     document_tokens: Annotated[dict[str, int], Field(description="percentiles p10, p50 and p90")]
 
 
-class CorpusFacts(_Closed):
+class CorpusFactsAnswer(_Closed):
     path: str
     vocab_size: int
     tokenizer: Annotated[Record, Field(description="kind and hash")]
     sources: list[str]
     read: dict[str, int]
     verified: Annotated[bool, Field(description="whether every file was compared with its hash")]
-    splits: dict[str, SplitFacts]
+    splits: dict[str, SplitFactsAnswer]
     unused_ids: int
     unigram_entropy_bits: Number
     unknown_share: NotRequired[Number]
     rows: NotRequired[Annotated[list[str], Field(description="beginnings of documents")]]
 
 
-class Pretrained(_Closed):
+class PretrainedAnswer(_Closed):
     """A run."""
 
     run: str
@@ -101,20 +101,20 @@ class Pretrained(_Closed):
     validation: Annotated[Record, Field(description="the last validation")]
 
 
-class Estimate(_Closed):
+class EstimateAnswer(_Closed):
     """With ``--dry-run``."""
 
     recipe: Annotated[Record, Field(description="the resolved recipe, as in recipe.json")]
     estimate: Annotated[Record, Field(description="parameters, flops_per_token, tokens, flops, memory, rate, seconds")]
 
 
-class Recipes(_Closed):
+class RecipesAnswer(_Closed):
     """With ``--list``."""
 
     recipes: Annotated[dict[str, dict[str, str | int]], Field(description="by name: family, objective, size, budget")]
 
 
-class Finetuned(_Closed):
+class FinetunedAnswer(_Closed):
     """Runs of all tasks."""
 
     out: str
@@ -124,7 +124,7 @@ class Finetuned(_Closed):
     averages: Annotated[Scores, Field(description="over the tasks of a suite, as its papers average")]
 
 
-class Statistics(_Closed):
+class StatisticsAnswer(_Closed):
     """With ``--dry-run``."""
 
     protocol: str
@@ -134,7 +134,7 @@ class Statistics(_Closed):
     ]
 
 
-class Evaluated(_Closed):
+class EvaluatedAnswer(_Closed):
     task: str
     examples: int
     data: Annotated[str, Field(description="hash of the data")]
@@ -142,7 +142,7 @@ class Evaluated(_Closed):
     submission: Annotated[list[str], Field(description="files that were written")]
 
 
-class Scored(_Closed):
+class ScoredAnswer(_Closed):
     task: str
     form: str
     examples: int
@@ -151,7 +151,7 @@ class Scored(_Closed):
     warnings: list[str]
 
 
-class Predicted(_Closed):
+class PredictedAnswer(_Closed):
     """Texts, or a file without ``--out``."""
 
     model: str
@@ -161,7 +161,7 @@ class Predicted(_Closed):
     ]
 
 
-class PredictedFile(_Closed):
+class PredictedFileAnswer(_Closed):
     """With ``--out``."""
 
     model: str
@@ -169,24 +169,24 @@ class PredictedFile(_Closed):
     out: str
 
 
-class Guess(_Closed):
+class GuessAnswer(_Closed):
     score: Annotated[Number, Field(description="probability")]
     token: int
     token_str: str
     sequence: Annotated[str, Field(description="the text with the guess in it")]
 
 
-class Filled(_Closed):
+class FilledAnswer(_Closed):
     text: str
-    masks: list[list[Guess]]
+    masks: list[list[GuessAnswer]]
 
 
-class FilledMasks(_Closed):
+class FilledMasksAnswer(_Closed):
     model: str
-    answers: list[Filled]
+    answers: list[FilledAnswer]
 
 
-class Encoded(_Closed):
+class EncodedAnswer(_Closed):
     """Without ``--out``."""
 
     model: str
@@ -195,7 +195,7 @@ class Encoded(_Closed):
     vectors: list[list[Number]]
 
 
-class EncodedFile(_Closed):
+class EncodedFileAnswer(_Closed):
     """With ``--out``."""
 
     model: str
@@ -204,13 +204,13 @@ class EncodedFile(_Closed):
     out: str
 
 
-class Converted(_Closed):
+class ConvertedAnswer(_Closed):
     to: str
     written: Annotated[dict[str, str], Field(description="the folder of each network")]
     notes: list[str]
 
 
-class Exported(_Closed):
+class ExportedAnswer(_Closed):
     model: str
     out: str
     use: str
@@ -218,20 +218,28 @@ class Exported(_Closed):
     difference: Annotated[Scores, Field(description="largest difference from the model, by file")]
 
 
-class Served(_Closed):
+class PushedAnswer(_Closed):
+    model: str
+    name: str
+    commit: Annotated[str | None, Field(description="address of what was uploaded")]
+    files: list[str]
+    notes: list[str]
+
+
+class ServedAnswer(_Closed):
     """At the end of a server."""
 
     model: str
     address: str
 
 
-class Names(_Closed):
+class NamesAnswer(_Closed):
     """With ``--list``."""
 
     names: list[str]
 
 
-class Described(_Closed):
+class DescribedAnswer(_Closed):
     name: str
     family: str
     about: str
@@ -240,18 +248,18 @@ class Described(_Closed):
     memory: Annotated[Record, Field(description="bytes: weights, gradients, optimizer, activations, total")]
 
 
-class Finding(_Closed):
+class FindingAnswer(_Closed):
     name: str
     level: Annotated[str, Field(description="warning or error")]
     seen: str
     remedy: str
 
 
-class Findings(_Closed):
-    findings: list[Finding]
+class FindingsAnswer(_Closed):
+    findings: list[FindingAnswer]
 
 
-class Perplexity(_Closed):
+class PerplexityAnswer(_Closed):
     perplexity: Number
     bits_per_token: Number
     bits_per_byte: Number
@@ -259,13 +267,13 @@ class Perplexity(_Closed):
     effective_context: NotRequired[int]
 
 
-class Perplexities(_Closed):
+class PerplexitiesAnswer(_Closed):
     split: str
     protocol: Annotated[Record, Field(description="window, memory, same_length, clamp, streams, separator")]
-    models: dict[str, Perplexity]
+    models: dict[str, PerplexityAnswer]
 
 
-class Study(_Closed):
+class StudyAnswer(_Closed):
     """A study; ``study/run.py`` says more."""
 
     out: str
@@ -281,7 +289,7 @@ class Study(_Closed):
     failed: dict[str, str]
 
 
-class StudyPlan(_Closed):
+class StudyPlanAnswer(_Closed):
     """With ``--dry-run``."""
 
     runs: int
@@ -291,7 +299,7 @@ class StudyPlan(_Closed):
     fairness: list[str]
 
 
-class MinimalPairs(_Closed):
+class MinimalPairsAnswer(_Closed):
     measure: str
     scoring: str
     ties_count: str
@@ -310,19 +318,19 @@ class MinimalPairs(_Closed):
     out: NotRequired[str | None]
 
 
-class Inspected(_Closed):
+class InspectedAnswer(_Closed):
     out: str
     texts: int
     models: Annotated[list[Record], Field(description="as in inspect.json: layers, heads, what each head does")]
 
 
-class Reported(_Closed):
+class ReportedAnswer(_Closed):
     report: str
     runs: list[str]
     verdict: str
 
 
-class TrainingSpeed(_Closed):
+class TrainingSpeedAnswer(_Closed):
     case: str
     device: str
     precision: str
@@ -346,7 +354,7 @@ class TrainingSpeed(_Closed):
     failed: NotRequired[dict[str, str]]
 
 
-class PredictionSpeed(_Closed):
+class PredictionSpeedAnswer(_Closed):
     case: str
     device: str
     precision: str
@@ -358,14 +366,14 @@ class PredictionSpeed(_Closed):
     failed: dict[str, str]
 
 
-class CorpusSpeed(_Closed):
+class CorpusSpeedAnswer(_Closed):
     megabytes: Number
     workers: int
     megabytes_per_second: Scores
     ratio: Annotated[Scores, Field(description="median, min and max over turns")]
 
 
-class Scaling(_Closed):
+class ScalingAnswer(_Closed):
     case: str
     processes: int
     tokens_per_second: Scores
@@ -380,37 +388,38 @@ class Scaling(_Closed):
 
 
 ANSWERS: dict[str, tuple[type, ...]] = {  # by verb, the usual one first
-    "quickstart": (Quickstart,),
-    "corpus build": (Corpus, Part),
-    "corpus merge": (Corpus,),
-    "corpus inspect": (CorpusFacts,),
-    "pretrain": (Pretrained, Estimate, Recipes),
-    "finetune": (Finetuned, Statistics),
-    "evaluate": (Evaluated,),
-    "score": (Scored,),
-    "predict": (Predicted, PredictedFile),
-    "fill-mask": (FilledMasks,),
-    "encode": (Encoded, EncodedFile),
-    "convert": (Converted,),
-    "export": (Exported,),
-    "serve": (Served,),
-    "describe": (Described, Names),
-    "doctor": (Findings,),
-    "perplexity": (Perplexities,),
-    "study": (Study, StudyPlan),
-    "minimal-pairs": (MinimalPairs,),
-    "inspect": (Inspected,),
-    "report": (Reported,),
-    "bench train": (TrainingSpeed,),
-    "bench predict": (PredictionSpeed,),
-    "bench corpus": (CorpusSpeed,),
-    "bench scaling": (Scaling,),
+    "quickstart": (QuickstartAnswer,),
+    "corpus build": (CorpusAnswer, PartAnswer),
+    "corpus merge": (CorpusAnswer,),
+    "corpus inspect": (CorpusFactsAnswer,),
+    "pretrain": (PretrainedAnswer, EstimateAnswer, RecipesAnswer),
+    "finetune": (FinetunedAnswer, StatisticsAnswer),
+    "evaluate": (EvaluatedAnswer,),
+    "score": (ScoredAnswer,),
+    "predict": (PredictedAnswer, PredictedFileAnswer),
+    "fill-mask": (FilledMasksAnswer,),
+    "encode": (EncodedAnswer, EncodedFileAnswer),
+    "convert": (ConvertedAnswer,),
+    "push": (PushedAnswer,),
+    "export": (ExportedAnswer,),
+    "serve": (ServedAnswer,),
+    "describe": (DescribedAnswer, NamesAnswer),
+    "doctor": (FindingsAnswer,),
+    "perplexity": (PerplexitiesAnswer,),
+    "study": (StudyAnswer, StudyPlanAnswer),
+    "minimal-pairs": (MinimalPairsAnswer,),
+    "inspect": (InspectedAnswer,),
+    "report": (ReportedAnswer,),
+    "bench train": (TrainingSpeedAnswer,),
+    "bench predict": (PredictionSpeedAnswer,),
+    "bench corpus": (CorpusSpeedAnswer,),
+    "bench scaling": (ScalingAnswer,),
 }
 
 
 def adapter(verb: str) -> TypeAdapter[Any]:
     """What checks an object that ``verb`` printed."""
-    found: Any = Failure
+    found: Any = FailureAnswer
     for kind in ANSWERS[verb]:
         found = found | kind
     return TypeAdapter(found)

@@ -30,11 +30,14 @@ _CJK = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _HAS_CJK = re.compile(f"[{_CJK}]")
 _CJK_CHUNKS = re.compile(f"[{_CJK}]|[^{_CJK} \n\t\r]+|[ \n\t\r]+")
 _BORDERS = {  # by mode: where the tokens before do not depend on what follows
-    "words": re.compile(r"(?<=[^ \n\t\r])[ \n\t\r]"),
-    "cjk": re.compile(f"(?<=[^ \n\t\r])[ \n\t\r]|(?<=[{_CJK}])(?=[{_CJK}])"),
-    "bytes": re.compile(r"(?<=\w) (?=\w)"),
+    "words": re.compile(r"(?<=[^ \n\t\r])[ \n\t\r]|(?<=[,;:.!?])"),
+    "cjk": re.compile(f"(?<=[^ \n\t\r])[ \n\t\r]|(?<=[,;:.!?])|(?<=[{_CJK}])(?=[{_CJK}])"),
+    "bytes": re.compile(r"(?<=\w) (?=\w)|(?<=[A-Za-z])(?=[,;:.!?])"),
     "pieces": re.compile(r"(?<=\w) (?=\w)"),
 }
+_LETTERS = (
+    r"[^\W_\u1100-\U0010ffff]"  # no normaliser of BERT drops or splits them; neither marks nor Hangul nor Chinese
+)
 _NOT_ONE_SPACE = re.compile(r"[\s\u180e] |\x00")  # GPT-2 cuts runs of white space by what follows them
 _FIRST = "\0"  # marks a chunk without a space before it
 
@@ -46,6 +49,37 @@ _PATTERNS = {"``": False, "''": False, "^ | $": False, " {2,}": True, "^ +| +$| 
     r"[\s\x85\u1680\u200B-\u200F\u2028\u2029\u2581\uFEFF\uFFFD]+": True,
 }
 _IS_SPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # U+3000 is the last space
+
+
+class Shortened(NamedTuple):
+    """A text without the middle of its longest words, and where its characters stood in the whole text."""
+
+    text: str
+    ends: np.ndarray  # (words,) where a shortened word ends, in the shortened text
+    removed: np.ndarray  # (words + 1,) how many characters were taken out before each, and in all
+
+    def places(self, places: np.ndarray) -> np.ndarray:
+        """Places in the shortened text as places in the whole one."""
+        found = places + self.removed[np.searchsorted(self.ends, places, side="right")]
+        return found.astype(places.dtype)
+
+
+def shortened(text: str, most: int) -> Shortened:
+    """``text`` with words of more than ``most`` letters or digits cut to one more.
+
+    WordPiece gives one unknown token for any word that is longer than its limit, without looking at it further.
+    """
+    parts, ends, removed = [], [], [0]
+    last = size = 0
+    for found in re.finditer(f"{_LETTERS}{{{most + 2},}}", text):
+        end = found.start() + most + 1
+        parts.append(text[last:end])
+        size += end - last
+        ends.append(size)
+        removed.append(removed[-1] + found.end() - end)
+        last = found.end()
+    parts.append(text[last:])
+    return Shortened("".join(parts), np.array(ends, np.int64), np.array(removed, np.int64))
 
 
 class EncodedTexts(NamedTuple):

@@ -21,7 +21,7 @@ import numpy as np
 import tokenizers
 
 from encoderlab.corpus import special_tokens, tokenizer_training, vocabularies
-from encoderlab.corpus.chunks import ChunkEncoder, tokenize
+from encoderlab.corpus.chunks import ChunkEncoder, shortened, tokenize
 from encoderlab.corpus.documents import SURROGATE
 from encoderlab.corpus.special_tokens import KINDS, Kind, SpecialTokens
 from encoderlab.corpus.words import WordStarts
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 MOST_GAPS = 100_000  # ids without a token; more are damage, and would take the memory of as many tokens
 CHARACTERS = 16  # of a text that are read first for every token that is wanted of it
+LONG = 4096  # characters of a text in which very long words are looked for
 GROUP = 1 << 20  # characters that the library is given at a time
 
 
@@ -155,8 +156,19 @@ class Tokenizer:
 
     @functools.cached_property
     def _has_wide_tokens(self) -> bool:
-        """Whether an added token holds white space, at which texts are cut."""
-        return any(len(token.content.split()) != 1 for token in self.backend.get_added_tokens_decoder().values())
+        """Whether an added token holds white space or a mark at which texts are cut."""
+        added = [token.content for token in self.backend.get_added_tokens_decoder().values()]
+        return any(len(token.split()) != 1 or set(token) & set(",;:.!?") for token in added)
+
+    @functools.cached_property
+    def _longest_word(self) -> int | None:
+        """Characters beyond which a word is unknown, of which no more are read; None if every word is read whole."""
+        if self._chunks is None or self._chunks.mode not in ("words", "cjk"):
+            return None
+        added = (token.content for token in self.backend.get_added_tokens_decoder().values())
+        if any(token.isalnum() for token in added):  # it is found within words too
+            return None
+        return int(json.loads(self.backend.to_str())["model"]["max_input_chars_per_word"])
 
     def _encode_batch(self, texts: list[str]) -> list[Encoding]:
         """:meth:`encode_batch` of whole texts, a group at a time, since the encodings of the library are large."""
@@ -170,6 +182,17 @@ class Tokenizer:
         return found
 
     def _encode_group(self, texts: list[str]) -> list[Encoding]:
+        most = self._longest_word
+        if most is None or max(map(len, texts)) <= LONG:
+            return self._encode_whole(texts)
+        parts = [shortened(text, most) for text in texts]
+        found = self._encode_whole([part.text for part in parts])
+        return [
+            dataclasses.replace(one, offsets=part.places(one.offsets)) if len(part.ends) else one
+            for one, part in zip(found, parts, strict=True)
+        ]
+
+    def _encode_whole(self, texts: list[str]) -> list[Encoding]:
         try:
             encodings = self.backend.encode_batch(texts, add_special_tokens=False)
         except TypeError:  # what the library says of surrogates, which JSON and names of files may hold

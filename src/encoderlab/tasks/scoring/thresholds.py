@@ -33,7 +33,7 @@ class Wanted(NamedTuple):
         return wanted
 
 
-class Chosen(NamedTuple):
+class Threshold(NamedTuple):
     """A threshold, and the precision and recall that it has on the data it was chosen on."""
 
     threshold: float
@@ -51,7 +51,7 @@ class Chosen(NamedTuple):
         )
 
 
-def threshold_for(probabilities: np.ndarray, right: np.ndarray, wanted: Wanted) -> Chosen:
+def threshold_for(probabilities: np.ndarray, right: np.ndarray, wanted: Wanted) -> Threshold:
     """Of the thresholds with the wanted precision the one with the highest recall, or the other way round.
 
     Where the wanted precision is reached by none it is the one with the highest precision; where nothing is right, 0.5.
@@ -63,7 +63,7 @@ def threshold_for(probabilities: np.ndarray, right: np.ndarray, wanted: Wanted) 
     order = np.argsort(-probabilities, axis=None, kind="stable")
     ranked, hits = probabilities.ravel()[order], np.cumsum(right.ravel()[order])
     if not right.any():
-        return Chosen(0.5, 0.0, 0.0)
+        return Threshold(0.5, 0.0, 0.0)
     below = np.append(ranked[1:], 0.0)
     places = np.flatnonzero(ranked > np.append(ranked[1:], -1.0))  # equal probabilities are given together
     precision, recall = hits[places] / (places + 1), hits[places] / hits[-1]
@@ -73,4 +73,4 @@ def threshold_for(probabilities: np.ndarray, right: np.ndarray, wanted: Wanted) 
         enough = first == first.max()
     best = max(np.flatnonzero(enough), key=lambda i: (second[i], first[i]))
     threshold = (ranked + below)[places[best]] / 2  # half way to the next one
-    return Chosen(float(threshold), float(precision[best]), float(recall[best]))
+    return Threshold(float(threshold), float(precision[best]), float(recall[best]))
