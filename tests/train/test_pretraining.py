@@ -125,7 +125,7 @@ def test_a_checkpoint_that_is_no_model_is_refused(corpus: Path, tmp_path: Path) 
 def test_the_folder_of_another_kind_of_run_is_refused(text: str, corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
     (tmp_path / "recipe.json").write_text(text)
-    with pytest.raises(ConfigError, match="holds a run of another recipe .*budget.amount was null, now 4"):
+    with pytest.raises(ConfigError, match="has a run of another recipe .*budget.amount was null, now 4"):
         pretrain(short("bert-tiny", init_from="nowhere"), corpus, tmp_path)
 
 

@@ -63,7 +63,7 @@ def test_given_columns_win(tmp_path):
         task_of(path, Given(text="bodi"))
     with pytest.raises(ConfigError, match="form 'tag'; did you mean 'tagging'"):
         task_of(path, Given(form="tag"))
-    with pytest.raises(DataError, match="do not hold an answer within a passage; .*--text, --pair and --label"):
+    with pytest.raises(DataError, match="do not contain an answer within a passage; .*--text, --pair and --label"):
         task_of(path, Given(form="span"))
 
 
@@ -92,7 +92,7 @@ def test_columns_without_a_header_are_numbers(tmp_path):
 def test_names_and_numbers_of_columns_do_not_mix(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("text,label,2\na,x,p\nb,y,q\n")
-    with pytest.raises(ConfigError, match="column 'label' has a name and column 0 a number; give all names"):
+    with pytest.raises(ConfigError, match="column 'label' is given by name and column 0 by number"):
         task_of(path, Given(text="0", label="label"))
     assert task_of(path, Given(text="text", pair="2", label="label"))[0].form == "classification"
 
@@ -197,14 +197,14 @@ def test_a_file_without_a_label_column_is_told_so(tmp_path):
 
 def test_an_empty_file_is_told_so(tmp_path):
     (tmp_path / "t.csv").touch()
-    with pytest.raises(DataError, match="t.csv: holds no rows with columns"):
+    with pytest.raises(DataError, match="t.csv: has no rows with columns"):
         task_of(tmp_path / "t.csv")
 
 
 def test_a_column_is_text_or_label(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("text,target\na,x\nb,y\n")
-    with pytest.raises(ConfigError, match="'text' is text and label at once"):
+    with pytest.raises(ConfigError, match="'text' is both text and label"):
         task_of(path, Given(label="text"))
     (layout,) = task_of(path, Given(text="target"))[0].layouts
     assert (layout.text, layout.label) == ("target", None)
@@ -234,7 +234,7 @@ def test_one_wrong_line_or_tag_among_many_is_named(tmp_path):
         task_of(path)[0].read([path], "train")
     words = {"tokens": ["a", "b"], "ner_tags": ["O", None]}
     (tmp_path / "ner.jsonl").write_text(json.dumps(words))
-    with pytest.raises(DataError, match=r"ner.jsonl:1: 'tokens' or 'ner_tags' is no list .*holds null"):
+    with pytest.raises(DataError, match=r"ner.jsonl:1: 'tokens' or 'ner_tags' is not a list .*holds null"):
         task_of(tmp_path / "ner.jsonl")
 
 
@@ -243,7 +243,7 @@ def test_a_name_that_tells_nothing_is_looked_into_or_refused(tmp_path):
         (tmp_path / "mine.train").write_text(text)
         assert task_of(tmp_path / "mine.train")[0].form == form
     (tmp_path / "mine").write_text("text,label\na,b\n")
-    with pytest.raises(DataError, match="mine: its name does not tell what it holds; let it end in .csv"):
+    with pytest.raises(DataError, match="mine: unknown format; rename the file to end in .csv"):
         task_of(tmp_path / "mine")
 
 
@@ -318,5 +318,5 @@ def test_columns_of_words_have_numbers_that_exist(tmp_path):
         (tmp_path / "b.conll").write_text("Ann\nran\n\n")
         task_of(tmp_path / "b.conll", Given(text="1"))
     path.write_text(path.read_text().replace(" ", "\t"))
-    with pytest.raises(ConfigError, match="columns beside a word have no names; give --label a number"):
+    with pytest.raises(ConfigError, match="word columns have no names; give --label a number"):
         task_of(path, Given(label="NNP"))

@@ -248,7 +248,7 @@ def test_spans_that_are_misplaced_are_marked_at_the_nearest_whole_words(tmp_path
     path = jsonl(tmp_path / "train.jsonl", wsc("Then the man saw Bob when he left.", ("bob", 3), ("he", 5)))
     split = load(task("wsc"), path)
     assert split.examples[0].text == "Then the man saw _Bob_ when [he] left."
-    assert "2 rows: a span does not stand where its offset says; the nearest mention is marked" in split.remarks[0]
+    assert "2 rows: a span is not at its offset; the nearest mention is marked" in split.remarks[0]
     path = jsonl(tmp_path / "train.jsonl", wsc("He left.", ("Ann", 1), ("He", 0)))
     split = load(task("wsc"), path)
     assert split.examples[0].text == "[He] left." and "nor anywhere else; it is not marked" in split.remarks[0]
@@ -319,7 +319,7 @@ def test_answers_of_triviaqa_are_in_lower_case(tmp_path):
 def test_remarks_count_questions_and_not_their_answers(tmp_path):
     path = squad(tmp_path, [{"text": "cat", "answer_start": 5}] * 3)
     (said,) = task("squad2").load(path, "train").remarks
-    assert said.startswith("train-v2.0.json: 1 row: an answer stands elsewhere")
+    assert said.startswith("train-v2.0.json: 1 row: an answer is not at its offset")
     split = task("squad2").load(squad(tmp_path, [{"text": "cat"}], is_impossible="false"), "train")
     assert split.examples[0].answers == (Answer("cat", 4),) and not split.remarks  # it has no offset to be wrong
 
@@ -375,7 +375,7 @@ def test_squad_records_of_hugging_face(tmp_path):
 )
 def test_what_stands_for_a_text_and_is_none_is_refused(tmp_path, name, file, record, shown):
     path = write(tmp_path / file, json.dumps(record))
-    with pytest.raises(DataError, match=rf"{file}:1: {shown} stands for a text; correct the row"):
+    with pytest.raises(DataError, match=rf"{file}:1: {shown} is not a text; correct the row"):
         task(name).load(path, "train")
 
 
@@ -384,7 +384,7 @@ def test_words_without_their_sentences_are_said(tmp_path):
     layout = WordLists(words="words", tags="labels")
     one = Task(name="t", form="tagging", metrics=("f1",), layouts=(layout,))
     (said,) = one.read([path], "train").remarks
-    assert "every row holds one word" in said and "one row" in said
+    assert "every row has one word" in said and "one row" in said
     write(path, "words,labels\nSue ran,B-PER O\nSue,B-PER\n")
     assert not one.read([path], "train").remarks
 
@@ -397,7 +397,7 @@ def test_words_without_their_sentences_are_said(tmp_path):
         ("text\tlabel\na\tpos\nb\tmaybe\n", r"train.tsv:3: label 'maybe' is none of neg, pos"),
         ("text\tlabel\na\tpos\nb\n", r"train.tsv:3: 1 columns, expected 2; check the separator \(tab\)"),
         ("text\tlabel\n", r"0 examples"),
-        ("", r"train.tsv: holds no rows; expected the columns text"),
+        ("", r"train.tsv: has no rows; expected the columns text"),
     ],
 )
 def test_bad_tables_are_refused_in_one_line(tmp_path, text, message):
@@ -573,7 +573,7 @@ def test_duplicate_ids(tmp_path):
         "question": "What?",
         "answers": {"text": ["red"], "answer_start": [6]},
     }
-    with pytest.raises(DataError, match=r"train.jsonl:2: id 'a' is already that of .*train.jsonl:1"):
+    with pytest.raises(DataError, match=r"train.jsonl:2: id 'a' was used before at .*train.jsonl:1"):
         load(task("squad1"), jsonl(tmp_path / "train.jsonl", record, record))
     path = write(tmp_path / "train.csv", "sentence,label,index\nx,1,3\ny,0,3\nz,1,3\n")
     assert load(task("sst2"), path).remarks == ("train.csv: 2 rows: an id that occurs before (first: row 3)",)
@@ -595,14 +595,14 @@ def test_one_of_a_file_and_its_compressed_copy_is_read(tmp_path):
         write(tmp_path / name, "sentence\tlabel\na\t1\nb\t0\n")
     split = task("sst2").load(tmp_path, "train")
     assert len(split) == 2 and split.files == (str(tmp_path / "train.tsv"),)
-    assert split.remarks == ("train.tsv: read; train.tsv.gz beside it is not",)
+    assert split.remarks == ("train.tsv: read, but not train.tsv.gz",)
 
 
 def test_of_two_folders_of_a_task_one_is_read_and_the_other_named(tmp_path):
     record = {"id": "1", "question": "q", "choices": ["a", "b"], "answerKey": "A"}
     easy, hard = (jsonl(tmp_path / folder / "dev.jsonl", record) for folder in ("ARC-E", "ARC-C"))
     (said,) = task("arc").load(tmp_path, "dev").remarks
-    assert said == f"{easy}: read; {hard} is not, give its folder with --data for it"
+    assert said == f"{easy}: read, but not {hard}; give its folder with --data"
     assert task("arc").load(tmp_path / "ARC-C", "dev").remarks == ()
 
 

@@ -79,7 +79,7 @@ def test_labels_that_differ_in_case_alone_are_said(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("text,label\na,True\nb,true\nc,False\n")
     (said,) = remarks_of({"train": task_of(path)[0].read([path], "train")})
-    assert said == "train: labels 'True' and 'true' differ in case alone and count as two"
+    assert said == "train: labels 'True' and 'true' differ only in case and count as two"
 
 
 @pytest.mark.parametrize("task", [suites.task("rte"), data("single")[0]], ids=["benchmark", "file"])

@@ -62,7 +62,7 @@ def test_the_columns_of_training_are_those_of_use_and_can_be_given(tmp_path, tin
     columns = ("--text", "utterance", "--label", "intent")
     answer(capsys, "finetune", path, "--model", tiny, "--out", out, "--seeds", 1, "--epochs", 1, *columns)
     found, said = answer(capsys, "evaluate", out, path)
-    assert found["examples"] == 60 and "read as the training data of the model (intents) is" in said
+    assert found["examples"] == 60 and "read like the model's training data (intents)" in said
     kept = json.loads((out / "runs/seed-1/model/task.json").read_text())
     assert kept["layouts"] == [{"layout": "Columns", "text": "utterance", "label": "intent"}]
     other = intents(tmp_path / "other.csv", ("words", "kind"))
@@ -128,7 +128,7 @@ def test_a_benchmark_s_file_is_read_as_the_benchmark_s(name, record, label, tmp_
     examples = task.read([labelled], "dev").examples
     wanted = predictor_of(folder).predict(examples)
     found, said = answer(capsys, "evaluate", folder, labelled)
-    assert found["examples"] == 3 and f"the training data of the model ({name}) is" in said
+    assert found["examples"] == 3 and f"the model's training data ({name}) is" in said
     for path in (labelled, test):
         found, _ = answer(capsys, "predict", folder, path)
         scores = [one["score"] for one in found["predictions"]]
@@ -292,7 +292,7 @@ def test_texts_are_tagged_word_by_word_and_chinese_by_characters(tmp_path, capsy
     folder = saved(ready("tagged")[0], tmp_path / "model")
     found, _ = answer(capsys, "predict", folder, "sue runs in oslo", "小明住北京 ann")
     assert [len(one["prediction"]) for one in found["predictions"]] == [4, 6]
-    assert "text 1 holds no words" in messages(capsys, 3, "predict", folder, " ")
+    assert "text 1 has no words" in messages(capsys, 3, "predict", folder, " ")
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_a_text_that_could_be_words_is_refused(text, tmp_path, capsys):
     folder, path = saved(ready("tagged")[0], tmp_path / "model"), tmp_path / "a.txt"
     path.write_text(text, encoding="utf-8")
     said = messages(capsys, 3, "predict", folder, path)
-    assert "a.txt: a text or a word per line? for texts leave out blank lines and tabs, for words" in said
+    assert "a.txt: one text or one word per line? for texts remove blank lines and tabs, for words" in said
 
 
 def test_words_without_tags_are_not_evaluated(tmp_path, capsys):

@@ -68,7 +68,7 @@ def test_further_files_have_the_labels_of_training(tmp_path, tiny, capsys):
     found = run(capsys, "finetune", *words, "--model", tiny, "--out", tmp_path / "run", "--seeds", 1, "--epochs", 1)
     record = found["tasks"]["train"]
     assert record["examples"] == {"train": 40, "dev": 2, "test": 2} and "test" not in record["scores"]
-    assert "dev: 1 of 2 examples stand in the training data too" in record["remarks"]
+    assert "dev: 1 of 2 examples are also in the training data" in record["remarks"]
     (tmp_path / "test.csv").write_text("text,label\nred,1\nblue,\n")
     found = run(capsys, "finetune", *words, "--model", tiny, "--out", tmp_path / "some", "--seeds", 1, "--epochs", 1)
     kept = json.loads((tmp_path / "some/runs/seed-1/score.json").read_text())

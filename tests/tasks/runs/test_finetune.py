@@ -206,9 +206,9 @@ def test_a_finished_run_is_read_and_another_recipe_refused(tmp_path):
     assert second.predictions is None and second.scores == first.scores
     other = replace(recipe, execution=Execution(micro_rows=2))
     assert finetune(model(), task, splits, other, tmp_path / "run").scores == first.scores
-    with pytest.raises(ConfigError, match="holds a finished run with epochs 1"):
+    with pytest.raises(ConfigError, match="has a finished run with epochs 1"):
         finetune(model(), task, splits, replace(recipe, epochs=2), tmp_path / "run")
-    with pytest.raises(ConfigError, match="holds a finished run on other train data"):
+    with pytest.raises(ConfigError, match="has a finished run on other train data"):
         finetune(model(), task, data("single", train=40, dev=8)[1], recipe, tmp_path / "run")
 
 
@@ -221,13 +221,13 @@ def test_the_folder_of_another_run_is_refused(tmp_path):
         for name, split in splits.items()
     }
     for words, start, job, parts, after in (
-        ("the initial model of hash", model(width=32), task, splits, ["mnli"]),
+        ("an initial model with hash", model(width=32), task, splits, ["mnli"]),
         ("columns", model(), replace(task, layouts=(Columns(text="text", label="intent"),)), splits, ["mnli"]),
         ("task single", model(), replace(task, name="other"), splits, ["mnli"]),
         ("labels", model(), task, renamed, ["mnli"]),
         ("intermediate tasks", model(), task, splits, []),
     ):
-        with pytest.raises(ConfigError, match=f"holds a run with {words}.*now .*choose another --out"):
+        with pytest.raises(ConfigError, match=f"has a run with {words}.*now .*choose another --out"):
             finetune(start, job, parts, recipe, tmp_path / "run", about={"after": after})
 
 
@@ -334,7 +334,7 @@ def test_training_needs_something_to_learn_from(tmp_path):
     )
     with pytest.raises(DataError, match="no training example can be learned from"):
         finetune(model(), task, {**splits, "train": lost}, RECIPE, tmp_path / "run")
-    with pytest.raises(ConfigError, match="has no dev data to choose an epoch by"):
+    with pytest.raises(ConfigError, match="has no dev data to choose an epoch"):
         finetune(model(), task, {"train": splits["train"]}, RECIPE, tmp_path / "run2")
     with pytest.raises(ConfigError, match="max_length 600 exceeds the model's 512 positions"):
         finetune(model(), task, splits, replace(RECIPE, form=FormSettings(max_length=600)), tmp_path / "run3")
@@ -513,9 +513,9 @@ def test_a_loss_that_never_left_that_of_guessing_is_a_finding(tmp_path, name):
     task, splits = data(name, train=96, dev=24)
     lazy = replace(RECIPE, epochs=2, optim=AdamW(lr=1e-9))
     notes = finetune(model(), task, splits, lazy, tmp_path / "lazy").record["notes"]
-    assert any(note.startswith("nothing was learnt: the loss never left") for note in notes)
+    assert any(note.startswith("nothing was learned: the loss stayed at") for note in notes)
     notes = finetune(model(), task, splits, replace(RECIPE, epochs=12), tmp_path / "run").record["notes"]
-    assert not any("nothing was learnt" in note for note in notes)
+    assert not any("nothing was learned" in note for note in notes)
 
 
 def test_patience_ends_a_run_that_does_not_get_better(tmp_path):
@@ -527,7 +527,7 @@ def test_patience_ends_a_run_that_does_not_get_better(tmp_path):
     with pytest.raises(Stopped):
         finetune(model(), task, splits, lazy, tmp_path / "again", session=Budget(amount=5, unit="steps"))
     assert finetune(model(), task, splits, lazy, tmp_path / "again").record["steps"] == 6
-    with pytest.raises(ConfigError, match="patience waits for a better epoch"):
+    with pytest.raises(ConfigError, match="patience needs select=best_epoch"):
         replace(RECIPE, patience=2, select="last")
 
 

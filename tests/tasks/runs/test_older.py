@@ -54,7 +54,7 @@ def test_a_finished_run_is_read_and_predicts_as_before(tmp_path: Path, name: str
     settings = read_task(tmp_path / "run")["settings"]
     assert settings.kind == task.form and settings.max_length == 48
     assert predictor_of(tmp_path / "run").predict(splits["dev"].examples).values == before
-    with pytest.raises(ConfigError, match="holds a finished run with form"):
+    with pytest.raises(ConfigError, match="has a finished run with form"):
         finetune(model(), task, splits, replace(recipe, form=replace(recipe.form, max_length=40)), tmp_path / "run")
 
 

@@ -1,4 +1,4 @@
-"""The examples of labelled data: one dataclass per kind, the split that holds them, and what a reader remarked."""
+"""The examples of labelled data: one dataclass per kind, the split that contains them, and the remarks of a reader."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """One example of labelled data: its id, and the line of the file that it begins at, from 1."""
+    """One example of labelled data: its id, and the line of the file where it begins, from 1."""
 
     id: str
     row: int = 0
 
     @property
     def reference(self) -> Any:
-        """What the model is to answer; None if the example is unlabelled, as in a test file."""
+        """The gold answer; None if the example is unlabelled, as in a test file."""
         raise NotImplementedError
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of classes or tags in the reference; none where the answer is of another kind."""
+        """The names of classes or tags in the reference; empty for other kinds of answers."""
         return ()
 
     @property
     def source(self) -> str:
-        """The text that the example is about."""
+        """The text of the example."""
         raise NotImplementedError
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """All that a model sees of the example."""
+        """Everything that a model sees of the example."""
         raise NotImplementedError
 
     @property
     def texts(self) -> tuple[object, ...]:
-        """The fields that must be texts; readers take them from the file unchecked."""
+        """The fields that must be texts; readers do not check them."""
         return ()
 
 
@@ -77,12 +77,12 @@ class Text(Example):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaggedWords(Example):
-    """A sentence of words with a tag each; ``document`` is the number of its document within the file."""
+    """A sentence of words with one tag each; ``document`` is the number of its document within the file."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...] | None = None
     document: int = 0
-    by_line: bool = False  # every word has a line of its own, from ``row`` on
+    by_line: bool = False  # every word has its own line, starting at ``row``
 
     @property
     def reference(self) -> tuple[str, ...] | None:
@@ -111,7 +111,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question(Example):
-    """A question about a passage. ``answers`` is empty if the passage holds none, and None if unlabelled."""
+    """A question about a passage. ``answers`` is empty if the passage has none, and None if unlabelled."""
 
     question: str
     passage: str
@@ -181,7 +181,7 @@ def labels_of(examples: Sequence[Example]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The examples of one file, or of several read as one; ``sha256`` is that of the bytes of the files."""
+    """The examples of one file, or of several read as one; ``sha256`` is the hash of the files' bytes."""
 
     name: str
     examples: tuple[Any, ...]
@@ -196,8 +196,8 @@ class Split:
 class Remarks:
     """Problems that a reader recovered from: counted by message, each with its first row.
 
-    The reader keeps two positions here: ``row``, the line of the file that is being read, and ``number``, the index of
-    the record. ``first`` is the index of the file's first record, above 0 where other files of the split come before.
+    The reader stores two positions here: ``row``, the line of the file being read, and ``number``, the index of the
+    record. ``first`` is the index of the file's first record, above 0 if other files of the split precede it.
     """
 
     def __init__(self, path: Path, first: int = 0) -> None:
@@ -213,7 +213,7 @@ class Remarks:
         self.found[message] = (count + 1, first)
 
     def note(self, message: str) -> None:
-        """Keep a remark about the file as a whole."""
+        """Add a remark about the whole file."""
         self.found[message] = (0, 0)
 
     def lines(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The task in a file of the user's own: its form, columns and labels, as given or inferred."""
+"""The task in a user's own file: its form, columns and labels, as given or inferred."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from encoderlab.tasks.data.readers.words import columns_of_words, has_word_lines
 from encoderlab.tasks.data.task import Example, Remarks, TaggedWords, Task, Text
 from encoderlab.tasks.forms.table import FORMS, form_named
 
-# The usual names of columns, the most telling first.
+# Usual names of columns, the most specific first.
 PAIRS = (
     ("sentence1", "sentence2"), ("text_a", "text_b"), ("texta", "textb"), ("premise", "hypothesis"), ("text1", "text2"),
     ("question1", "question2"), ("sentence_A", "sentence_B"), ("query", "document"), ("query", "passage"),
@@ -50,17 +50,18 @@ CONTEXTS = (
 ANSWERS = ("answers", "answer", "answer_text")
 QUESTIONS = ("question", "question_stem", "stem", "sent2", "query", "goal")
 IDS = ("id", "idx", "index", "guid")
-_ALIGNED = 200  # rows that tell whether two columns hold words and a tag for each
-_FEW = 20  # rows of which each may have a label of its own
+_ALIGNED = 200  # rows that decide whether two columns contain words and their tags
+_FEW = 20  # with this few rows, each may have another label
 _SAMPLE = 2000  # examples that decide between labels and numbers, and whether tags have prefixes
 _WORDS_BY_LINE = (".bio", ".iob", ".iob2", ".conll", ".conllu", ".bmes", ".bioes")
-_TELLING = (*tables.RECORDS, ".ndjson", ".txt")  # suffixes that say how a file is to be read
+_TELLING = (*tables.RECORDS, ".ndjson", ".txt")  # suffixes that determine how a file is read
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What the user said about a file; None is inferred. A column is a name, or a number where there is no header.
-    ``skip_unlabelled``: leave out rows without label, which are otherwise refused.
+    """The user's statements about a file; None is inferred. A column is a name, or a number if there is no header.
+
+    ``skip_unlabelled``: leave out rows without a label, which are otherwise refused.
     """
 
     form: str | None = None
@@ -73,11 +74,11 @@ class Given:
 
 
 def task_of(path: Path, given: Given | None = None) -> tuple[Task, str]:
-    """The task that ``path`` holds, and one line that says what was inferred.
+    """The task in ``path``, and one line about what was inferred.
 
     Raises:
         ConfigError: a given form or column does not fit the file.
-        DataError: the columns tell no form; the message says how to give them.
+        DataError: the form cannot be inferred; the message says how to give it.
     """
     given = given or Given()
     remarks = Remarks(path)
@@ -100,29 +101,31 @@ def task_of(path: Path, given: Given | None = None) -> tuple[Task, str]:
 
 
 def _check_classes(path: Path, layout: Layout, sample: Sequence[Example]) -> None:
-    """Refuse to guess that a column holds classes which differs in nearly every row.
+    """Refuse to infer classes from a column with a different value in nearly every row.
 
     Raises:
-        DataError: the message says how to insist.
+        DataError: the message says how to override.
     """
     found = [example.label for example in sample if isinstance(example, Text) and example.label is not None]
     if len(found) >= _FEW and len(set(found)) > len(found) / 2:
         raise DataError(
             f"{path}: column {layout.label_column!r} has {len(set(found)):,} different labels in {len(found):,} rows, "
-            f"such as {str(found[0])[:40]!r}: are these classes? name another column with --label, or insist with "
+            f"such as {str(found[0])[:40]!r}: are these classes? name another column with --label, or confirm with "
             f"--form classification"
         )
 
 
 def find_column(names: Sequence[str], columns: Sequence[str], but: Collection[str | None] = ()) -> str | None:
-    """The first of ``names`` that is a column in any case, spelled as in the file; columns in ``but`` do not count."""
+    """The first of ``names`` that is a column, ignoring case, spelled as in the file; columns in ``but``
+    do not count.
+    """
     spelled = {column.strip().lower(): column for column in columns if column not in but}
     return next((spelled[name.lower()] for name in names if name.lower() in spelled), None)
 
 
 @dataclass(frozen=True)
 class _InferredFile:
-    """A file whose form is to be inferred, with its columns and what the user said about them."""
+    """A file whose form is to be inferred, with its columns and the user's statements."""
 
     path: Path
     columns: tuple[str, ...]
@@ -130,7 +133,7 @@ class _InferredFile:
 
     @property
     def wanted(self) -> str | None:
-        """What the file holds by the given form (:attr:`encoderlab.tasks.forms.base.Form.columns`)."""
+        """The kind of columns that the given form needs (:attr:`encoderlab.tasks.forms.base.Form.columns`)."""
         return None if self.given.form is None else FORMS[self.given.form].columns
 
     @property
@@ -139,7 +142,7 @@ class _InferredFile:
 
     @property
     def suffix_tells(self) -> bool:
-        """Whether the suffix says how the file is to be read; that of ``train.data`` does not."""
+        """Whether the suffix determines how the file is read; that of ``train.data`` does not."""
         return self.suffix in _TELLING
 
     @cached_property
@@ -153,8 +156,10 @@ class _InferredFile:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Those that are given, the column with the list of options, or the columns with one each: ending0, ending1,
-        ... (option1, ..., choice_a, ..., sol1, ..., or a, b, c).
+        """The columns of options.
+
+        Given ones, the column with the list of options, or one column per option: ending0, ending1, ... (option1, ...,
+        choice_a, ..., sol1, ..., or a, b, c).
         """
         if self.given.options:
             return self.given.options
@@ -176,9 +181,7 @@ class _InferredFile:
 
 @dataclass(frozen=True)
 class _Inferred:
-    """How a file is read, what it holds (:attr:`encoderlab.tasks.forms.base.Form.columns`), and the words that say
-    so.
-    """
+    """How a file is read, its kind of columns (:attr:`encoderlab.tasks.forms.base.Form.columns`), and a description."""
 
     layout: Layout
     columns: str
@@ -189,7 +192,7 @@ def _check_given(file: _InferredFile) -> None:
     """Refuse an unknown form, and columns that the file does not have.
 
     Raises:
-        ConfigError: the message has the nearest name.
+        ConfigError: the message gives the nearest name.
     """
     given, columns = file.given, file.columns
     if given.form is not None:
@@ -202,17 +205,17 @@ def _check_given(file: _InferredFile) -> None:
     word = next((name for name in names if not name.isdigit()), None)
     if number is not None and word is not None and number not in columns:
         raise ConfigError(
-            f"{file.path}: column {word!r} has a name and column {number} a number; give all names, or, where the "
-            f"first row is no header, all numbers"
+            f"{file.path}: column {word!r} is given by name and column {number} by number; give all names, or, if the "
+            f"first row is not a header, all numbers"
         )
 
 
 def _infer(file: _InferredFile) -> _Inferred:
-    """The given form with its columns, or the form that the columns tell.
+    """The given form with its columns, or the form that follows from the columns.
 
     Raises:
-        ConfigError: a column is text and label at once.
-        DataError: the columns tell no form, or do not hold the given one.
+        ConfigError: a column is both text and label.
+        DataError: no form fits the columns, or the given one does not.
     """
     given, wanted = file.given, file.wanted
     nothing_given = wanted is None and given.text is None
@@ -231,19 +234,19 @@ def _infer(file: _InferredFile) -> _Inferred:
             return _choice(file)
     if given.form is not None and wanted != "texts":
         raise DataError(
-            f"{file.path}: columns {', '.join(file.columns) or '(none)'} do not hold {FORMS[given.form].description}; "
-            f"rename them, name them with --text, --pair and --label, or convert the file"
+            f"{file.path}: columns {', '.join(file.columns) or '(none)'} do not contain "
+            f"{FORMS[given.form].description}; rename them, give --text, --pair and --label, or convert the file"
         )
     return _texts(file)
 
 
 def _is_nested_json(file: _InferredFile) -> bool:
-    """Whether a file without columns is taken for SQuAD's nested JSON."""
+    """Whether a file without columns is read as SQuAD's nested JSON."""
     return file.suffix == ".json" or not file.suffix_tells and tables.starts_with(file.path, "{")
 
 
 def _passages(file: _InferredFile) -> _Inferred | None:
-    """A question about a passage and its answers in columns; None without columns of passages and questions."""
+    """Columns with a question about a passage and its answers; None without such columns."""
     given = file.given
     passage = given.text or file.find(CONTEXTS)
     question = given.pair or file.find(QUESTIONS, but=(passage,))
@@ -255,7 +258,7 @@ def _passages(file: _InferredFile) -> _Inferred | None:
 
 
 def _words(file: _InferredFile) -> _Inferred | None:
-    """Words with tags: in two lists of a record, a word per line, or as spans of characters; None for other files."""
+    """Words with tags: two lists in a record, one word per line, or spans of characters; None for other files."""
     given, suffix = file.given, file.suffix
     words = given.text or file.find(WORDS)
     tags = given.label or file.find(TAGS)
@@ -263,7 +266,8 @@ def _words(file: _InferredFile) -> _Inferred | None:
         said = f"words = {words!r}" + (f", tags = {tags!r}" if tags else "")
         return _Inferred(WordLists(words=words, tags=tags), "words", said)
     text, label = given.text or file.find(TEXTS), given.label or file.find(LABELS)
-    known = text in file.columns and label in file.columns  # a header that is known wins over the shape of the lines
+    # a known header takes precedence over the shape of the lines
+    known = text in file.columns and label in file.columns
     if known and _is_tagged(file.path, str(text), str(label)):
         return _Inferred(WordLists(words=str(text), tags=label), "words", f"words = {text!r}, tags = {label!r}")
     plain = not file.suffix_tells or suffix in (".txt", ".tsv")
@@ -276,8 +280,10 @@ def _words(file: _InferredFile) -> _Inferred | None:
 
 
 def _is_tagged(path: Path, words: str, tags: str) -> bool:
-    """Whether two columns hold words and a tag for each, as texts with spaces between or as lists: in every row as
-    many, in most more than one; and tags are mostly O or have prefixes, or are few, in rows of several lengths.
+    """Whether two columns contain words and one tag for each, as texts with spaces or as lists.
+
+    Every row has as many tags as words, most rows more than one; tags are mostly O, or have prefixes, or are few in
+    rows of several lengths.
     """
     layout = WordLists(words=words, tags=tags, scheme=None)
     try:
@@ -296,7 +302,7 @@ def _is_tagged(path: Path, words: str, tags: str) -> bool:
 
 
 def _word_lines(file: _InferredFile) -> _Inferred:
-    """A word per line, word and tag in the given columns, else in those of :func:`columns_of_words`.
+    """One word per line, with word and tag in the given columns, else in those of :func:`columns_of_words`.
 
     Raises:
         ConfigError: a column is given by name.
@@ -304,7 +310,7 @@ def _word_lines(file: _InferredFile) -> _Inferred:
     given = file.given
     for flag, name in (("--text", given.text), ("--label", given.label)):
         if name is not None and not name.isdigit():
-            raise ConfigError(f"{file.path}: columns beside a word have no names; give {flag} a number, the first is 0")
+            raise ConfigError(f"{file.path}: word columns have no names; give {flag} a number, the first is 0")
     word, tag = columns_of_words(file.path)
     word, tag = int(given.text or word), int(given.label or tag)
     place, its = f" in column {word}" if word else "", "the last column" if tag < 0 else f"column {tag}"
@@ -312,7 +318,7 @@ def _word_lines(file: _InferredFile) -> _Inferred:
 
 
 def _choice(file: _InferredFile) -> _Inferred:
-    """Multiple choice. All answers of the file are looked at to tell letters, numbers and texts of options apart.
+    """Multiple choice. Reads all answers of the file to distinguish letters, numbers and texts of options.
 
     Raises:
         DataError: there is neither a context nor a question.
@@ -324,14 +330,14 @@ def _choice(file: _InferredFile) -> _Inferred:
     if context is None and question is None:
         raise DataError(
             f"{file.path}: which of the columns {', '.join(map(repr, file.columns[:12]))} are the options "
-            f"{', '.join(options)} for? say so: --form choice --text COLUMN [--pair COLUMN]"
+            f"{', '.join(options)} for? give: --form choice --text COLUMN [--pair COLUMN]"
         )
     named = given.id or file.find(IDS)
     layout = Options(context=context, question=question, options=options, answer=answer, id=named)
     try:
         layout, how = layout.judged(file.path)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        how = "not readable in every row"  # reading it as examples names the row
+        how = "not readable in every row"  # the later error gives the row
     asked = ", ".join(f"{name} = {value!r}" for name, value in (("context", context), ("question", question)) if value)
     return _Inferred(layout, "options", f"{asked}, options = {', '.join(options)}, answer = {answer!r} ({how})")
 
@@ -340,7 +346,7 @@ def _texts(file: _InferredFile) -> _Inferred:
     """One or two texts with a label: in the given columns, else in those of known names.
 
     Raises:
-        ConfigError: a column is text and label at once.
+        ConfigError: a column is both text and label.
         DataError: no column is known to be the text.
     """
     path, columns, given = file.path, file.columns, file.given
@@ -356,16 +362,16 @@ def _texts(file: _InferredFile) -> _Inferred:
     if text is None and len(columns) == 2 and label is not None:
         text = next(name for name in columns if name != label)
     if not columns and not file.suffix_tells:
-        raise DataError(f"{path}: its name does not tell what it holds; let it end in .csv, .tsv, .jsonl or .parquet")
+        raise DataError(f"{path}: unknown format; rename the file to end in .csv, .tsv, .jsonl or .parquet")
     if not columns:
-        raise DataError(f"{path}: holds no rows with columns; give a table with a header, or records of JSON")
+        raise DataError(f"{path}: has no rows with columns; give a table with a header, or JSON records")
     if text is None:
         raise DataError(
-            f"{path}: which of the columns {', '.join(map(repr, columns[:12]))} is the text? say so: "
+            f"{path}: which of the columns {', '.join(map(repr, columns[:12]))} is the text? give: "
             f"--text COLUMN [--pair COLUMN] --label COLUMN; columns of a file without a header are 0, 1, ..."
         )
     if label is not None and label in (text, pair):
-        raise ConfigError(f"{path}: {label!r} is text and label at once; give another --text or --label")
+        raise ConfigError(f"{path}: {label!r} is both text and label; give another --text or --label")
     said = (
         f"text = {text!r}" + (f", second text = {pair!r}" if pair else "") + (f", label = {label!r}" if label else "")
     )
@@ -375,6 +381,6 @@ def _texts(file: _InferredFile) -> _Inferred:
 
 
 def _first_record(path: Path) -> Mapping[str, Any]:
-    """The fields of the first record of a file; none where there is no record."""
+    """The fields of the first record of a file; empty without a record."""
     first = next(iter(tables.records(path)), None)
     return {} if first is None else first.fields

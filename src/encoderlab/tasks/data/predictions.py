@@ -1,6 +1,6 @@
-"""Reads predictions that something else made, and matches them with the examples that they are about.
+"""Read predictions of another program, and match them with their examples.
 
-Formats, told by the file itself:
+Formats, detected from the file:
 
 - JSON lines with an id and a prediction: those of ``encoderlab predict``, of CLUE and of SuperGLUE (MultiRC is nested);
 - one JSON object of predictions by id (SQuAD, CMRC 2018, ChID), or a JSON list of records or of predictions;
@@ -40,14 +40,17 @@ from encoderlab.tasks.forms.multilabel import SEPARATORS
 from encoderlab.tasks.forms.table import FORMS
 from encoderlab.tasks.scoring.entities import Scheme, detect_scheme, entities, write_tags
 
-PREDICTIONS = ("prediction", "predicted", "pred", "label", "answer", "prediction_text")  # columns, the surest first
-COUNTS = "index"  # a column that counts examples from 0, where the ids of the examples are others
+# column names, the most reliable first
+PREDICTIONS = ("prediction", "predicted", "pred", "label", "answer", "prediction_text")
+COUNTS = "index"  # a column that counts examples from 0, if the ids of the examples are others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenPrediction:
-    """One prediction as the file has it: its line, 0 where one JSON value holds all; the id of its example, None where
-    the order tells; and whether that id may be a place among the examples.
+    """One prediction in a file: its line (0 if one JSON value has all), its example's id, and whether that id may be an
+    index.
+
+    The id is None if predictions are in the order of the examples.
     """
 
     row: int
@@ -60,7 +63,7 @@ def with_labels(task: Task, gold: Split, labels: Sequence[str] = ()) -> Task:
     """``task`` with its classes or tags: its own, or those in the gold data and ``labels``.
 
     Raises:
-        DataError: it would be a single class.
+        DataError: there would be only one class.
     """
     form = FORMS[task.form]
     if not form.labelled or task.labels is not None:
@@ -88,8 +91,8 @@ def read_predictions(
         skip_others: leave out predictions for ids that the gold data lacks, and count them.
 
     Raises:
-        DataError: the file cannot be read; a prediction is missing, doubled, superfluous or impossible; an example has
-            no reference.
+        DataError: the file cannot be read; a prediction is missing, repeated, for no example, or impossible; an example
+            has no reference.
     """
     if without := sum(map(is_unlabelled, gold.examples)):
         raise DataError(
@@ -113,7 +116,7 @@ def read_predictions(
 
 
 def read_null_odds(path: Path, gold: Split) -> dict[str, float]:
-    """The score of "no answer" by question id, as SQuAD 2.0's ``--na-prob-file`` has it.
+    """The score of "no answer" by question id, in the format of SQuAD 2.0's ``--na-prob-file``.
 
     Raises:
         DataError: it is not a JSON object of numbers, or a question is missing.
@@ -134,7 +137,7 @@ def read_null_odds(path: Path, gold: Split) -> dict[str, float]:
 
 
 def _guesses(path: Path, task: Task, remarks: Remarks) -> Iterator[GivenPrediction]:
-    """What the file holds, in its order."""
+    """The predictions in the file, in order."""
     kind = tables.suffix(path)
     if kind in (".json", ".jsonl", ".ndjson") or kind not in COLUMNAR and tables.starts_with(path, "{"):
         yield from _of_json(path)
@@ -202,7 +205,7 @@ def _of_item(path: Path, row: int, item: Any) -> Iterator[GivenPrediction]:
                     id = f"{item['idx']}-{question['idx']}-{answer['idx']}"
                     yield GivenPrediction(row=row, value=answer["label"], id=id)
         except (KeyError, TypeError) as error:
-            raise DataError(f"{path}:{row}: not nested as MultiRC's predictions are ({error!r}); correct it") from None
+            raise DataError(f"{path}:{row}: not nested like MultiRC's predictions ({error!r}); correct it") from None
     else:
         yield _of_record(path, row, item)
 
@@ -220,10 +223,10 @@ def _of_record(path: Path, row: int, fields: Mapping[str, Any]) -> GivenPredicti
 
 
 def _pairs(path: Path) -> list[tuple[str, Any]]:
-    """The entries of a file that is one JSON object, those with equal names too.
+    """The entries of a file that is one JSON object, including those with equal names.
 
     Raises:
-        DataError: it is not, or a name occurs twice.
+        DataError: it is not one JSON object, or a name occurs twice.
     """
     text = "\n".join(line for _, line in tables.lines(path))
     try:
@@ -237,7 +240,7 @@ def _pairs(path: Path) -> list[tuple[str, Any]]:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """A JSON object, of which no entry is lost."""
+    """A JSON object that keeps repeated entries."""
 
 
 # Examples and their predictions
@@ -246,13 +249,13 @@ class _Pairs(list[tuple[str, Any]]):
 def _matched(
     path: Path, guesses: list[GivenPrediction], gold: Split, remarks: Remarks, skip_others: bool
 ) -> list[GivenPrediction]:
-    """The prediction of each example: by id where predictions have ids, else by order.
+    """The prediction of each example: by id if predictions have ids, else by order.
 
     Raises:
-        DataError: one is missing, doubled or superfluous.
+        DataError: one is missing, repeated or for no example.
     """
     if not guesses:
-        raise DataError(f"{path}: 0 predictions; give one for each of the {len(gold):,} examples")
+        raise DataError(f"{path}: no predictions; give one for each of the {len(gold):,} examples")
     files = ", ".join(gold.files)
     ids = [example.id for example in gold.examples]
     if (odd := next((guess for guess in guesses if (guess.id is None) != (guesses[0].id is None)), None)) is not None:
@@ -270,7 +273,7 @@ def _matched(
         ids = [str(number) for number in range(len(ids))]
     if len(set(ids)) < len(ids):
         raise DataError(
-            f"{files}: ids are not unique, so predictions cannot be found by id; give them in order, without"
+            f"{files}: ids are not unique, so predictions cannot be matched by id; give them in order, without"
         )
     found: dict[str, GivenPrediction] = {}
     wanted, others = set(ids), 0
@@ -301,16 +304,16 @@ def _matched(
 
 
 def _place(path: Path, guess: GivenPrediction) -> str:
-    """File, line and id, as far as they are known."""
+    """File, line and id, as far as known."""
     line = f"{path}:{guess.row}" if guess.row else str(path)
     return line if guess.id is None else f"{line}, id {guess.id!r}"
 
 
 def _answered(task: Task, example: Any, guess: GivenPrediction, path: Path) -> Any:
-    """The example with the prediction in the place of its reference.
+    """The example with the prediction instead of its reference.
 
     Raises:
-        DataError: the prediction is of a kind that the example cannot have.
+        DataError: the example cannot have a prediction of that kind.
     """
     value = guess.value
     if isinstance(example, TaggedWords):
@@ -329,7 +332,7 @@ def _answered(task: Task, example: Any, guess: GivenPrediction, path: Path) -> A
 
 
 def _plain(example: Any) -> Any:
-    """The prediction of an example of :func:`_answered` as the form scores it."""
+    """The prediction in an example of :func:`_answered`, as the form scores it."""
     if isinstance(example, TaggedWords):
         return example.tags
     if isinstance(example, Text):
@@ -339,7 +342,7 @@ def _plain(example: Any) -> Any:
 
 
 def _labels(task: Task, value: Any) -> tuple[str, ...]:
-    """Several labels: a list, or a text with the separator that the gold data has, or a usual one, between them."""
+    """Several labels: a list, or a text with the gold data's separator, or a usual one."""
     if isinstance(value, list):
         return tuple(map(str, value))
     text = str(value).strip()
@@ -353,7 +356,7 @@ def _labels(task: Task, value: Any) -> tuple[str, ...]:
 
 
 def _option(example: Choice, guess: GivenPrediction, path: Path) -> int:
-    """The index of an option that is given as such, by its text, or by its letter."""
+    """The index of an option that is given as a number, by its text, or by its letter."""
     value = guess.value
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -371,20 +374,20 @@ def _option(example: Choice, guess: GivenPrediction, path: Path) -> int:
 
 
 def _tagged(example: TaggedWords, guess: GivenPrediction, path: Path) -> TaggedWords:
-    """The sentence with predicted tags: of columns, of a list, of a text with spaces, or of CLUENER's spans.
+    """The sentence with predicted tags: from columns, a list, a text with spaces, or CLUENER's spans.
 
     Raises:
-        DataError: there are more or fewer than words, or the words of the columns are others.
+        DataError: the number of tags is not the number of words, or the words differ.
     """
     value, count = guess.value, len(example.words)
     if isinstance(value, TaggedWords):
         words, tags = value.words, value.tags
-        if tags is None:  # nothing but tags
+        if tags is None:  # only tags
             words, tags = example.words, value.words
         if len(tags) != count:
             raise DataError(f"{path}:{guess.row}: {len(tags)} tags, the sentence has {count} words; give one for each")
         for place, (word, own, tag) in enumerate(zip(words, example.words, example.tags or (), strict=True)):
-            if word not in (own, tag):  # conlleval reads gold and predicted tags without words too
+            if word not in (own, tag):  # conlleval also reads gold and predicted tags without words
                 raise DataError(
                     f"{path}:{guess.row + place}: {word!r}, the gold data has {own!r} here; give the same sentences"
                 )
@@ -407,15 +410,16 @@ def _tagged(example: TaggedWords, guess: GivenPrediction, path: Path) -> TaggedW
     elif isinstance(value, (str, list)):
         tags = tuple(value.split() if isinstance(value, str) else map(str, value))
     else:
-        raise DataError(f"{path}:{guess.row}: {str(value)[:40]!r} holds no tags; give a list of them")
+        raise DataError(f"{path}:{guess.row}: {str(value)[:40]!r} has no tags; give a list of tags")
     if len(tags) != count:
         raise DataError(f"{path}:{guess.row}: {len(tags)} tags, the sentence has {count} words; give one for each")
     return replace(example, tags=tags, row=guess.row, by_line=False)
 
 
 def _in_scheme(path: Path, task: Task, sentences: Sequence[TaggedWords]) -> list[TaggedWords]:
-    """The sentences with predicted tags in the scheme in which the gold data was read (that of its layout, or BIO for
-    spans), if they have another; else as they are, so that what a model tagged against the scheme is scored as it is.
+    """The sentences with predicted tags in the gold data's scheme (its layout's, or BIO for spans).
+
+    Tags in no other scheme stay as they are, so that errors against the scheme are scored as they are.
     """
     scheme: Scheme | None = getattr(task.layouts[0], "scheme", "BIO")
     tags = [sentence.tags or () for sentence in sentences]

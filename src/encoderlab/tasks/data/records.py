@@ -34,7 +34,7 @@ RECORDS = (".csv", ".tsv", ".json", ".jsonl", *COLUMNAR)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """``row`` is a line of the file, from 1; ``number`` counts records from 0, those that are left out included."""
+    """``row`` is a line of the file, from 1; ``number`` counts records from 0, including those that are left out."""
 
     row: int
     fields: dict[str, Any]
@@ -42,7 +42,7 @@ class Record:
 
 
 def is_file_name(text: str) -> bool:
-    """Whether ``text`` is meant as the name of a data file, and not as a text."""
+    """Whether ``text`` looks like the name of a data file rather than a text."""
     path = Path(text)
     return suffix(path) in (*RECORDS, ".txt") or path.suffix.lower() in COMPRESSED
 
@@ -53,9 +53,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def columns(path: Path, remarks: Remarks) -> tuple[str, ...]:
-    """Column names of a table (its first row) or keys of the first record; () for other files, as nested JSON or a word
-    per line.
-    """
+    """Column names of a table (its first row) or keys of the first record; () for other files."""
     kind = suffix(path)
     if kind in (".csv", ".tsv", ".txt") and not _is_json_text(path):
         first = next(rows(path, dialect(path, remarks)), None)
@@ -73,7 +71,7 @@ def records(path: Path) -> Iterator[Record]:
     """Records of a JSON Lines, JSON list, Parquet or Arrow file. Classes of an Arrow file have their names.
 
     Raises:
-        DataError: a line or an element that is no JSON object.
+        DataError: a line or an element is not a JSON object.
     """
     if suffix(path) in COLUMNAR:
         yield from _column_records(path)
@@ -126,7 +124,7 @@ def _json_lines(path: Path) -> Iterator[Record]:
 
 
 def document(path: Path) -> Any:
-    """A file that is one JSON value."""
+    """Read a file that is one JSON value."""
     try:
         return json_value("\n".join(line for _, line in lines(path)))
     except ValueError as error:
@@ -135,8 +133,9 @@ def document(path: Path) -> Any:
 
 
 def is_document(path: Path) -> bool:
-    """Whether a JSON file is one value over any number of lines, or a list of lists, rather than records. A name that
-    ends in .jsonl or .ndjson promises records.
+    """Whether a JSON file is one value over any number of lines, or a list of lists, rather than records.
+
+    A file named .jsonl or .ndjson has records.
     """
     if suffix(path) in (".jsonl", ".ndjson"):
         return False
@@ -155,12 +154,13 @@ def table(
 ) -> Iterator[Record]:
     """Rows of a delimited file.
 
+    Columns beyond the header are dropped; rows with too few columns are left out. Both are counted in ``remarks``.
+
     Args:
         names: the columns if the first row is a header, None if it is data.
         needed: columns that a row of a file without a header must have.
-        quoted: of a tab-separated file; None finds out. With other separators quotation marks always quote.
-
-    Columns beyond the header are dropped; rows with too few columns are left out. Both are counted in ``remarks``.
+        quoted: whether a tab-separated file is quoted; None detects it. With other separators quotation marks always
+            quote.
 
     Raises:
         DataError: more than half of the rows are too long, more than one in a hundred are too short, or a quotation is
@@ -202,8 +202,9 @@ def rows(path: Path, style: Dialect) -> Iterator[tuple[int, list[str]]]:
 
 
 def dialect(path: Path, remarks: Remarks, quoted: bool | None = None) -> Dialect:
-    """Separator and quoting of a delimited file, found out by :func:`encoderlab.records.reading.find_dialect`; whether
-    a file with tabs is quoted is found out unless ``quoted`` is given.
+    """Separator and quoting of a delimited file, detected by :func:`encoderlab.records.reading.find_dialect`.
+
+    Whether a file with tabs is quoted is detected unless ``quoted`` is given.
     """
     usual = "," if suffix(path) == ".csv" else "\t"
     style = reading.find_dialect(File(path), usual)
@@ -215,12 +216,12 @@ def dialect(path: Path, remarks: Remarks, quoted: bool | None = None) -> Dialect
 
 
 def starts_with(path: Path, char: str) -> bool:
-    """Whether ``char`` is the first character of a text file that is no white space."""
+    """Whether ``char`` is the first character of a text file after white space."""
     return next((line.lstrip()[:1] for _, line in lines(path) if line.strip()), "") == char
 
 
 def _is_json_text(path: Path) -> bool:
-    """Whether a ``.txt`` file holds a JSON object, as RACE's do."""
+    """Whether a ``.txt`` file is a JSON object, as RACE's files are."""
     if suffix(path) != ".txt" or not starts_with(path, "{"):
         return False
     try:

@@ -1,5 +1,4 @@
-"""The splits of a task: found in a folder, held out, checked against each other, and remarked upon; the labels of a
-task, which its training data tells."""
+"""The splits of a task: find, hold out, compare with each other and report; and labels from the training data."""
 
 from __future__ import annotations
 
@@ -30,10 +29,10 @@ def usable_splits(task: Task, data: Path) -> dict[str, Split]:
 
 
 def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
-    """Training and development part of a training file without a development file, which a remark says.
+    """Training and development part of a training file without a development file, with a remark.
 
-    A hash of its text decides the part of an example, so equal texts are never in both, and the cut depends neither on
-    the order nor on what else is in the file.
+    A hash of its text decides the part of an example, so equal texts are never in both parts, and the choice depends
+    neither on the order nor on other examples.
 
     Raises:
         DataError: one of the parts would be empty.
@@ -47,7 +46,7 @@ def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
         (held if fraction < share else kept).append(example)
     if not held or not kept:
         raise DataError(
-            f"{', '.join(split.files)}: {len(split)} examples, those of one text together, are too few to hold out a "
+            f"{', '.join(split.files)}: {len(split)} examples are too few to hold out a "
             f"validation part; give one with --dev"
         )
     names = ", ".join(Path(file).name for file in split.files[:2])
@@ -60,7 +59,7 @@ def hold_out(split: Split, share: float = 0.1) -> tuple[Split, Split]:
 
 
 def without_fillers(test: Split, train: Split) -> Split:
-    """``test`` without labels if they are numbers that are all -1, while training has none below 0."""
+    """``test`` without labels if they are all -1 and training has no labels below 0."""
     numbers, learned = (
         [example.label for example in split.examples if isinstance(example, Text) and isinstance(example.label, float)]
         for split in (test, train)
@@ -73,7 +72,7 @@ def without_fillers(test: Split, train: Split) -> Split:
 
 
 def completed(task: Task, train: Split) -> Task:
-    """``task`` with what only its training data says: labels, and whether questions may have no answer.
+    """``task`` with what only its training data determines: labels, and whether questions may have no answer.
 
     Raises:
         DataError: nothing can be learned from these labels.
@@ -82,7 +81,7 @@ def completed(task: Task, train: Split) -> Task:
 
 
 def check_splits(task: Task, splits: Mapping[str, Split]) -> None:
-    """Refuse labels that training never shows.
+    """Refuse labels that do not occur in training.
 
     Raises:
         DataError: with file, row and label.
@@ -101,17 +100,17 @@ def check_splits(task: Task, splits: Mapping[str, Split]) -> None:
 
 
 def remarks_of(splits: Mapping[str, Split]) -> list[str]:
-    """What a user should know of the splits, each remark once: the remarks of their files, labels that differ in case
-    alone, and how many examples to be scored are in the training data too.
+    """Remarks on the splits, each once: the files' remarks, labels that differ only in case, and overlap
+    with training.
     """
     said = [remark for split in splits.values() for remark in split.remarks]
     alike: dict[str, str] = {}
     for label in labels_of(splits["train"].examples):
         if (other := alike.setdefault(label.casefold(), label)) != label:
-            said.append(f"train: labels {other!r} and {label!r} differ in case alone and count as two")
+            said.append(f"train: labels {other!r} and {label!r} differ only in case and count as two")
     learned = {example.content for example in splits["train"].examples}
     for name, split in splits.items():
         seen = sum(example.content in learned for example in split.examples if not is_unlabelled(example))
         if seen and name != "train":
-            said.append(f"{name}: {seen:,} of {len(split):,} examples stand in the training data too")
+            said.append(f"{name}: {seen:,} of {len(split):,} examples are also in the training data")
     return list(dict.fromkeys(said))

@@ -1,7 +1,7 @@
 """The benchmarks as tables: where their files are, what their columns mean, how they are scored and submitted.
 
 A new benchmark of a known form is one row here. Labels have the order of the Hugging Face data sets, whose files give
-them as numbers. The row counts of leaderboards are without the header line.
+them as numbers. The row counts of leaderboards do not count the header line.
 """
 
 from __future__ import annotations
@@ -204,8 +204,8 @@ _SUPERGLUE_FILES = _three(
 def _superglue(
     name: str, metrics: tuple[str, ...], rows: int, *, task: str = "", form: str = "classification", **fields: Any
 ) -> Task:
-    """A task of SuperGLUE with ``rows`` test examples. ``task`` is its name here, where that is not ``name`` in lower
-    case.
+    """A task of SuperGLUE with ``rows`` test examples; ``task`` is its name here if that is not ``name``
+    in lower case.
     """
     return Task(
         name=task or name.lower(),
@@ -422,8 +422,9 @@ TAGGING = (
 
 
 def _clue(name: str, labels: tuple[str, ...] | None, *layouts, file: str | None = None, **fields) -> Task:
-    """A task of CLUE. One with test files of both 1.0 and 1.1 has two submissions, whose names begin with ``file``
-    (``tnews10_predict.json``).
+    """A task of CLUE. A task with test files of both 1.0 and 1.1 has two submissions.
+
+    Their names begin with ``file`` (``tnews10_predict.json``).
     """
     files: dict[str, tuple[str, ...]] = {split: (f"{split}.json",) for split in ("train", "dev", "test")}
     predicted = {"test": f"{name}_predict.json"}
@@ -441,8 +442,10 @@ def _clue(name: str, labels: tuple[str, ...] | None, *layouts, file: str | None 
 
 
 def _fewclue(name: str, labels: tuple[str, ...] | None, *layouts, file: str | None = None, **fields) -> Task:
-    """A task of FewCLUE. The name of its submission begins with ``file``, which for tasks that CLUE has too ends in f.
-    Its files may lie in a folder of CLUE's task, whose larger ``train.json`` is not read.
+    """A task of FewCLUE.
+
+    The name of its submission begins with ``file``, which ends in f for tasks that CLUE has too. Its files may be in a
+    folder of CLUE's task, whose larger ``train.json`` is not read.
     """
     folder = name.removesuffix("_few")
     files = {
@@ -519,10 +522,10 @@ SUITES: Mapping[str, tuple[str, ...]] = {
 
 
 def task(name: str) -> Task:
-    """The task of that name, whatever its case, hyphens and underscores (``SST-2``, ``sst2``).
+    """The task called ``name``, ignoring case, hyphens and underscores (``SST-2``, ``sst2``).
 
     Raises:
-        ConfigError: there is none; the nearest name is given.
+        ConfigError: unknown name; the message gives the nearest one.
     """
     plain = name.lower().replace("-", "").replace("_", "")
     for key, found in TASKS.items():

@@ -1,8 +1,8 @@
-"""What a task is: labelled data of one form, the files that hold it, its labels and its metrics.
+"""A task: labelled data of one form, its files, labels and metrics.
 
 A task is data: :class:`Task` says which columns of which files are text and label, and the tables in
-:mod:`encoderlab.tasks.data.suites` hold one for every benchmark. How its examples are checked, encoded, learned,
-decoded and scored is the form's business: :data:`encoderlab.tasks.forms.table.FORMS`.
+:mod:`encoderlab.tasks.data.suites` have one for every benchmark. The form checks, encodes, learns, decodes and scores
+its examples: :data:`encoderlab.tasks.forms.table.FORMS`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from encoderlab.tasks.data.examples import (
 from encoderlab.tasks.data.readers import Layout
 from encoderlab.tasks.forms.table import FORMS, form_named
 
-# Examples can be imported from here; they are in a module of their own for the readers, which this module imports.
+# Examples can be imported from here; they have their own module because the readers, which this module imports, need
+# them.
 __all__ = [
     "Answer", "Choice", "Example", "Question", "Remarks", "Split", "Submission", "TaggedWords", "Task", "Text",
     "is_unlabelled", "labels_of",
@@ -42,11 +43,11 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """The files that a leaderboard takes; ``format`` names a writer of :mod:`encoderlab.tasks.runs.submit`."""
+    """The files that a leaderboard expects; ``format`` names a writer of :mod:`encoderlab.tasks.runs.submit`."""
 
     format: Literal["glue", "superglue", "squad", "squad2", "clue", "clue_json", "conll"]
     files: Mapping[str, str]  # split -> file name
-    rows: Mapping[str, int] = dataclasses.field(default_factory=dict)  # split -> number of examples it must have
+    rows: Mapping[str, int] = dataclasses.field(default_factory=dict)  # split -> required number of examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +57,13 @@ class Task:
     Args:
         form: its name in the table of forms.
         metrics: names of scores; the first one selects models.
-        layouts: ways in which the files may hold examples; the first that fits a file's columns reads it.
+        layouts: possible layouts of the files; the first that fits a file's columns reads it.
         labels: the classes in order, or None to take them from the training split.
-        folders: names that the task's folder may have within a data folder.
-        files: glob patterns of each split's files within that folder, the first with a match is taken; ``.gz`` copies
-            match too.
-        sets: where one file holds several splits, the column that tells them apart and its value for each split.
-        indices: a number in place of a named label is its index, as in Hugging Face data sets.
+        folders: possible names of the task's folder within a data folder.
+        files: glob patterns of each split's files within that folder; the first pattern with a match is used; ``.gz``
+            copies match too.
+        sets: if one file has several splits, the column that distinguishes them and its value for each split.
+        indices: a number instead of a named label is its index, as in Hugging Face data sets.
         range: smallest and largest number of a regression.
         swap: the two texts may be exchanged (MRPC, STS-B): ELECTRA trains on both orders.
         dropped: labels whose rows are left out ("-": the annotators found no majority).
@@ -98,10 +99,10 @@ class Task:
     def find(self, data: Path, split: str) -> list[Path]:
         """The files of a split in the folder ``data``, or in a folder of the task's name within it.
 
-        Of a file and its ``.gz`` copy, the plain one is taken.
+        A plain file is preferred to its ``.gz`` copy.
 
         Raises:
-            DataError: there is none; the message names the patterns and folders that were tried.
+            DataError: there is none; the message lists the patterns and folders that were tried.
         """
         found = next(self._candidates(data, split), None)
         if found is not None:
@@ -114,7 +115,7 @@ class Task:
         )
 
     def _candidates(self, data: Path, split: str) -> Iterator[list[Path]]:
-        """The files of a split in every folder that has any, in the order of preference."""
+        """The files of a split in every folder that has any, the preferred first."""
         for folder in (data, *(data / name for name in self.folders)):
             for pattern in self.files.get(split, ()):
                 plain = set(folder.glob(pattern))
@@ -132,16 +133,16 @@ class Task:
         paths = self.find(data, split)
         copies = [path for path in paths if path.with_name(path.name + ".gz").exists()]
         found = self.read(paths, split)
-        unread = tuple(f"{path.name}: read; {path.name}.gz beside it is not" for path in copies)
+        unread = tuple(f"{path.name}: read, but not {path.name}.gz" for path in copies)
         others = [other[0] for other in self._candidates(data, split) if not other[0].samefile(paths[0])]
-        unread += tuple(f"{paths[0]}: read; {other} is not, give its folder with --data for it" for other in others)
+        unread += tuple(f"{paths[0]}: read, but not {other}; give its folder with --data" for other in others)
         return dataclasses.replace(found, remarks=found.remarks + unread)
 
     def read(self, paths: Sequence[Path], split: str, *, skip_unlabelled: bool = False) -> Split:
         """Read ``paths`` as one split and check every label.
 
         A split named ``test...`` may be unlabelled, or count as unlabelled (:meth:`Form.unlabelled`). In other splits
-        an example without label is an error, or, with ``skip_unlabelled``, left out and counted.
+        an example without a label is an error, or, with ``skip_unlabelled``, left out and counted.
 
         Raises:
             DataError: a file or row that cannot be used, an unknown label, duplicate ids, no label in ``train`` or
@@ -185,7 +186,7 @@ class Task:
         )
 
     def _of(self, split: str, path: Path) -> Task:
-        """This task with layouts that read only ``split`` from a file that holds several."""
+        """This task with layouts that read only ``split`` from a file with several splits."""
         if split not in self.sets or self.sets[split][0] not in tables.columns(path, Remarks(path)):
             return self
         layouts: tuple[Any, ...] = self.layouts  # of columns, which alone have ``only``
@@ -200,41 +201,42 @@ class Task:
                 yield checked
 
     def _where_labels_are(self, path: Path) -> str:
-        """Where labels were looked for, with the nearest name if the file has no such column."""
+        """Where labels were expected, with the nearest name if the file has no such column."""
         columns = tables.columns(path, Remarks(path))
         label = readers.layout_of(path, self.layouts).label_column
         if label in columns or label and not columns:
             return f"in the column {label!r}"
         if label is None:
             shown = ", ".join(map(repr, columns[:12]))
-            return f"and no column among {shown} is called as labels are: name it with --label"
+            return f"and no column among {shown} has a usual name for labels: name it with --label"
         if not label or label.isdigit():
             return "in the column that --label names"
         return f"and there is no column {label!r}{nearest(label, columns).rstrip('?')}"
 
     def _check_id(self, example: Example, place: str, seen: dict[str, str], remarks: Remarks) -> None:
-        """Refuse an id that occurred before where examples are scored by id; else count it. ``seen`` maps ids to where
-        they stood first.
+        """Refuse or count an id that occurred before; answers scored by id need unique ids.
+
+        ``seen`` maps ids to their first place.
         """
         first = seen.setdefault(example.id, place)
         if first == place:
             return
         if FORMS[self.form].unique_ids:
             raise DataError(
-                f"{place}: id {example.id!r} is already that of {first}; answers are scored by id, make it unique"
+                f"{place}: id {example.id!r} was used before at {first}; answers are scored by id, so make it unique"
             )
         remarks.add("an id that occurs before", example.row)
 
 
 def _check_characters(example: Example, place: str) -> None:
-    """Refuse a label that no file can hold as UTF-8.
+    """Refuse a label that cannot be encoded as UTF-8.
 
     Raises:
-        DataError: it holds half of a surrogate pair.
+        DataError: it contains half of a surrogate pair.
     """
     labels: Any = (
         example.label if isinstance(example, Text) else example.tags if isinstance(example, TaggedWords) else ()
     )
     for label in labels if isinstance(labels, tuple) else (labels,):
         if isinstance(label, str) and not label.isascii() and SURROGATE.search(label):
-            raise DataError(f"{place}: label {label!a} holds half of a surrogate pair, no character; correct it")
+            raise DataError(f"{place}: label {label!a} contains half of a surrogate pair; correct it")

@@ -1,5 +1,6 @@
-"""Applies a fine-tuned model to other data than its own: which task the model was trained for, how a file is read for
-it, and which labels of a benchmark are the model's. ``say`` receives one line for every decision taken.
+"""Apply a fine-tuned model to new data: find its task, read a file for it, and match a benchmark's labels with its own.
+
+``say`` receives one line for every decision.
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ from encoderlab.tasks.runs.trials import Say, best_seed, silent
 
 
 def predictor_of(folder: Path, say: Say = silent) -> Predictor:
-    """A fine-tuned model, on the GPU if there is one, with the task it was trained for.
+    """A fine-tuned model, on the GPU if there is one, with its task.
 
-    A folder without ``task.json`` (of ``transformers``, say) tells only form and labels; its task has no layouts.
+    A folder without ``task.json`` (for example from ``transformers``) has only a form and labels; its task has no
+    layouts.
 
     Raises:
-        ConfigError: the folder holds a head on a frozen encoder's features.
+        ConfigError: the folder has a head on a frozen encoder's features.
     """
     folder = best_seed(folder, say)
     if (folder / "model" / HEAD_FILE).exists():
         raise ConfigError(
-            f"{folder}: holds a head on a frozen encoder's features, which predicts only what it was given with its "
+            f"{folder}: a head on a frozen encoder's features can only predict splits that it was given with its "
             f"training data (predictions-*.jsonl); give further texts to finetune with --test"
         )
     model, trained = load(folder).to(usual_device()), read_task(folder)
@@ -47,7 +49,7 @@ def predictor_of(folder: Path, say: Say = silent) -> Predictor:
     labels, metrics = None if trained["labels"] is None else tuple(trained["labels"]), tuple(trained["metrics"])
     known = suites.TASKS.get(trained["name"])
     if known is not None and trained.get("benchmark", (known.form, known.metrics) == (trained["form"], metrics)):
-        task = known  # and not a file of the user's that has the benchmark's name and columns of its own
+        task = known  # not a user's file with the benchmark's name and other columns
     else:
         task = replace(task, form=trained["form"], layouts=layouts_of(trained.get("layouts", ())))
     task = replace(task, name=trained["name"], labels=labels, metrics=metrics)
@@ -59,7 +61,7 @@ def predictor_of(folder: Path, say: Say = silent) -> Predictor:
 def allow_no_answer(
     task: Task, places: Sequence[Path], members: Sequence[Predictor], examples: Sequence[Example], say: Say
 ) -> None:
-    """If the data has unanswerable questions, let the members that come without ``task.json`` withhold answers too.
+    """If the data has unanswerable questions, let members without ``task.json`` predict "no answer" too.
 
     ``places`` are the folders of ``members``.
     """
@@ -74,10 +76,9 @@ def allow_no_answer(
 
 
 def fitted(task: Task, own: Task, say: Say) -> tuple[Task, dict[str, str]]:
-    """A benchmark for a model that was trained for the task ``own``, and the benchmark's label for each of the model's.
+    """A benchmark for a model of the task ``own``, and the benchmark's label for each of the model's.
 
-    Labels belong together that differ in case alone, or, where one side has only numbers (``LABEL_0``), that have the
-    same index.
+    Labels match if they are equal except for case, or, if one side has only numbers (``LABEL_0``), by index.
 
     Raises:
         ConfigError: the model's head is of another form, or has other labels.
@@ -115,15 +116,17 @@ def renamed(found: Predictions, names: Mapping[str, str]) -> Predictions:
 
 
 def task_of_file(path: Path, own: Task, given: Given, say: Say) -> Task:
-    """The model's task ``own`` with the layout of a labelled file: that of the training data if the file has it, else
-    what its columns tell. Given columns replace either.
+    """The model's task ``own`` with the layout of a labelled file.
+
+    That is the layout of the training data if the file fits it, else the inferred one. Given columns override both.
     """
     names = columns(path, Remarks(path))
     fitting = [layout for layout in own.layouts if _fits(layout, path, names)]
     layout = layout_of(path, fitting) if fitting else None
     if layout is not None and (given.text, given.pair, given.label) == (None, None, None):
-        say(f"{path.name}: {own.form}, read as the training data of the model ({own.name}) is")
-        if isinstance(layout, (Columns, Options)) and layout.id not in names:  # a file may have ids that training lacks
+        say(f"{path.name}: {own.form}, read like the model's training data ({own.name})")
+        # a file may have ids although the training data has none
+        if isinstance(layout, (Columns, Options)) and layout.id not in names:
             layout = replace(layout, id=find_column(IDS, names, but=layout.needs))
         return replace(own, layouts=(layout,))
     if isinstance(layout, Columns):
@@ -138,11 +141,11 @@ def task_of_file(path: Path, own: Task, given: Given, say: Say) -> Task:
 def unlabelled_task_of_file(
     path: Path, predictor: Predictor, text: str | None, pair: str | None, say: Say, *, gold: bool = False
 ) -> Task:
-    """As :func:`task_of_file` for a file to predict: plain text has a text per line, and labels are not read, or with
-    ``gold`` read as the file has them.
+    """As :func:`task_of_file` for a file to predict: plain text has one text per line, labels are read only with
+    ``gold``.
 
     Raises:
-        ConfigError: there are no labels, and ``gold`` wants them.
+        ConfigError: ``gold`` for a file without labels.
     """
     own = predictor.form.task
     holds = FORMS[own.form].columns
@@ -163,13 +166,14 @@ def unlabelled_task_of_file(
     if not gold:
         layouts = tuple(layout.unlabelled() for layout in layouts)
     elif isinstance(layouts[0], OneTextPerLine):
-        raise ConfigError(f"{path.name}: holds a text per line and no labels; leave gold out of --with")
+        raise ConfigError(f"{path.name}: has one text per line and no labels; leave gold out of --with")
     return replace(task, layouts=layouts, labels=None, dropped=())
 
 
 def _fits(layout: Layout, path: Path, names: Sequence[str]) -> bool:
-    """Whether a file with the columns ``names`` has ``layout``, one of those of the training data. Columns by number
-    fit only a file whose first row is no header.
+    """Whether a file with the columns ``names`` has ``layout``, a layout of the training data.
+
+    Columns by number fit only a file whose first row is not a header.
     """
     kind = suffix(path)
     if isinstance(layout, Conll):
@@ -177,14 +181,15 @@ def _fits(layout: Layout, path: Path, names: Sequence[str]) -> bool:
     if layout.positional and {name.lower() for name in names} & set(TEXTS):
         return False
     if not isinstance(layout, (Columns, Options, Squad, WordLists)) and kind in (".csv", ".tsv"):
-        return False  # the others are read from JSON or Parquet alone
+        return False  # other layouts are read only from JSON or Parquet
     return layout.matches(names)
 
 
 @dataclass(frozen=True)
 class OneTextPerLine(Layout):
-    """A plain text file to predict: a line is what ``form`` makes of it, a text whose words are tagged, or one text,
-    or, with ``pairs``, also two with a tab between them.
+    """A plain text file to predict: each line is a text, or the words of a sentence to tag.
+
+    With ``pairs``, a tab may separate two texts.
     """
 
     form: str
@@ -221,5 +226,5 @@ def example_of(task: Task, number: int, line: str) -> Example:
     """
     example = FORMS[task.form].of_line(str(number), line)
     if example is None:
-        raise DataError(f"text {number + 1} holds no words; give at least one")
+        raise DataError(f"text {number + 1} has no words; give at least one")
     return example

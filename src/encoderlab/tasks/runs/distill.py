@@ -1,12 +1,12 @@
-"""Distillation during adaptation (Sanh et al., 2019, section 4.1, "DistilBERT (D)"): a fine-tuned teacher's predictions
-as further targets.
+"""Distillation during fine-tuning (Sanh et al., 2019, section 4.1, "DistilBERT (D)"): also learn a teacher's
+predictions.
 
     loss = a T^2 KL(softmax(t / T) || softmax(s / T)) + (1 - a) task loss        (nats; Hinton et al., 2015, section 2)
 
-t are the teacher's scores and s the student's: of the classes, the tags, the options of an example, or the places of a
-window, where start and end count half each. T^2 keeps the size of the gradient whatever T is. For numbers it is
-a (s - t)^2, in the units of the training targets. The teacher reads the packed batch that the student reads, in
-evaluation mode and without gradient, which costs one forward pass of it; the student's head runs twice.
+t are the teacher's scores and s the student's: for classes, tags, the options of an example, or the places of a window,
+where start and end count half each. T^2 keeps the size of the gradient independent of T. For numbers the term is a (s -
+t)^2, in the units of the training targets. The teacher reads the student's packed batch, in evaluation mode and without
+gradient. Costs one forward pass of the teacher; the student's head runs twice.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ from encoderlab.tasks.runs.predict import task_of_model
 
 @dataclass(frozen=True, kw_only=True)
 class Teaching:
-    """Who teaches, and how much it counts. Defaults are those of DistilBERT's code for SQuAD.
+    """The teacher, and its share of the loss. Defaults are those of DistilBERT's code for SQuAD.
 
     Args:
-        teacher: a fine-tuned model folder; in what a run keeps of its recipe, the hash of that model's weights and
-            labels.
-        temperature: T, of both distributions.
+        teacher: a fine-tuned model folder; in the run's stored recipe, the hash of the teacher's weights and labels.
+        temperature: T, for both distributions.
         weight: a, the teacher's share of the loss.
     """
 
@@ -52,14 +51,14 @@ class Teaching:
         if not self.temperature > 0:
             raise ConfigError(f"temperature {self.temperature} is not positive; give a number above 0, such as 2")
         if not 0 <= self.weight <= 1:
-            raise ConfigError(f"the teacher's weight {self.weight} is no share; give a number from 0 to 1")
+            raise ConfigError(f"the teacher's weight is {self.weight}; give a number from 0 to 1")
 
 
 class TaughtObjective(TaskObjective):
     """A task with the teacher's term; without noise (evaluation) it is the plain task.
 
     Raises:
-        ConfigError: the model's answer head has an end that depends on its start, or the teacher reads too few tokens.
+        ConfigError: an answer head whose end depends on its start, or a teacher that reads too few tokens.
     """
 
     def __init__(self, model: Model, form: Form, teacher: Model, settings: Teaching) -> None:
@@ -69,7 +68,7 @@ class TaughtObjective(TaskObjective):
         limit, wanted = teacher.config.encoder.max_length, form.settings.max_length
         if limit is not None and wanted > limit:
             raise ConfigError(f"max_length {wanted} exceeds the teacher's {limit} positions; set it to {limit} or less")
-        # In a tuple, so that it is neither trained nor saved.
+        # The tuple hides the teacher from training and saving.
         self._teacher = (TaskObjective(teacher, form).eval().requires_grad_(False),)
         own, theirs = form.head_labels(), teacher.config.labels
         named = form.labelled and own != theirs
@@ -106,7 +105,7 @@ class TaughtObjective(TaskObjective):
 
     @torch.no_grad()
     def wanted(self, batch: TaskBatch) -> Tensor:
-        """The teacher's scores as the student's :meth:`Form.scores`: with its order of labels, in its units."""
+        """The teacher's scores, as the student's :meth:`Form.scores`: in the student's order of labels and units."""
         scores = self.form.scores(self.teacher, self._teacher[0].states(batch), batch, None)
         if self.columns is not None:
             return scores[:, self.columns]
@@ -117,11 +116,10 @@ class TaughtObjective(TaskObjective):
 
 
 def read_teacher(settings: Teaching) -> tuple[Model, Teaching]:
-    """The teacher, and the settings with its hash in place of its folder, so that a run resumes wherever the teacher
-    lies.
+    """The teacher, and the settings with its hash instead of its folder, so that a run resumes if the folder has moved.
 
     Raises:
-        ConfigError, DataError: no folder is given, or it holds no model.
+        ConfigError, DataError: no folder is given, or it has no model.
     """
     if not settings.teacher:
         raise ConfigError("distillation needs a teacher; give the folder of a fine-tuned model: --teacher FOLDER")
@@ -131,10 +129,10 @@ def read_teacher(settings: Teaching) -> tuple[Model, Teaching]:
 
 
 def check_teacher(teacher: Model, student: Model, task: Task, name: str) -> None:
-    """Refuse a teacher that cannot teach ``student`` the ``task``, whose labels are known. ``name`` is for messages.
+    """Refuse a teacher that cannot teach ``student`` the ``task``, whose labels are known; ``name`` is for messages.
 
     Raises:
-        ConfigError: it has no head or one of another form, other labels, or another tokenizer.
+        ConfigError: it has no head, a head of another form, other labels, or another tokenizer.
     """
     if teacher.task is None:
         raise ConfigError(f"teacher {name}: has no task head; give a model fine-tuned on {task.name}")
@@ -145,16 +143,16 @@ def check_teacher(teacher: Model, student: Model, task: Task, name: str) -> None
         )
     if FORMS[task.form].labelled and sorted(own.labels or ()) != sorted(task.labels or ()):
         raise ConfigError(
-            f"teacher {name}: its labels are {_short(own)}, those of {task.name} {_short(task)}; give a teacher with "
-            f"the same ones (the id2label of a Hugging Face config.json names them)"
+            f"teacher {name}: its labels are {_short(own)}, but {task.name} has {_short(task)}; give a teacher with "
+            f"the same labels (id2label in a Hugging Face config.json)"
         )
     FORMS[task.form].check_comparable(teacher, f"teacher {name}")
     if teacher.tokenizer is None:
-        raise ConfigError(f"teacher {name}: has no tokenizer to compare; put the student's tokenizer.json beside it")
+        raise ConfigError(f"teacher {name}: has no tokenizer to compare; copy the student's tokenizer.json there")
     if student.tokenizer is not None and teacher.tokenizer.hash() != student.tokenizer.hash():
         raise ConfigError(
-            f"teacher {name}: its tokenizer is not the student's, so it cannot read the same batch; give a teacher and "
-            f"a student with one vocabulary"
+            f"teacher {name}: its tokenizer differs from the student's, so it cannot read its batches; give both "
+            f"the same vocabulary"
         )
 
 

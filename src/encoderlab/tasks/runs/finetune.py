@@ -1,4 +1,4 @@
-"""One fine-tuning run: a model, a task, a seed, in a run folder that holds the scored result."""
+"""One fine-tuning run: a model, a task and a seed, in a run folder with the scored result."""
 
 from __future__ import annotations
 
@@ -59,33 +59,36 @@ from encoderlab.train.schedule import Polynomial, Schedule
 
 log = logging.getLogger(__name__)
 
-EXTRAS = ("distill", "sift", "frozen")  # fields of a recipe that train in another way, where the form supports it
+EXTRAS = ("distill", "sift", "frozen")  # fields of a recipe that change training, for forms that support them
 MOST_EPOCHS = 20  # to which ``least_updates`` raises them (Mosbach et al., 2021)
 EXCLUSIVE = (("distill", "sift"), ("distill", "frozen"), ("sift", "frozen"), ("frozen", "head"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneRecipe(Training):
-    """Everything that determines a fine-tuning run, but for model and data.
+    """Everything that determines a fine-tuning run, except model and data.
 
-    The fields ``budget``, ``phases`` and ``evaluation`` of :class:`Training` are set from ``epochs``, ``batch`` and the
-    size of the data.
+    The fields ``budget``, ``phases`` and ``evaluation`` of :class:`Training` are computed from ``epochs``, ``batch``
+    and the size of the data.
 
     Args:
-        form: settings of the task's form; :class:`FormSettings` are taken for those of any form.
-        epochs: passes over the training examples; ``steps``, where given, sets the length of training instead.
-        least_updates: on small data epochs are added until there are so many updates, up to :data:`MOST_EPOCHS`.
+        form: settings of the task's form; plain :class:`FormSettings` fit any form.
+        epochs: passes over the training examples; ``steps``, if given, sets the length of training instead.
+        least_updates: on small data, add epochs to reach this many updates, up to :data:`MOST_EPOCHS` epochs.
         batch: examples per step.
-        row_length: tokens of a packed row at most; None takes the longest sequence or 256, whichever is more, within
-            the model's limit.
+        row_length: largest length of a packed row in tokens; None takes the longest sequence or 256, whichever is more,
+            within the model's limit.
         dropout: of the encoder; None keeps the model's.
-        head: None is the family's.
+        head: None for the family's head.
         head_dropout: of the head's input; None keeps the head's own.
         frozen: train on the activations of the frozen encoder instead.
         sift: add DeBERTa's adversarial term.
-        distill: learn from a fine-tuned teacher too.
-        patience: stop after so many epochs without a better development score; the schedule stays that of all epochs.
-        select: keep the weights of the epoch that validates best, or the last ones.
+        distill: also learn from a fine-tuned teacher.
+        patience: stop after this many epochs without a better development score; the schedule is that of all epochs.
+        select: keep the weights of the epoch with the best validation, or the last ones.
+
+    Raises:
+        ConfigError: values out of range, or that exclude each other.
     """
 
     name: str = "finetune"
@@ -111,24 +114,24 @@ class FinetuneRecipe(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.patience is not None and self.select != "best_epoch":
-            raise ConfigError("patience waits for a better epoch; set select to best_epoch, or leave patience unset")
+            raise ConfigError("patience needs select=best_epoch; set it, or leave patience unset")
         for name in ("batch", "steps", "row_length", "patience"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name} {value} is not positive; give at least 1")
+                raise ConfigError(f"{name} {value} is below 1; give at least 1")
         if not 0 < self.epochs < math.inf:
             raise ConfigError(f"epochs {self.epochs:g} is not positive and finite; give a number such as 3")
         for name in ("dropout", "head_dropout"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
-                raise ConfigError(f"{name} {value:g} is no share of what is kept back; give at least 0 and less than 1")
+                raise ConfigError(f"{name} is {value:g}; give a number from 0 up to, not including, 1")
 
         for first, second in EXCLUSIVE:
             if getattr(self, first) is not None and getattr(self, second) is not None:
                 raise ConfigError(f"{first} and {second} exclude each other; leave one of them unset")
 
     def updates(self, items: int) -> int:
-        """The number of steps for so many training items."""
+        """The number of steps for this number of training items."""
         if self.steps is not None:
             return self.steps
         per_epoch = math.ceil(items / self.batch)
@@ -139,7 +142,7 @@ class FinetuneRecipe(Training):
         """The recipe with the settings of the task's form for these training examples.
 
         Raises:
-            ConfigError: its settings are those of another form, or it asks for what the form does not support.
+            ConfigError: settings of another form, or something that the form does not support.
         """
         form = FORMS[task.form]
         for extra in EXTRAS:
@@ -163,16 +166,20 @@ def finetune(
     encodings: Encodings | None = None,
     trained: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Fine-tune ``model`` on ``splits["train"]``, choose weights on ``splits["dev"]``, predict every other split.
+    """Fine-tune ``model`` on ``splits["train"]``, choose weights on ``splits["dev"]``, predict all other splits.
 
-    The run resumes after an interruption; a finished one is read, not run again, and predicts the splits that it did
-    not have.
+    An interrupted run resumes. A finished run is read, not repeated, and predicts splits that are new.
 
     Args:
+        model: the pretrained model; it is not changed.
+        task: its form, labels and metrics.
+        splits: examples by name; "dev" is needed to choose an epoch.
+        recipe: how to train.
+        out: the run folder.
         about: written into the score besides the recipe (the hash of the initial model, intermediate tasks, ...).
-        session: limits this call rather than the run, which the next call resumes.
-        encodings: keeps encoded examples for further runs.
-        trained: what :func:`read_task` says of the folder that the model is from; without it, its head is not kept.
+        session: limits this call, not the run, which the next call resumes.
+        encodings: caches encoded examples for further runs.
+        trained: the result of :func:`read_task` for the model's folder; without it, the model's head is not kept.
 
     Raises:
         ConfigError, DataError, Stopped, Diverged, OutOfMemory: as the training loop.
@@ -182,16 +189,17 @@ def finetune(
 
 
 class FineTuning:
-    """A fine-tuning run, which is in one of three states: to be trained (from the start, or on from a checkpoint),
-    finished, or finished and damaged. What was to be known before any work is checked when it is made.
+    """A fine-tuning run: to be trained (from the start or from a checkpoint), finished, or finished and damaged.
+
+    Construction checks everything that can be checked before any work.
 
     Attributes:
         task: with the labels of its training data.
-        recipe: as the run folder keeps it, with settings of the task's form.
-        identity: what tells this run from others besides recipe and data.
+        recipe: as the run folder stores it, with settings of the task's form.
+        identity: distinguishes this run from others, besides recipe and data.
 
     Raises:
-        ConfigError, DataError: the task, the recipe, the data and the teacher do not go together.
+        ConfigError, DataError: task, recipe, data and teacher do not fit together.
     """
 
     def __init__(
@@ -223,11 +231,11 @@ class FineTuning:
             self.about["teacher"] = named = self.recipe.distill.teacher
             self.teacher, known = read_teacher(self.recipe.distill)
             check_teacher(self.teacher, model, self.task, named)
-            self.recipe = replace(self.recipe, distill=known)  # with the hash of the teacher in place of its folder
+            self.recipe = replace(self.recipe, distill=known)  # with the teacher's hash instead of its folder
         self.world = join(self.recipe.execution.device)
 
     def result(self, session: Budget | None = None) -> Result:
-        """The finished run, which is trained, mended or extended by further splits where it has to be."""
+        """The finished run; trains it, repairs it or adds further splits if necessary."""
         finished = self.resume()
         if finished is None:
             return self.train(session)
@@ -235,13 +243,11 @@ class FineTuning:
         return self.extend(finished, further) if further else finished
 
     def resume(self) -> Result | None:
-        """The finished run in the folder, with what was damaged made again; None if it is to be trained, from the start
-        or on from a checkpoint.
-        """
+        """The finished run in the folder, after repair of damaged files; None if it has to be trained."""
         finished = read_result(self.out, self.recipe, self.splits, self.identity)
         return self.mend(finished) if finished is not None and finished.damaged else finished
 
-    # What is trained, and on what
+    # Network, objective and data
 
     def assemble(self) -> tuple[Network, Form, str]:
         """The network with its head, the form of the task, and a sentence about the head."""
@@ -260,7 +266,7 @@ class FineTuning:
         return small, form, f"trained on {recipe.frozen.layers} of the frozen encoder"
 
     def objective(self, network: Network, form: Form) -> TaskObjective:
-        """The task, with the further term that the recipe asks for."""
+        """The task's objective, with the further term that the recipe asks for."""
         if self.teacher is not None and self.recipe.distill is not None:
             assert isinstance(network, Model)
             return TaughtObjective(network, form, self.teacher, self.recipe.distill)
@@ -270,7 +276,7 @@ class FineTuning:
         return TaskObjective(network, form)
 
     def items(self, objective: TaskObjective, name: str) -> list[Item]:
-        """The encoded examples of a split; for a frozen encoder, where their activations are stored."""
+        """The encoded examples of a split; for a frozen encoder, the places of their stored activations."""
         form = objective.form
         items = self.encodings.items(form, self.splits[name], train=name == "train")
         if isinstance(objective.model, Model):
@@ -279,7 +285,7 @@ class FineTuning:
         return store.rows_of(items, form.columns == "words", form.settings.max_length)
 
     def data(self, objective: TaskObjective, recipe: FinetuneRecipe, items: Sequence[Item]) -> Data:
-        """The training ``items`` and the development examples, as the training loop takes them."""
+        """The training ``items`` and the development examples, for the training loop."""
         assert objective.model.tokenizer is not None
         pad, form, predictor = objective.model.tokenizer.special.pad, objective.form, Predictor(objective)
         networks = [objective.model, *([self.teacher] if self.teacher is not None else [])]
@@ -296,7 +302,7 @@ class FineTuning:
         if dev is None:
             if recipe.select == "best_epoch":
                 raise ConfigError(
-                    f"task {self.task.name!r} has no dev data to choose an epoch by; set select=last or give some"
+                    f"task {self.task.name!r} has no dev data to choose an epoch; set select=last or give a dev split"
                 )
             return Data(source=source, hashes=hashes)
         held_out = self.items(objective, "dev")
@@ -311,7 +317,7 @@ class FineTuning:
 
         return Data(source=source, validation=losses, score=scores, hashes=hashes)
 
-    # Three ways to a result
+    # Train, repair, extend
 
     def train(self, session: Budget | None = None) -> Result:
         """Train, evaluate and write the run. ``session`` limits this call."""
@@ -334,7 +340,7 @@ class FineTuning:
             notes.append(f"stopped at step {planned}: no better development score for {recipe.patience} epochs")
         if isinstance(network, Model):
             form.finish(network)
-        self.world.wait()  # every process has read the weights that the first one now deletes
+        self.world.wait()  # every process has read the weights that the first one deletes next
         record = {
             **self.identity,
             **self._record(recipe, outcome),
@@ -350,7 +356,7 @@ class FineTuning:
         return Result(folder=self.out, record=record, model=self.out / "model", predictions=evaluated.predictions)
 
     def _unlearnt(self, form: Form, recipe: FinetuneRecipe) -> str:
-        """A note if the loss never fell below that of guessing labels by how often they occur; else empty."""
+        """A note if the loss never fell below that of guessing labels by their frequency; else empty."""
         if not self.world.main:
             return ""
         chances = {name: form.chance(self.splits[name].examples) for name in ("train", "dev") if name in self.splits}
@@ -365,16 +371,17 @@ class FineTuning:
             return ""
         chance, trained = chances["train"], f"rate {recipe.optim.lr:g}, {recipe.budget.amount:,.0f} updates"
         return (
-            f"nothing was learnt: the loss never left {chance:.2f} nats, that of guessing by how often labels occur "
+            f"nothing was learned: the loss stayed at {chance:.2f} nats, the loss of guessing by label frequency "
             f"({trained}); raise optim.lr or train longer"
         )
 
     def mend(self, finished: Result) -> Result | None:
-        """A finished run whose damaged files are made again from its weights; None if these are damaged, so that it has
-        to be trained again. Warnings name what is damaged, and what of it cannot be made again.
+        """A finished run whose damaged files are made again from its weights; None if the weights are damaged.
+
+        In that case it has to be trained again. Warnings list damaged files, and those that cannot be made again.
         """
         record, before = finished.record, hashes_in(self.out)
-        log.warning("%s: missing or altered since the run ended: %s", self.out, ", ".join(finished.damaged))
+        log.warning("%s: missing or changed since the run ended: %s", self.out, ", ".join(finished.damaged))
         self.world.wait()  # every process has seen the damage
         if any(name.endswith(".safetensors") for name in finished.damaged):
             log.warning("%s: the weights are damaged, so the run is trained again", self.out)
@@ -392,7 +399,7 @@ class FineTuning:
         evaluated = self.evaluate(objective, again, choose=False)
         mended = {**record, "scores": {**record["scores"], **evaluated.scores}}
         if self.world.main:
-            shutil.rmtree(finished.model)  # a damaged configuration is not known as that of a model
+            shutil.rmtree(finished.model)  # otherwise a damaged configuration would not count as a model's
         self.write(objective, mended, evaluated)
         if self.world.main:
             after = hashes_in(self.out)
@@ -404,7 +411,7 @@ class FineTuning:
         return replace(finished, record=mended, damaged=())
 
     def extend(self, finished: Result, further: Mapping[str, Split]) -> Result:
-        """A finished run with predictions and scores of ``further`` splits as well, by the model that it saved."""
+        """A finished run with predictions and scores of ``further`` splits, by the saved model."""
         evaluated = self.evaluate(self._saved(finished), further)
         record = dict(finished.record)
         record["scores"] = {**record["scores"], **evaluated.scores}
@@ -418,23 +425,21 @@ class FineTuning:
         return replace(finished, record=record)
 
     def _saved(self, finished: Result) -> TaskObjective:
-        """The task with the weights that a finished run saved, and the threshold that it chose."""
+        """The task's objective with the saved weights and threshold of a finished run."""
         network, form, _ = self.assemble()
         if isinstance(network, Model):
             network.load_state_dict(safetensors.torch.load_file(finished.model / SAFE), strict=False)
             form = form_of(self.task, network, form.as_saved(form.settings))
         else:
             network.load_state_dict(safetensors.torch.load_file(finished.model / HEAD_FILE))
-            self.encodings.items(form, self.splits["train"], train=True)  # for the scale of the numbers
+            self.encodings.items(form, self.splits["train"], train=True)  # sets the scale of the numbers
         form.threshold = finished.record.get("threshold", form.threshold)
         return TaskObjective(network.to(self.world.device), form)
 
-    # What is told of it
+    # Evaluation and record
 
     def evaluate(self, objective: TaskObjective, splits: Mapping[str, Split], *, choose: bool = True) -> Evaluated:
-        """Predictions and scores of every split but the training one; a threshold comes from dev alone, and is kept as
-        it is without ``choose``.
-        """
+        """Predictions and scores of every split except training. With ``choose``, a threshold is chosen on dev."""
         predictor, form = Predictor(objective), objective.form
         found = Evaluated()
         for name in sorted(splits, key=lambda name: name != "dev"):
@@ -456,7 +461,7 @@ class FineTuning:
         return found
 
     def _record(self, recipe: FinetuneRecipe, outcome: Outcome) -> dict[str, Any]:
-        """What a score says of the run that it is of: how it was trained, on what, for how long and where."""
+        """The score's description of the run: how it was trained, on what, how long and where."""
         best = outcome.best
         return {
             "metric": self.task.metric,
@@ -474,8 +479,9 @@ class FineTuning:
         }
 
     def write(self, objective: TaskObjective, record: dict[str, Any], evaluated: Evaluated) -> None:
-        """Write submissions, model, predictions and last the score, which marks the run as finished. Notes about the
-        submissions join the record.
+        """Write submissions, model, predictions and finally the score, which marks the run as finished.
+
+        Notes about the submissions are added to the record.
         """
         if self.world.main:
             notes = write_submissions(self.task, self.splits, evaluated.predictions, self.out)
@@ -487,7 +493,7 @@ class FineTuning:
 
 @dataclass
 class Evaluated:
-    """Predictions and scores by split, and what is to be said about them."""
+    """Predictions and scores by split, and notes about them."""
 
     predictions: dict[str, Predictions] = field(default_factory=dict)
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -495,8 +501,9 @@ class Evaluated:
 
 
 def prepared(model: Model, recipe: FinetuneRecipe) -> Model:
-    """``model`` with the dropout that the recipe wants, reading every text by itself, in memory of its own: training
-    leaves the given one as it is.
+    """A copy of ``model`` with the recipe's dropout, whose convolutions stop at the end of a text.
+
+    Training leaves the given model unchanged.
     """
     config = masking_padding(model.config)
     if recipe.dropout is not None:
@@ -507,13 +514,13 @@ def prepared(model: Model, recipe: FinetuneRecipe) -> Model:
 
 
 def resolved(recipe: FinetuneRecipe, task: Task, items: Sequence[Item]) -> FinetuneRecipe:
-    """The recipe with the budget and the evaluations that its epochs mean for these training items."""
+    """The recipe with the budget and the evaluations that follow from its epochs for these training items."""
     if not items:
         raise DataError(f"task {task.name!r}: no training example can be learned from; check labels and answers")
     per_epoch = math.ceil(len(items) / recipe.batch)
     steps = recipe.updates(len(items))
     longest = max(len(sequence) for item in items for sequence in item.sequences)
-    chosen = recipe.select == "best_epoch"  # else one validation at the end is enough
+    chosen = recipe.select == "best_epoch"  # otherwise one validation at the end suffices
     return replace(
         recipe,
         budget=Budget(amount=steps, unit="steps"),
@@ -527,7 +534,7 @@ def resolved(recipe: FinetuneRecipe, task: Task, items: Sequence[Item]) -> Finet
 
 
 def row_length(recipe: FinetuneRecipe, model: Network, longest: int) -> int:
-    """Tokens of a packed row."""
+    """Length of a packed row in tokens."""
     if recipe.row_length is not None and recipe.row_length < longest:
         raise ConfigError(f"row_length {recipe.row_length} is shorter than the longest sequence, {longest}; raise it")
     wanted = recipe.row_length or max(longest, 256)

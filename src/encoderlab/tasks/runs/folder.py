@@ -1,8 +1,8 @@
-"""The folder of a fine-tuning run: ``model/`` with ``task.json``, predictions as JSON lines, submissions, and
-``score.json``, which marks the run as finished and says which run it was.
+"""The folder of a fine-tuning run: model with ``task.json``, predictions, submissions, and ``score.json``.
 
-``score.json`` holds the hashes of all files of the run and one of itself, and has a copy in ``model/``: a finished run
-is verified when it is read, and what is damaged is made again (:func:`encoderlab.tasks.runs.finetune.finetune`).
+``score.json`` marks the run as finished and describes it. It has the hashes of all files of the run and of itself, and
+a copy in ``model/``: a finished run is verified when it is read, and damaged files are made again
+(:func:`encoderlab.tasks.runs.finetune.finetune`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ TASK_FILE, SCORE_FILE = "task.json", "score.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A finished run. ``record`` is the content of ``score.json``; ``predictions`` by split are None for a run that was
-    read from its folder. ``damaged`` are the files that are not what was written.
+    """A finished run. ``record`` is the content of ``score.json``.
+
+    ``predictions`` by split are None for a run that was read from its folder. ``damaged`` lists files that have changed
+    since they were written.
     """
 
     folder: Path
@@ -50,7 +52,7 @@ class Result:
 
     @property
     def scores(self) -> Mapping[str, Mapping[str, float]]:
-        """By split and metric."""
+        """Scores by split and metric."""
         return self.record["scores"]
 
 
@@ -63,15 +65,16 @@ def write_run(
     score: Mapping[str, Any],
     out: Path,
 ) -> None:
-    """Write the model folder with its task, then the predictions, and last the score, which marks the run as
-    finished; its checkpoints are deleted.
+    """Write the model folder with its task, the predictions, and finally the score; then delete checkpoints.
+
+    The score marks the run as finished.
     """
     model.save(out / "model")
     write_task(task, settings, out / "model", score["threshold"])
     write_json(out / RECIPE, score["recipe"])
     write_predictions(task, splits, predictions, out)
-    # The optimiser state behind the result is three times as large as the model and of no further use. Weights that are
-    # damaged later are trained again.
+    # The optimiser state is three times as large as the model and no longer needed. If the weights are damaged later,
+    # the run is trained again.
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
     write_score(score, out)
 
@@ -79,8 +82,9 @@ def write_run(
 def write_submissions(
     task: Task, splits: Mapping[str, Split], predictions: Mapping[str, Predictions], out: Path
 ) -> list[str]:
-    """Write what leaderboards take into ``submission/`` (of other splits than the test set ``submission-SPLIT/``);
-    returns a note for every file that has another number of rows than the leaderboard expects, and is not written.
+    """Write the leaderboards' files into ``submission/`` (for other splits than test ``submission-SPLIT/``).
+
+    Returns a note for every file that is not written because its number of rows is not the leaderboard's.
     """
     notes = []
     for name, found in predictions.items():
@@ -114,8 +118,8 @@ def write_predictions(
 
 
 def write_score(score: Mapping[str, Any], out: Path, lost: Mapping[str, str] | None = None) -> None:
-    """Write ``score.json`` of a run with the hashes of its files, and a copy into ``model/``. Files that are ``lost``
-    keep the hash that they had.
+    """Write ``score.json`` with the hashes of the run's files, and a copy into ``model/``; ``lost`` files keep their
+    old hash.
     """
     files = dict(sorted((hashes_in(out) | dict(lost or {})).items()))
     record = signed({**score, "files": files})
@@ -124,27 +128,27 @@ def write_score(score: Mapping[str, Any], out: Path, lost: Mapping[str, str] | N
 
 
 def signed(score: Mapping[str, Any]) -> dict[str, Any]:
-    """A record with a hash of itself, by which :func:`read_signed` sees whether it was altered."""
+    """The record with a hash of itself, which :func:`read_signed` verifies."""
     return {**score, "sha256": _digest(score)}
 
 
 def _digest(score: Mapping[str, Any]) -> str:
-    """A hash of a record but for its own."""
+    """The hash of a record without its own hash."""
     content = json.loads(json.dumps({key: value for key, value in score.items() if key != "sha256"}))
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def hashes_in(out: Path) -> dict[str, str]:
-    """The hash of every file of a finished run by its place in the folder, but for ``score.json`` and the lock."""
+    """The hash of every file of a finished run by its path in the folder, except ``score.json`` and the lock."""
     files = sorted(path for path in out.rglob("*") if path.is_file() and path.name not in (SCORE_FILE, LOCK))
     return {path.relative_to(out).as_posix(): sha256(path) for path in files}
 
 
 def read_signed(path: Path, remedy: str) -> dict[str, Any]:
-    """A file whose content :func:`signed` made. One of an older version has no hash of itself and is not verified.
+    """Read a file that :func:`signed` made. Files of older versions have no hash and are not verified.
 
     Raises:
-        DataError: it is missing, damaged or altered.
+        DataError: it is missing, damaged or changed.
     """
     record = read_json(path, remedy)
     if record.get("sha256", wanted := _digest(record)) != wanted:
@@ -153,7 +157,7 @@ def read_signed(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def _score_of(out: Path) -> dict[str, Any] | None:
-    """The record of the run in ``out``, from ``score.json`` or else from its copy; None without either.
+    """The record of the run in ``out``, from ``score.json`` or its copy; None without both.
 
     Raises:
         DataError: both are damaged.
@@ -170,7 +174,7 @@ def _score_of(out: Path) -> dict[str, Any] | None:
 
 
 def record_of(folder: Path) -> dict[str, Any] | None:
-    """The record of the fine-tuning in a run folder, that of a protocol or a model folder; None without one.
+    """The fine-tuning record of a run folder, a protocol's folder or a model folder; None if there is none.
 
     Raises:
         DataError: it is damaged.
@@ -180,7 +184,7 @@ def record_of(folder: Path) -> dict[str, Any] | None:
 
 
 def damaged(out: Path, record: Mapping[str, Any]) -> list[str]:
-    """The files of a finished run that are missing or are not what was written, by their places in ``out``."""
+    """The files of a finished run that are missing or have changed, by their paths in ``out``."""
     if "files" not in record:  # of an older version
         return []
 
@@ -198,14 +202,14 @@ def damaged(out: Path, record: Mapping[str, Any]) -> list[str]:
 
 
 def discard(out: Path, record: Mapping[str, Any]) -> None:
-    """Delete the result of a run whose weights are lost, so that the run of ``record`` is trained again."""
+    """Delete the result of a run whose weights are lost, so that it is trained again."""
     for path in (out / "model", out / METRICS, out / SCORE_FILE, *out.glob("predictions-*.jsonl")):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     write_json(out / RECIPE, record["recipe"])
 
 
 def write_task(task: Task, settings: FormSettings, folder: Path, threshold: float = 0.0) -> None:
-    """Keep in a model folder what its head was trained for."""
+    """Store in a model folder the task that its head was trained for."""
     form = FORMS[task.form]
     data = {
         "name": task.name,
@@ -236,7 +240,7 @@ class _Kept:
 
 
 def plain_layouts(task: Task) -> list[dict[str, Any]]:
-    """The task's layouts as plain data: the name of each, and its fields where they are not the default."""
+    """The task's layouts as plain data: the name of each, and its fields without defaults."""
     found = []
     for layout in cast("tuple[Any, ...]", task.layouts):
         values = {one.name: getattr(layout, one.name) for one in fields(layout)}
@@ -246,7 +250,7 @@ def plain_layouts(task: Task) -> list[dict[str, Any]]:
 
 
 def layouts_of(plain: Sequence[Mapping[str, Any]]) -> tuple[Layout, ...]:
-    """The layouts that :func:`plain_layouts` wrote."""
+    """The inverse of :func:`plain_layouts`."""
     found = []
     for entry in plain:
         values = {
@@ -257,18 +261,18 @@ def layouts_of(plain: Sequence[Mapping[str, Any]]) -> tuple[Layout, ...]:
 
 
 def is_benchmark(task: Task) -> bool:
-    """Whether this is a benchmark, and not a file of the user's with a benchmark's name."""
+    """Whether this is a benchmark, and not a user's file with a benchmark's name."""
     known = suites.TASKS.get(task.name)
     return known is not None and known.form == task.form and known.layouts == task.layouts
 
 
 def find_task(folder: Path) -> Path | None:
-    """The ``task.json`` of a model folder, or of a run folder with a model in it; None without one."""
+    """The ``task.json`` of a model folder, or of the model in a run folder; None without one."""
     return next((place / TASK_FILE for place in (folder, folder / "model") if (place / TASK_FILE).exists()), None)
 
 
 def read_task(folder: Path) -> dict[str, Any] | None:
-    """What :func:`write_task` wrote, with ``settings`` of the type of its form; None for a folder without it."""
+    """Read the file of :func:`write_task`, with ``settings`` of its form's type; None for a folder without it."""
     path = find_task(folder)
     if path is None:
         return None
@@ -285,9 +289,10 @@ def read_task(folder: Path) -> dict[str, Any] | None:
 
 
 def same_task(trained: Mapping[str, Any] | None, task: Task, settings: FormSettings) -> bool:
-    """Whether a head trained for ``trained`` (:func:`read_task`) can be trained further on ``task``: name, form, labels
-    and columns are equal, and it trains with the settings in which saved heads answer (a regression: on the numbers of
-    the file).
+    """Whether a head trained for ``trained`` (:func:`read_task`) can be trained further on ``task``.
+
+    Name, form, labels and columns must be equal, and the settings must be those in which saved heads answer (a
+    regression: in the numbers of the file).
     """
     if trained is None or FORMS[task.form].as_saved(settings) != settings:
         return False
@@ -297,7 +302,7 @@ def same_task(trained: Mapping[str, Any] | None, task: Task, settings: FormSetti
 
 
 def identity_of(task: Task, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells runs apart beside recipe and data: the task with its labels and columns, and the initial model."""
+    """What distinguishes runs besides recipe and data: the task with its labels and columns, and the initial model."""
     return {
         "task": task.name,
         "labels": None if task.labels is None else list(task.labels),
@@ -307,18 +312,18 @@ def identity_of(task: Task, about: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_MEANINGS = {  # of the keys of an identity, for messages
+_MEANINGS = {  # descriptions of the keys of an identity, for messages
     "task": "task",
     "labels": "labels",
     "layouts": "columns",
-    "model": "the initial model of hash",
+    "model": "an initial model with hash",
     "after": "intermediate tasks",
 }
 
 
 def hashes_of(identity: Mapping[str, Any]) -> dict[str, str]:
-    """The identity as hashes, which the run folder keeps, so that an interrupted run is resumed with the same model and
-    task only.
+    """The identity as hashes, which the run folder stores, so that a run is only resumed with the same
+    model and task.
     """
     task = json.dumps([identity[key] for key in ("task", "labels", "layouts")])
     return {"model": identity["model"], "task": hashlib.sha256(task.encode()).hexdigest()}
@@ -328,17 +333,18 @@ def _check_identity(out: Path, found: Mapping[str, Any], wanted: Mapping[str, An
     """Refuse the folder of another run. Keys that an older version did not write are not compared.
 
     Raises:
-        ConfigError: with what the run has and what is wanted.
+        ConfigError: gives the old and the new value.
     """
     for key, value in wanted.items():
         if key in found and found[key] != value:
             had, now = (str(one)[:120] for one in (found[key], value))
-            raise ConfigError(f"{out}: holds a run with {_MEANINGS[key]} {had}, now {now}; choose another --out")
+            raise ConfigError(f"{out}: has a run with {_MEANINGS[key]} {had}, now {now}; choose another --out")
 
 
 def completed_recipe(plain: Mapping[str, Any], like: Training) -> dict[str, Any]:
-    """The recipe that a run folder keeps, as this version writes one of the type of ``like``: fields that did not exist
-    have their defaults, and the settings of all forms become those of one (:meth:`Form.read_settings`).
+    """The recipe in a run folder, converted to this version's type of ``like``.
+
+    New fields get their defaults, and old settings of all forms become those of one (:meth:`Form.read_settings`).
     """
     form = form_named(like.form.kind)  # type: ignore[attr-defined]
     recipe = {**plain, "form": form.read_settings(plain["form"])}
@@ -349,7 +355,7 @@ def completed_recipe(plain: Mapping[str, Any], like: Training) -> dict[str, Any]
 
 
 def update_recipe(out: Path, like: Training) -> None:
-    """Write the recipe of an interrupted run of an older version, which knew no kinds of forms, as this one has it."""
+    """Rewrite the recipe of an interrupted run of an older version, which had no kinds of forms, in today's format."""
     if not (out / RECIPE).exists():
         return
     plain = run_folder.read(out / RECIPE)
@@ -358,25 +364,25 @@ def update_recipe(out: Path, like: Training) -> None:
 
 
 def read_result(out: Path, recipe: Training, splits: Mapping[str, Split], identity: Mapping[str, Any]) -> Result | None:
-    """The finished run in ``out``, with what of it is damaged; None if there is none.
+    """The finished run in ``out``, with its damaged files; None if there is none.
 
     Raises:
-        ConfigError: it was run with another recipe, other data, another model or task.
-        DataError: its score and the copy are damaged.
+        ConfigError: it was run with another recipe, data, model or task.
+        DataError: the score and its copy are damaged.
     """
     found = _score_of(out)
     if found is None:
         return None
     _check_identity(out, found, identity)
     wanted, had = to_dict(recipe), completed_recipe(found["recipe"], recipe)
-    # These follow from the others, or do not change the result.
+    # These follow from other fields, or do not change the result.
     ignored = ("budget", "phases", "evaluation", "execution", "checkpoints", "log_every")
     for key, value in wanted.items():
         if key not in ignored and had.get(key) != json.loads(json.dumps(value)):
             raise ConfigError(
-                f"{out}: holds a finished run with {key} {had.get(key)}, now {value}; choose another folder"
+                f"{out}: has a finished run with {key} {had.get(key)}, now {value}; choose another folder"
             )
     for name, split in splits.items():
         if found["data"].get(name, split.sha256) != split.sha256:
-            raise ConfigError(f"{out}: holds a finished run on other {name} data; choose another folder")
+            raise ConfigError(f"{out}: has a finished run on other {name} data; choose another folder")
     return Result(folder=out, record=found, model=out / "model", damaged=tuple(damaged(out, found)))

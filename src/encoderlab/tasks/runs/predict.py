@@ -1,4 +1,4 @@
-"""Predictions of a fine-tuned model: for a list of examples, for an ensemble, for a file of any size."""
+"""Predict with a fine-tuned model: a list of examples, an ensemble, or a file of any size."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ from encoderlab.tasks.forms.table import FORMS
 
 log = logging.getLogger(__name__)
 
-# How many examples of a file are predicted together, which bounds the memory and what an interruption loses. Where
-# sentences are shown within their document it is more, since at the border of a chunk they see less of it.
+# Number of examples of a file that are predicted together. It limits the memory and the loss by an interruption.
+# Sentences that are read with their document need larger chunks, because they see less of the document at the end of a
+# chunk.
 CHUNK, DOCUMENTS = 2_000, 20_000
 
 
@@ -45,7 +46,7 @@ class Predictor:
 
     @property
     def tokens(self) -> int:
-        """How many tokens one forward pass is given."""
+        """Number of tokens per forward pass."""
         return batch_tokens(next(self.objective.parameters()).device)
 
     @classmethod
@@ -60,7 +61,7 @@ class Predictor:
         return cls(TaskObjective(model, form_of(task, model, settings or default_settings(model, task))))
 
     def predict(self, examples: Sequence[Example]) -> Predictions:
-        """Predictions in the order of ``examples``, whose labels are not looked at."""
+        """Predictions in the order of ``examples``; their labels are not read."""
         items = self.form.items(examples)
         return self.form.decode(items, self.outputs(items), examples)
 
@@ -73,8 +74,9 @@ class Predictor:
 def _outputs(
     members: Sequence[Predictor], items: Sequence[Item], of_batch: Callable[[TaskBatch], list[Any]]
 ) -> list[Any]:
-    """What ``of_batch`` says of every item, in their order. Items of similar length share a batch, so that little
-    padding is computed; all members are in evaluation mode.
+    """The result of ``of_batch`` for every item, in order.
+
+    Items of similar length share a batch, so that little padding is computed; all members are in evaluation mode.
     """
     first = members[0]
     device = next(first.model.parameters()).device
@@ -94,15 +96,15 @@ def predict_ensemble(
 ) -> tuple[Predictions, list[Predictions]]:
     """The ensemble's predictions and those of each member.
 
-    Averaged are probabilities, the numbers of a regression, and for answers the scores of starts and ends, or where
-    :func:`joint_windows` is false, the probabilities of n-best texts. Members may differ in everything but the labels,
-    and for tagging also not in the tokenizer and length that decide which words are in a sequence.
+    Averages probabilities, the numbers of a regression, and for answers the scores of starts and ends, or, if
+    :func:`joint_windows` is false, the probabilities of n-best texts. Members must have the same labels; for tagging
+    also the same tokenizer and length, which decide what words are in a sequence.
 
     Raises:
-        ConfigError: no members, or members that differ in what they may not.
+        ConfigError: no members, or members that do not fit together.
     """
     if not members:
-        raise ConfigError("0 models in the ensemble; give at least one")
+        raise ConfigError("the ensemble has no models; give at least one")
     if len(members) > 1 and joint_windows(members):
         return _joint_answers(members, examples), [member.predict(examples) for member in members]
     own, outputs, items = [], [], []
@@ -118,15 +120,16 @@ def predict_ensemble(
 
 
 def joint_windows(members: Sequence[Predictor]) -> bool:
-    """Whether the outputs of all members are computed together, batch by batch: they find answers in the same windows
-    of passages, with heads of one kind and the same labels.
+    """Whether the outputs of all members can be computed together, batch by batch.
+
+    True if they read the same windows of passages, with heads of one kind and the same labels.
     """
     readings = {member.form.reading(member.model) for member in members}
     return len(readings) == 1 and None not in readings
 
 
 def _joint_answers(members: Sequence[Predictor], examples: Sequence[Example]) -> Predictions:
-    """Answers by the mean of the members' scores of every start and end, and of their thresholds."""
+    """Answers from the mean of the members' scores of every start and end, and of their thresholds."""
     form = copy.copy(members[0].form)
     form.threshold = float(np.mean([member.form.threshold for member in members]))
     items = form.items(examples)
@@ -138,7 +141,7 @@ def _joint_answers(members: Sequence[Predictor], examples: Sequence[Example]) ->
 
 
 def task_of_model(model: Model) -> Task:
-    """A task of the form that the model's head has, with usual columns, for models that come without a task.
+    """A task for a model without a task: its head's form, with usual columns.
 
     Raises:
         ConfigError: the model has no task head.
@@ -154,7 +157,7 @@ def check_head(model: Model, task: Task) -> None:
     """Refuse a model whose head cannot answer ``task``.
 
     Raises:
-        ConfigError: it has none, one of another form, or one with other labels.
+        ConfigError: it has no head, a head of another form, or other labels.
     """
     own, form = task_of_model(model), FORMS[task.form]
     if not form.fits(model):
@@ -170,7 +173,7 @@ def check_head(model: Model, task: Task) -> None:
 
 
 def default_settings(model: Model, task: Task) -> FormSettings:
-    """Settings for a model that comes without any: sequences as long as it can read, up to 512 tokens (answers 384)."""
+    """Settings for a model without any: sequences up to its limit, at most 512 tokens (answers 384)."""
     form = FORMS[task.form]
     longest = min(form.longest, model.config.encoder.max_length or form.longest)
     return form.as_saved(form.settings_type(max_length=longest))
@@ -186,12 +189,14 @@ def predict_file(
     chunk: int | None = None,
     besides: Sequence[str] = (),
 ) -> Iterator[int]:
-    """Predict every example of ``path`` into ``out``, one JSON object per line; yields how many are done after each
-    chunk of ``chunk`` examples, which bounds the memory. ``besides`` as of :func:`record`.
+    """Predict every example of ``path`` into ``out``, one JSON object per line; yields the number done after each
+    chunk.
 
-    Until the end the lines are in ``out.part-...``, a name that depends on model and file, and a hash of every chunk is
-    in ``out.part-....sums``: after an interruption the same call continues behind the last whole chunk, and ends with
-    the same bytes as without one. Lines that were altered since are named in a warning and made again.
+    A ``chunk`` of examples limits the memory. ``besides`` is as in :func:`record`.
+
+    Until the end the lines are in ``out.part-...``, whose name depends on model and file, and hashes of the chunks in
+    ``out.part-....sums``: after an interruption the same call continues after the last whole chunk, and the result has
+    the same bytes. Lines that have changed are reported in a warning and made again.
     """
     if chunk is None:
         chunk = DOCUMENTS if predictor.form.reads_documents else CHUNK
@@ -226,9 +231,10 @@ def record(
     labels: Sequence[str] | None = None,
     besides: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """One prediction as plain data: the id, what is predicted, and its scores or probabilities, the latter by label
-    where there is one for each; ``besides`` names what else of the example is wanted, the ``text`` that it is about
-    (with the second text, question or options) and its reference, ``gold``.
+    """One prediction as plain data: the id, the prediction, and its scores or probabilities.
+
+    Probabilities are by label if there is one per label. ``besides`` lists further fields: ``text``, the example's text
+    (with its second text, question or options), and ``gold``, its label.
     """
     name = {Text: "label", Question: "answer"}.get(type(example), "prediction")
     plain: dict[str, Any] = {"id": example.id, name: list(value) if isinstance(value, tuple) else value}
@@ -255,7 +261,9 @@ def record(
 
 
 def _key(predictor: Predictor, path: Path, task: Task, chunk: int, besides: Sequence[str]) -> str:
-    """A hash of all that determines the predictions of a file; of the file itself, path, size and time of change."""
+    """A hash of everything that determines the predictions of a file; for the file itself, path, size and time of
+    change.
+    """
     size, changed = path.stat().st_size, path.stat().st_mtime_ns
     form = predictor.form
     parts = [weights_hash(predictor.model), form.settings, form.head_labels(), task.layouts]
@@ -263,7 +271,7 @@ def _key(predictor: Predictor, path: Path, task: Task, chunk: int, besides: Sequ
 
 
 def _resumed(part: Path, sums: Path) -> int:
-    """Truncate both files behind the last chunk that is as it was written, and return how many lines are left."""
+    """Truncate both files after the last unchanged chunk, and return the number of lines left."""
     lines = size = kept = 0
     if part.exists() and sums.exists():
         with open(part, "rb") as file, open(sums, "rb") as journal:
@@ -271,11 +279,9 @@ def _resumed(part: Path, sums: Path) -> int:
                 length, _, digest = entry.partition(b" ")
                 data = file.read(int(length)) if length.isdigit() else b""
                 if not entry.endswith(b"\n"):
-                    break  # killed while this was written
+                    break  # killed while writing this line
                 if hashlib.sha256(data).hexdigest().encode() != digest.strip():
-                    log.warning(
-                        "%s: lines %d and on are not as they were written; they are made again", part, lines + 1
-                    )
+                    log.warning("%s: lines from %d on have changed; they are made again", part, lines + 1)
                     break
                 lines, size, kept = lines + data.count(b"\n"), size + len(data), kept + len(entry)
     elif part.exists():

@@ -1,8 +1,7 @@
-"""What a protocol is: the recipe by task and size, the grid that is searched on development data, the number of seeds,
-and which of their scores is reported.
+"""Protocols of fine-tuning: recipe by task and size, grid, number of seeds, and the reported score.
 
-:mod:`encoderlab.tasks.runs.published` has those of the papers; :func:`encoderlab.tasks.runs.trials.run` carries one
-out.
+The grid is searched on development data. :mod:`encoderlab.tasks.runs.published` has the papers' protocols;
+:func:`encoderlab.tasks.runs.trials.run` runs one.
 """
 
 from __future__ import annotations
@@ -26,19 +25,20 @@ SHORT = {"lr": "optim.lr", "weight_decay": "optim.weight_decay", "max_length": "
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """A way of fine-tuning and reporting. Fields of the recipe are given by path; ``tasks`` override ``widths``, and
-    ``sizes`` both.
+    """A way of fine-tuning and reporting.
+
+    Fields of the recipe are given by path; ``tasks`` override ``widths``, and ``sizes`` override both.
 
     Args:
-        recipe: what holds for every task.
+        recipe: for every task.
         tasks: fields by task name, or by form (``"form:span"``), which the name overrides.
         sizes: fields by published size (``deberta-base``) and task name, for models of that architecture.
-        elsewhere: tasks that the source treats in another way, with the protocol that has it.
-        widths: fields by least width of the model; of the entries that are not wider, the widest applies.
+        elsewhere: tasks that the source treats differently, with the name of the protocol for them.
+        widths: fields by least width of the model; the largest width that is not above the model's applies.
         batches: examples per step by least number of training examples, as ``widths``.
         grid: values to try for fields, on the development set with ``search_seeds`` seeds.
         seeds: number of runs at the chosen point.
-        report: which of their scores is reported.
+        report: which of the seeds' scores is reported.
     """
 
     name: str
@@ -55,15 +55,16 @@ class Protocol:
     report: Report = "median"
 
     def recipe_for(self, task: Task, model: Model, examples: int | None = None) -> FinetuneRecipe:
-        """The recipe of one task for a model of this size and, where known, a number of training ``examples``;
-        sequences are no longer than the model can read.
+        """The recipe of one task for a model of this size and, if known, a number of training ``examples``.
+
+        Sequences are at most as long as the model allows.
 
         Raises:
             ConfigError: another protocol has this task.
         """
         if task.name in self.elsewhere:
             raise ConfigError(
-                f"protocol {self.name} does not cover {task.name}, for which its source does otherwise; "
+                f"protocol {self.name} does not cover {task.name}, which its source treats differently; "
                 f"give --protocol {self.elsewhere[task.name]}"
             )
         batch = None if examples is None else _widest(self.batches, examples)
@@ -88,19 +89,19 @@ def _widest(table: Mapping[int, Any], size: int) -> Any:
 
 
 def _size(model: Model) -> str:
-    """The published size of the family that has the model's shape, "" if none has."""
+    """The published size of the family with the model's shape, "" if there is none."""
     sizes = FAMILIES[model.config.family].sizes.items()
     own = _shape(model.config.encoder)
     return next((name for name, config in sizes if _shape(config.encoder) == own), "")
 
 
 def _shape(encoder: EncoderConfig) -> tuple[Any, ...]:
-    """What tells the published sizes of a family apart; DeBERTa's versions also differ in biases and convolution."""
+    """What distinguishes the published sizes of a family; DeBERTa's versions also differ in biases and convolution."""
     return encoder.layers, encoder.width, encoder.attention_biases, encoder.stem_conv is not None
 
 
 def others_with(path: str, recipe: FinetuneRecipe) -> list[str]:
-    """The forms that have the setting at ``path`` of a recipe, if its own form has none of that name."""
+    """The forms that have the setting at ``path`` of a recipe, if the recipe's form has none of that name."""
     name, own = path.removeprefix("form."), FORMS.get(recipe.form.kind)
     if name == path or own is None or hasattr(own.settings_type, name):
         return []
@@ -109,10 +110,11 @@ def others_with(path: str, recipe: FinetuneRecipe) -> list[str]:
 
 def at_point(recipe: FinetuneRecipe, point: Mapping[str, Any], *, where: str) -> FinetuneRecipe:
     """``recipe`` with the fields of ``point``; given epochs replace the steps, or the least updates, of a protocol.
+
     ``where`` is for messages.
 
     Raises:
-        ConfigError: an unknown field, one of another form, or a value that it cannot have.
+        ConfigError: an unknown field, a field of another form, or a value out of range.
     """
     for path in point:
         if others := others_with(path, recipe):
@@ -124,7 +126,7 @@ def at_point(recipe: FinetuneRecipe, point: Mapping[str, Any], *, where: str) ->
 
 
 def spelled_out(assignment: str) -> str:
-    """The path of a field, with or without ``=value``, where its short name may stand: ``lr`` is ``optim.lr``."""
+    """The full path of a field that may have a short name, with or without ``=value``: ``lr`` is ``optim.lr``."""
     name, equals, value = assignment.partition("=")
     return SHORT.get(name, name) + equals + value
 

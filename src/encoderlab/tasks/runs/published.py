@@ -1,6 +1,6 @@
 """The protocols of the papers, with their sources.
 
-Fields of a recipe are given by path. Where a function makes the fields of one task, its values are in the order of the
+Fields of a recipe are given by path. If a function makes the fields of one task, its arguments are in the order of the
 source's tables.
 """
 
@@ -66,7 +66,7 @@ ROBERTA = Protocol(
 
 # BERT
 
-_BERT_ADAM = BertAdam(lr=5e-5, eps=1e-6, weight_decay=0.01)  # the release fine-tunes without bias correction too
+_BERT_ADAM = BertAdam(lr=5e-5, eps=1e-6, weight_decay=0.01)  # the release also fine-tunes without bias correction
 BERT = Protocol(
     name="bert",
     source="Devlin et al., 2019, appendix A.3 and section 4.1: best of four rates on the development set",
@@ -243,8 +243,8 @@ def _deberta(length: int, lr: float, batch: int, epochs: float, warmup: float, d
 
 
 # DeBERTa's scripts (experiments/glue, superglue, ner, my_exp): tokens of a sequence by task; rate, batch, epochs,
-# warm-up (steps, or a share) and dropout of the head by size and task. For the first two versions those of MRPC, RTE,
-# STS-B, COPA and RACE begin with the model that was fine-tuned on MNLI.
+# warm-up (steps, or a share) and dropout of the head by size and task. In the first two versions, MRPC, RTE, STS-B,
+# COPA and RACE start from the model fine-tuned on MNLI.
 _DEBERTA_LENGTHS = {
     "cola": 64, "mnli": 256, "mrpc": 128, "qnli": 512, "qqp": 320, "rte": 320, "sst2": 128, "stsb": 128,
     "copa": 136, "record": 512, "race": 320, "conll2003": 512,
@@ -315,7 +315,7 @@ DEBERTA = Protocol(
 
 
 def _clue(lr: float, batch: int, epochs: float, length: int = 128, **more: Any) -> dict[str, Any]:
-    """``more``: further fields, with ``__`` for the dot of a path."""
+    """The fields of a CLUE task. ``more``: further fields, with ``__`` for the dot of a path."""
     fields = {"optim.lr": lr, "batch": batch, "epochs": epochs, "form.max_length": length}
     return fields | {key.replace("__", "."): value for key, value in more.items()}
 
@@ -364,10 +364,10 @@ PROTOCOLS: dict[str, Protocol] = {
 
 
 def protocol(name: str) -> Protocol:
-    """The protocol of that name.
+    """The protocol called ``name``.
 
     Raises:
-        ConfigError: there is none; the nearest is named.
+        ConfigError: unknown name; the message gives the nearest one.
     """
     if name not in PROTOCOLS:
         raise ConfigError(f"unknown protocol {name!r}{nearest(name, PROTOCOLS)}")

@@ -1,8 +1,9 @@
-"""Scale-invariant fine-tuning (He et al., 2021, section 5.1, as microsoft/DeBERTa implements it).
+"""Scale-invariant fine-tuning (He et al., 2021, section 5.1, as implemented in microsoft/DeBERTa).
 
-The input x of the embeddings' LayerNorm is normalised to unit variance, whatever the norms of word vectors are, and
-perturbed by d: one step along the gradient of the divergence between perturbed and clean predictions. That divergence,
-at the perturbation reached, is a second loss. It costs about two more forward passes and one backward pass per step.
+The input x of the embeddings' LayerNorm is normalised to unit variance, so that norms of word vectors do not matter,
+and perturbed by d: one step along the gradient of the divergence between perturbed and clean predictions. That
+divergence at the resulting perturbation is a second loss. It costs about two more forward passes and one backward pass
+per step.
 
     d ~ N(0, start^2), clipped at 2 start;  d += step g / max|g|,  g = gradient of D(f(x + d), f(x)) by d
     loss + weight D(f(x), f(x + d)),  D(p, q) = CE(p -> log q) + CE(q -> log p), both with the first side detached
@@ -37,7 +38,7 @@ class SiFT:
     Args:
         weight: of the divergence in the loss.
         start: standard deviation of the first perturbation.
-        step: length of the one step along the gradient.
+        step: length of the step along the gradient.
     """
 
     weight: float = 5.0
@@ -49,7 +50,7 @@ class SiFTObjective(TaskObjective):
     """A task with the adversarial term, which is left out in evaluation (without noise).
 
     Raises:
-        ConfigError: the model has no LayerNorm on its embeddings, or the form of task has no scores to compare.
+        ConfigError: the model has no LayerNorm on its embeddings, or the form has no scores to compare.
     """
 
     def __init__(self, model: Model, form: Form, settings: SiFT) -> None:
@@ -90,14 +91,14 @@ class SiFTObjective(TaskObjective):
         return terms | {"sift": Term(distance, count, self.settings.weight)}, None
 
     def _scores(self, kept: Tensor, batch: TaskBatch, noise: Noise) -> Tensor:
-        """The scores with the embeddings ``kept`` under the present shift."""
+        """The scores for embeddings ``kept`` with the current shift."""
         self._clean = kept
         states: States = self.states(batch, noise)
         return self.form.scores(self.model, states, batch, noise)
 
     def _perturb(self, x: Tensor) -> tuple[Tensor] | None:
-        """What the LayerNorm reads: in the first pass the normalised embeddings, which are remembered; in later ones
-        these plus the shift.
+        """The input of the LayerNorm: in the first pass the normalised embeddings, which are kept; later these plus the
+        shift.
         """
         if not self._on:
             return None
@@ -108,7 +109,7 @@ class SiFTObjective(TaskObjective):
         return ((self._clean + self._shift).to(x.dtype),)
 
     def _start(self, like: Tensor, noise: Noise) -> Tensor:
-        """The first perturbation, shaped as ``like`` (B, L, E); its random numbers belong to step and row."""
+        """The first perturbation, shaped as ``like`` (B, L, E); its random numbers depend on step and row."""
         size = like[0].numel()
         places = torch.arange(size, device=like.device)
         bits = mix64(stream(noise.keys, SIFT_START)[:, None] + (places + 1) * WEYL)
@@ -117,10 +118,10 @@ class SiFTObjective(TaskObjective):
         return normal.clamp(-2 * self.settings.start, 2 * self.settings.start).requires_grad_()
 
     def _ascend(self, shift: Tensor, gradient: Tensor) -> Tensor:
-        """One step along the gradient, or none where it is not finite."""
+        """One step along the gradient, or none if it is not finite."""
         ascended = shift + self.settings.step * gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
         return torch.where(gradient.isfinite().all(), ascended, shift)
 
     def _divergence(self, first: Tensor, second: Tensor) -> Tensor:
-        """D of two sets of scores (n, classes), summed over n, as the form has it."""
+        """D of two sets of scores (n, classes), summed over n, as the form defines it."""
         return self.form.divergence(first.float(), second.float())

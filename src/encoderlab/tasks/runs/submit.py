@@ -1,4 +1,4 @@
-"""Writes predictions as the files that leaderboards take, and checks their number of rows."""
+"""Write predictions in the formats of leaderboards, and check their number of rows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from encoderlab.tasks.scoring.entities import entities
 
 
 def check_submission(task: Task, split: str, count: int) -> Submission:
-    """What the leaderboard takes, if that is ``count`` predictions of the split.
+    """The leaderboard's file format, if it takes ``count`` predictions of the split.
 
     Raises:
-        ConfigError: the task's leaderboard takes no such split.
-        DataError: the number of predictions is not the one that the leaderboard expects.
+        ConfigError: the task's leaderboard does not take this split.
+        DataError: the leaderboard expects another number of predictions.
     """
     submission = task.submission
     if submission is None:
@@ -46,8 +46,9 @@ def write_submission(
     nbest: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     null_odds: Mapping[str, float] | None = None,
 ) -> list[Path]:
-    """Write the submission of ``split`` into ``folder`` and return the files. ``nbest`` and ``null_odds`` are those of
-    :class:`encoderlab.tasks.forms.base.Predictions`, written beside answers.
+    """Write the submission of ``split`` into ``folder`` and return the files.
+
+    ``nbest`` and ``null_odds``, from :class:`encoderlab.tasks.forms.base.Predictions`, are written next to answers.
 
     Raises:
         ConfigError, DataError: as :func:`check_submission`.
@@ -87,8 +88,10 @@ def _json_lines(task: Task, pairs: Sequence[tuple[Any, Any]]) -> str:
 
 
 def _json_label(task: Task, example: Example, guess: Any) -> Any:
-    """A prediction as the leaderboard writes it: the text of an option for ReCoRD and its number for other choices,
-    entities for CLUENER, ``True`` and ``False`` for WSC.
+    """A prediction in the leaderboard's format.
+
+    The text of an option for ReCoRD and its number for other choices, entities for CLUENER, ``True`` and ``False`` for
+    WSC.
     """
     if isinstance(example, Choice):
         return example.options[guess] if task.answers == "record" else int(guess)
@@ -103,7 +106,7 @@ def _json_object(task: Task, pairs: Sequence[tuple[Choice, Any]]) -> str:
 
 
 def _multirc(pairs: Sequence[tuple[Text, Any]]) -> str:
-    """Nested by passage and question, as the server wants it; ids are passage-question-answer."""
+    """Nested by passage and question, as the server expects; ids are passage-question-answer."""
     nested: dict[int, dict[int, list]] = {}
     for example, guess in pairs:
         passage, question, answer = (int(part) for part in example.id.split("-"))
@@ -118,7 +121,7 @@ def _multirc(pairs: Sequence[tuple[Text, Any]]) -> str:
 
 
 def _conll(task: Task, pairs: Sequence[tuple[Any, Any]]) -> str:
-    """Word, gold tag (``O`` if there is none), predicted tag, as conlleval wants; blank lines between sentences."""
+    """Word, gold tag (``O`` if there is none), predicted tag, as conlleval expects; blank lines between sentences."""
     lines = []
     for example, guess in pairs:
         gold = example.tags or ("O",) * len(example.words)
@@ -142,7 +145,7 @@ def _squad(
     nbest: Mapping[str, Sequence[Mapping[str, Any]]] | None,
     null_odds: Mapping[str, float] | None,
 ) -> list[Path]:
-    """Answers by question id, and beside them what is known of the n best and of "no answer"."""
+    """Answers by question id, with files for the n best answers and for "no answer" if known."""
     files = [path]
     write_text(path, json.dumps({example.id: guess for example, guess in pairs}, indent=1, ensure_ascii=False))
     for name, content in (("nbest_predictions.json", nbest), ("null_odds.json", null_odds)):
@@ -153,5 +156,5 @@ def _squad(
 
 
 def _number(id: str) -> int | str:
-    """An id as a number where it is one."""
+    """An id as a number, if it is one."""
     return int(id) if id.isdecimal() else id

@@ -1,6 +1,6 @@
-"""Carries out a protocol: every run in a folder of its own, and the scores of its seeds.
+"""Run a protocol: every run in its own folder, and the scores of its seeds.
 
-Everything that was tried is in ``score.json``; a seed that failed is marked and counted rather than dropped.
+Everything that was tried is in ``score.json``; a failed seed is marked and counted, not dropped.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from encoderlab.train.folder import hardware
 
 Point = Mapping[str, Any]  # values of fields of the recipe, by path
 Adjust = Callable[[FinetuneRecipe], FinetuneRecipe]
-Say = Callable[[str], None]  # is given a line of progress, or a remark
+Say = Callable[[str], None]  # receives a line of progress, or a remark
 
 
 def silent(line: str) -> None:
-    """Says nothing."""
+    """Ignore a line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What an initial model was trained for before.
+    """The tasks that an initial model was trained for.
 
     Args:
         after: names of the intermediate tasks, in order.
@@ -56,7 +56,7 @@ FRESH = Origin()  # a model that was not fine-tuned before
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """The runs of one model on one task, each in its folder within ``out``. ``about`` is written into their scores."""
+    """The runs of one model on one task, each in its folder in ``out``; ``about`` is written into their scores."""
 
     model: Model
     task: Task
@@ -66,7 +66,7 @@ class Runs:
     encodings: Encodings = field(default_factory=Encodings)
 
     def attempt(self, recipe: FinetuneRecipe, splits: Mapping[str, Split], folder: str) -> Result | str:
-        """The run of ``recipe`` in ``folder``, read if it is finished; if it diverged, the message that says so."""
+        """Run ``recipe`` in ``folder``, or read the finished run; if it diverged, the error message."""
         more: dict[str, Any] = {"about": self.about, "encodings": self.encodings, "trained": self.trained}
         try:
             return finetune(self.model, self.task, splits, recipe, self.out / folder, **more)
@@ -76,8 +76,9 @@ class Runs:
 
 @dataclass(frozen=True, kw_only=True)
 class ProtocolResult:
-    """What a protocol found for one task: ``record`` is the content of ``score.json``, ``runs`` are the finished runs
-    at the chosen point.
+    """The result of a protocol for one task: ``record`` is the content of ``score.json``.
+
+    ``runs`` are the finished runs at the chosen point.
     """
 
     task: Task
@@ -101,9 +102,9 @@ def run(
     adjust: Adjust = lambda recipe: recipe,
     say: Say = silent,
 ) -> ProtocolResult:
-    """Fine-tune ``model`` on ``task`` as ``protocol`` says; finished runs in ``out`` are read instead of repeated.
+    """Fine-tune ``model`` on ``task`` by ``protocol``; finished runs in ``out`` are read instead of repeated.
 
-    The grid is searched on the development set alone; every other labelled split is scored once, at the chosen point.
+    The grid is searched on the development set only; every other labelled split is scored once, at the chosen point.
     ``adjust`` changes the protocol's recipe last (fields that the user sets).
 
     Raises:
@@ -114,7 +115,7 @@ def run(
     points: list[Point] = [
         dict(zip(protocol.grid, values, strict=True)) for values in itertools.product(*protocol.grid.values())
     ]
-    recipes = [at_point(base, point, where="--grid") for point in points]  # a wrong one is refused before any training
+    recipes = [at_point(base, point, where="--grid") for point in points]  # refuse a wrong one before any training
     about = {"protocol": protocol.name, "model": weights_hash(model), "after": list(origin.after)}
     runs = Runs(model=model, task=task, out=out, about=about, trained=origin.trained)
 
@@ -182,8 +183,9 @@ def _finished(found: Mapping[int, Result | str]) -> list[Result]:
 
 
 def best_seed(folder: Path, say: Say) -> Path:
-    """The run with the best development score if ``folder`` holds those of a protocol, else ``folder`` itself; it may
-    be the name of a model, too (:func:`encoderlab.interchange.places.resolve`).
+    """The run with the best development score if ``folder`` has a protocol's runs, else ``folder`` itself.
+
+    ``folder`` may also be the name of a model (:func:`encoderlab.interchange.places.resolve`).
     """
     folder = resolve(folder)
     path = folder / SCORE_FILE
@@ -199,8 +201,9 @@ def best_seed(folder: Path, say: Say) -> Path:
 
 
 def in_words(recipe: FinetuneRecipe, examples: int) -> str:
-    """How long a recipe trains on so many examples, and at which rate; what a form makes of one example does not
-    count.
+    """The length of training for this number of examples, and the rate.
+
+    Counts each example once, even if a form makes several items of it.
     """
     updates = recipe.updates(examples)
     epochs = updates * recipe.batch / max(examples, 1)
@@ -211,7 +214,7 @@ def in_words(recipe: FinetuneRecipe, examples: int) -> str:
 
 
 def describe(point: Point) -> str:
-    """``lr=0.0001 epochs=3``; empty where no field is searched."""
+    """``lr=0.0001 epochs=3``; empty if no field is searched."""
     parts = (f"{value:g}" if isinstance(value, (int, float)) else f"{value}" for value in point.values())
     return " ".join(f"{name.rpartition('.')[2]}={part}" for name, part in zip(point, parts, strict=True))
 
@@ -222,8 +225,9 @@ def folder_name(point: Point) -> str:
 
 
 def _entry(found: Result | str, task: Task, dev: Split) -> dict[str, Any]:
-    """One seed of the record: its scores, or why it failed. A run that predicts a single label for a development set
-    with several is marked as failed, but keeps its scores.
+    """One seed of the record: its scores, or why it failed.
+
+    A run that predicts a single label for a development set with several is marked as failed, but keeps its scores.
     """
     if isinstance(found, str):
         return {"failed": found}
@@ -267,7 +271,8 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultRow:
-    """One line of a table: the score of a system on a task over ``n`` seeds, beside which ``failed`` ones are counted.
+    """One line of a table: the score of a system on a task over ``n`` seeds; ``failed`` seeds are counted separately.
+
     ``n`` is 0 for a baseline, which has no seeds.
     """
 
@@ -284,7 +289,7 @@ class ResultRow:
 
 
 def system_row(outcome: ProtocolResult, system: str) -> ResultRow:
-    """The line of what a protocol found on the development set."""
+    """The line for a protocol's result on the development set."""
     stats = outcome.record["scores"]["dev"][outcome.task.metric]
     return ResultRow(
         task=outcome.task.name,
@@ -297,7 +302,7 @@ def system_row(outcome: ProtocolResult, system: str) -> ResultRow:
 
 
 def baseline_rows(task: Task, scores: Mapping[str, Mapping[str, float]]) -> list[ResultRow]:
-    """The lines of what :func:`encoderlab.tasks.scoring.scores.baselines` found."""
+    """The lines for the result of :func:`encoderlab.tasks.scoring.scores.baselines`."""
     return [
         ResultRow(task=task.name, metric=task.metric, system=name, median=value, mean=value, best=value)
         for name, found in scores.items()

@@ -1,4 +1,4 @@
-"""A search over fields of the recipe by Optuna's tree-structured Parzen estimator, on the development set alone."""
+"""Search fields of the recipe on the development set with Optuna's tree-structured Parzen estimator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, Runs, Say, descr
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Numbers from ``low`` to ``high``: whole ones if both are, by their logarithm if they span a factor of ten."""
+    """Numbers from ``low`` to ``high``: integers if both are, on a log scale if they span a factor of ten."""
 
     low: float
     high: float
@@ -37,7 +37,7 @@ Space = Mapping[str, Range | tuple[Any, ...]]  # by the path of a field: a range
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How many points of which space are tried.
+    """A search space and the number of points to try.
 
     Raises:
         ConfigError: no trials.
@@ -78,15 +78,15 @@ def tune(
     adjust: Adjust = lambda recipe: recipe,
     say: Say = silent,
 ) -> dict[str, Any]:
-    """The point with the best development score of all trials, which run with one seed and are kept in
+    """The point with the best development score of all trials, which run with one seed and are stored in
     ``out/tune.json``.
 
-    Only training and development examples are looked at. The search is deterministic for a seed, so one that was
-    interrupted reads its finished runs and goes on. To score the point over seeds, give it to
+    Only training and development examples are used. The search is deterministic for a seed, so an interrupted search
+    reads its finished runs and continues. To score the point over seeds, give it to
     :func:`encoderlab.tasks.runs.trials.run` as a grid of one point; ``origin`` and ``adjust`` are explained there.
 
     Raises:
-        ConfigError: a value that its field cannot have.
+        ConfigError: a value out of range for its field.
         MissingDependency: Optuna is not installed.
         Diverged: all trials diverged.
     """
@@ -95,7 +95,7 @@ def tune(
     except ImportError:
         raise MissingDependency("optuna", "tune", "searching hyperparameters") from None
     base = adjust(protocol.recipe_for(task, model, len(splits["train"])))
-    for name, values in search.space.items():  # a wrong one is refused before any training
+    for name, values in search.space.items():  # refuse a wrong one before any training
         for value in (values.low, values.high) if isinstance(values, Range) else values:
             at_point(base, {name: value}, where="--tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -128,7 +128,7 @@ def _suggest(trial: Any, name: str, values: Range | tuple[Any, ...]) -> Any:
         return trial.suggest_categorical(name, values)
     if isinstance(values.low, int) and isinstance(values.high, int):
         return trial.suggest_int(name, values.low, values.high, log=values.logarithmic)
-    # Rounded to three digits, since the value becomes part of a folder's name.
+    # Rounded to three digits, because the value becomes part of a folder's name.
     return float(f"{trial.suggest_float(name, values.low, values.high, log=values.logarithmic):.3g}")
 
 

@@ -1,4 +1,4 @@
-"""Layouts of task files: how the published sets, Hugging Face columns and the user's own files hold examples.
+"""Layouts of task files: how published sets, Hugging Face columns and users' own files store examples.
 
 A :class:`Layout` is a frozen dataclass with ``matches(columns)`` and ``read(path, remarks)``. A file or row that cannot
 be used raises a ``DataError`` that names it; problems that a reader recovers from are counted in ``remarks``.
@@ -25,11 +25,12 @@ __all__ = [
 
 
 def layout_of(path: Path, layouts: Sequence[Layout]) -> Layout:
-    """The first of ``layouts`` that matches the columns of ``path``. One whose label is there too goes before others,
-    and columns by name before columns by number.
+    """The first of ``layouts`` that fits the columns of ``path``.
+
+    A layout whose label is present is preferred, and so are columns by name to columns by number.
 
     Raises:
-        DataError: none matches; the message names what is there and what was expected.
+        DataError: none fits; the message lists the columns present and expected.
     """
     columns = tables.columns(path, Remarks(path))
     fitting = [layout for layout in layouts if layout.matches(columns)]
@@ -42,29 +43,29 @@ def layout_of(path: Path, layouts: Sequence[Layout]) -> Layout:
     if not needs or (columns and not missing):
         raise DataError(f"{path}: columns {', '.join(columns) or '(none)'}; expected {_form(layouts[0])}")
     if not columns:
-        raise DataError(f"{path}: holds no rows; expected the columns {', '.join(needs)}")
+        raise DataError(f"{path}: has no rows; expected the columns {', '.join(needs)}")
     shown = ", ".join(map(repr, columns[:12]))
     raise DataError(f"{path}: no column {missing[0]!r} among {shown}{nearest(missing[0], columns)}")
 
 
 def examples(layout: Layout, path: Path, remarks: Remarks) -> Iterator[Example]:
-    """What ``layout`` reads from ``path``, checked to be texts where texts are expected.
+    """The examples that ``layout`` reads from ``path``; fields that must be texts are checked.
 
     Raises:
-        DataError: a record lacks a field, or a field holds something of another kind.
+        DataError: a record lacks a field, or a field is of another kind.
     """
     try:
         for example in layout.read(path, remarks):
             if strange := [text for text in example.texts if not isinstance(text, str)]:
-                raise DataError(f"{path}:{example.row}: {strange[0]!r:.40} stands for a text; correct the row")
+                raise DataError(f"{path}:{example.row}: {strange[0]!r:.40} is not a text; correct the row")
             yield example
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         found = f"no field {error}" if isinstance(error, KeyError) else f"a field of another kind ({error})"
-        place = f"{path}:{remarks.row}" if remarks.row else str(path)  # it has no row before the first is read
+        place = f"{path}:{remarks.row}" if remarks.row else str(path)  # before the first record there is no row
         raise DataError(f"{place}: {found}; expected {_form(layout)}") from error
 
 
 def _form(layout: Layout) -> str:
-    """What the layout holds: the first paragraph of its docstring, in one line."""
+    """A description of the layout: the first paragraph of its docstring, in one line."""
     form = str(layout.__doc__).split("\n\n")[0].replace("``", "")
     return " ".join(form.split()).rstrip(".")

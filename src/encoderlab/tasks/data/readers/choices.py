@@ -61,7 +61,7 @@ class Options(Layout):
             answer = _choice(self._answer(record), options, keys, self.first_number, self.by_text)
             kept = [i for i, option in enumerate(options) if option]
             if len(kept) < 2 or answer is not None and answer not in kept:
-                remarks.add("fewer than two options, or an answer that is none of them; left out", record.row)
+                remarks.add("fewer than two options, or an answer that is not an option; left out", record.row)
                 continue
             yield Choice(
                 id=id_of(record, self.id, remarks),
@@ -75,13 +75,13 @@ class Options(Layout):
     def judged(self, path: Path) -> tuple[Options, str]:
         """This layout with ``first_number`` and ``by_text`` inferred from all answers of the file; and a description.
 
-        Numbers count from 1 if they never are 0 and reach the number of options. Answers are texts if all of them are
-        the text of an option and not all can be read as its letter or number.
+        Numbers count from 1 if they are never 0 and reach the number of options. Answers are texts if all of them are
+        the text of an option and some cannot be read as its letter or number.
         """
         remarks = Remarks(path)
         numbers: set[int] = set()
         most = 0  # options of an example whose answer is a number
-        places = texts = total = 0  # answers that are a letter, number or name of an option, that are a text, all
+        places = texts = total = 0  # counts of answers: a letter, number or name of an option; a text; all
         for record in records(path, remarks, self.needs, self.answer, positional=self.positional):
             options, keys = self._options(record)
             answer = self._answer(record)
@@ -105,7 +105,7 @@ class Options(Layout):
         return replace(self, first_number=first), f"numbers from {first}" if numbers else "letters or names of options"
 
     def _answer(self, record: Record) -> str | None:
-        """The answer as it is written; None where there is none."""
+        """The answer as written; None if there is none."""
         answer = "" if self.answer is None else (label_of(record.fields.get(self.answer)) or "").strip()
         return None if answer in ("", "-1") else answer
 
@@ -136,7 +136,7 @@ class Stems(Layout):
             question, answer = record.fields["question"], label_of(record.fields.get("answerKey"))
             keys = [str(choice["label"]) for choice in question["choices"]]
             if answer and answer not in keys:
-                remarks.add("an answer that is none of the options; left out", record.row)
+                remarks.add("an answer that is not an option; left out", record.row)
                 continue
             yield Choice(
                 id=id_of(record, "id", remarks),
@@ -189,7 +189,7 @@ class C3(Layout):
                 options = tuple(item["choice"])
                 answer = item.get("answer")
                 if answer not in (None, "") and answer not in options:
-                    raise DataError(f"{path}: text {name}: answer {answer!r} is none of its options; correct the file")
+                    raise DataError(f"{path}: text {name}: answer {answer!r} is not an option; correct the file")
                 number += 1
                 yield Choice(
                     id=str(item.get("id", f"{path.name.split('.')[0]}-{number - 1}")),  # the names of texts repeat
@@ -319,7 +319,7 @@ class EntityCloze(Layout):
 def _choice(
     answer: str | None, options: Sequence[str], keys: Sequence[str], first_number: int, by_text: bool
 ) -> int | None:
-    """Index of the right option; None where there is no answer, -1 where it is none of the options."""
+    """Index of the correct option; None without an answer, -1 if the answer is not an option."""
     if answer is None:
         return None
     if answer in keys:
@@ -339,5 +339,5 @@ def _joined(record: Record, column: str, path: Path) -> str:
 
 
 def _letter(answer: str) -> int:
-    """0 for A, 1 for B, ...; -1 for what is no letter."""
+    """0 for A, 1 for B, ...; -1 for anything else."""
     return ord(answer.upper()) - ord("A") if len(answer) == 1 and answer.isascii() and answer.isalpha() else -1

@@ -1,4 +1,4 @@
-"""What the layouts share: their interface, records of a file by columns, and single fields."""
+"""Common parts of the layouts: their interface, records of a file by columns, and single fields."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TABLES = (".csv", ".tsv", ".txt")
 
 
 class Layout:
-    """How a file holds examples. Subclasses are frozen dataclasses whose fields name columns."""
+    """How a file stores examples. Subclasses are frozen dataclasses whose fields name columns."""
 
     @property
     def needs(self) -> Sequence[str]:
-        """The columns without which no example can be read."""
+        """The columns that every example needs."""
         return ()
 
     @property
@@ -34,8 +34,9 @@ class Layout:
         return ""
 
     def matches(self, columns: Sequence[str]) -> bool:
-        """Whether a file with these columns (a table's header, a record's keys; none for other files) has this
-        layout.
+        """Whether a file with these columns has this layout.
+
+        ``columns`` are a table's header or a record's keys; empty for other files.
         """
         return set(self.needs) <= set(columns)
 
@@ -44,7 +45,7 @@ class Layout:
         raise NotImplementedError
 
     def unlabelled(self) -> Self:
-        """This layout for files to predict: labels that may be there are not read."""
+        """This layout for files to predict: labels in the file are not read."""
         return self
 
 
@@ -57,7 +58,7 @@ def records(
     positional: bool = False,
     quoted: bool | None = None,
 ) -> Iterator[Record]:
-    """Records of a table, JSON or Parquet file; ``remarks`` follows which one is being read.
+    """Records of a table, JSON or Parquet file; ``remarks`` tracks which record is being read.
 
     Args:
         needs, label: the columns that will be read, as numbers if ``positional``.
@@ -65,7 +66,7 @@ def records(
         quoted: see :func:`encoderlab.tasks.data.records.table`.
 
     Raises:
-        DataError: two of the columns have one name, or the file cannot be read.
+        DataError: two of the columns have the same name, or the file cannot be read.
     """
     if tables.suffix(path) not in TABLES:
         yield from nested(path, remarks)
@@ -81,12 +82,12 @@ def records(
 
 
 def nested(path: Path, remarks: Remarks) -> Iterator[Record]:
-    """Records of a JSON or Parquet file; ``remarks`` follows which one is being read."""
+    """Records of a JSON or Parquet file; ``remarks`` tracks which record is being read."""
     yield from _followed(tables.records(path), remarks)
 
 
 def _followed(records: Iterator[Record], remarks: Remarks) -> Iterator[Record]:
-    """The records; ``remarks`` is told the row and the number of each, and counts NUL characters."""
+    """The records; writes the row and the number of each into ``remarks``, and counts NUL characters."""
     for record in records:
         remarks.row, remarks.number = record.row, remarks.first + record.number
         if any("\0" in value for value in record.fields.values() if isinstance(value, str)):
@@ -95,7 +96,7 @@ def _followed(records: Iterator[Record], remarks: Remarks) -> Iterator[Record]:
 
 
 def reaches(columns: Sequence[str], numbers: Sequence[str | None]) -> bool:
-    """Whether a table without a header has all columns of these numbers, counted from 0; None is no column."""
+    """Whether a table without a header has all columns of these numbers, counted from 0; None is ignored."""
     return len(columns) > max(int(number) for number in numbers if number is not None)
 
 
@@ -103,7 +104,7 @@ def text_of(record: Record, column: str, path: Path) -> str:
     """The text in a column; numbers are read as text.
 
     Raises:
-        DataError: there is no such column in the record, or it holds null, NaN, a list or an object.
+        DataError: the record has no such column, or it contains null, NaN, a list or an object.
     """
     value = record.fields.get(column)
     if column in record.fields and (value is None or value != value):  # NaN is not equal to itself
@@ -121,7 +122,7 @@ def text_of(record: Record, column: str, path: Path) -> str:
 
 
 def id_of(record: Record, column: str | None, remarks: Remarks) -> str:
-    """The id in ``column``, or the number of the row where there is none."""
+    """The id in ``column``, or the number of the row if there is none."""
     value = None if column is None else record.fields.get(column)
     return str(remarks.number if value is None else value)
 
@@ -144,9 +145,7 @@ def label_of(value: Any) -> str | None:
 
 
 def nearest_place(text: str, wanted: str, start: int) -> int:
-    """Where the mention of ``wanted`` nearest to ``start`` begins; in another case only if none is in its own, else
-    -1.
-    """
+    """Start of the mention of ``wanted`` nearest to ``start``, -1 if there is none; ignores case only if necessary."""
     if not wanted:
         return -1
     mention = f"(?={re.escape(wanted)})"
@@ -155,7 +154,9 @@ def nearest_place(text: str, wanted: str, start: int) -> int:
 
 
 def nearest_words(text: str, wanted: str, start: int) -> int:
-    """Where the mention nearest to ``start`` begins, in any case, that is not part of a longer word; -1 if none."""
+    """Start of the mention nearest to ``start``, ignoring case, that is not part of a longer word; -1 if
+    there is none.
+    """
     return _nearest(rf"(?i)(?<!\w){re.escape(wanted)}(?!\w)", text, start) if wanted else -1
 
 

@@ -93,21 +93,21 @@ class Squad(Layout):
 def _question(
     id: str, question: str, passage: str, answers: list[dict] | None, path: Path, remarks: Remarks
 ) -> Question:
-    """The question of the row that is being read, with every answer at the place where the passage has it."""
+    """The question of the current row, with every answer at its place in the passage."""
     row = remarks.row
     if not passage.strip():
         raise DataError(f"{path}:{row}: question {id!r} has an empty passage; leave it out")
     found = []
-    said = set()  # once for a question, whose answers are often the same words
+    said = set()  # once per question, whose answers are often the same words
     for answer in answers or ():
         text, given = str(answer["text"]), answer.get("answer_start")
         start = -1 if given is None else int(given)
         if start < 0 or passage[start : start + len(text)].lower() != text.lower():
             start = nearest_place(passage, text.strip(), start)
             if start < 0:
-                said.add("an answer does not stand in the passage; it is scored but not trained on")
+                said.add("an answer is not in the passage; it is scored but not trained on")
             elif given is not None:
-                said.add("an answer stands elsewhere than its offset says; the nearest mention is taken")
+                said.add("an answer is not at its offset; the nearest mention is used")
         found.append(Answer(text, start))
     for remark in sorted(said):
         remarks.add(remark, row)

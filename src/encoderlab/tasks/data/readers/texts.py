@@ -85,14 +85,14 @@ class Columns(Layout):
 
 
 def _labels_of(value: Any, several: str | None) -> str | tuple[str, ...] | None:
-    """The label in a cell, or those of a list or with ``several`` (:class:`Columns`) between them."""
+    """The label in a cell, or several labels in a list or separated by ``several`` (:class:`Columns`)."""
     if isinstance(value, list):
         return tuple(str(label_of(label)) for label in value if label is not None)
     return parts_of(value, several) if several is not None and isinstance(value, str) else label_of(value)
 
 
 def parts_of(cell: str, several: str) -> tuple[str, ...]:
-    """The labels in a cell with ``several`` (:class:`Columns`) between them."""
+    """The labels in a cell, separated by ``several`` (:class:`Columns`)."""
     if several == "[]":
         try:
             parts = [str(part) for part in json.loads(cell or "[]")]
@@ -143,7 +143,7 @@ class MarkedText(Layout):
             return place
         found = nearest_words(text, span, place) if self.words else nearest_place(text, span, place)
         then = "; the nearest mention is marked" if found >= 0 else ", nor anywhere else; it is not marked"
-        remarks.add(f"a span does not stand where its offset says{then}", row)
+        remarks.add(f"a span is not at its offset{then}", row)
         return found
 
 

@@ -25,8 +25,8 @@ from encoderlab.tasks.scoring.entities import (
     write_tags,
 )
 
-_FIRST = 300  # lines of a file that tell whether it holds a word per line
-_NO_WORD = r"\d+[-.]\d+"  # the number of a line of CoNLL-U that is no word of its sentence
+_FIRST = 300  # lines that decide whether a file has one word per line
+_NO_WORD = r"\d+[-.]\d+"  # the number of a line of CoNLL-U that is not a word of its sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class WordLists(Layout):
             yield sentence
         if sentences > 1 and longest == 1:
             remarks.note(
-                "every row holds one word, which is tagged without its neighbours; put the words of a sentence in one "
+                "every row has one word, which is tagged without its neighbours; put the words of a sentence in one "
                 "row, or one in a line with blank lines between sentences"
             )
 
@@ -125,7 +125,7 @@ class WordLists(Layout):
                 tags = None if self.tags is None else _items(record.fields.get(self.tags))
             except TypeError as error:
                 raise DataError(
-                    f"{path}:{record.row}: {self.words!r} or {self.tags!r} is no list ({error}); correct the record"
+                    f"{path}:{record.row}: {self.words!r} or {self.tags!r} is not a list ({error}); correct the record"
                 ) from None
             if not words:
                 remarks.add("no words; left out", record.row)
@@ -157,7 +157,7 @@ class CharacterSpans(Layout):
 
     @staticmethod
     def _tags(text: str, label: dict[str, dict[str, list]], path: Path, row: int, remarks: Remarks) -> list[str]:
-        """BIO tags of the characters; of overlapping mentions only the first and longest is kept."""
+        """BIO tags of the characters; of overlapping mentions only the first and longest is used."""
         spans: list[Entity] = []
         for kind, mentions in label.items():
             for mention, places in mentions.items():
@@ -165,9 +165,9 @@ class CharacterSpans(Layout):
                     if text[first : last + 1] != mention:
                         first = nearest_place(text, mention, first)
                         if first < 0:
-                            raise DataError(f"{path}:{row}: {mention!r} does not stand in the text; correct the row")
+                            raise DataError(f"{path}:{row}: {mention!r} is not in the text; correct the row")
                         last = first + len(mention) - 1
-                        remarks.add("a mention stands elsewhere than its offsets say; the nearest is taken", row)
+                        remarks.add("a mention is not at its offsets; the nearest is used", row)
                     spans.append((kind, first, last + 1))
         kept: list[Entity] = []
         for span in sorted(spans, key=lambda span: (span[1], -span[2])):
@@ -181,7 +181,7 @@ class CharacterSpans(Layout):
 def _converted(
     sentences: Callable[[Remarks], Iterator[TaggedWords]], scheme: Scheme | None, path: Path, remarks: Remarks
 ) -> Iterator[TaggedWords]:
-    """Sentences with their tags in ``scheme``; a first pass over the file finds the scheme that it has."""
+    """Sentences with their tags in ``scheme``; a first pass over the file detects its scheme."""
     if scheme is None:
         yield from sentences(remarks)
         return
@@ -215,14 +215,14 @@ def _converted(
 
 
 def cells_of(line: str) -> list[str]:
-    """The columns of a line; only tabs and ASCII spaces separate them, since a wide space may be a word."""
+    """The columns of a line; only tabs and ASCII spaces separate them, because a wide space may be a word."""
     if not line.strip("\t "):
         return []
     return line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]
 
 
 def _items(value: Any) -> tuple[str, ...] | None:
-    """A list of words or tags, or a text of them; None where there is none."""
+    """A list of words or tags, or a text of them; None if there is none."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -236,8 +236,10 @@ def _items(value: Any) -> tuple[str, ...] | None:
 
 
 def has_word_lines(path: Path) -> bool:
-    """Whether a labelled file holds a word per line: in its first lines 2 to 10 columns, the first of single words, and
-    blank lines between sentences. Blank lines at the end of a table say nothing.
+    """Whether a labelled file has one word per line.
+
+    Its first lines must have 2 to 10 columns, the first with single words, and blank lines between sentences. Blank
+    lines at the end of a table do not count.
     """
     rows = [cells_of(line) for _, line in islice(tables.lines(path), _FIRST)]
     filled = [cells for cells in rows if cells]
@@ -251,9 +253,10 @@ def has_word_lines(path: Path) -> bool:
 
 
 def columns_of_words(path: Path) -> tuple[int, int]:
-    """The columns of word and tag in a file with a word per line: the first and the last, but the second and the last
-    where the first of at least three counts the words of every sentence (GermEval), and the second and the fourth, the
-    universal part of speech, where there are ten such columns (CoNLL-U).
+    """The columns of word and tag in a file with one word per line.
+
+    (0, last); (1, last) if column 0 of at least three numbers the words (GermEval); (1, 3), the universal part of
+    speech, for CoNLL-U's ten columns.
     """
     lines = (line for _, line in islice(tables.lines(path), _FIRST) if not line.startswith("#"))
     rows = (cells for cells in map(cells_of, lines) if not cells or not re.fullmatch(_NO_WORD, cells[0]))
@@ -266,8 +269,9 @@ def columns_of_words(path: Path) -> tuple[int, int]:
 
 
 def is_word_per_line(path: Path, tags: Sequence[str]) -> bool:
-    """Whether a plain file to be tagged holds a word per line rather than a text: its first lines end with one of
-    ``tags``, or have one number of columns and blank lines between them.
+    """Whether a plain file to be tagged has one word per line rather than one text.
+
+    Its first lines end with one of ``tags``, or have a fixed number of columns and blank lines between them.
 
     Raises:
         DataError: it could be either.
@@ -291,6 +295,6 @@ def is_word_per_line(path: Path, tags: Sequence[str]) -> bool:
     if len(sentences) > 1 and max(map(len, sentences)) > 1 and not chinese:
         return True
     raise DataError(
-        f"{path}: a text or a word per line? for texts leave out blank lines and tabs, for words let its name end in "
+        f"{path}: one text or one word per line? for texts remove blank lines and tabs, for words rename it to end in "
         f".conll"
     )
