@@ -80,7 +80,7 @@ def test_labels_in_every_format(run, name: str, text: str) -> None:
         ("p.txt", "pos\nneg\nneg\n", "p.txt:3: 3 predictions for 4 examples of gold.csv"),
         ("p.txt", "pos\nneg\nneg\npos\npos\n", "p.txt:5: 5 predictions"),
         ("p.txt", "pos\n\nneg\npos\n", "p.txt:2: no prediction"),
-        ("p.txt", "pos\nneg\nnag\npos\n", "p.txt:3: label 'nag' is none of neg, pos"),
+        ("p.txt", "pos\nneg\nnag\npos\n", "p.txt:3: label 'nag' is not one of neg, pos"),
         ("p.tsv", "index\tprediction\n0\tpos\n1\tneg\n1\tpos\n2\tneg\n", "p.tsv:4, id '1': has two predictions"),
         ("p.tsv", "index\tprediction\n0\tpos\n1\tneg\n4\tpos\n2\tneg\n", "p.tsv:4, id '4': no example of gold.csv"),
         ("p.tsv", "index\tprediction\n0\tpos\n1\tneg\n2\tpos\n", "no prediction for id '3' (gold.csv:5)"),
@@ -146,7 +146,7 @@ def test_tags_in_every_format(run, name: str, text: str, f1: float) -> None:
     ("text", "said"),
     [
         ("Jim B-PER\n\nin O\nNew B-LOC\nYork I-LOC\n", "p.txt:1: 1 tags, the sentence has 2 words"),
-        ("Jim B-PER\nlives O\n\nin O\nNew B-ORG\nYork I-LOC\n", "p.txt:5: tag 'B-ORG' is none of"),
+        ("Jim B-PER\nlives O\n\nin O\nNew B-ORG\nYork I-LOC\n", "p.txt:5: tag 'B-ORG' is not one of"),
         ("Jim B-PER\nlives O\n\nin O\nOld B-LOC\nYork I-LOC\n", "p.txt:5: 'Old', the gold data has 'New' here"),
         ("Jim B-PER\nlives O\n", "p.txt:1: 1 predictions for 2 examples"),
     ],
@@ -162,7 +162,7 @@ def test_options_by_number_letter_and_text(run) -> None:
     )
     for text in ("0\n1\n1\n", "A\nb\nB\n", "red\nblue\nblue\n"):
         assert run("p.txt", text, "gold.jsonl", gold)["accuracy"] == pytest.approx(2 / 3)
-    assert "p.txt:2: answer 3 is none of the 3 options" in run("p.txt", "0\n3\n1\n", "gold.jsonl", gold)[1]
+    assert "p.txt:2: answer 3 is not one of the 3 options" in run("p.txt", "0\n3\n1\n", "gold.jsonl", gold)[1]
     assert "p.txt:3: 'pink' is none of the 3 options" in run("p.txt", "0\n1\npink\n", "gold.jsonl", gold)[1]
 
 

@@ -394,7 +394,7 @@ def test_words_without_their_sentences_are_said(tmp_path):
     [
         ("text\tlable\na\tpos\n", r"train.tsv:2: no label; train data needs one"),
         ("sentence\tlabel\na\tpos\n", r"no column 'text' among 'sentence', 'label'"),
-        ("text\tlabel\na\tpos\nb\tmaybe\n", r"train.tsv:3: label 'maybe' is none of neg, pos"),
+        ("text\tlabel\na\tpos\nb\tmaybe\n", r"train.tsv:3: label 'maybe' is not one of neg, pos"),
         ("text\tlabel\na\tpos\nb\n", r"train.tsv:3: 1 columns, expected 2; check the separator \(tab\)"),
         ("text\tlabel\n", r"0 examples"),
         ("", r"train.tsv: has no rows; expected the columns text"),
@@ -546,7 +546,7 @@ def test_labels_out_of_range(tmp_path):
     with pytest.raises(DataError, match="label 5.5 is outside 0 to 5"):
         load(task("stsb"), path)
     path = jsonl(tmp_path / "train.jsonl", {"premise": "a", "hypothesis": "b", "label": 3})
-    with pytest.raises(DataError, match="label '3' is none of entailment, neutral"):
+    with pytest.raises(DataError, match="label '3' is not one of entailment, neutral"):
         load(task("mnli"), path)
     path = jsonl(tmp_path / "train.jsonl", {"premise": "a", "hypothesis": "b", "label": -1})
     assert task("mnli").load(path, "test").examples[0].label is None
@@ -555,9 +555,17 @@ def test_labels_out_of_range(tmp_path):
 @pytest.mark.parametrize(
     ("name", "record", "message"),
     [
-        ("race", {"article": "a", "questions": ["q"], "options": [["b", "c"]], "answers": ["E"]}, "answer 4 is none"),
-        ("copa", {"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": 2}, "answer 2 is none"),
-        ("chid", {"content": "x #idiom# y", "candidates": ["a", "b"], "answer": -3}, "answer -3 is none of the 2"),
+        (
+            "race",
+            {"article": "a", "questions": ["q"], "options": [["b", "c"]], "answers": ["E"]},
+            "answer 4 is not one",
+        ),
+        (
+            "copa",
+            {"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": 2},
+            "answer 2 is not one",
+        ),
+        ("chid", {"content": "x #idiom# y", "candidates": ["a", "b"], "answer": -3}, "answer -3 is not one of the 2"),
         ("clue_chid", {"content": "x #idiom# y", "candidates": ["a"]}, "'content' is one text, expected a list"),
     ],
 )
@@ -674,9 +682,9 @@ def test_empty_options_are_left_out_behind_the_answer(tmp_path):
 
 
 def test_tags_are_reported_at_their_line(tmp_path):
-    with pytest.raises(DataError, match="train.txt:3: tag 'B-DATE' is none of"):
+    with pytest.raises(DataError, match="train.txt:3: tag 'B-DATE' is not one of"):
         load(task("conll2003"), write(tmp_path / "train.txt", "a N N O\nb N N O\nc N N B-DATE\n"))
-    with pytest.raises(DataError, match="train.txt:1: tag '²' is none of"):
+    with pytest.raises(DataError, match="train.txt:1: tag '²' is not one of"):
         load(task("conll2003"), write(tmp_path / "train.txt", "a N N ²\n"))
     with pytest.raises(DataError, match="train.txt:2: tag 'o' has no prefix"):
         load(task("conll2003"), write(tmp_path / "train.txt", "a N N B-PER\nb N N o\n"))

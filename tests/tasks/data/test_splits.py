@@ -22,7 +22,7 @@ def test_labels_come_from_training(tmp_path):
     with pytest.raises(DataError, match="only one label"):
         completed(task_of(path)[0], task.read([path], "train"))
     path.write_text("text,label\nz,11\n")
-    with pytest.raises(DataError, match="label '11' is none of 9, 10"):
+    with pytest.raises(DataError, match="label '11' is not one of 9, 10"):
         task.read([path], "dev")
 
 

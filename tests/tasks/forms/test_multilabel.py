@@ -92,7 +92,7 @@ def test_a_test_file_whose_texts_have_no_label_is_unlabelled(tmp_path: Path) -> 
     task, _ = task_of(train)
     assert {example.label for example in task.read([test], "test").examples} == {None}
     task = completed(task, task.read([train], "train"))
-    with pytest.raises(DataError, match="label 'c' is none of a, b"):
+    with pytest.raises(DataError, match="label 'c' is not one of a, b"):
         task.read([lines(tmp_path / "d.jsonl", ["c"])], "dev")
 
 

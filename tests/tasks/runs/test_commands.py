@@ -74,12 +74,12 @@ def test_further_files_have_the_labels_of_training(tmp_path, tiny, capsys):
     kept = json.loads((tmp_path / "some/runs/seed-1/score.json").read_text())
     assert "test" not in kept["scores"] and "test: 1 of 2 examples have no label, so it is not scored" in kept["notes"]
     (tmp_path / "dev.csv").write_text("text,label\na,2\n")
-    assert "dev.csv:2: label '2' is none of 0, 1" in messages(
+    assert "dev.csv:2: label '2' is not one of 0, 1" in messages(
         capsys, 3, "finetune", *words, "--model", tiny, "--out", tmp_path / "other"
     )
     reviews(tmp_path / "train.csv")
     (tmp_path / "dev.csv").write_text("text,label\na,0\n")
-    assert "dev.csv:2: label '0' is none of blue, red" in messages(
+    assert "dev.csv:2: label '0' is not one of blue, red" in messages(
         capsys, 3, "finetune", *words, "--model", tiny, "--out", tmp_path / "other"
     )
 
@@ -91,7 +91,7 @@ def test_further_files_have_the_labels_of_training(tmp_path, tiny, capsys):
         (("--set", "steps=-5"), "steps -5 is not positive"),
         (("--epochs", "0"), "epochs 0 is not positive and finite"),
         (("--set", "head_dropout=1"), "head_dropout is 1; give a number from 0"),
-        (("--set", "frozen.lstm_width=0"), "2 layers of a BiLSTM of width 0"),
+        (("--set", "frozen.lstm_width=0"), "a BiLSTM of 2 layers, width 0"),
         (("--grid", "lr=1e-3,fast"), "--grid: optim.lr: .*'fast'"),
         (("--set", "lr=fast"), "--set: optim.lr: .*'fast'"),
         (("--tune", "batch=16,small"), "--tune: batch: .*'small'"),

@@ -283,7 +283,7 @@ def test_heads_that_fit_are_kept_and_others_named(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(quiet.parameters(), trained.parameters(), strict=True))
     form = form_of(completed(*_task("pair")), trained, FormSettings(max_length=48))
     other, said = with_head(trained, form, seed=9, same=True)
-    assert other is not trained and "the model's own is dropped: its labels or its kind are others" in said
+    assert other is not trained and "the model's own is dropped: it has other labels or another kind" in said
 
 
 def test_a_head_is_kept_for_its_own_task_alone(tmp_path):
@@ -473,7 +473,7 @@ def test_a_model_for_pairs_takes_no_single_texts(tmp_path):
     task, splits = data("pair", train=20, dev=4)
     result = finetune(model(), task, splits, replace(RECIPE, epochs=1), tmp_path / "run")
     predictor = Predictor.of(load(result.model), completed(task, splits["train"]), read_task(result.model)["settings"])
-    with pytest.raises(DataError, match="the model learned from two texts per example, here is one"):
+    with pytest.raises(DataError, match="the model was trained on two texts per example, here is one"):
         predictor.predict([Text(id="0", text="red")])
 
 

@@ -1,10 +1,10 @@
-"""What the forms of tasks share.
+"""The interface and common parts of the forms of tasks.
 
-A form is a class. The class says what it is called, which files hold its examples, how labels are checked, how
-predictions are scored, what a model has to beat, what it supports. An object of it belongs to one task, one tokenizer
-and one set of settings: it encodes examples, computes the losses of the head, and decodes predictions.
+A form is a class. The class defines its name, which files have its examples, how labels are checked, how predictions
+are scored, its baselines, and what it supports. An object belongs to one task, one tokenizer and one set of settings:
+it encodes examples, computes the losses of the head, and decodes predictions.
 
-One module holds one form; :data:`encoderlab.tasks.forms.table.FORMS` lists them.
+Each module has one form; :data:`encoderlab.tasks.forms.table.FORMS` lists them.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ if TYPE_CHECKING:  # a task names its form, so its module imports this one
     from encoderlab.tasks.data.task import Task
 
 Network = Model | FrozenModel
-"""What a form reads: a model, or what is trained on the features of a frozen one."""
+"""A model, or a small network on the features of a frozen one."""
 Scores = dict[str, float]
 Baseline = Callable[[Sequence[Any], Sequence[Any]], "list[Any] | None"]
-"""(training examples, examples to predict) -> predictions; None where it does not apply."""
-FLOOR = -1e30  # the score of what does not exist: a place behind a window, an option that an example lacks
+"""(training examples, examples to predict) -> predictions; None if it does not apply."""
+FLOOR = -1e30  # the score of a place that does not exist: after a window, or an option that an example lacks
 
 
 @dataclass(frozen=True, kw_only=True)
 class FormSettings:
-    """How examples become sequences, and how answers are read. These are the settings that all forms have; each form
-    has settings of its own type, with further fields. Settings of this type are taken for those of any form.
+    """How examples become sequences, and how answers are read: the settings that all forms have.
+
+    Each form has its own type of settings with further fields. Settings of this base type are accepted by any form.
 
     Args:
-        max_length: tokens of a sequence, special ones included; longer texts are cut.
+        max_length: largest length of a sequence in tokens, special ones included; longer texts are cut.
     """
 
     kind: str = "any"
@@ -66,26 +67,26 @@ class Form:
     """A form of task. A subclass sets the class attributes and overrides the methods that differ.
 
     Class attributes:
-        name: the word for it in tasks, files and on the command line.
-        description: what an example asks for.
+        name: its name in tasks, files and on the command line.
+        description: the kind of answer to an example.
         settings_type: the settings of this form, whose ``kind`` is its name.
-        columns: what its files hold: one or two texts, words with a tag each, passages with questions, or options.
-        layouts: how files hold its examples, where the model comes without a task that says so.
-        metrics: of a file of the user's own; the first one selects models.
-        baselines: simple predictors that a model has to beat, by name.
-        labelled: whether answers are labels that training data tells.
-        extras: fields of a recipe that train in another way, and that this form supports: ``distill``, ``sift``,
+        columns: content of its files: one or two texts, words with tags, passages with questions, or options.
+        layouts: possible layouts of its files, for models without a task.
+        metrics: for a user's own file; the first one selects models.
+        baselines: simple predictors for comparison, by name.
+        labelled: whether answers are labels that the training data determines.
+        extras: fields of a recipe that change training and that this form supports: ``distill``, ``sift``,
             ``frozen``.
-        longest: tokens of a sequence where nobody says how many.
-        summary: the head reads one vector of each sequence, so the last layer is computed at those places alone.
-        unique_ids: answers are scored by id, so that no two examples may have the same.
-        collapses: a run that predicts the same answer for every example has failed.
-        too_long: what happens to a text that is longer than a sequence; empty where nothing is lost.
+        longest: default length of a sequence in tokens.
+        summary: the head reads one vector of each sequence, so the last layer is computed at those places only.
+        unique_ids: answers are scored by id, so ids must be unique.
+        collapses: a run that predicts the same answer for every example counts as failed.
+        too_long: what happens to a text that is longer than a sequence; empty if nothing is lost.
 
     Attributes:
-        learned: names of the attributes that :meth:`items` sets from training examples; they are cached with these.
+        learned: names of the attributes that :meth:`items` sets from training examples; they are cached with the items.
         cut: how many examples were too long for one sequence.
-        threshold: what an answer is compared with, where one is chosen on the development set; 0 where none is.
+        threshold: of an answer's score, if the form chooses one on the development set.
     """
 
     name: ClassVar[str]
@@ -110,36 +111,39 @@ class Form:
 
     @classmethod
     def recognises(cls, layout: Layout, examples: Sequence[Example]) -> bool:
-        """Whether a file whose columns fit is of this form, as the first examples tell, and not of the form that comes
-        first of those with these columns.
+        """Whether the first examples show that a file with fitting columns is of this form.
+
+        It must differ from the default form of these columns, which is the first of them in the table.
         """
         return False
 
     @classmethod
     def inferred(cls, layout: Layout, examples: Sequence[Any]) -> tuple[Layout, tuple[str, ...], str]:
-        """How a file of the user's own is read whose columns have ``layout``, its metrics, and a clause that says what
-        the first examples tell about it; the clause may be empty.
+        """How a user's file with columns of ``layout`` is read, its metrics, and a clause about the first examples.
+
+        The clause may be empty.
         """
         return layout, cls.metrics, ""
 
     @classmethod
     def checked(cls, task: Task, example: Example, place: str, remarks: Remarks) -> Example | None:
-        """An example as it was read from a file, with its reference as the task has it; None if it is left out.
+        """An example from a file, with its reference converted for the task; None if it is left out.
+
         ``place`` is file and line.
 
         Raises:
-            DataError: the reference is none that the task can have.
+            DataError: the task cannot have this reference.
         """
         return example
 
     @classmethod
     def unlabelled(cls, task: Task, examples: Sequence[Any]) -> tuple[list[Example], str] | None:
-        """The examples of a test file without their references, and why, if these only fill their column."""
+        """The examples of a test file without their references, and the reason, if the references are placeholders."""
         return None
 
     @classmethod
     def completed(cls, task: Task, train: Split) -> Task:
-        """``task`` with what only its training data says, such as labels.
+        """``task`` with what only its training data determines, such as labels.
 
         Raises:
             DataError: nothing can be learned from these labels.
@@ -167,7 +171,7 @@ class Form:
 
     @classmethod
     def of_line(cls, id: str, line: str) -> Example | None:
-        """A line of text as an example to predict; None if it holds nothing that could be predicted.
+        """A line of text as an example to predict; None if there is nothing to predict.
 
         Raises:
             ConfigError: the form needs more than a text.
@@ -191,8 +195,8 @@ class Form:
     def score(
         cls, task: Task, examples: Sequence[Any], predictions: Sequence[Any], **known: Any
     ) -> tuple[Scores, tuple[str, ...]]:
-        """As :func:`encoderlab.tasks.scoring.scores.score`; ``known`` is what :meth:`measures` of the form takes
-        besides.
+        """As :func:`encoderlab.tasks.scoring.scores.score`; ``known`` are further arguments of the form's
+        :meth:`measures`.
         """
         if len(examples) != len(predictions):
             raise DataError(f"{len(predictions)} predictions for {len(examples)} examples; give those of the same file")
@@ -205,23 +209,21 @@ class Form:
 
     @classmethod
     def score_found(cls, task: Task, examples: Sequence[Any], found: Predictions) -> tuple[Scores, tuple[str, ...]]:
-        """As :meth:`score`, from all that is known of the predictions."""
+        """As :meth:`score`, from full predictions."""
         return cls.score(task, examples, found.values)
 
     def chance(self, examples: Sequence[Any]) -> float | None:
-        """The loss of a model that has learnt how often each label occurs and nothing else, in nats; None if it is not
-        known.
-        """
+        """The loss of guessing by the frequency of labels, in nats; None if unknown."""
         return None
 
     # Settings
 
     @classmethod
     def settings_of(cls, given: FormSettings) -> FormSettings:
-        """``given`` as settings of this form; those of :class:`FormSettings` itself are completed.
+        """``given`` as settings of this form; plain :class:`FormSettings` are completed.
 
         Raises:
-            ConfigError: they are those of another form.
+            ConfigError: settings of another form.
         """
         if isinstance(given, cls.settings_type):
             return given
@@ -233,9 +235,7 @@ class Form:
 
     @classmethod
     def read_settings(cls, plain: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings as plain data, as a version of this library wrote them: before 0.3 they had no kind, and the fields
-        of all forms.
-        """
+        """Settings as plain data of any version: before 0.3 they had no kind, and the fields of all forms."""
         if "kind" in plain:
             return dict(plain)
         names = {field.name for field in fields(cls.settings_type)}
@@ -248,7 +248,7 @@ class Form:
 
     @classmethod
     def as_saved(cls, settings: FormSettings) -> FormSettings:
-        """The settings with which the saved model answers, which may differ from those in which it was trained."""
+        """The settings in which the saved model answers, which may differ from those in training."""
         return settings
 
     # A task, its tokenizer and its settings
@@ -259,30 +259,31 @@ class Form:
         self.cut = 0
 
     def head(self, family: Family, model: Model) -> TaskHead:
-        """The head that the family's papers put on this form."""
+        """The head that the family's papers use for this form."""
         raise NotImplementedError
 
     def head_labels(self) -> tuple[str, ...]:
-        """The names of the head's outputs, which the model folder keeps."""
+        """The names of the head's outputs, which the model folder stores."""
         return self.task.labels or ()
 
     @property
     def reads_documents(self) -> bool:
-        """Whether an example is shown with its neighbours, so that many have to be encoded together."""
+        """Whether an example is read with its neighbours, so that many have to be encoded together."""
         return False
 
     def pair_room(self) -> int:
-        """Tokens that two texts may have together, besides the special tokens of their sequence."""
+        """Number of tokens for two texts together, without the special tokens of their sequence."""
         framed = self.tokenizer.spans(1, 1, max_length=self.settings.max_length)
         return self.settings.max_length - (framed.length - framed.a - framed.b)
 
     def items(self, examples: Sequence[Example], *, train: bool = False) -> list[Item]:
-        """Encoded examples, with their labels where they have any; for training only those that can be learned from."""
+        """Encoded examples, with their labels if they have any; for training only those that can be learned from."""
         raise NotImplementedError
 
     def cut_note(self, whose: str, longest: str) -> str:
-        """A sentence that says how many texts (``whose``: "training example", "text") were longer than a sequence so
-        far, whose tokens are ``longest`` ("128", "the model's 128"); empty if none was, or nothing is lost.
+        """A sentence about how many texts were too long for a sequence; empty if none was, or nothing is lost.
+
+        ``whose``: "training example", "text"; ``longest``: "128", "the model's 128" tokens.
         """
         if not self.cut or not self.too_long:
             return ""
@@ -293,7 +294,7 @@ class Form:
     # Losses
 
     def counts(self, batch: TaskBatch) -> dict[str, int]:
-        """The denominator of each term of :meth:`terms`, from the labels alone."""
+        """The denominator of each term of :meth:`terms`, from the labels only."""
         raise NotImplementedError
 
     def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
@@ -311,14 +312,15 @@ class Form:
         return next(iter(counts.values()))
 
     def divergence(self, first: Tensor, second: Tensor) -> Tensor:
-        """How far two sets of scores (n, classes) are from each other, summed over n: the cross-entropies of either
-        distribution under the other, the first side of each without gradient.
+        """Divergence of two sets of scores (n, classes), summed over n.
+
+        The cross-entropies of each distribution under the other, the first side of each without gradient.
         """
         p, q = first.log_softmax(-1), second.log_softmax(-1)
         return -(p.detach().exp() * q + q.detach().exp() * p).sum()
 
     def imitation(self, scores: Tensor, wanted: Tensor, temperature: float, weight: float) -> Term:
-        """The loss of ``scores`` (n, classes) that are to become a teacher's, ``wanted``."""
+        """The loss of ``scores`` (n, classes) for imitating a teacher's scores ``wanted``."""
         return soft_term(scores.clamp(min=FLOOR), wanted.clamp(min=FLOOR), temperature, weight)
 
     def in_units(self, scores: Tensor) -> Tensor:
@@ -330,23 +332,23 @@ class Form:
         """Refuse a way of training that the form does not support.
 
         Raises:
-            ConfigError: it is none of :attr:`extras`.
+            ConfigError: it is not in :attr:`extras`.
         """
         if extra not in cls.extras:
             raise ConfigError(f"{cls.name} tasks do not support {extra}; leave {extra} unset")
 
     @classmethod
     def check_comparable(cls, model: Network, name: str) -> None:
-        """Refuse a model whose scores cannot be compared with another's. ``name`` is for messages.
+        """Refuse a model whose scores cannot be compared with another's; ``name`` is for messages.
 
         Raises:
-            ConfigError: with the head that could be.
+            ConfigError: names a head that works.
         """
 
     # Predictions
 
     def outputs(self, model: Network, states: States, batch: TaskBatch) -> list[Any]:
-        """The head's scores of every item of the batch, as arrays that :meth:`decode` takes."""
+        """The head's scores of every item of the batch, as arrays for :meth:`decode`."""
         raise NotImplementedError
 
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Any]) -> Predictions:
@@ -358,26 +360,24 @@ class Form:
         return np.exp(log_softmax(scores))
 
     def choose_threshold(self, examples: Sequence[Example], found: Predictions) -> str:
-        """Set :attr:`threshold` to what is best for labelled examples; a sentence that says so, empty if the form has
-        none.
-        """
+        """Set :attr:`threshold` to the best value for labelled examples; returns a sentence about it, or ""."""
         return ""
 
     def allow_no_answer(self) -> bool:
-        """Withhold answers too; returns whether the form can, and did not do so before."""
+        """Allow "no answer" as a prediction; returns whether the form can, and did not before."""
         return False
 
     def finish(self, model: Network) -> None:
-        """Change the trained head if the saved model is to answer in other units than it was trained in."""
+        """Change the trained head if the saved model must answer in other units than in training."""
 
     # Ensembles
 
     def reading(self, model: Network) -> Hashable:
-        """What models must share for their outputs to be computed together, batch by batch; None if they never are."""
+        """A key that is equal for models whose outputs can be computed together, batch by batch; None if never."""
         return None
 
     def joint(self, members: Sequence[tuple[Network, States]], batch: TaskBatch) -> list[Any]:
-        """As :meth:`outputs`, of several models whose :meth:`reading` is the same."""
+        """As :meth:`outputs`, for several models with equal :meth:`reading`."""
         raise NotImplementedError
 
     def average(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
@@ -407,11 +407,11 @@ class Predictions:
     """Predictions in the order of the examples.
 
     Attributes:
-        values: what is predicted, as :meth:`Form.score` takes it.
+        values: the predictions, as :meth:`Form.score` takes them.
         details: for each, scores or probabilities by name.
-        null_odds: of answers, by question id: the score of "no answer" minus that of the best span.
-        nbest: of answers, by question id: texts with score and probability, the best first.
-        threshold: an answer is withdrawn where its null odds exceed it.
+        null_odds: for answers, by question id: the score of "no answer" minus that of the best span.
+        nbest: for answers, by question id: texts with score and probability, the best first.
+        threshold: null odds above it mean "no answer".
     """
 
     values: list[Any]
@@ -422,14 +422,14 @@ class Predictions:
 
 
 def entropy(labels: Iterable[Any]) -> float | None:
-    """The entropy of how often labels occur, in nats; None where there is nothing to guess."""
+    """The entropy of the distribution of labels, in nats; None for fewer than two different labels."""
     counts = np.array(list(Counter(labels).values()), dtype=float)
     shares = counts / max(counts.sum(), 1)
     return float(-(shares * np.log(shares)).sum()) if len(counts) > 1 else None
 
 
 def label_at(task: Task, index: str) -> str | None:
-    """The label whose index is written in the file; None if it is no index, or if the task has none in files."""
+    """The label with the index ``index`` in the file; None if it is not an index, or if the files have no indices."""
     assert task.labels is not None
     is_index = task.indices and index.isascii() and index.isdigit() and int(index) < len(task.labels)
     return task.labels[int(index)] if is_index else None
@@ -457,13 +457,13 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def takes_means(task: TaskHead | None) -> bool:
-    """Whether the head reads the mean over a sequence, for which the last layer is needed at every place."""
+    """Whether the head reads the mean over a sequence, for which the last layer is needed everywhere."""
     return isinstance(task, Classification) and task.pooling == "mean"
 
 
 def summary_places(batch: TaskBatch, model: Network, tokenizer: Tokenizer) -> Chosen:
-    """The places (n,) of the summary tokens of all sequences: the first token, for XLNet and left-to-right models the
-    last.
+    """The places (n,) of the summary tokens of all sequences: first token; last token for XLNet and left-to-right
+    models.
     """
     rows, slots = batch.sequences()
     at = batch.labels["begin"]
@@ -475,8 +475,9 @@ def summary_places(batch: TaskBatch, model: Network, tokenizer: Tokenizer) -> Ch
 def summaries(
     model: Network, states: States, batch: TaskBatch, chosen: Chosen, noise: Noise | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The vectors (n, D) at the summary tokens, or the means over the sequences, through the pooler if the head wants
-    it, and the keys of their dropout.
+    """The vectors (n, D) at the summary tokens, or means over the sequences, and the keys of their dropout.
+
+    They go through the pooler if the head reads it.
     """
     keys = None if noise is None else noise.at(chosen.rows, chosen.places)
     task = model.config.task

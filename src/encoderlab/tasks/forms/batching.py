@@ -1,7 +1,7 @@
-"""Encoded examples as batches: packed side by side into rows for training, sorted by length for prediction.
+"""Encoded examples as batches: several per row for training, sorted by length for prediction.
 
-An :class:`Item` is what is learned or predicted at once: one sequence of tokens, or one per option of a choice.
-Sequences in one row are told apart by ``doc``, so packing changes neither attention nor positions; it saves padding.
+An :class:`Item` is a unit of training or prediction: one sequence of tokens, or one per option of a choice. ``doc``
+separates the sequences of a row, so packing changes neither attention nor positions; it saves padding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from encoderlab.batches.order import KeyedPermutation
 from encoderlab.errors import DataError
 from encoderlab.train.distributed import World
 
-OPTIONS = 1024  # more than any example has; every option of every item has a row number of its own
+OPTIONS = 1024  # more than any example has; row numbers are item * OPTIONS + option
 Packing = Literal["packed", "dynamic", "fixed"]
 
 
@@ -50,12 +50,12 @@ class Item:
 
 @dataclass(frozen=True)
 class TaskBatch(Batch):
-    """A batch of packed sequences; a row has S slots for them. It is only cut between ``parts``: groups of rows with
-    all sequences of their items.
+    """A batch of packed sequences; a row has S slots for them.
 
-    ``labels`` holds for each slot, (B, S): ``begin`` and ``length`` of the sequence (length 0 in an empty slot),
-    ``item`` and ``option`` (which sequence it is), and the labels of the sequences, (B, S, ...) where one is a list;
-    and for each token, (B, L), the marks.
+    It is only cut between ``parts``: groups of rows with all sequences of their items.
+
+    ``labels`` has for each slot, (B, S): ``begin`` and ``length`` of the sequence (length 0 in an empty slot), ``item``
+    and ``option``, and the labels of the sequences, (B, S, ...) for lists; and for each token, (B, L), the marks.
     """
 
     parts: tuple[int, ...] = (0,)  # the first row of each part, then the number of rows
@@ -83,11 +83,12 @@ def pack(
     """``items`` as one batch, whose rows are padded to a multiple of 8, but not beyond ``room``.
 
     Args:
+        items: what to pack.
         pad: id of the padding token.
-        room: tokens of the longest row.
+        room: largest length of a row in tokens.
         mode: ``packed`` fills rows evenly up to ``room``, the longest item first and each where it fits best (Krell et
-            al., 2021), and gives an item with more tokens rows of its own. ``dynamic`` has a sequence per row, padded
-            to the longest; ``fixed`` the same, padded to ``room``.
+            al., 2021); an item with more tokens gets its own rows. ``dynamic`` has one sequence per row, padded to the
+            longest; ``fixed`` the same, padded to ``room``.
         number: of the first item within the run; a row's number, which keys dropout, is that of its first item.
         parts: the least number of parts, so that every process gets one.
     """
@@ -111,8 +112,9 @@ def pack(
 
 
 def _even_bins(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """As few rows as :func:`_bins` needs for ``room``, with the smallest length (a multiple of 8) for which they
-    suffice. Otherwise the last row would be mostly padding.
+    """As many rows as :func:`_bins` needs, with the smallest length (a multiple of 8) that suffices.
+
+    Otherwise the last row would be mostly padding.
     """
     bins = _bins(lengths, room)
     least = max(max(lengths), -(-sum(lengths) // len(bins)))
@@ -124,7 +126,7 @@ def _even_bins(lengths: Sequence[int], room: int) -> list[list[int]]:
 
 
 def _bins(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Which lengths share a row: the longest first, each where it fits best; one longer than ``room`` is alone."""
+    """Group lengths into rows: the longest first, each where it fits best; one longer than ``room`` is alone."""
     bins: list[list[int]] = []
     left: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -147,9 +149,7 @@ def _tensors(
     length: int,
     number: int,
 ) -> TaskBatch:
-    """The batch of rows that hold (item, option) pairs side by side, padded to ``length``; ``number`` as of
-    :func:`pack`.
-    """
+    """The batch of rows of (item, option) pairs, padded to ``length``; ``number`` as in :func:`pack`."""
     slots = max(map(len, rows))
     first = items[rows[0][0][0]].sequences[0]
     ids = np.full((len(rows), length), pad, np.int64)
@@ -189,8 +189,8 @@ def _tensors(
 class ItemSource:
     """Batches of items for the training loop, epoch after epoch in a new order; its state is three integers.
 
-    The order of an epoch belongs to (seed, epoch); the last batch of an epoch is smaller. Every process packs the same
-    global batch and takes its share of the parts.
+    The order of an epoch depends on (seed, epoch); the last batch of an epoch is smaller. Every process packs the same
+    global batch and takes its parts.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class ItemSource:
         state: dict[str, int] | None = None,
     ) -> None:
         if not items:
-            raise DataError("0 examples to train on; give a training file with at least one usable example")
+            raise DataError("no examples to train on; give a training file with at least one usable example")
         self.items, self.batch, self.room, self.pad, self.mode = items, batch, room, pad, mode
         self.seed, self.world = seed, world
         self.place = state or {"epoch": 0, "offset": 0, "seen": 0}
@@ -220,7 +220,7 @@ class ItemSource:
         chosen = [self.items[i] for i in self._order[1](np.arange(offset, stop))]
         size = self.world.size
         packed = pack(chosen, pad=self.pad, room=self.room, mode=self.mode, number=seen, parts=size)
-        if len(packed) < size:  # a remainder too small to share is repeated, one item for each process
+        if len(packed) < size:  # repeat a remainder that is too small to share, one item per process
             packed = pack((chosen * size)[:size], pad=self.pad, room=self.room, mode="dynamic", number=seen, parts=size)
         done = stop == len(self.items)
         self.place = {"epoch": epoch + done, "offset": 0 if done else stop, "seen": seen + stop - offset}
@@ -257,9 +257,7 @@ def _longest(item: Item) -> int:
 
 
 def groups(batch: TaskBatch) -> tuple[Tensor, Tensor]:
-    """The index of the item of every sequence, (n,) in the order of rows, among the items of the batch; and how many
-    sequences each item has.
-    """
+    """The item index of every sequence, (n,) in the order of rows, and the number of sequences per item."""
     known = batch.on_host
     _, group, sizes = torch.unique(known.labels["item"][known.sequences()], return_inverse=True, return_counts=True)
     return batch.bring(group), batch.bring(sizes)

@@ -47,8 +47,8 @@ class ChoiceSettings(FormSettings):
     """Settings of multiple choice.
 
     Args:
-        choice: ``joined`` appends an option to its question and writes masks for a gap in the passage; ``clue`` does
-            as CLUE's baselines, with a separator before the option and ``[unused1]`` for the gap.
+        choice: ``joined`` appends an option to its question and writes masks for a gap in the passage; ``clue`` follows
+            CLUE's baselines, with a separator before the option and ``[unused1]`` for the gap.
     """
 
     kind: Literal["choice"] = "choice"
@@ -56,13 +56,13 @@ class ChoiceSettings(FormSettings):
 
 
 class ChoiceForm(Form):
-    """Scores the options of an example against each other; they form one item, so that they are in one batch.
+    """Scores the options of an example against each other; they are one item, so that they are in the same batch.
 
     An option is a sequence of two texts: the context (or the question, if there is no context), then the question with
-    the option. What is too long is cut from the context first. A gap in the question is filled by the option. With a
-    gap in the context (ChID) the option comes first, then the text around the gap, which mask tokens stand for.
+    the option. Texts that are too long lose tokens of the context first. An option fills a gap in the question. With a
+    gap in the context (ChID) the option comes first, then the text around the gap, with mask tokens for the gap.
 
-    ``choice=clue`` writes what CLUE's baselines read: "[CLS] document [SEP] question [SEP] option [SEP]" (C3), and
+    ``choice=clue`` writes the input of CLUE's baselines: "[CLS] document [SEP] question [SEP] option [SEP]" (C3), and
     "[CLS] option [SEP] left [unused1] right [SEP]" in one segment, with mask tokens for other gaps (ChID).
     """
 
@@ -85,7 +85,7 @@ class ChoiceForm(Form):
         wrong = [answer for answer in example.answers or () if not 0 <= answer < len(example.options)]
         if wrong:
             raise DataError(
-                f"{place}: answer {wrong[0]} is none of the {len(example.options)} options, which count from 0; "
+                f"{place}: answer {wrong[0]} is not one of the {len(example.options)} options, which count from 0; "
                 f"correct the row"
             )
         return example
@@ -167,7 +167,7 @@ class ChoiceForm(Form):
         options = [np.concatenate([begin, option.ids]) for option in encoded]
         longest = max(map(len, options))
         room = self.pair_room()
-        # The context gives way, down to a quarter of the room; what is still too much is cut from the longer side.
+        # The context is cut first, down to a quarter of the room; after that the longer side is cut.
         kept = context.ids[: max(room - longest, room // 4)]
         self.cut += len(kept) < len(context) or any(self._is_cut(kept, option) for option in options)
         return [self.tokenizer.frame(kept, option, max_length=self.settings.max_length) for option in options]
@@ -178,7 +178,9 @@ class ChoiceForm(Form):
         return spans.a + spans.b < len(first) + len(second)
 
     def _cloze(self, example: Choice, mask: str) -> list[tuple[np.ndarray, np.ndarray]]:
-        """As :meth:`_options` for a gap in the context, which stands in the middle of the text where that is long."""
+        """As :meth:`_options` for a gap in the context; in a long text the gap is in the middle of the part that is
+        read.
+        """
         place = example.context.index(example.gap)
         around = (example.context[:place], example.context[place + len(example.gap) :])
         texts = [GAP.sub(mask * MASKS, part) for part in around]  # masks for the other gaps of the passage
@@ -195,14 +197,14 @@ class ChoiceForm(Form):
     def _gap_token(self) -> int:
         found = self.tokenizer.id("[unused1]")
         if found is None:
-            raise ConfigError("the vocabulary has no [unused1], with which choice=clue marks a gap; set choice=joined")
+            raise ConfigError("choice=clue marks gaps with [unused1], which the vocabulary lacks; set choice=joined")
         return found
 
     def counts(self, batch: TaskBatch) -> dict[str, int]:
         return {"choice": len(groups(batch)[1])}
 
     def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
-        """Minus the log of the total probability of the correct options, summed over the examples."""
+        """Negative log of the total probability of the correct options, summed over the examples."""
         scores, rows, slots = self._scores(model, states, batch, noise)
         group, sizes = groups(batch)
         right = batch.labels["right"][rows, slots] == 1

@@ -47,10 +47,10 @@ class LabelSettings(TextSettings):
     """How one label per text is learned.
 
     Args:
-        balance: of rare and frequent classes in training: ``weights`` multiplies the loss of an example by n / (C n_c),
-            for n examples of C classes and n_c of its own; ``sampling`` repeats examples until all classes have as many
-            as the most frequent one.
-        smoothing: the share of the target that all classes have in equal parts (Szegedy et al., 2016, section 7).
+        balance: for rare classes in training: ``weights`` multiplies the loss of an example by n / (C n_c), for n
+            examples of C classes and n_c examples of its class; ``sampling`` repeats examples until all classes have as
+            many as the most frequent one.
+        smoothing: the share of the target that is spread evenly over all classes (Szegedy et al., 2016, section 7).
     """
 
     balance: Literal["none", "weights", "sampling"] = "none"
@@ -83,7 +83,7 @@ class ClassificationSettings(LabelSettings):
 class ClassificationForm(TextForm):
     """Cross-entropy over the classes.
 
-    ``weights`` are those of the classes, as training learned them; None where all count alike.
+    ``weights`` of the classes are computed in training; None for equal weights.
     """
 
     name = "classification"
@@ -233,10 +233,10 @@ class ClassificationForm(TextForm):
 
 
 def _parsed(task: Task, raw: str, place: str) -> str | None:
-    """The label that ``raw`` stands for; None where it only fills the column of a test file (:data:`NO_LABEL`).
+    """The label for ``raw``; None for a placeholder in a test file (:data:`NO_LABEL`).
 
     Raises:
-        DataError: none of the task's labels.
+        DataError: not one of the task's labels.
     """
     if task.labels is None:
         return None if raw in ("", "nan", "NaN") else raw
@@ -252,4 +252,4 @@ def _parsed(task: Task, raw: str, place: str) -> str | None:
     raw = raw.removesuffix(".0")
     if not any(label.isdigit() for label in task.labels) and (named := label_at(task, raw)) is not None:
         return named
-    raise DataError(f"{place}: label {raw!r} is none of {', '.join(task.labels[:20])}; correct the row or the task")
+    raise DataError(f"{place}: label {raw!r} is not one of {', '.join(task.labels[:20])}; correct the row or the task")

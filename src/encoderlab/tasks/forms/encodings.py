@@ -1,4 +1,4 @@
-"""A cache of encoded examples, by a hash of all that determines them: text, tokenizer, settings and the code itself."""
+"""A cache of encoded examples by a hash of everything that determines them: text, tokenizer, settings and code."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from encoderlab.tasks.forms.base import Form
 from encoderlab.tasks.forms.batching import Encoded, Item
 from encoderlab.tasks.forms.span import Window
 
-LEAST = 1000  # items that are worth a file; fewer are encoded in a tenth of a second
+LEAST = 1000  # items; fewer are not worth a file, because encoding takes a tenth of a second
 
 log = logging.getLogger(__name__)
 
 
 class Encodings:
     """Encoded splits, in memory for the runs of a protocol and on disk (``encodings`` in the cache folder) for later
-    commands. A file takes about 110 bytes per example of ten tokens and may be deleted at any time.
+    commands.
+
+    A file takes about 110 bytes per example of ten tokens and may be deleted at any time.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -71,7 +73,7 @@ def _key(form: Form, split: Split, train: bool) -> str:
 
 
 def _key_on_disk(key: str, split: Split) -> str:
-    """The key across commands, which may read other columns of the same file, or have other code."""
+    """The key across commands, which may read other columns of the same file, or run other code."""
     digest = hashlib.sha256(f"{key} {_code()}".encode())
     for example in split.examples:
         digest.update(repr(example).encode("utf-8", "surrogatepass"))
@@ -127,7 +129,7 @@ def _read(path: Path) -> tuple[list[Item], dict[str, Any]] | None:
             about = file.metadata()
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if _digest(arrays) != about["sha256"]:
-            raise SafetensorError("it is not what was written")
+            raise SafetensorError("its contents have changed")
     except (OSError, SafetensorError) as error:
         log.info("%s: damaged (%s); the examples are encoded again", path, error)
         return None

@@ -1,8 +1,9 @@
-"""Feature-based use: a frozen encoder's activations, computed once and kept on disk, under a small trained network.
+"""Feature-based use: a small network is trained on a frozen encoder's activations, computed once and stored on disk.
 
 Devlin et al., 2019, section 5.3: activations of one or several layers at the first sub-token of each word go through a
-randomly initialised two-layer BiLSTM of width 768 and a classifier. Without the BiLSTM it is a linear probe. A text to
-be classified is the mean of its tokens. The encoder runs once per text, so a run costs what its small network costs.
+randomly initialised two-layer BiLSTM of width 768 and a classifier. Without the BiLSTM it is a linear probe. The vector
+of a text to classify is the mean of its tokens. The encoder runs once per text, so a run costs as much as its small
+network.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from encoderlab.nn.scope import Scope
 from encoderlab.seeds import derive
 from encoderlab.tasks.forms.batching import Encoded, Item, sorted_batches
 
-HEAD_FILE = "head.safetensors"  # of a folder with a trained part alone
+HEAD_FILE = "head.safetensors"  # in a folder with only the trained part
 Layers = Literal["embeddings", "second_to_last", "last", "weighted_last_four", "concatenated_last_four", "weighted_all"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frozen:
-    """Which activations are read, and what is trained on them.
+    """Which activations are read, and the network that is trained on them.
 
-    ``lstm_layers`` 0 is a linear probe. ``dtype`` of the activations on disk.
+    ``lstm_layers`` 0 is a linear probe. ``dtype``: of the activations on disk.
     """
 
     layers: Layers = "concatenated_last_four"
@@ -50,7 +51,7 @@ class Frozen:
     def __post_init__(self) -> None:
         if self.lstm_layers < 0 or self.lstm_width < 1:
             raise ConfigError(
-                f"{self.lstm_layers} layers of a BiLSTM of width {self.lstm_width} are none; give lstm_layers=0 for a "
+                f"a BiLSTM of {self.lstm_layers} layers, width {self.lstm_width} is empty; give lstm_layers=0 for a "
                 f"linear map, or more, and a width of at least 1"
             )
 
@@ -70,9 +71,7 @@ class Frozen:
 
 
 class Store:
-    """Activations on disk, (rows, layers, D), in as many files as there were lists of examples; one numbering for
-    all.
-    """
+    """Activations on disk, (rows, layers, D), one file per list of examples; rows are numbered through all files."""
 
     def __init__(
         self, folder: Path, model: Model, settings: Frozen, model_hash: str, numbers: Sequence[int] | None = None
@@ -83,8 +82,10 @@ class Store:
         self.starts = [0]
 
     def add(self, items: Sequence[Item], words: bool, room: int) -> int:
-        """The first row of the activations of ``items``: of every word's first token, or the mean of every sequence.
-        ``room``: tokens of a sequence at most.
+        """Store activations of ``items``: of every word's first token, or the mean of every sequence; returns the first
+        row.
+
+        ``room``: largest length of a sequence in tokens.
         """
         key = hashlib.sha256(json.dumps([self.model_hash, self.numbers, self.settings.dtype, words]).encode())
         for item in items:
@@ -121,8 +122,9 @@ class Store:
         os.replace(part, path)
 
     def rows_of(self, items: Sequence[Item], words: bool, room: int) -> list[Item]:
-        """The items with rows of the store in the place of tokens; those without any are left out. ``words`` and
-        ``room`` as of :meth:`add`.
+        """The items with rows of the store instead of tokens; items without rows are left out.
+
+        ``words`` and ``room`` as in :meth:`add`.
         """
         row = self.add(items, words, room)
         found = []
@@ -147,9 +149,7 @@ class Store:
 
 
 class FrozenEncoder(nn.Module):
-    """Rows of a store in the place of token ids: mixed layers, then the BiLSTM; gives :class:`States` as an encoder
-    does.
-    """
+    """Takes rows of a store instead of token ids: mixes layers, runs the BiLSTM, and returns :class:`States`."""
 
     depth = 0
     splits_last_layer = False
@@ -193,8 +193,9 @@ class FrozenEncoder(nn.Module):
 
 
 class FrozenModel(nn.Module):
-    """The part that is trained on a frozen encoder's activations, with what forms of tasks read of a model: tokenizer,
-    configuration, encoder and task head. The head is ``head`` without the maps that belong to an encoder that learns.
+    """The part that is trained on a frozen encoder's activations, with the attributes of a model that forms read.
+
+    These are tokenizer, configuration, encoder and task head. The head is ``head`` without its pretrained maps.
     """
 
     pooler = None
@@ -215,6 +216,6 @@ class FrozenModel(nn.Module):
         self.config = replace(store.model.config, task=head, labels=labels)
 
     def save(self, folder: Path) -> None:
-        """Write the trained part, which predicts from the activations that lie in its run folder."""
+        """Write the trained part; it can only predict from the activations in its run folder."""
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         folders.write_whole(folder, lambda aside: safetensors.torch.save_file(weights, aside / HEAD_FILE))

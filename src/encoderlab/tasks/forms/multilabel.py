@@ -32,7 +32,7 @@ from encoderlab.tasks.scoring.thresholds import Wanted, threshold_for
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task
 
-SEPARATORS = ("|", ";", ",")  # of labels in one cell, the plainest first
+SEPARATORS = ("|", ";", ",")  # of labels in one cell, the least ambiguous first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +55,12 @@ class MultiLabelSettings(TextSettings):
 
 
 class MultiLabelForm(TextForm):
-    """Binary cross-entropy of every label, the mean over texts and labels.
+    """Binary cross-entropy of every label, averaged over texts and labels.
 
         loss = -sum over labels of y log sigmoid(s) + (1 - y) log(1 - sigmoid(s))        (nats; ln 2 per label at first)
 
-    A label is predicted where its probability, sigmoid(s), exceeds one threshold for all labels, 0.5 until it is chosen
-    on the development set.
+    A label is predicted if its probability, sigmoid(s), exceeds a threshold, the same for all labels: 0.5, or the value
+    chosen on the development set.
     """
 
     name = "multilabel"
@@ -94,7 +94,7 @@ class MultiLabelForm(TextForm):
         separator = None if lists else _separator(cells)
         if not isinstance(layout, Columns) or separator is None:
             return layout, cls.metrics, ""
-        said = "labels are lists" if separator == "[]" else f"labels with {separator!r} between them"
+        said = "labels are lists" if separator == "[]" else f"labels separated by {separator!r}"
         return replace(layout, several=separator), cls.metrics, said
 
     @classmethod
@@ -214,7 +214,7 @@ class MultiLabelForm(TextForm):
             self.threshold = chosen.threshold
             return chosen.told(asked, "a label is given")
         self.threshold = best_threshold(given, wanted)
-        return f"a label is given where its probability is above {self.threshold:.4f}, chosen on dev"
+        return f"labels are predicted above probability {self.threshold:.4f}, chosen on dev"
 
     # Ensembles
 
@@ -224,8 +224,10 @@ class MultiLabelForm(TextForm):
 
 
 def best_threshold(probabilities: np.ndarray, wanted: np.ndarray) -> float:
-    """The threshold for probabilities (n, labels) with the best micro F1 of the labels that are ``wanted`` (n, labels)
-    bool: half way between two of them; of equals the one nearest to 0.5, which it is where no label is wanted.
+    """The threshold for probabilities (n, labels) with the best micro F1 of the labels in ``wanted`` (n, labels) bool.
+
+    It lies half way between two probabilities; among equally good ones it is the nearest to 0.5. Without wanted labels
+    it is 0.5.
     """
     order = np.argsort(-probabilities, axis=None, kind="stable")
     ranked, right = probabilities.ravel()[order], wanted.ravel()[order]
@@ -239,12 +241,12 @@ def best_threshold(probabilities: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def _crossed(scores: Tensor, wanted: Tensor) -> Tensor:
-    """The cross-entropy of the labels' probabilities under the scores ``wanted``, summed."""
+    """The cross-entropy between the labels' probabilities and those for the scores ``wanted``, summed."""
     return F.binary_cross_entropy_with_logits(scores, wanted.sigmoid(), reduction="sum")
 
 
 def _separator(cells: set[str]) -> str | None:
-    """What stands between the labels of a cell: ``"[]"`` for lists of JSON; None if every cell holds one label."""
+    """The separator of the labels in a cell: ``"[]"`` for JSON lists; None if every cell has one label."""
     full = [cell for cell in cells if cell]
     if full and all(cell.startswith("[") and cell.endswith("]") for cell in full):
         return "[]"
@@ -252,13 +254,13 @@ def _separator(cells: set[str]) -> str | None:
 
 
 def _parsed(task: Task, raw: str, place: str) -> str:
-    """The label that is written in the file by its name or its index.
+    """The label that the file gives by name or index.
 
     Raises:
-        DataError: none of the task's labels.
+        DataError: not one of the task's labels.
     """
     if task.labels is None or raw in task.labels:
         return raw
     if (named := label_at(task, raw)) is not None:
         return named
-    raise DataError(f"{place}: label {raw!r} is none of {', '.join(task.labels[:20])}; correct the row or the task")
+    raise DataError(f"{place}: label {raw!r} is not one of {', '.join(task.labels[:20])}; correct the row or the task")

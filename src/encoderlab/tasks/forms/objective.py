@@ -1,4 +1,4 @@
-"""A task as an objective: the one training loop fine-tunes with it."""
+"""A task as an objective, for fine-tuning with the one training loop."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ class TaskObjective(Objective):
         return self.form.terms(self.model, self.states(batch, noise), batch, noise), None
 
     def states(self, batch: Batch, noise: Noise | None = None) -> States:
-        """The encoder's states. For a form that reads one vector per sequence the last layer is left out where it can
-        be computed at those places alone, which :func:`encoderlab.tasks.forms.base.summaries` does.
+        """The encoder's states.
+
+        For a form that reads one vector per sequence, the last layer is left out if
+        :func:`encoderlab.tasks.forms.base.summaries` can compute it at those places only.
         """
         encoder = self.model.encoder
         at_places = self.form.summary and encoder.splits_last_layer and not takes_means(self.model.config.task)
@@ -54,7 +56,7 @@ def form_of(task: Task, model: Model, settings: FormSettings) -> Form:
     """The form of ``task`` with the model's tokenizer.
 
     Raises:
-        ConfigError: the model has no tokenizer, or its rows cannot be as long as the settings want.
+        ConfigError: the model has no tokenizer, or fewer positions than the settings need.
     """
     tokenizer = tokenizer_of(model)
     form = FORMS[task.form]
@@ -70,14 +72,14 @@ def form_of(task: Task, model: Model, settings: FormSettings) -> Form:
 def with_head(
     model: Model, form: Form, *, seed: int, head: TaskHead | None = None, same: bool = False
 ) -> tuple[Model, str]:
-    """``model`` with a head for ``form``, and a sentence that says where the head is from.
+    """``model`` with a head for ``form``, and a sentence about the origin of the head.
 
     The model's own head is kept if it was trained for the same task, has its labels, and is configured as ``head``; if
-    it differs in dropout alone, its weights are kept. Any other is replaced by a new one.
+    only dropout differs, its weights are kept. Otherwise it is replaced by a new head.
 
     Args:
         seed: initialises a new head.
-        head: the wanted configuration, by default that of the family; its number of labels is taken from the task.
+        head: the configuration, by default the family's; its number of labels is taken from the task.
         same: the model's own head was trained for this task (:func:`encoderlab.tasks.runs.folder.same_task`).
 
     Raises:
@@ -104,6 +106,6 @@ def with_head(
             return changed, f"the model's task head is kept, with dropout {wanted.dropout:g}"
     if isinstance(wanted, Classification) and wanted.summary == "pooler" and model.config.pooler is None:
         wanted = replace(wanted, summary="dense")  # a model that was pretrained without a pooler learns one here
-    why = "its labels or its kind are others" if same else "it was not trained for this task"
+    why = "it has other labels or another kind" if same else "it was not trained for this task"
     had = "" if own is None else f" (the model's own is dropped: {why})"
     return model.with_task(wanted, form.head_labels(), seed), f"the task head is new{had}"

@@ -40,8 +40,9 @@ class RegressionSettings(TextSettings):
     """Settings of regression.
 
     Args:
-        targets: ``unit`` trains on numbers scaled to 0..1 (ELECTRA), ``raw`` on those of the file (BERT). The saved
-            model predicts numbers of the file either way.
+        targets: ``unit`` trains on numbers scaled to 0..1 (ELECTRA), ``raw`` on the file's numbers (BERT). In both
+            cases
+            the saved model predicts numbers in the file's units.
     """
 
     kind: Literal["regression"] = "regression"
@@ -63,8 +64,9 @@ class RegressionForm(TextForm):
 
     @classmethod
     def recognises(cls, layout: Layout, examples: Sequence[Example]) -> bool:
-        """Whether the labels are numbers that are not all whole, or more than 20 different ones in a column named
-        score. Numbers with a decimal comma count, and reading them says how to write them.
+        """Whether labels are fractions, or more than 20 different numbers in a column called score.
+
+        Numbers with a decimal comma count too; reading them gives an error that says how to write them.
         """
         if not isinstance(layout, Columns):
             return False
@@ -162,7 +164,7 @@ class RegressionForm(TextForm):
     # Predictions
 
     def answered(self, model: Network, scores: Tensor) -> Tensor:
-        """The number; a probability where the output was not trained as a number (rankers and detectors)."""
+        """The number; a probability if the output was not trained as a number (rankers and detectors)."""
         return scores if model.config.labels == NUMBER else scores.float().sigmoid()
 
     def decode(self, items: Sequence[Item], outputs: Sequence[Any], examples: Sequence[Any]) -> Predictions:
@@ -173,7 +175,7 @@ class RegressionForm(TextForm):
         return [np.mean(item, axis=0) for item in zip(*outputs, strict=True)]
 
     def finish(self, model: Network) -> None:
-        """Fold the scale of the numbers into the output layer, so that the saved model answers in those of the file."""
+        """Fold the scale of the numbers into the output layer, so that the saved model answers in the file's units."""
         assert isinstance(model.task, ClassificationHead)
         with torch.no_grad():
             model.task.out.weight.mul_(self.factor)
@@ -186,7 +188,7 @@ def _number(example: Text) -> float:
 
 
 def _parsed(task: Task, raw: str, place: str) -> float | None:
-    """The number that ``raw`` stands for; -1 only fills the column of a test file if it is out of range.
+    """The number for ``raw``; None for -1 in a test file if it is out of range.
 
     Raises:
         DataError: not a finite number, or out of range.
@@ -198,7 +200,7 @@ def _parsed(task: Task, raw: str, place: str) -> float | None:
     except ValueError:
         comma = ", or write it with a decimal point" if re.fullmatch(DECIMAL_COMMA, raw) else ""
         raise DataError(
-            f"{place}: label {raw!r} is not a number, and the task is a regression; give its --form{comma}"
+            f"{place}: label {raw!r} is not a number, but the task is a regression; give another --form{comma}"
         ) from None
     if not math.isfinite(value):
         raise DataError(f"{place}: label {raw!r} is not a finite number; leave the row out")

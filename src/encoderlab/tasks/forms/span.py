@@ -1,8 +1,8 @@
 """Questions answered by a span of a passage: windows, three heads, n-best decoding, the null score (SQuAD 1.1 and 2.0).
 
-Differs from the reference code in how spans are found: the tokens' offsets into the passage say exactly which tokens an
-answer covers and which text a span of tokens stands for, so neither the search for the best sub-span nor the
-re-alignment of decoded text is needed.
+Differs from the reference code in how spans are found: the tokens' offsets into the passage give exactly the tokens
+that an answer covers, and the text of a span of tokens, so neither a search for the best sub-span nor a re-alignment of
+decoded text is needed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from encoderlab.tasks.scoring.baselines import no_answer, overlapping_sentence
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task
 
-NULLABLE = ("answer", "no_answer")  # the labels of a task in which questions may have no answer
+NULLABLE = ("answer", "no_answer")  # the labels of a task with unanswerable questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Window(Encoded):
     Attributes:
         start: place of the first token of the passage in the sequence.
         offsets: (k, 2) first character of each token in the passage, and one past its last.
-        central: (k,) whether this is the window that gives a token most context; answers start at such tokens only.
+        central: (k,) whether this window gives a token the most context; answers start only at such tokens.
     """
 
     start: int = 0
@@ -55,11 +55,10 @@ class Window(Encoded):
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What a head says of a window: the places of the best starts (s,), those of the best ends behind each (s, e), the
-    scores of both, and the null score.
+    """A head's result for a window: places of the best starts (s,), of the best ends for each (s, e), and their scores.
 
-    With ``absolute`` the null score is the log-odds of "no answer" itself (heads with answerability), else the score of
-    the summary token as a span, which stands for "no answer".
+    With ``absolute`` the null score is the log-odds of "no answer" (heads with answerability), otherwise the score of
+    the summary token as a span, which means "no answer".
     """
 
     starts: np.ndarray
@@ -72,11 +71,11 @@ class Candidates:
 
 @dataclass(frozen=True)
 class _Windows:
-    """The n windows of a batch, one each and padded to the longest, of w tokens, as ``head`` reads them.
+    """The n windows of a batch, unpacked and padded to the longest, w tokens, as ``head`` reads them.
 
-    ``x`` (n, w, D) are their states, ``allowed`` (n, w) marks places where answers may start or end, ``real`` (n, w)
-    those within a window. ``rows``, ``slots`` and ``keys`` (n,) are the row of the batch, the slot in it and the key of
-    dropout of each window, ``summary`` (n,) the place of its summary token.
+    ``x`` (n, w, D) are their states; ``allowed`` (n, w) marks places where answers may start or end, ``real`` (n, w)
+    places within a window. ``rows``, ``slots`` and ``keys`` (n,) are batch row, slot and dropout key of each window,
+    ``summary`` (n,) the place of its summary token.
     """
 
     head: SpanHead
@@ -115,11 +114,11 @@ class SpanSettings(FormSettings):
 
     Args:
         stride: tokens between the beginnings of two windows of a passage.
-        query_length: tokens of a question; the rest is cut.
-        answer_length: tokens of an answer at most.
+        query_length: largest length of a question in tokens; the rest is cut.
+        answer_length: largest length of an answer in tokens.
         n_best: how many answers are kept with their scores.
-        beam: how many starts, and ends of each, are looked at; None: 20, for XLNet's and ALBERT's head 5.
-        impossible_weight: of heads with answerability, the weight of its loss.
+        beam: how many starts, and ends of each, are considered; None: 20, for XLNet's and ALBERT's head 5.
+        impossible_weight: for heads with answerability, the weight of its loss.
     """
 
     kind: Literal["span"] = "span"
@@ -138,11 +137,11 @@ class SpanSettings(FormSettings):
 class SpanForm(Form):
     """Start and end of an answer among the tokens of a window.
 
-    The question is cut to ``query_length`` tokens. A passage that does not fit beside it is read in windows that begin
-    every ``stride`` tokens; the target of a window without the whole answer is its summary token. Predictions are the
-    ``n_best`` spans among the best ``beam`` starts and as many ends of all windows, none longer than ``answer_length``
-    tokens. If training holds questions without an answer, "" is predicted where the null odds exceed a threshold, which
-    is chosen on the development set.
+    The question is cut to ``query_length`` tokens. A passage that is too long is read in windows that begin every
+    ``stride`` tokens; the target of a window without the whole answer is its summary token. Predictions are the
+    ``n_best`` spans among the best ``beam`` starts and as many ends in all windows, none longer than ``answer_length``
+    tokens. If training has questions without an answer, "" is predicted if the null odds exceed a threshold, which is
+    chosen on the development set.
     """
 
     name = "span"
@@ -168,7 +167,7 @@ class SpanForm(Form):
 
     @classmethod
     def completed(cls, task: Task, train: Split) -> Task:
-        """Whether questions may have no answer, by SQuAD's rules alone."""
+        """The task, with the information whether questions may have no answer (only under SQuAD's rules)."""
         if task.labels is not None or task.answers != "squad":
             return task
         none = any(question.answers == () for question in train.examples)
@@ -201,7 +200,7 @@ class SpanForm(Form):
         null_odds: Mapping[str, float] | None = None,
         threshold: float = 0.0,
     ) -> Scores:
-        """The official scores of answers as shares, while :mod:`encoderlab.tasks.scoring.answers` has them in per cent.
+        """The official scores of answers as shares; :mod:`encoderlab.tasks.scoring.answers` gives them in per cent.
 
         ``null_odds`` and ``threshold``: see :func:`encoderlab.tasks.scoring.answers.squad`.
         """
@@ -220,7 +219,7 @@ class SpanForm(Form):
 
     @classmethod
     def score_found(cls, task: Task, examples: Sequence[Any], found: Predictions) -> tuple[Scores, tuple[str, ...]]:
-        """SQuAD's scorer withdraws answers itself, from the null odds and the threshold."""
+        """Score with the null odds and the threshold, which SQuAD's scorer applies itself."""
         if task.answers != "squad" or found.null_odds is None:
             return super().score_found(task, examples, found)
         known = {"null_odds": found.null_odds, "threshold": found.threshold}
@@ -252,7 +251,7 @@ class SpanForm(Form):
                 continue
             span = _tokens_of(question.answers[0], passage) if question.answers else None
             if train and span is None and (question.answers or not self.nullable):
-                continue  # the passage does not contain the answer, which the reader of the file has counted
+                continue  # the passage does not contain the answer; the reader has counted that
             for window, first in self._windows(query, passage):
                 target = self._target(window, first, span)
                 items.append(Item(number, (replace(window, labels=target),)))
@@ -264,14 +263,14 @@ class SpanForm(Form):
         room = self.pair_room() - len(asked)
         if room < 2:
             raise ConfigError(
-                f"max_length {self.settings.max_length} leaves no place for the passage behind a question of "
+                f"max_length {self.settings.max_length} leaves no room for the passage after a question of "
                 f"{len(asked)} tokens; raise it or lower query_length"
             )
         firsts = [0]
         while firsts[-1] + room < len(passage):
             firsts.append(firsts[-1] + min(room, self.settings.stride))
         self.cut += len(firsts) > 1
-        # The context of a token in a window: the smaller distance to its borders, and a little for length.
+        # The context of a token in a window: the smaller distance to its ends, and a little for length.
         most, best = np.full(len(passage), -1.0), np.zeros(len(passage), np.int64)
         for number, first in enumerate(firsts):
             part = slice(first, min(first + room, len(passage)))
@@ -284,7 +283,7 @@ class SpanForm(Form):
             yield self._window(asked, passage, part, best[part] == number), first
 
     def _window(self, asked: np.ndarray, passage: Encoding, part: slice, central: np.ndarray) -> Window:
-        xlnet = self.tokenizer.framing == "xlnet"  # passage first, as its release has it
+        xlnet = self.tokenizer.framing == "xlnet"  # passage first, as in its release
         texts = (passage.ids[part], asked) if xlnet else (asked, passage.ids[part])
         ids, segments = self.tokenizer.frame(*texts, max_length=self.settings.max_length)
         spans = self.tokenizer.spans(len(texts[0]), len(texts[1]), max_length=self.settings.max_length)
@@ -304,7 +303,7 @@ class SpanForm(Form):
         )
 
     def _target(self, window: Window, first: int, span: tuple[int, int] | None) -> dict[str, float]:
-        """Start and end within the sequence; both are its summary token if the window does not hold the whole
+        """Start and end within the sequence; both are the summary token if the window does not contain the whole
         answer.
         """
         if span is not None and first <= span[0] and span[1] < first + len(window.offsets):
@@ -320,8 +319,9 @@ class SpanForm(Form):
         return {"span": windows} | ({"answerable": windows} if self.nullable else {})
 
     def terms(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> dict[str, Term]:
-        """The mean of the cross-entropies of start and end (given the correct start), and, for a head with
-        answerability, the binary cross-entropy of that.
+        """The mean of the cross-entropies of start and end (given the correct start).
+
+        A head with answerability adds the binary cross-entropy of that.
         """
         windows = self._unpacked(model, states, batch, noise)
         rows, slots = windows.rows, windows.slots
@@ -338,8 +338,9 @@ class SpanForm(Form):
         return terms | {"answerable": Term(loss, len(rows), self.settings.impossible_weight, hits)}
 
     def scores(self, model: Network, states: States, batch: TaskBatch, noise: Noise | None) -> Tensor:
-        """(2 n, w): the scores of all starts, then those of all ends, -inf in the padding. Only for heads whose end
-        does not depend on the start.
+        """(2 n, w): the scores of all starts, then of all ends, -inf in the padding.
+
+        Only for heads whose end does not depend on the start.
         """
         windows = self._unpacked(model, states, batch, noise)
         any_start = torch.zeros_like(windows.rows)[:, None]
@@ -387,8 +388,9 @@ class SpanForm(Form):
         return self.joint([(model, states)], batch)
 
     def joint(self, members: Sequence[tuple[Network, States]], batch: TaskBatch) -> list[Any]:
-        """The outputs of one model, or the joint ones of several whose heads are of one kind: the mean of the members'
-        scores of every start, and of every end behind the starts that are best by that mean.
+        """The outputs of one model, or joint ones of several with heads of one kind.
+
+        These are the mean of the members' scores of every start, and of every end for the starts with the best means.
         """
         every = [self._unpacked(model, states, batch) for model, states in members]
         first = every[0]
@@ -396,7 +398,7 @@ class SpanForm(Form):
         best = min(self.settings.beam or (5 if form == "beam" else 20), first.x.shape[1])
 
         def mean(scores: Sequence[Tensor], allowed: Tensor) -> Tensor:
-            if form != "independent":  # the score of an end is comparable between starts as a log-probability only
+            if form != "independent":  # only as log-probabilities are scores of ends comparable between starts
                 scores = [one - one.logsumexp(-1, keepdim=True) for one in scores]
             return torch.where(allowed, torch.stack(tuple(scores)).mean(0), -torch.inf)
 
@@ -472,7 +474,7 @@ class SpanForm(Form):
     # The threshold of "no answer"
 
     def allow_no_answer(self) -> bool:
-        """Withhold answers too; returns whether the form did not do so before."""
+        """Allow "no answer" as a prediction; returns whether the form did not before."""
         changed = not self.nullable
         self.nullable = True
         return changed
@@ -481,7 +483,7 @@ class SpanForm(Form):
         if not self.nullable:
             return ""
         self.threshold = best_threshold(self.task, examples, found)
-        return f"no answer is given where the null score is above {self.threshold:.4f}, chosen on dev"
+        return f'"no answer" is predicted above a null score of {self.threshold:.4f}, chosen on dev'
 
     # Ensembles
 
@@ -503,7 +505,7 @@ class SpanForm(Form):
 
 
 def average_answers(members: Sequence[Predictions], threshold: float = 0.0) -> Predictions:
-    """An ensemble's answers by the mean of the members' probabilities of each text, and of their null odds."""
+    """An ensemble's answers from the mean of the members' probabilities of each text, and of their null odds."""
     values, details, nbest, odds = [], [], {}, {}
     for key in members[0].nbest or {}:
         total: dict[str, float] = {}
@@ -526,9 +528,9 @@ def average_answers(members: Sequence[Predictions], threshold: float = 0.0) -> P
 def best_threshold(task: Task, examples: Sequence[Example], found: Predictions) -> float:
     """The threshold on the null odds with the best F1 of ``examples``.
 
-    It is that of the official search, which names the odds of a question, moved half way to the next larger odds: here
-    the score is the same, and rounding decides nothing. Where nothing beats giving no answer at all the official one is
-    0, which would withdraw only some of the answers; then it is below all odds.
+    The official search returns the odds of a question; here the threshold is half way to the next larger odds, where
+    the score is the same and rounding does not matter. If giving no answer at all is best, the official result is 0,
+    which would remove only some answers; then the threshold is below all odds.
     """
     assert found.null_odds is not None
     scores, _ = SpanForm.score(task, examples, best_texts(found), null_odds=found.null_odds)
@@ -539,7 +541,7 @@ def best_threshold(task: Task, examples: Sequence[Example], found: Predictions) 
 
 
 def best_texts(found: Predictions) -> list[str]:
-    """The best answer to every question, whether or not it is withdrawn, for a search for thresholds."""
+    """The best answer to every question, ignoring the threshold, for a search for thresholds."""
     return [next((span["text"] for span in spans if span["text"]), "") for spans in (found.nbest or {}).values()]
 
 

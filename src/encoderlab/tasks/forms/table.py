@@ -1,6 +1,6 @@
-"""The table of forms: what a task's word for its form stands for.
+"""The table of forms: the class for each name of a form.
 
-A new form is a module beside this one, and its class in the table.
+A new form is a new module here, and its class in the table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from encoderlab.tasks.forms.regression import RegressionForm
 from encoderlab.tasks.forms.span import SpanForm
 from encoderlab.tasks.forms.tagging import TaggingForm
 
-# Of forms whose files have the same columns, the first is what a file holds unless another one recognises it.
+# Among forms with the same columns, a file has the first form unless another form recognises it.
 FORMS: dict[str, type[Form]] = {
     form.name: form for form in (ClassificationForm, RegressionForm, MultiLabelForm, TaggingForm, SpanForm, ChoiceForm)
 }
@@ -29,11 +29,11 @@ else:
 
 
 def form_named(name: str) -> type[Form]:
-    """The form of that name.
+    """The form called ``name``.
 
     Raises:
-        ConfigError: there is none; the nearest is named.
+        ConfigError: unknown name; the message gives the nearest one.
     """
     if name not in FORMS:
-        raise ConfigError(f"form {name!r}{nearest(name, FORMS)}")
+        raise ConfigError(f"unknown form {name!r}{nearest(name, FORMS)}")
     return FORMS[name]

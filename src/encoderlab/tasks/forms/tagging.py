@@ -47,8 +47,9 @@ class TaggingSettings(FormSettings):
     """Settings of tagging.
 
     Args:
-        context: ``document`` puts the neighbouring sentences of its document around a sentence, as many tokens as fit
-            (BERT's CoNLL-2003).
+        context: ``document`` adds the neighbouring sentences of its document on both sides of a sentence, as many
+            tokens
+            as fit (BERT's CoNLL-2003).
     """
 
     kind: Literal["tagging"] = "tagging"
@@ -58,9 +59,9 @@ class TaggingSettings(FormSettings):
 class TaggingForm(Form):
     """Cross-entropy over the tags of first sub-tokens, no CRF (Devlin et al., 2019, section 5.3).
 
-    A sentence longer than a sequence is cut into several, so every word has a prediction. The words are joined by
-    spaces; each is read at the first token that holds a character of it, which suits every tokenizer. A word without
-    such a token (a control character, say) gets the first label.
+    A sentence longer than a sequence is cut into several sequences, so every word has a prediction. The words are
+    joined by spaces; a word is read at the first token that contains one of its characters, which works for every
+    tokenizer. A word without such a token (for example a control character) gets the first label.
     """
 
     name = "tagging"
@@ -79,7 +80,7 @@ class TaggingForm(Form):
 
     @classmethod
     def inferred(cls, layout: Layout, examples: Sequence[Any]) -> tuple[Layout, tuple[str, ...], str]:
-        """Whether most tags have prefixes (B-, I-, ...); a tag without one is then an error, which reading it names."""
+        """Whether most tags have prefixes (B-, I-, ...); if so, a tag without one gives an error when it is read."""
         tags = [tag for example in examples for tag in example.tags or () if tag != "O"]
         prefixed = sum(tag[:1] in "BIMELSWU" and tag[1:2] in ("-", "") for tag in tags)
         if not tags or 2 * prefixed > len(tags):
@@ -103,7 +104,7 @@ class TaggingForm(Form):
         tags = labels_of(train.examples)
         check_number_of_labels(tags, train)
         if all(tag == "O" or tag[:2] in ("B-", "I-") for tag in tags):
-            # Both B and I of every type, and O: a development file may hold one that training lacks.
+            # Both B and I of every type, and O: a development file may have one that training lacks.
             kinds = sorted({tag[2:] for tag in tags if tag != "O"})
             tags = ("O", *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
         return replace(task, labels=tags, indices=False)
@@ -161,7 +162,7 @@ class TaggingForm(Form):
         encodings = self.tokenizer.encode_batch([" ".join(words) for words in shown])
         room = self.settings.max_length - 2
         if room < 1:
-            raise ConfigError(f"max_length {self.settings.max_length} leaves no place for a word; choose at least 3")
+            raise ConfigError(f"max_length {self.settings.max_length} leaves no room for a word; choose at least 3")
         items = []
         for number, (sentence, encoding) in enumerate(zip(sentences, encodings, strict=True)):
             if train and sentence.tags is None:
@@ -180,7 +181,7 @@ class TaggingForm(Form):
         return items
 
     def _tags(self, sentence: TaggedWords, words: np.ndarray) -> np.ndarray:
-        """The target of each token: the tag of the word that it begins, else IGNORE. ``words`` as of
+        """The target of each token: the tag of the word that it begins, else IGNORE. ``words`` as in
         :func:`first_tokens`.
         """
         tags = np.full(len(words), IGNORE, np.int64)
@@ -190,15 +191,15 @@ class TaggingForm(Form):
         return tags
 
     def _goes_on(self, sentences: Sequence[TaggedWords], number: int) -> bool:
-        """Whether a sentence is shown behind another sentence of its document."""
+        """Whether a sentence is read after another sentence of its document."""
         before = self.settings.context == "document" and number > 0
         return before and sentences[number - 1].document == sentences[number].document
 
     def _context(
         self, sentences: Sequence[TaggedWords], encodings: Sequence[Encoding], number: int, room: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of the same document before and behind a sentence: ``room`` in all, half of them on either side if the
-        document has as many.
+        """Tokens of the same document before and after a sentence: ``room`` in all, half on each side if there are
+        enough.
         """
         none = np.zeros(0, np.int64)
         if self.settings.context == "sentence" or room < 1:
@@ -251,7 +252,7 @@ class TaggingForm(Form):
     def outputs(self, model: Network, states: States, batch: TaskBatch) -> list[Any]:
         rows, places = batch.find(lambda known: known.labels["word"] >= 0)
         scores = to_numpy(self._scores(model, states, rows, places, None))
-        # In prediction a row holds one sequence, so its item is that of its only slot.
+        # In prediction a row has one sequence, so its item is that of its only slot.
         items = batch.labels["item"][:, 0][rows].cpu().numpy()
         return [scores[items == i] for i in range(len(batch))]
 
@@ -290,8 +291,8 @@ def first_tokens(words: Sequence[str], encoding: Encoding) -> np.ndarray:
     found = np.full(len(encoding), -1, np.int64)
     seen = -1
     for token, (begin, end) in enumerate(encoding.offsets):
-        # A token may begin with the space before its word (byte-level BPE, Unigram): its last character decides. The
-        # space by itself is the first token of the word behind it, as for transformers.
+        # A token may begin with the space before its word (byte-level BPE, Unigram): its last character decides. A
+        # space alone is the first token of the next word, as in transformers.
         word = int(np.searchsorted(starts, end - 1, side="right")) - 1
         word += begin == starts[word] + lengths[word]
         if begin < end and seen < word < len(words) and end <= starts[word] + lengths[word]:
@@ -300,14 +301,14 @@ def first_tokens(words: Sequence[str], encoding: Encoding) -> np.ndarray:
 
 
 def _parsed(task: Task, tag: str, place: str) -> str:
-    """The tag that is written in the file by its name or its index.
+    """The tag that the file gives by name or index.
 
     Raises:
-        DataError: none of the task's tags.
+        DataError: not one of the task's tags.
     """
     assert task.labels is not None
     if tag in task.labels:
         return tag
     if (named := label_at(task, tag)) is not None:
         return named
-    raise DataError(f"{place}: tag {tag!r} is none of {', '.join(task.labels[:20])}; correct the row or the task")
+    raise DataError(f"{place}: tag {tag!r} is not one of {', '.join(task.labels[:20])}; correct the row or the task")

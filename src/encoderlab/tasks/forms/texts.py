@@ -1,4 +1,4 @@
-"""What the forms share whose examples are one or two texts, answered from one vector of each."""
+"""Common parts of the forms whose examples are one or two texts, answered from one vector of each."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from encoderlab.tasks.forms.batching import OPTIONS, Encoded, Item, TaskBatch, g
 
 @dataclass(frozen=True, kw_only=True)
 class TextSettings(FormSettings):
-    """Settings of forms of one or two texts.
-
-    Args:
-        pairs: whether examples have two texts; a model that learned from one kind refuses the other. None takes any.
-        swap: also train on the two texts in the other order, where the task allows it (ELECTRA's MRPC and STS-B).
-        windows: how many windows of ``max_length`` tokens are read of a text that is longer; the mean of their scores
-            is the score of the text, in training, validation and prediction. 1 cuts it. Windows lie at equal distances
-            from the first token to the last, and neighbours share a quarter of their tokens or more. Of two texts the
-            longer one is read in windows, beside the other, which has half of the room at most.
+    """Settings of forms with one or two texts.
 
     A text of n windows costs n sequences, and training keeps all of them in memory at once.
+
+    Args:
+        pairs: whether examples have two texts; a model trained on one kind refuses the other. None takes any.
+        swap: also train on the two texts in the other order, if the task allows it (ELECTRA's MRPC and STS-B).
+        windows: largest number of windows of ``max_length`` tokens for a longer text; the mean of their scores is the
+            score of the text, in training, validation and prediction. 1 cuts the text. Windows are at equal distances
+            from the first token to the last, and neighbours overlap by at least a quarter. Of two texts the longer is
+            read in windows; the other takes at most half of the room.
     """
 
     pairs: bool | None = None
@@ -46,15 +46,14 @@ class TextSettings(FormSettings):
         super().__post_init__()
         check_least(self, 1, "windows")
         if self.windows >= OPTIONS:
-            raise ConfigError(f"windows {self.windows} are more than a text can have; set at most {OPTIONS - 1}")
+            raise ConfigError(f"windows is {self.windows}; set at most {OPTIONS - 1}")
 
 
 class TextForm(Form):
     """Encodes texts and pairs of texts; the head reads the vector of the summary token.
 
-    A subclass says what the target of an example is (:meth:`_target`), which targets are known (:meth:`_known`), and
-    what the scores mean. The scores of an example are the means over its sequences, which are several where a long text
-    is read in windows.
+    A subclass defines the target of an example (:meth:`_target`), which targets are known (:meth:`_known`), and what
+    the scores mean. The scores of an example are the means over its sequences; a long text read in windows has several.
     """
 
     columns = "texts"
@@ -77,7 +76,7 @@ class TextForm(Form):
         return replace(settings, pairs=train.examples[0].pair is not None)
 
     def _target(self, example: Text) -> Any:
-        """What the head is to learn: a number, or an array of numbers."""
+        """The target of the head: a number, or an array of numbers."""
         raise NotImplementedError
 
     def _known(self, target: Tensor) -> Tensor:
@@ -96,7 +95,7 @@ class TextForm(Form):
             )
         if self.settings.pairs is not None and self.settings.pairs != bool(pairs) and examples:
             learned, given = ("two texts", "one") if self.settings.pairs else ("one text", "two")
-            raise DataError(f"the model learned from {learned} per example, here is {given}; give the columns it needs")
+            raise DataError(f"the model was trained on {learned} per example, here is {given}; give its columns")
         second: Sequence[Encoding | None] = (
             self.tokenizer.encode_batch(pairs, limit=limit) if pairs else [None] * len(examples)
         )
@@ -112,7 +111,7 @@ class TextForm(Form):
         return items
 
     def _sequences(self, a: Encoding, b: Encoding | None, target: Any) -> tuple[Encoded, ...]:
-        """One sequence, cut where it is too long, or the windows of a long text."""
+        """One sequence, cut if it is too long, or the windows of a long text."""
         longest = self.settings.max_length
         texts = [a.ids] if b is None else [a.ids, b.ids]
         kept = self.tokenizer.spans(len(a), None if b is None else len(b), max_length=longest)
@@ -124,7 +123,7 @@ class TextForm(Form):
         return tuple(Encoded(ids.astype(np.int32), segments, {"target": target}) for ids, segments in framed)
 
     def _windows(self, texts: list[np.ndarray], room: int) -> tuple[list[list[np.ndarray]], int]:
-        """The windows of texts that have more than ``room`` tokens together, and how many tokens of them are read."""
+        """The windows of texts with more than ``room`` tokens together, and how many of their tokens are read."""
         long = max(range(len(texts)), key=lambda i: len(texts[i]))
         others = [text if i == long else text[: room // 2] for i, text in enumerate(texts)]
         beside = sum(map(len, others)) - len(texts[long])
@@ -165,7 +164,7 @@ class TextForm(Form):
         return list(to_numpy(self.answered(model, self.all_scores(model, states, batch, None))))
 
     def answered(self, model: Network, scores: Tensor) -> Tensor:
-        """The scores of the head as :meth:`decode` takes them."""
+        """The head's scores as :meth:`decode` takes them."""
         return scores
 
     def together(
@@ -182,7 +181,7 @@ class TextForm(Form):
 
 
 def _targets(batch: TaskBatch) -> Tensor:
-    """The targets (n, ...) of all examples in their order, where the batch lies."""
+    """The targets (n, ...) of all examples in order, on the batch's device."""
     rows, slots = batch.sequences()
     group, sizes = groups(batch)
     found = batch.labels["target"][rows, slots]
@@ -190,7 +189,7 @@ def _targets(batch: TaskBatch) -> Tensor:
 
 
 def one_label(example: Text, place: str) -> str:
-    """The label as it is written in the file.
+    """The label as written in the file.
 
     Raises:
         DataError: there are several.
@@ -203,7 +202,7 @@ def one_label(example: Text, place: str) -> str:
 
 
 def label_of(example: Any) -> Any:
-    """The label of a text that is scored.
+    """The gold label of a text.
 
     Raises:
         DataError: it has none.
