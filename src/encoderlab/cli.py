@@ -61,6 +61,7 @@ VERBS: dict[str, tuple[str, str, str]] = {  # verb: group, import string, one li
     "bench train": (STUDY, "bench:train", "Measure training speed, also against other libraries."),
     "bench predict": (STUDY, "bench:predict", "Measure prediction speed."),
     "bench corpus": (STUDY, "bench:corpus", "Measure the speed of corpus building."),
+    "bench serve": (STUDY, "bench:serve", "Measure servers side by side under load."),
     "bench scaling": (STUDY, "bench:scaling", "Measure how training speed grows with processes."),
 }
 FENGSHEN: dict[str, tuple[str, str, str]] = {  # of the program fengshen-pipeline

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -200,15 +200,26 @@ def pooled(states: Tensor, real: Tensor, pooling: Pooling) -> Tensor:
 
 
 @torch.inference_mode()
-def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
+def fill_mask(
+    model: Model,
+    text: str,
+    *,
+    top: int = 5,
+    targets: Sequence[str] | None = None,
+    probabilities_of: Callable[[Model, Batch, Tensor], Tensor] | None = None,
+) -> list[list[Guess]]:
     """The ``top`` candidates for every mask token in ``text``, best first, one list per mask.
+
+    Only ``targets`` compete where they are given, each a single token; their probabilities are those among all tokens.
+    ``probabilities_of`` (model, batch, places (S,)) -> (S, V) computes in the place of the model itself.
 
     Every token of the vocabulary competes, special ones too, as in the ``transformers`` pipeline. Filled texts are more
     readable than there: special tokens and other masks are written out, Chinese characters have no spaces between them.
     If a text is too long for the model, only the part around the masks is read, with a warning.
 
     Raises:
-        ConfigError: the model has no LM head, the text has no mask token or masks too far apart, or ``top`` is below 1.
+        ConfigError: the model has no LM head, the text has no mask token or masks too far apart, ``top`` is below 1, or
+            a target is not one token.
     """
     if top < 1:
         raise ConfigError(f"top {top}, expected at least 1 guess for a mask")
@@ -233,9 +244,14 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
     batch = next(batches(tokenizer, [(ids, segments)])).to(next(model.parameters()).device)
     at = torch.as_tensor(places, device=batch.ids.device)
     with evaluating(model):
-        probabilities = _token_probabilities(model, batch, at)
+        probabilities = (probabilities_of or _token_probabilities)(model, batch, at)
     known = probabilities[:, : tokenizer.vocab_size]  # a word table may be padded to a round number of rows
-    scores, tokens = known.topk(min(top, known.shape[1]))
+    if targets is None:
+        scores, tokens = known.topk(min(top, known.shape[1]))
+    else:
+        wanted = torch.tensor([single_token(tokenizer, target) for target in targets], device=known.device)
+        scores, order = known[:, wanted].topk(min(top, len(wanted)))
+        tokens = wanted[order]
 
     def guess(place: int, token: int, score: float) -> Guess:
         filled = ids.copy()
@@ -247,6 +263,15 @@ def fill_mask(model: Model, text: str, *, top: int = 5) -> list[list[Guess]]:
         [guess(int(place), token, score) for token, score in zip(of_place, their_scores, strict=True)]
         for place, of_place, their_scores in zip(places, tokens.tolist(), scores.tolist(), strict=True)
     ]
+
+
+def single_token(tokenizer: Tokenizer, target: str) -> int:
+    """The token that a word is; byte-level BPE and Unigram have words with a space before them."""
+    for written in (f" {target.strip()}", target):
+        ids = tokenizer.encode(written).ids
+        if len(ids) == 1 and ids[0] != tokenizer.special.unk:
+            return int(ids[0])
+    raise ConfigError(f"target {target!r} is not one token of this model; give a word that is")
 
 
 def _window(masked: np.ndarray, length: int, room: int) -> int:

@@ -19,17 +19,19 @@ import torch
 from encoderlab.cli import main
 from encoderlab.deploy.export import check
 from encoderlab.deploy.export.folder import ExportSettings, export
-from encoderlab.deploy.graph import Graph, use_of
+from encoderlab.deploy.graph import Arrays, Graph, use_of
 from encoderlab.deploy.onnx import OnnxRun
+from encoderlab.deploy.reading import TaskReader
 from encoderlab.errors import ConfigError, DataError, EncoderlabError
 from encoderlab.inference import encode, fill_mask
 from encoderlab.interchange import folder as folders
+from encoderlab.interchange.heads import CHOICES, NUMBER
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.models import FAMILIES
 from encoderlab.models.base import resized
-from encoderlab.nn.heads import TaskHead
-from encoderlab.tasks.data.examples import Question, TaggedWords, Text
+from encoderlab.nn.heads import Classification, TaskHead
+from encoderlab.tasks.data.examples import Choice, Question, TaggedWords, Text
 from encoderlab.tasks.runs.predict import Predictor, task_of_model
 from tests.tasks.tiny import model as tiny
 
@@ -143,42 +145,39 @@ def test_what_is_traced_answers_as_prediction_does(family: str, use: Any) -> Non
         "span": [Question(id=text, question="who ?", passage=text) for text in TEXTS if text],
     }[use]
     items = predictor.form.items(examples)
-    for item, wanted in zip(items, predictor.outputs(items), strict=True):
-        (sequence,) = item.sequences
-        inputs = {
-            "input_ids": sequence.ids,
-            "attention_mask": np.ones_like(sequence.ids),
-            "token_type_ids": sequence.segments,
-            "p_mask": _forbidden(predictor, sequence),
-        }
-        found = check.own(graph)({name: np.asarray(inputs[name], np.int64)[None] for name in graph.inputs})
-        if use == "classification":
-            assert found["logits"][0] == pytest.approx(wanted, abs=1e-5)
-        elif use == "tagging":
-            assert found["logits"][0][sequence.marks["word"] >= 0] == pytest.approx(wanted, abs=1e-5)
-        elif graph.beam:
-            count = min(graph.beam, len(wanted.start_scores))
-            shares = wanted.start_scores[:count]
-            assert found["start_top_log_probs"][0, :count] == pytest.approx(shares, abs=1e-5)
-            assert found["cls_logits"][0] == pytest.approx(wanted.null, abs=1e-5)
-            same = np.isfinite(shares) & (found["start_top_index"][0, :count] == wanted.starts[:count])
-            ends = found["end_top_log_probs"][0, :count, :count][same]
-            assert ends == pytest.approx(wanted.end_scores[:count, :count][same], abs=1e-5) and same[0]
-        else:
-            for name, places, scores in (
-                ("start_logits", wanted.starts, wanted.start_scores),
-                ("end_logits", wanted.ends[0], wanted.end_scores[0]),
-            ):
-                real = np.isfinite(scores)
-                assert found[name][0, places[real]] == pytest.approx(scores[real], abs=1e-5)
+    reader, wanted = TaskReader(check.own(graph), model, predictor.form), predictor.outputs(items)
+    found = reader.outputs(items)
+    for one, theirs in zip(found, wanted, strict=True):
+        if use != "span":
+            assert one == pytest.approx(theirs, abs=1e-5)
+            continue
+        count = min(graph.beam or 20, len(theirs.start_scores), len(one.start_scores))
+        assert one.absolute == theirs.absolute and one.null == pytest.approx(theirs.null, abs=1e-5)
+        assert one.start_scores[:count] == pytest.approx(theirs.start_scores[:count], abs=1e-5)
+        same = np.isfinite(theirs.start_scores[:count]) & (one.starts[:count] == theirs.starts[:count])
+        ends = one.end_scores[:count, :count][same]
+        assert ends == pytest.approx(theirs.end_scores[:count, :count][same], abs=1e-5) and same[0]
+    decoded = [predictor.form.decode(items, outputs, examples).values for outputs in (found, wanted)]
+    assert decoded[0] == decoded[1] or isinstance(decoded[0][0], float)
 
 
-def _forbidden(predictor: Predictor, sequence: Any) -> np.ndarray:
-    """Where no answer may start or end; ALBERT's code forbids the last separator, which ELECTRA's allows."""
-    allowed = np.array(sequence.marks.get("allowed", np.ones(len(sequence), bool)))
-    if getattr(predictor.model.config.task, "form", "") == "beam" and predictor.form.tokenizer.framing != "xlnet":
-        allowed[-1] = False
-    return ~allowed
+@pytest.mark.parametrize("form", ["regression", "multilabel", "choice"])
+def test_other_forms_read_a_graph_too(form: str) -> None:
+    heads: dict[str, tuple[Classification, tuple[str, ...]]] = {
+        "regression": (Classification(labels=1), NUMBER),
+        "multilabel": (Classification(labels=3, several=True), LABELS),
+        "choice": (Classification(labels=1), CHOICES),
+    }
+    model = tiny("bert-tiny").with_task(*heads[form], 0).eval()
+    predictor = Predictor.of(model, task_of_model(model))
+    assert predictor.form.name == form
+    options = (
+        Choice(id="", context="sue sat .", question="who ?", options=("sue", "bob runs")) if form == "choice" else None
+    )
+    items = predictor.form.items([options or Text(id="", text=text) for text in TEXTS])
+    found = TaskReader(check.own(Graph(model, "classification")), model, predictor.form).outputs(items)
+    for one, theirs in zip(found, predictor.outputs(items), strict=True):
+        assert one == pytest.approx(theirs, abs=1e-5)
 
 
 def test_states_are_opened_by_the_code_in_the_folder(tmp_path: Path) -> None:
@@ -243,7 +242,7 @@ def test_wrong_answers_are_seen(name: str) -> None:
     run = check.own(graph)
     assert max(one.largest for one in check.compare(graph, run, 20)) < 2e-5
 
-    def off(inputs: check.Arrays) -> check.Arrays:
+    def off(inputs: Arrays) -> check.Arrays:
         outputs = run(inputs)
         return outputs | {name: outputs[name] + 1}
 

@@ -31,7 +31,8 @@ from encoderlab.deploy.serve.app import Server  # noqa: E402
 from encoderlab.deploy.serve.engine import ComputeThread  # noqa: E402
 from encoderlab.deploy.serve.http import Guard, Limits  # noqa: E402
 from encoderlab.deploy.serve.run import Address, read_keys  # noqa: E402
-from encoderlab.deploy.serve.service import Service, pooling_of, words_of  # noqa: E402
+from encoderlab.deploy.serve.service import Service, pooling_of  # noqa: E402
+from encoderlab.deploy.serve.texts import words_of  # noqa: E402
 from encoderlab.errors import ConfigError, DataError  # noqa: E402
 from encoderlab.inference import encode, fill_mask  # noqa: E402
 from encoderlab.interchange import folder as folders  # noqa: E402
@@ -484,7 +485,10 @@ def test_a_signal_loses_no_accepted_request(tmp_path: Path) -> None:
         threads = [threading.Thread(target=ask) for _ in range(8)]
         for thread in threads:
             thread.start()
-        time.sleep(0.05)
+        for _ in range(600):  # until the server has accepted all of them
+            if 'te_request_total{method="embed"} 8.0' in asked("/metrics")[1]:
+                break
+            time.sleep(0.01)
         server.send_signal(signal.SIGTERM)
         for thread in threads:
             thread.join()

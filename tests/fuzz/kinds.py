@@ -49,7 +49,16 @@ NASTY = [
     "sst2",
     "[" * 2000, "{a: " * 500, "&a [*a]", "x" * 5000, "=", "a=b=c", "--", "-", "%s", "{}{}", "0x10", "1_000",
 ]  # fmt: skip
-LONG = ("quickstart", "bench train", "bench predict", "bench corpus", "bench scaling", "finetune", "perplexity")
+LONG = (
+    "quickstart",
+    "bench train",
+    "bench predict",
+    "bench corpus",
+    "bench scaling",
+    "bench serve",
+    "finetune",
+    "perplexity",
+)
 
 
 def verbs(rng: random.Random, place: Path, aside: Path) -> None:

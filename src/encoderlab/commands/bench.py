@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from statistics import median
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from encoderlab.commands import terminal
 from encoderlab.corpus.workers import cores
@@ -272,6 +275,97 @@ def scaling(
     )
     terminal.table("Predicted at this link", ["processes", "seconds per step", "efficiency"], model, caption=caption)
     return result
+
+
+def serve(
+    model: Path,
+    /,
+    *,
+    against: Annotated[
+        list[Literal["fifo", "onnx", "int8", "sentence-transformers"]] | None, Parameter(negative=())
+    ] = None,
+    python: Path | None = None,
+    clients: Annotated[list[int] | None, Parameter(negative=())] = None,
+    requests: int = 400,
+    turns: int = 3,
+    threads: int | None = None,
+    overload: bool = True,
+) -> dict[str, Any]:
+    """Measure servers side by side: requests per second and latency under load.
+
+    Every request is one text; lengths are mixed. Contenders stay up and are asked in turns,
+    and ratios of one run are the result. At the end our server gets three times the
+    requests that it answers.
+
+    Example:
+        encoderlab bench serve wiki-onnx --against fifo --against onnx
+
+    Parameters
+    ----------
+    model
+        Exported folder of vectors, or for ours and fifo any model of vectors.
+    against
+        Other servers (repeatable): our queue first in, first out (fifo), our server with the graph in ONNX Runtime
+        (onnx, int8), sentence-transformers behind FastAPI.
+    python
+        Interpreter that has sentence-transformers, fastapi and uvicorn.
+    clients
+        Numbers of clients at once (repeatable); 1, 8 and 32 by default.
+    requests
+        Requests of a turn.
+    turns
+        Turns of each contender.
+    threads
+        Threads of each server; by default all cores.
+    overload
+        Also measure three times the requests that ours answers.
+    """
+    from encoderlab.deploy.serve.bench import contenders, measure
+    from encoderlab.inference import tokenizer_of
+    from encoderlab.interchange.load import load
+
+    for option, count in {"requests": requests, "turns": turns, "threads": threads or 1}.items():
+        if count < 1:
+            raise ConfigError(f"--{option} {count}, expected at least 1")
+    tokenizer = tokenizer_of(load(model))
+    tokens = map(tokenizer.token, range(tokenizer.vocab_size))
+    words = [token for token in tokens if token.isascii() and token.isalpha()]
+    found = measure(
+        contenders(model, against or (), python),
+        words or ["a"],
+        clients=clients or (1, 8, 32),
+        requests=requests,
+        turns=turns,
+        threads=threads or cores(),
+        overload=overload,
+        say=terminal.note,
+    )
+    for title, rows in {
+        **{f"{n} clients": rows for n, rows in found["clients"].items()},
+        "short": found["short"],
+    }.items():
+        terminal.table(
+            f"{title}, {found['threads']} threads",
+            ["", "requests/s", "p50 ms", "p99 ms", "ours / its requests/s", "ours / its p99"],
+            [
+                (
+                    name,
+                    f"{row['requests_per_second']:.1f}",
+                    f"{row['p50']:.1f}",
+                    f"{row['p99']:.1f}",
+                    f"{median(row['rate_of_own']):.2f}",
+                    f"{median(row['p99_of_own']):.2f}",
+                )
+                for name, row in rows.items()
+            ],
+        )
+    if overload:
+        over = found["overload"]
+        terminal.say(
+            f"three times the requests: {over['accepted']} accepted with p99 {over['p99']:.0f} ms, {over['refused']} "
+            f"refused, {over['failed']} failed"
+        )
+    return {"model": model} | found
 
 
 def _check_counts(**given: int | None) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from encoderlab.commands import terminal
-from encoderlab.errors import ConfigError
+from encoderlab.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from encoderlab.deploy.export.fidelity import Check
+    from encoderlab.deploy.graph import Graph, Use
+    from encoderlab.inference import Pooling
 
 
 def export(
@@ -21,6 +27,9 @@ def export(
     pooling: Literal["mean", "first", "last"] = "mean",
     normalize: Annotated[bool, Parameter(negative="--no-normalize")] = True,
     length: int | None = None,
+    int8: bool = False,
+    check: Path | None = None,
+    tolerance: float = 0.005,
 ) -> dict[str, Any]:
     """Export a model for other libraries and servers.
 
@@ -30,8 +39,10 @@ def export(
     and odd lengths, padded on either side; if they differ, nothing is written. The
     folder's README shows the code for each tool.
 
+    --int8 also writes a graph with weights of 8 bits, if it does as well on your texts.
+
     Example:
-        encoderlab export runs/reviews reviews-onnx
+        encoderlab export runs/reviews reviews-onnx --int8 --check dev.tsv
 
     Parameters
     ----------
@@ -50,7 +61,13 @@ def export(
     normalize
         Scale the vectors of texts to length 1.
     length
-        The longest text in tokens. Default: the model's limit, up to 512.
+        The longest text to read, in tokens; by default as long as the model can, up to 512.
+    int8
+        Also write onnx/model_quantized.onnx, as accurate as --tolerance says; else say why not.
+    check
+        Labelled data of the task, or a file with one text per line, on which int8 is judged.
+    tolerance
+        How much of the score int8 may lose, or without labels of the agreement, as a share.
     """
     from encoderlab.deploy.export.folder import ExportSettings
     from encoderlab.deploy.export.folder import export as write
@@ -64,18 +81,85 @@ def export(
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: exists and is not empty; choose another folder")
+    if int8 != (check is not None):
+        raise ConfigError("--int8 is judged on your own texts; give both --int8 and --check FILE, or neither")
+    if not 0 <= tolerance < 1:
+        raise ConfigError(f"--tolerance {tolerance:g}, expected a share from 0 to 1; 0.005 is half a percent")
     require("onnx", "onnxscript", "onnxruntime")
     place = best_seed(model, terminal.say)
     network = load(place)
     tokenizer_of(network)
     found = use_of(network, use)
-    settings = ExportSettings(to=tuple(to or ("onnx",)), pooling=pooling, normalize=normalize, length=length)
+    settings = ExportSettings(
+        to=tuple(to or ("onnx",)), pooling=pooling, normalize=normalize, length=length, tolerance=tolerance
+    )
     task = find_task(place) if found not in ("states", "fill-mask") else None
     with held_folder(out):
-        record = write(network, found, out, settings, task=task, say=terminal.note)
+        texts = None if check is None else _texts(check, place, found, pooling)
+        record = write(network, found, out, settings, task=task, check_int8=texts, say=terminal.note)
     for text in record["notes"]:
         terminal.note(f"note: {text}")
     largest = {name: max(one["largest"] for one in checked) for name, checked in record["checked"].items()}
     files = ", ".join(f"{name} ({value:.1e} from the model)" for name, value in largest.items())
     terminal.say(f"{network.config.family}, {found}, written to {out}: {files}; see {out / 'README.md'}")
-    return {"model": model, "out": out, "use": found, "format": record["format"], "difference": largest}
+    shown = {"model": model, "out": out, "use": found, "format": record["format"], "difference": largest}
+    if "int8" in record:
+        terminal.say(_verdict(record["int8"]))
+        shown["int8"] = record["int8"]
+    return shown
+
+
+def _texts(file: Path, place: Path, use: Use, pooling: Pooling) -> Callable[[Graph, int], Check]:
+    """How the texts of a file are read once the graph is there; those of a task are read now.
+
+    Raises:
+        DataError: the file cannot be read, or holds fewer than two texts.
+    """
+    from encoderlab.deploy.export.fidelity import MaskCheck, TaskCheck, VectorCheck
+    from encoderlab.tasks.data.infer import Given
+    from encoderlab.tasks.data.records import RECORDS, lines, suffix
+    from encoderlab.tasks.data.task import is_unlabelled
+    from encoderlab.tasks.runs.apply import predictor_of, task_of_file, unlabelled_task_of_file
+
+    if not file.is_file():
+        raise DataError(f"{file}: no such file; give labelled data, or a file with one text per line")
+    if use in ("states", "fill-mask"):
+        if suffix(file) in RECORDS:
+            raise DataError(f"{file}: is a table; give a file with one text per line")
+        texts = [line for _, line in lines(file) if line.strip()]
+        _enough(file, len(texts))
+        if use == "states":
+            return lambda graph, longest: VectorCheck(graph, texts, longest, pooling)
+        return lambda graph, longest: MaskCheck(graph, texts, longest)
+    predictor = predictor_of(place, terminal.note)
+    own = predictor.form.task
+    plain = suffix(file) == ".txt" and predictor.form.columns == "texts"
+    if plain:
+        task = unlabelled_task_of_file(file, predictor, None, None, terminal.note)
+    else:
+        task = task_of_file(file, own, Given(form=own.form), terminal.note)
+    examples = task.read([file], "test").examples
+    _enough(file, len(examples))
+    if missing := sum(map(is_unlabelled, examples)):
+        terminal.note(f"{file}: {missing:,} of {len(examples):,} examples have no label, so agreement is what counts")
+    return lambda graph, longest: TaskCheck(predictor, task, examples)
+
+
+def _enough(file: Path, count: int) -> None:
+    if count < 2:
+        raise DataError(f"{file}: {count} texts, expected at least 2; some hundreds say what int8 costs")
+
+
+def _verdict(int8: dict[str, Any]) -> str:
+    """What became of the graph in int8."""
+    if int8["kept"] is None:
+        least = min(one["fall"] for one in int8["tried"])
+        return (
+            f"int8 is not written: every way loses more than {100 * int8['tolerance']:g} %, the best one "
+            f"{100 * least:.2f} %; use onnx/model.onnx (fp32)"
+        )
+    size, times = int8["bytes"], int8["milliseconds"]
+    return (
+        f"onnx/model_quantized.onnx: {int8['kept']}; {size['int8'] / 1e6:.1f} MB instead of {size['fp32'] / 1e6:.1f}, "
+        f"{times['int8']:.2f} ms per text instead of {times['fp32']:.2f}"
+    )

@@ -18,6 +18,8 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8080,
     name: str | None = None,
+    engine: Literal["own", "onnx", "int8"] = "own",
+    beside: Path | None = None,
     key_file: Path | None = None,
     no_key: bool = False,
     allow_host: list[str] | None = None,
@@ -31,13 +33,16 @@ def serve(
     drain: float = 25.0,
     drain_delay: float = 0.0,
     accept_ids: bool = False,
+    rate: float | None = None,
+    workers: int = 1,
 ) -> dict[str, Any]:
     """Serve a model over HTTP.
 
     Speaks the protocols of text-embeddings-inference, OpenAI (embeddings), Cohere and
-    Jina (rerank), and of Hugging Face's tasks at `POST /`. Only this machine can connect
-    unless --host is given, which needs keys. After a signal, the server ends when all accepted
-    requests are answered.
+    Jina (rerank), and of Hugging Face's tasks at `POST /`. Its address, opened in a
+    browser, is a page to try the model. Only this machine can connect unless --host is
+    given, which needs keys. After a signal, the server ends when all accepted requests are
+    answered.
 
     Example:
         encoderlab serve runs/reviews --port 8080
@@ -52,6 +57,11 @@ def serve(
         Port to listen on; 0 for any free port.
     name
         Name of the model for clients. Default: the folder's name.
+    engine
+        What computes: our kernels (own), or the graph of an exported folder in ONNX Runtime,
+        fp32 (onnx) or int8.
+    beside
+        Second model, under /beside; the page shows both side by side.
     key_file
         File with one key per line; requests must send one of them.
     no_key
@@ -76,20 +86,20 @@ def serve(
         Seconds to keep accepting requests after a signal, while /health reports failure.
     accept_ids
         Accept token ids of the model's vocabulary instead of texts.
+    rate
+        Requests per second of each key, or of each address if there are no keys; more are refused.
+    workers
+        Processes that share the port, each with its share of the cores and its own model.
     """
+    given = dict(locals())  # what a worker is given too
     import importlib.util
 
     for package in ("starlette", "uvicorn", "uvloop", "httptools", "orjson", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
             raise MissingDependency(package, "serve", "serving")
-    from encoderlab.deploy.serve.app import Server
-    from encoderlab.deploy.serve.engine import ComputeThread
-    from encoderlab.deploy.serve.http import Guard, Limits
-    from encoderlab.deploy.serve.run import Address, read_keys, run
-    from encoderlab.deploy.serve.service import Service
-
-    counts = {"max-batch-tokens": max_batch_tokens, "max-texts": max_texts, "max-body": max_body}
-    for option, count in {**counts, "deadline": deadline, "max-queue-tokens": max_queue_tokens or 1}.items():
+    counts = {"max-batch-tokens": max_batch_tokens, "max-texts": max_texts, "max-body": max_body, "workers": workers}
+    counts |= {"deadline": deadline, "max-queue-tokens": max_queue_tokens or 1, "rate": rate or 1}
+    for option, count in counts.items():
         if count <= 0:
             raise ConfigError(f"--{option} {count} is not above 0; give at least 1")
     own = host in ("127.0.0.1", "localhost", "::1")
@@ -97,18 +107,55 @@ def serve(
         raise ConfigError(
             f"--host {host} can be reached by other machines; give --key-file FILE, or --no-key for open access"
         )
-    keys = () if key_file is None else read_keys(key_file)
-    address = Address(host=host, port=port, delay=drain_delay, drain=drain)
+    if workers > 1:
+        from encoderlab.deploy.serve.workers import supervise
+
+        place = supervise(answer, given, workers, host=host, port=port, say=terminal.note)
+    else:
+        place = answer(**given)
+    return {"model": model, "address": place}
+
+
+def answer(*, shared: bool = False, **given: Any) -> str:
+    """Serve in this process until a signal; the address.
+
+    Args:
+        shared: other processes listen on the port too.
+        given: the arguments of :func:`serve`.
+    """
+    from encoderlab.deploy.serve import page
+    from encoderlab.deploy.serve.app import BESIDE, Server
+    from encoderlab.deploy.serve.engine import ComputeThread, lanes
+    from encoderlab.deploy.serve.graphs import GraphService
+    from encoderlab.deploy.serve.http import Guard, Limits
+    from encoderlab.deploy.serve.run import Address, read_keys, run
+    from encoderlab.deploy.serve.service import Service
+
+    host, budget, engine = given["host"], given["max_batch_tokens"], given["engine"]
+    keys = () if given["key_file"] is None else read_keys(given["key_file"])
+    address = Address(host=host, port=given["port"], delay=given["drain_delay"], drain=given["drain"], shared=shared)
     listener = address.listen()
-    service = Service.of(model, name=name)
-    engine = ComputeThread(service.compute, budget=max_batch_tokens, capacity=max_queue_tokens or 64 * max_batch_tokens)
-    hosts = ("localhost", "127.0.0.1", "::1", host, *(allow_host or ()))
+    model, name = given["model"], given["name"]
+    service = Service.of(model, name=name) if engine == "own" else GraphService.open(model, engine, name=name)
+    other = None if given["beside"] is None else Service.of(given["beside"])
+    compute = lanes({"": service, **({} if other is None else {BESIDE: other})})
+    computing = ComputeThread(compute, budget=budget, capacity=given["max_queue_tokens"] or 64 * budget)
+    hosts = ("localhost", "127.0.0.1", "::1", host, *(given["allow_host"] or ()))
     health = ("/health", "/live", "/ping")
-    guard = Guard(keys=keys, hosts=hosts, open=health if metrics == "key" else (*health, "/metrics"), cors=cors)
-    limits = Limits(body=max_body, texts=max_texts, characters=250 * service.longest, deadline=deadline)
-    server = Server(service, engine, limits=limits, guard=guard, accept_ids=accept_ids)
+    free = health if given["metrics"] == "key" else (*health, "/metrics")
+    guard = Guard(keys=keys, hosts=hosts, open=free, pages=tuple(page.FILES), cors=given["cors"], rate=given["rate"])
+    limits = Limits(
+        body=given["max_body"],
+        texts=given["max_texts"],
+        characters=250 * service.longest,
+        deadline=given["deadline"],
+    )
+    common: dict[str, Any] = {"limits": limits, "accept_ids": given["accept_ids"]}
+    second = None if other is None else Server(other, computing, lane=BESIDE, **common)
+    server = Server(service, computing, guard=guard, beside=second, **common)
     place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     what = service.form or ("vectors and masks" if service.fills_masks else "vectors")
-    terminal.note(f"{service.name} ({service.model.config.family}, {what}) at {place}; Ctrl-C ends it")
+    if not shared:
+        terminal.note(f"{service.name} ({service.model.config.family}, {what}) at {place}; Ctrl-C ends it")
     run(server, address, listener)
-    return {"model": model, "address": place}
+    return place

@@ -6,8 +6,10 @@ same numbers by construction. Names of inputs and outputs are those of ``transfo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +23,10 @@ from encoderlab.tasks.forms.base import takes_means
 
 Use = Literal["states", "fill-mask", "classification", "tagging", "span"]
 """What is computed: the last layer's states, the scores of all tokens, or those of the head of fine-tuning."""
+
+Arrays = dict[str, np.ndarray]
+Run = Callable[[Arrays], Arrays]
+"""A runtime of a graph: inputs by name to outputs by name."""
 
 OUTPUTS: dict[str, tuple[str, ...]] = {
     "states": ("last_hidden_state",),

@@ -38,7 +38,7 @@ def session(path: Path, threads: int | None = None) -> Any:
 
 
 class OnnxRun:
-    """A session as a runtime (:data:`encoderlab.deploy.export.check.Run`)."""
+    """A session as a runtime (:data:`encoderlab.deploy.graph.Run`)."""
 
     def __init__(self, path: Path, threads: int | None = None) -> None:
         self.session = session(path, threads)

@@ -6,24 +6,20 @@ found is the exporter's fault, the runtime's, or padding that leaks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 
-from encoderlab.deploy.graph import Graph
+from encoderlab.deploy.graph import Arrays, Graph, Run
 from encoderlab.errors import EncoderlabError
 from encoderlab.seeds import generator
 
 LENGTHS = (2, 3, 129, 130)  # and the longest; distances beyond 128 are where DeBERTa's buckets begin to be shared
 LARGEST_DIFFERENCE = 1e-4
 SCORES = 2**28  # numbers of one output that are held at a time
-
-Arrays = dict[str, np.ndarray]
-Run = Callable[[Arrays], Arrays]
-"""A runtime: inputs by name to outputs by name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,8 @@ import torch
 
 from encoderlab import __version__
 from encoderlab.deploy.export import check, readme, trace
+from encoderlab.deploy.export.fidelity import Check
+from encoderlab.deploy.export.int8 import quantize
 from encoderlab.deploy.graph import Graph, Use
 from encoderlab.deploy.onnx import OnnxRun
 from encoderlab.errors import ConfigError, DataError
@@ -27,7 +29,8 @@ from encoderlab.tasks.runs.folder import TASK_FILE
 
 Say = Callable[[str], None]
 Form = Literal["onnx", "pt2"]
-GRAPH, ARCHIVE, RECORD = "onnx/model.onnx", "model.pt2", "export.json"
+GRAPH, QUANTIZED = "onnx/model.onnx", "onnx/model_quantized.onnx"
+ARCHIVE, RECORD = "model.pt2", "export.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,28 +42,41 @@ class ExportSettings:
         pooling: of states, what stands for a text; written for sentence-transformers and servers.
         normalize: texts' vectors have length 1.
         length: the longest text that tools should read; None for what the model allows, at most 512.
+        tolerance: how much of the score, or of the agreement, a graph in int8 may lose, as a share.
     """
 
     to: tuple[Form, ...] = ("onnx",)
     pooling: Pooling = "mean"
     normalize: bool = True
     length: int | None = None
+    tolerance: float = 0.005
 
 
 def export(
-    model: Model, use: Use, out: Path, settings: ExportSettings, *, task: Path | None = None, say: Say
+    model: Model,
+    use: Use,
+    out: Path,
+    settings: ExportSettings,
+    *,
+    task: Path | None = None,
+    check_int8: Callable[[Graph, int], Check] | None = None,
+    say: Say,
 ) -> dict[str, Any]:
     """Write the folder, whole or not at all, and return what ``export.json`` holds.
 
     Args:
         task: the ``task.json`` of a fine-tuned model, which is kept.
+        check_int8: the texts, for a graph and its longest row, on which a graph in int8 is judged; None for no such
+            graph.
 
     Raises:
-        ConfigError: ``out`` is not empty, or a length that the model does not have.
+        ConfigError: ``out`` is not empty, a length that the model does not have, or int8 without ONNX.
         EncoderlabError: the graph cannot be made, or its numbers are not the model's.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: exists and is not empty; choose another folder")
+    if check_int8 is not None and "onnx" not in settings.to:
+        raise ConfigError("--int8 makes a graph of ONNX out of another one; give --to onnx too")
     graph = Graph(model, use)
     longest = _longest(graph, settings.length)
     record: dict[str, Any] = {
@@ -88,6 +104,12 @@ def export(
         if task is not None:
             shutil.copyfile(task, aside / TASK_FILE)
         record["checked"] = _graph_files(graph, aside, settings.to, longest, say)
+        if check_int8 is not None:
+            say("int8: judging what it costs")
+            found = quantize(aside / GRAPH, aside / QUANTIZED, check_int8(graph, longest), settings.tolerance, say)
+            record["int8"] = found
+            if found["kept"] and record["format"] == "hf":
+                _prefer_int8(aside / "config.json")
         write_json(aside / RECORD, record)
         (aside / "README.md").write_text(readme.text(record, graph, model), encoding="utf-8")
 
@@ -135,6 +157,11 @@ def _complete_config(aside: Path, graph: Graph, longest: int) -> None:
     tokenizer = aside / "tokenizer_config.json"
     if tokenizer.exists():
         folders.write_fields(tokenizer, read_json(tokenizer) | {"model_max_length": longest})
+
+
+def _prefer_int8(path: Path) -> None:
+    """transformers.js takes the smaller graph."""
+    folders.write_fields(path, read_json(path) | {"transformers.js_config": {"dtype": "q8"}})
 
 
 def _sentence_files(aside: Path, model: Model, settings: ExportSettings, longest: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from encoderlab.deploy.export import int8
 from encoderlab.deploy.graph import Graph
 from encoderlab.model import Model
 
@@ -62,6 +63,7 @@ def text(record: dict[str, Any], graph: Graph, model: Model) -> str:
         *(f"- {note}" for note in record["notes"]),
         "## What was checked",
         _checked(record),
+        *(_int8(record["int8"]) if "int8" in record else ()),
         "## ONNX Runtime",
         f"Inputs {', '.join(graph.inputs)}: int64, (rows, tokens), any number of rows, 2 tokens or more, padded on "
         f"either side. Outputs: {', '.join(graph.outputs)}.",
@@ -88,6 +90,21 @@ def _checked(record: dict[str, Any]) -> str:
         "Every output, at 1, 3 and 5 rows of different lengths, against the model itself, one row at a time and "
         f"without padding; made with {made}.\n\n" + "\n".join(lines)
     )
+
+
+def _int8(found: dict[str, Any]) -> list[str]:
+    """The section on the graph in int8."""
+    most = f"{100 * found['tolerance']:g} %"
+    if found["kept"] is None:
+        what = f"There is no `onnx/model_quantized.onnx`: every way of quantizing loses more than {most}."
+    else:
+        size, times = found["bytes"], found["milliseconds"]
+        what = (
+            f"`onnx/model_quantized.onnx` has {found['kept']} in 8 bits: {size['int8'] / 1e6:.1f} MB instead of "
+            f"{size['fp32'] / 1e6:.1f}, {times['int8']:.2f} ms per text instead of {times['fp32']:.2f} "
+            f"({times['threads']:g} threads). At most {most} might be lost."
+        )
+    return ["## int8", what, int8.table(found)]
 
 
 def _onnx(record: dict[str, Any], graph: Graph, model: Model) -> str:
@@ -137,10 +154,11 @@ def _others(record: dict[str, Any], graph: Graph, model: Model) -> list[str]:
         ]
     if not graph.beam and model_type not in ("xlnet", "transfo-xl") and not choice:
         given = '"Who?", "It was Ann."' if graph.use == "span" else f'"{sentence}"'
+        dtype = "q8" if record.get("int8", {}).get("kept") else "fp32"
         code = (
             'import { env, pipeline } from "@huggingface/transformers";\n\n'
             'env.allowRemoteModels = false;\nenv.localModelPath = "..";  // the folder that this folder lies in\n'
-            f'const pipe = await pipeline("{PIPELINES[graph.use]}", "THIS_FOLDER", {{ dtype: "fp32" }});\n'
+            f'const pipe = await pipeline("{PIPELINES[graph.use]}", "THIS_FOLDER", {{ dtype: "{dtype}" }});\n'
             f"console.log(await pipe({given}));"
         )
         parts += ["## transformers.js", f"```js\n{code}\n```"]

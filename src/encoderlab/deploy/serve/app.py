@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from encoderlab import __version__
-from encoderlab.deploy.serve import shapes
+from encoderlab.deploy.serve import page, shapes
 from encoderlab.deploy.serve.engine import ComputeThread, Failed, Late, Overloaded, PendingRequest
 from encoderlab.deploy.serve.http import (
     SECURITY,
@@ -34,7 +34,9 @@ from encoderlab.deploy.serve.http import (
     parsed,
 )
 from encoderlab.deploy.serve.metrics import Metrics
-from encoderlab.deploy.serve.service import Refused, Service, Works, probabilities, words_of
+from encoderlab.deploy.serve.service import Service, Works, probabilities
+from encoderlab.deploy.serve.texts import Refused, words_of
+from encoderlab.deploy.serve.why import ExplanationRequest, rounded
 from encoderlab.errors import EncoderlabError
 from encoderlab.interchange.heads import NUMBER
 from encoderlab.tasks.data.examples import Question, TaggedWords, Text
@@ -42,13 +44,17 @@ from encoderlab.tasks.data.examples import Question, TaggedWords, Text
 COHERE = ("/v1/rerank", "/v2/rerank")
 
 
+BESIDE = "/beside"  # the lane of a second model
+
+
 def protocol_of(path: str) -> Protocol:
     """Whose errors a path answers with."""
+    path = path.removeprefix(BESIDE)
     if path.startswith(COHERE):
         return "cohere"
     if path.startswith("/v1/"):
         return "openai"
-    return "hf" if path == "/" else "tei"
+    return "hf" if path in ("", "/") else "tei"
 
 
 @dataclass
@@ -62,7 +68,12 @@ class Timing:
 
 
 class Server:
-    """One model behind HTTP; ``app`` is an ASGI application."""
+    """One model behind HTTP; ``app`` is an ASGI application.
+
+    Args:
+        lane: what stands before the paths of this model, and in the engine before its kinds of work.
+        beside: the server of a second model, with a lane of its own, on the same engine.
+    """
 
     def __init__(
         self,
@@ -72,20 +83,24 @@ class Server:
         limits: Limits | None = None,
         guard: Guard | None = None,
         accept_ids: bool = False,
+        lane: str = "",
+        beside: Server | None = None,
     ) -> None:
         self.service, self.engine, self.accept_ids = service, engine, accept_ids
+        self.lane, self.beside = lane, beside
         self.limits = limits or Limits(characters=250 * service.longest)
         self.metrics = Metrics(engine)
         self.ready = self.draining = False
         routes = [
-            Route(path, self._endpoint(path, shape, handler), methods=["POST"])
+            Route(lane + path, self._endpoint(path, shape, handler), methods=["POST"])
             for path, (shape, handler) in self._handlers().items()
         ]
+        self.routes = [*routes, Route(f"{lane}/info", self.info, methods=["GET"])]
+        routes = [*self.routes, *(beside.routes if beside is not None else ()), *page.routes()]
         routes += [Route(path, self.health, methods=["GET"]) for path in ("/health", "/ping")]
         routes += [
             Route("/live", self.live, methods=["GET"]),
             Route("/metrics", self.show_metrics, methods=["GET"]),
-            Route("/info", self.info, methods=["GET"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{name:path}", self.models, methods=["GET"]),
         ]
@@ -104,6 +119,7 @@ class Server:
             "/v1/embeddings": (shapes.OpenAIEmbeddings, self.openai),
             "/v1/rerank": (shapes.CohereRerank, self.cohere),
             "/v2/rerank": (shapes.CohereRerank, self.cohere),
+            "/explain": (shapes.Explain, self.explain),
         }
         holds = self.service.columns
         if holds == "texts":
@@ -183,7 +199,7 @@ class Server:
     async def _computed(self, works: Works, timing: Timing, request: Request) -> list[Any]:
         """The results of works; they are dropped when the client goes or the deadline passes."""
         try:
-            job = self.engine.submit(works.kind, works.works, works.tokens, within=self.limits.deadline)
+            job = self.engine.submit(self.lane + works.kind, works.works, works.tokens, within=self.limits.deadline)
         except Overloaded as full:
             after = str(int(full.retry_after) + 1)
             raise Problem(429, "the model is overloaded; try again later", "Overloaded", retry_after=after) from None
@@ -197,6 +213,8 @@ class Server:
             return job.future.result()
         except Late:
             raise Problem(504, f"not answered within {self.limits.deadline:g} seconds", "Overloaded") from None
+        except Refused as refused:
+            raise Problem(422, str(refused)) from None
         except Failed:
             raise Problem(424, "the model failed on this request; the log of the server says why", "Backend") from None
         finally:
@@ -210,8 +228,9 @@ class Server:
         self, wanted: Any, texts: Sequence[Any], timing: Timing, request: Request, *, kind: Any = "vectors"
     ) -> list[np.ndarray]:
         self._check(texts, timing)
-        if self.service.form is not None:
-            raise Problem(424, f"the model has a head for {self.service.form} and gives no vectors", "Backend")
+        if not self.service.gives_vectors:
+            what = f"has a head for {self.service.form}" if self.service.form else "was exported to fill masks"
+            raise Problem(424, f"the model {what} and gives no vectors", "Backend")
         if not self.accept_ids and any(not isinstance(text, str) for text in texts):
             raise Problem(
                 422,
@@ -409,7 +428,8 @@ class Server:
         texts = _several(wanted.inputs)
         mask = self.service.tokenizer.token(self.service.tokenizer.special.mask)
         masked = [isinstance(text, str) and (mask in text or "[MASK]" in text) for text in texts]
-        if isinstance(wanted, shapes.Embed) and not (self.service.fills_masks and any(masked)):
+        vectors = self.service.gives_vectors and not any(masked)
+        if isinstance(wanted, shapes.Embed) and (vectors or not self.service.fills_masks):
             return await self.embed(wanted, timing, request)
         self._check(texts, timing)
         if not all(masked):
@@ -418,13 +438,40 @@ class Server:
         top = parameters.top_k or 5
         given = [text.replace("[MASK]", mask) for text in texts]
         sizes = await self._prepared(timing, lambda: [len(x) + 2 for x in self.service.tokenizer.encode_batch(given)])
-        works = Works("masks", [(text, top) for text in given], sizes)
+        targets = None if parameters.targets is None else tuple(_several(parameters.targets))
+        works = Works("masks", [(text, top, targets) for text in given], sizes)
         found = await self._computed(works, timing, request)
         answers = [
             [[vars(guess) for guess in guesses] for guesses in masks] if len(masks) > 1 else [vars(g) for g in masks[0]]
             for masks in found
         ]
         return answers[0] if isinstance(wanted.inputs, str) else answers
+
+    # Why
+
+    async def explain(self, wanted: shapes.Explain, timing: Timing, request: Request) -> Any:
+        """Integrated gradients, words left out, or attention."""
+        given = wanted.inputs
+        if self.service.columns == "options":
+            raise Problem(424, "a model that chooses between options is not explained", "Backend")
+        if isinstance(given, shapes.Asked):
+            given = [given.question, given.context]
+        texts = [given] if isinstance(given, str) else given
+        self._check(texts, timing)
+        asked = ExplanationRequest(
+            method=wanted.method,
+            texts=tuple(texts),
+            target=wanted.target,
+            at=wanted.at,
+            steps=wanted.steps,
+            layer=wanted.layer - 1,
+            head=wanted.head - 1,
+        )
+        longest = self.service.longest
+        sizes = await self._prepared(timing, lambda: [len(x) for x in self.service.tokenizer.encode_batch(texts)])
+        works = Works("explain", [asked], [min(sum(sizes) + 3, longest) * asked.cost])
+        (found,) = await self._computed(works, timing, request)
+        return rounded(found)
 
     # Tokens
 
@@ -504,6 +551,9 @@ class Server:
                 "docker_label": None,
                 "family": service.model.config.family,
                 "task": service.form or ("fill-mask" if service.fills_masks else "states"),
+                "pairs": None if service.predictor is None else getattr(service.predictor.form.settings, "pairs", None),
+                "mask_token": service.tokenizer.token(service.tokenizer.special.mask),
+                "beside": None if self.beside is None else self.beside.lane,
             }
         )
 

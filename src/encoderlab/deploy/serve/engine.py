@@ -9,9 +9,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from encoderlab.deploy.serve.queue import Entry, Full, Queue
 
@@ -19,6 +19,23 @@ log = logging.getLogger(__name__)
 
 Compute = Callable[[str, Sequence[Any]], list[Any]]
 """The results of the works of one kind."""
+
+
+class Computes(Protocol):
+    """What computes works of one model (:class:`encoderlab.deploy.serve.service.Service`)."""
+
+    def compute(self, kind: str, works: Sequence[Any]) -> list[Any]: ...
+
+
+def lanes(models: Mapping[str, Computes]) -> Compute:
+    """Several models behind one engine; the kinds of work of each begin with its lane."""
+    longest_first = sorted(models, key=len, reverse=True)
+
+    def compute(kind: str, works: Sequence[Any]) -> list[Any]:
+        lane = next(name for name in longest_first if kind.startswith(name))
+        return models[lane].compute(kind.removeprefix(lane), works)
+
+    return compute
 
 
 class Overloaded(Exception):
@@ -107,6 +124,7 @@ class ComputeThread:
             for work, size in zip(works, tokens, strict=True)
         ]
         job = PendingRequest(loop.create_future(), loop, entries, now, left=len(entries))
+        job.future.add_done_callback(_noticed)
         if not entries:
             job.future.set_result([])
             return job
@@ -162,6 +180,12 @@ class ComputeThread:
         if job.left == 0:
             job.ended = time.monotonic()
             job.loop.call_soon_threadsafe(_finish, job)
+
+
+def _noticed(future: asyncio.Future[list[Any]]) -> None:
+    """Take the error of a request whose client has gone, which asyncio would report as forgotten."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _finish(job: PendingRequest) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -137,13 +139,17 @@ class Guard:
         keys: of which a request must bear one; none means that anybody may.
         hosts: names that the server is asked by, against pages that point a name of theirs at it; ``*`` for any.
         open: paths that need no key.
+        pages: paths that need none to be read, in another case than asked by POST.
         cors: the one origin whose pages may read answers.
+        rate: requests per second of each key, or without keys of each address; a second's worth may come at once.
     """
 
     keys: tuple[bytes, ...] = ()
     hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "::1")
     open: tuple[str, ...] = ("/health", "/live", "/ping", "/metrics")
+    pages: tuple[str, ...] = ()
     cors: str | None = None
+    rate: float | None = None
 
     def check(self, scope: Scope) -> Problem | None:
         """What is wrong with a request, from its head alone."""
@@ -151,7 +157,8 @@ class Guard:
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) != 1 or not self._knows(hosts[0]):
             return Problem(421, "the Host header names no host of this server; add it with --allow-host")
-        if self.keys and scope["path"] not in self.open and not self._admits(headers):
+        free = scope["path"] in self.open or (scope["method"] == "GET" and scope["path"] in self.pages)
+        if self.keys and not free and not self._admits(headers):
             return Problem(
                 401, "the key is missing or wrong; send Authorization: Bearer KEY", www_authenticate="Bearer"
             )
@@ -174,11 +181,43 @@ class Guard:
         return any([hmac.compare_digest(key, known) for known in self.keys])  # all, so that time tells nothing
 
 
+class Buckets:
+    """Who may ask how often: ``rate`` requests per second of each caller, a second's worth of them at once."""
+
+    MOST = 10_000  # callers that are remembered
+
+    def __init__(self, rate: float) -> None:
+        self.rate, self.room = rate, max(1.0, rate)
+        self.left: dict[bytes, tuple[float, float]] = {}  # requests that are left, and when that was
+
+    def wait(self, caller: bytes, now: float) -> float:
+        """0 if the caller may ask now, else the seconds until it may."""
+        left, then = self.left.pop(caller, (self.room, now))
+        left = min(self.room, left + (now - then) * self.rate)
+        waits = max(0.0, (1 - left) / self.rate)
+        self.left[caller] = (left - (waits == 0), now)
+        while len(self.left) > self.MOST:
+            del self.left[next(iter(self.left))]  # who has not asked for longest
+        return waits
+
+
 class Guarded:
     """An application behind a guard; ``protocol_of`` says how a path's errors look."""
 
     def __init__(self, app: ASGIApp, guard: Guard, protocol_of: Callable[[str], Protocol]) -> None:
         self.app, self.guard, self.protocol_of = app, guard, protocol_of
+        self.buckets = None if guard.rate is None else Buckets(guard.rate)
+
+    def _hurry(self, scope: Scope) -> Problem | None:
+        """What is wrong with a request that comes too soon after others."""
+        if self.buckets is None or scope["method"] != "POST":
+            return None
+        key = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        caller = key if self.guard.keys else str((scope.get("client") or ("",))[0]).encode()
+        seconds = self.buckets.wait(caller, time.monotonic())
+        if seconds == 0:
+            return None
+        return Problem(429, "too many requests; ask more slowly", "Overloaded", retry_after=str(math.ceil(seconds)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -196,7 +235,7 @@ class Guarded:
                 ]
             await send(message)
 
-        problem = self.guard.check(scope)
+        problem = self.guard.check(scope) or self._hurry(scope)
         if problem is None and origin is not None and scope["method"] == "OPTIONS":
             await Response(status_code=204, headers=SECURITY)(scope, receive, sent)
         elif problem is not None:

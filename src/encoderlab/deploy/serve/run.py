@@ -28,12 +28,14 @@ class Address:
     Args:
         delay: seconds after a signal for which requests are still taken, while ``/health`` says no.
         drain: seconds for which accepted requests are waited for.
+        shared: other processes listen on the port too.
     """
 
     host: str = "127.0.0.1"
     port: int = 8080
     delay: float = 0.0
     drain: float = 25.0
+    shared: bool = False
 
     def listen(self) -> socket.socket:
         """
@@ -42,7 +44,7 @@ class Address:
         """
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         listener = socket.socket(family)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if self.shared else socket.SO_REUSEADDR, 1)
         try:
             listener.bind((self.host, self.port))
         except OSError as error:
@@ -129,9 +131,12 @@ def run(server: Server, address: Address, listener: socket.socket) -> None:
     process = _Process(config, server, address)
 
     def load() -> None:
-        server.service.warm_up()
+        both = [server, *([server.beside] if server.beside is not None else [])]
+        for one in both:
+            one.service.warm_up()
         server.engine.start()
-        server.ready = True
+        for one in both:
+            one.ready = True
 
     threading.Thread(target=load, name="warm-up", daemon=True).start()
     try:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,13 +11,16 @@ import numpy as np
 import torch
 
 from encoderlab import inference
-from encoderlab.corpus.words import is_cjk
+from encoderlab.batches.batch import Batch
+from encoderlab.deploy.serve.texts import Refused
+from encoderlab.deploy.serve.why import Explanations
 from encoderlab.errors import ConfigError
 from encoderlab.inference import Pooling, evaluating, limit, reading_apart, tokenizer_of, usual_device
 from encoderlab.interchange.load import load
 from encoderlab.model import Model
 from encoderlab.nn import kernels
 from encoderlab.nn.heads import LMHead
+from encoderlab.tasks.data.examples import Question, TaggedWords, Text
 from encoderlab.tasks.forms.base import log_softmax
 from encoderlab.tasks.forms.batching import Item, TaskBatch, pack
 from encoderlab.tasks.runs.apply import predictor_of
@@ -26,10 +28,6 @@ from encoderlab.tasks.runs.predict import Predictor
 from encoderlab.tasks.runs.trials import best_seed, silent
 
 Side = Literal["Left", "Right"]
-
-
-class Refused(Exception):
-    """A request that cannot be answered; the message says what to change."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,7 @@ class Service:
         self.tokenizer = tokenizer_of(model)
         self.longest = limit(model) if predictor is None else predictor.form.settings.max_length
         self.device = next(model.parameters()).device
+        self.explanations = Explanations(self)
         kernels.keep_memory()
 
     @classmethod
@@ -95,6 +94,10 @@ class Service:
     @property
     def fills_masks(self) -> bool:
         return self.predictor is None and isinstance(self.model.lm, LMHead)
+
+    @property
+    def gives_vectors(self) -> bool:
+        return self.predictor is None
 
     # Works
 
@@ -149,16 +152,19 @@ class Service:
 
     @torch.inference_mode()
     def compute(self, kind: str, works: Sequence[Any]) -> list[Any]:
-        """The results of works of one kind: a vector (D,), states (n, D), guesses, or the scores of an item."""
+        """The results of works of one kind: a vector (D,), states (n, D), guesses, the scores of an item, or an
+        explanation."""
+        if kind == "explain":
+            with torch.inference_mode(False):
+                return [self._refusing(self.explanations, asked) for asked in works]
         if kind == "scores":
             return self._scores(works)
         if kind == "masks":
-            return [inference.fill_mask(self.model, text, top=top) for text, top in works]
+            return [self._refusing(self._filled, *work) for work in works]
         found: list[Any] = [None] * len(works)
         for batch in inference.batches(self.tokenizer, works, sum(len(ids) for ids, _ in works) * len(works)):
             batch = batch.to(self.device)
-            with evaluating(self.model):
-                last = self.model.encoder(batch.ids, doc=batch.documents, segments=batch.segments).last.float()
+            last = self._states(batch)
             real = batch.doc >= 0
             assert batch.on_host.rows is not None
             rows = batch.on_host.rows.tolist()
@@ -169,6 +175,21 @@ class Service:
                 for row, vector in zip(rows, inference.pooled(last, real, self.pooling).cpu().numpy(), strict=True):
                     found[row] = vector
         return found
+
+    def _refusing(self, make: Callable[..., Any], *given: Any) -> Any:
+        """What a function makes, or the refusal that it raises: the results of other requests are not lost."""
+        try:
+            return make(*given)
+        except (Refused, ConfigError) as refused:
+            return Refused(str(refused))
+
+    def _filled(self, text: str, top: int, targets: Sequence[str] | None) -> Any:
+        return inference.fill_mask(self.model, text, top=top, targets=targets)
+
+    def _states(self, batch: Batch) -> torch.Tensor:
+        """The last layer's states, (B, L, D) float32."""
+        with evaluating(self.model):
+            return self.model.encoder(batch.ids, doc=batch.documents, segments=batch.segments).last.float()
 
     def _scores(self, items: Sequence[Item]) -> list[Any]:
         assert self.predictor is not None
@@ -182,8 +203,22 @@ class Service:
     def warm_up(self) -> None:
         """Compute the shortest and the longest batch, so that memory and kernels are there."""
         for text, count in (("a", 1), ("a " * self.longest, 2)):
-            works = self.texts("vectors", [text] * count, truncate=True, side="Right")
-            self.compute(works.kind, works.works)
+            if self.gives_vectors:
+                works = self.texts("vectors", [text] * count, truncate=True, side="Right")
+                self.compute(works.kind, works.works)
+            elif self.predictor is not None and (examples := self._examples(text, count)):
+                works, _ = self.items(examples)
+                self.compute(works.kind, works.works)
+
+    def _examples(self, text: str, count: int) -> list[Any]:
+        """Examples of the model's form."""
+        assert self.predictor is not None
+        if self.columns == "texts":
+            pair = text if getattr(self.predictor.form.settings, "pairs", None) else None
+            return [Text(id="", text=text, pair=pair)] * count
+        if self.columns == "words":
+            return [TaggedWords(id="", words=tuple(text.split()))] * count
+        return [Question(id="", question="a", passage=text)] if self.columns == "passages" else []
 
 
 def pooling_of(folder: Path) -> tuple[Pooling, bool]:
@@ -217,19 +252,6 @@ def pooling_of(folder: Path) -> tuple[Pooling, bool]:
     if found is None:
         raise ConfigError(f"{folder / place}: pooling {sorted(modes)} is not implemented; use mean, cls or lasttoken")
     return found, "Normalize" in kinds
-
-
-def words_of(text: str) -> list[tuple[str, int, int]]:
-    """The words that a tagger reads of a text, each with its first character and one past its last; Chinese is tagged
-    character by character."""
-    found = []
-    for match in re.finditer(r"\S+", text):
-        word, start = match.group(), match.start()
-        if any(map(is_cjk, word)):
-            found += [(letter, start + i, start + i + 1) for i, letter in enumerate(word)]
-        else:
-            found.append((word, start, match.end()))
-    return found
 
 
 def probabilities(scores: np.ndarray) -> np.ndarray:

@@ -103,7 +103,7 @@ class Classify(RequestShape):
 
 class MaskParameters(RequestShape):
     top_k: Annotated[int, Field(ge=1, le=1000)] | None = None
-    targets: None = None
+    targets: Text | Annotated[list[Text], Field(min_length=1, max_length=1000)] | None = None
 
 
 class FillMask(RequestShape):
@@ -134,6 +134,18 @@ class AnswerParameters(RequestShape):
 class AnswerQuestion(RequestShape):
     inputs: Asked
     parameters: AnswerParameters | None = None
+
+
+class Explain(RequestShape):
+    """Why a model says what it says; of this server alone."""
+
+    inputs: Text | Annotated[list[Text], Field(min_length=1, max_length=2)] | Asked
+    method: Literal["gradients", "words", "attention"] = "gradients"
+    target: Text | None = None
+    at: Annotated[int, Field(ge=0)] | None = None
+    steps: Annotated[int, Field(ge=1, le=128)] = 16
+    layer: Annotated[int, Field(ge=1)] = 1
+    head: Annotated[int, Field(ge=1)] = 1
 
 
 def adapter(shape: Any) -> TypeAdapter[Any]:

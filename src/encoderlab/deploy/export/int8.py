@@ -1,0 +1,196 @@
+"""A smaller and faster graph with weights of 8 bits, written only where the user's own texts show what it costs.
+
+The ladder: all products and the word table with 8-bit numbers; the same without the parts that cost most; 8-bit weights
+with products in fp32; and if nothing is accurate enough, nothing.
+
+Weights of products have 7 bits and a scale per output channel (``reduce_range``). Processors without VNNI add two
+products of 8 bits in 16 bits, which overflow; with 7 bits they cannot, so what is measured on one machine holds on all.
+Activations are quantized as they come, with a scale per tensor (``DynamicQuantizeLinear``).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from encoderlab.deploy.export.fidelity import Check, Verdict
+from encoderlab.deploy.onnx import OnnxRun
+
+FIRST = 32  # texts by which the parts are ranked, and timed
+TURNS = 5  # of timing
+BLOCK = 64  # weights that share a scale where products stay in fp32
+WEIGHTS_ONLY = 8  # bits
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """A way of quantizing.
+
+    Args:
+        name: what is quantized.
+        left: parts that stay in fp32.
+        weights_only: products are computed in fp32.
+    """
+
+    name: str
+    left: tuple[str, ...] = ()
+    weights_only: bool = False
+
+
+def quantize(path: Path, out: Path, check: Check, tolerance: float, say: Say) -> dict[str, Any]:
+    """Write the first graph of the ladder that loses at most ``tolerance``, and return what was found.
+
+    ``kept`` of the result is the name of its rung, None where none is good enough; then ``out`` does not exist.
+    """
+    before = OnnxRun(path)
+    reference = check.answers(before)
+    tried: list[dict[str, Any]] = []
+    kept = None
+    parts = _parts(path)
+    for rung in _ladder(path, out, check, before, parts):
+        _write(path, out, rung, parts)
+        verdict = check.verdict(reference, check.answers(OnnxRun(out)))
+        tried.append({"rung": rung.name, "left": list(rung.left), "bytes": out.stat().st_size} | verdict.record())
+        say(f"int8, {rung.name}: {told(verdict)}")
+        if verdict.fall <= tolerance:
+            kept = rung.name
+            break
+    record: dict[str, Any] = {
+        "kept": kept,
+        "tolerance": tolerance,
+        "tried": tried,
+        "bytes": {"fp32": path.stat().st_size},
+    }
+    if kept is None:
+        out.unlink()
+        return record
+    record["bytes"]["int8"] = out.stat().st_size
+    record["milliseconds"] = _milliseconds(check, before, OnnxRun(out))
+    return record
+
+
+def told(verdict: Verdict) -> str:
+    """A verdict as a sentence."""
+    told = f"agreement {100 * verdict.agreement:.2f} %"
+    if verdict.metric is not None and verdict.before is not None and verdict.after is not None:
+        told += f", {verdict.metric} {100 * verdict.before:.2f} before and {100 * verdict.after:.2f} after"
+    interval = f"{100 * verdict.low:+.2f} to {100 * verdict.high:+.2f}"
+    told += f"; it falls by {100 * verdict.fall:.2f} (95 %: {interval}) on {verdict.texts:,} texts"
+    return told + "".join(f"; {name} {value:.4f}" for name, value in verdict.more.items())
+
+
+def _ladder(path: Path, out: Path, check: Check, before: OnnxRun, parts: dict[str, list[str]]) -> Any:
+    """The rungs in their order; the parts are ranked only when it comes to that."""
+    yield Rung(name="all products and the word table")
+    ranked = _ranked(path, out, check, before, parts)
+    count = 1
+    while count <= len(parts) // 2:
+        left = tuple(ranked[:count])
+        yield Rung(name=f"all but {', '.join(left)}", left=left)
+        count *= 2
+    yield Rung(name="weights only", weights_only=True)
+
+
+def _ranked(path: Path, out: Path, check: Check, before: OnnxRun, parts: dict[str, list[str]]) -> list[str]:
+    """The parts of a graph, first those that change its numbers most when they alone are quantized."""
+    reference = check.raw(before, FIRST)
+    cost = {}
+    for part in parts:
+        _write(path, out, Rung(name=part, left=tuple(other for other in parts if other != part)), parts)
+        difference = check.raw(OnnxRun(out), FIRST) - reference
+        cost[part] = float(np.sqrt(np.mean(np.square(difference[np.isfinite(difference)]))))
+    return sorted(parts, key=lambda part: -cost[part])
+
+
+def _parts(path: Path) -> dict[str, list[str]]:
+    """The products with weights and the look-ups of a graph, by the module that they belong to: names of nodes."""
+    import onnx
+
+    model = onnx.load(path)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    parts: dict[str, list[str]] = {}
+    for node in model.graph.node:
+        if node.op_type not in ("MatMul", "Gather") or not weights & set(node.input):
+            continue
+        scopes = next((entry.value for entry in node.metadata_props if entry.key.endswith("name_scopes")), "")
+        block = re.search(r"blocks\.(\d+)", scopes)
+        name = f"layer {int(block[1]) + 1}" if block else ("the word table" if node.op_type == "Gather" else "the head")
+        parts.setdefault(name, []).append(node.name)
+    return parts
+
+
+def _write(path: Path, out: Path, rung: Rung, parts: dict[str, list[str]]) -> None:
+    """Write the graph of a rung."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load(path)
+    # The quantizer transposes weights, which then contradict the shapes that the exporter noted for them.
+    weights = {tensor.name for tensor in model.graph.initializer}
+    noted = [info for info in model.graph.value_info if info.name not in weights]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(noted)
+    excluded = [node for part in rung.left for node in parts[part]]
+    logger = logging.getLogger()  # onnxruntime's advice goes to the root
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        if rung.weights_only:
+            _write_weights(model, out)
+            return
+        quantize_dynamic(
+            model,
+            out,
+            op_types_to_quantize=["MatMul", "Gather"],
+            per_channel=True,
+            reduce_range=True,
+            weight_type=QuantType.QInt8,
+            nodes_to_exclude=excluded,
+        )
+    finally:
+        logger.setLevel(level)
+
+
+def _write_weights(model: Any, out: Path) -> None:
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    quantizer = MatMulNBitsQuantizer(model, bits=WEIGHTS_ONLY, block_size=BLOCK, is_symmetric=True)
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(out))
+
+
+def _milliseconds(check: Check, *runs: OnnxRun) -> dict[str, float]:
+    """Milliseconds of a text, the median of several turns in which both graphs read the same texts."""
+    count = min(FIRST, check.size)
+    found: list[list[float]] = [[] for _ in runs]
+    for _ in range(TURNS + 1):
+        for times, run in zip(found, runs, strict=True):
+            began = time.perf_counter()
+            check.raw(run, FIRST)
+            times.append(1000 * (time.perf_counter() - began) / count)
+    fp32, int8 = (statistics.median(times[1:]) for times in found)
+    return {"fp32": fp32, "int8": int8, "threads": float(torch.get_num_threads())}
+
+
+def table(record: dict[str, Any]) -> str:
+    """What was tried, as a table in Markdown."""
+    lines = ["| quantized | MB | agreement | before | after | falls by (95 %) |", "|---|---:|---:|---:|---:|---:|"]
+    rows: Sequence[dict[str, Any]] = record["tried"]
+    for one in rows:
+        scores = ["" if one[key] is None else f"{100 * one[key]:.2f}" for key in ("before", "after")]
+        lines.append(
+            f"| {one['rung']} | {one['bytes'] / 1e6:.1f} | {100 * one['agreement']:.2f} % | {scores[0]} | {scores[1]} "
+            f"| {100 * one['fall']:.2f} ({100 * one['low']:.2f} to {100 * one['high']:.2f}) |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,326 @@
+"""Servers measured side by side, in turns: one text per request of mixed lengths, from a number of clients at once.
+
+Every contender is a process of its own that stays up; only one is asked at a time. What is compared is a ratio of one
+run. Texts are words of the model's own vocabulary, so that any tokenizer reads them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from encoderlab.errors import EncoderlabError
+from encoderlab.seeds import generator
+
+Say = Callable[[str], None]
+SHORT = 8  # words of the short text of which latency is measured
+LENGTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 300)  # words; most requests are short, as questions are
+SHARES = (8, 12, 12, 12, 12, 10, 9, 8, 6, 5, 4, 2)
+
+SENTENCE_TRANSFORMERS = """
+import os, sys, torch, uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer(sys.argv[1], device="cpu")
+app = FastAPI()
+
+class Asked(BaseModel):
+    inputs: str | list[str]
+
+@app.get("/health")
+def health():
+    return {}
+
+@app.post("/embed")
+def embed(asked: Asked):
+    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+    return model.encode(texts, normalize_embeddings=True).tolist()
+
+uvicorn.run(app, port=int(sys.argv[2]), log_level="warning")
+"""
+FIFO = """
+import sys
+from encoderlab.deploy.serve import queue
+
+def take(self, now):
+    # First in, first out: entries as they came, while the longest times their number is within the budget.
+    late = [entry for entry in self.entries if entry.dropped or entry.deadline <= now]
+    if late:
+        self._keep([entry for entry in self.entries if entry not in late])
+    batch, longest = [], 0
+    for entry in self.entries:
+        grown = max(longest, entry.tokens)
+        if batch and (entry.kind != batch[0].kind or grown * (len(batch) + 1) > self.budget):
+            break
+        batch.append(entry)
+        longest = grown
+    self._keep(self.entries[len(batch):])
+    return batch, late
+
+queue.Queue.take = take
+from encoderlab.cli import main
+raise SystemExit(main(["serve", sys.argv[1], "--port", sys.argv[2]]))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A server: its name, and the command that starts it, less the port."""
+
+    name: str
+    command: tuple[str, ...]
+    port_flag: str | None = None
+
+    def start(self, port: int, threads: int) -> subprocess.Popen[bytes]:
+        last = [str(port)] if self.port_flag is None else [self.port_flag, str(port)]
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCH_NUM_THREADS")
+        told = os.environ | dict.fromkeys(names, str(threads)) | {"TOKENIZERS_PARALLELISM": "false"}
+        return subprocess.Popen([*self.command, *last], env=told, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def contenders(folder: Path, wanted: Sequence[str], python: Path | None) -> list[Contender]:
+    """Ours, and those that are wanted; sentence-transformers runs in the interpreter ``python``."""
+    own = (sys.executable, "-m", "encoderlab", "serve", str(folder))
+    known = {
+        "own": Contender(name="own", command=own, port_flag="--port"),
+        "fifo": Contender(name="fifo", command=(sys.executable, "-c", FIFO, str(folder))),
+        "onnx": Contender(name="onnx", command=(*own, "--engine", "onnx"), port_flag="--port"),
+        "int8": Contender(name="int8", command=(*own, "--engine", "int8"), port_flag="--port"),
+        "sentence-transformers": Contender(
+            name="sentence-transformers",
+            command=(str(python or sys.executable), "-c", SENTENCE_TRANSFORMERS, str(folder)),
+        ),
+    }
+    return [known[name] for name in ("own", *wanted)]
+
+
+def texts(words: Sequence[str], count: int, seed: int = 0) -> list[str]:
+    """Texts of mixed lengths."""
+    rng = generator("bench", "serve", seed)
+    shares = np.array(SHARES) / sum(SHARES)
+    return [" ".join(rng.choice(words, size)) for size in rng.choice(LENGTHS, count, p=shares)]
+
+
+@dataclass
+class Load:
+    """What clients found."""
+
+    seconds: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+    refusals: list[float] = field(default_factory=list)
+    failed: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Answers per second."""
+        return len(self.latencies) / self.seconds
+
+    def quantile(self, share: float) -> float:
+        """Milliseconds."""
+        return 1000 * float(np.quantile(self.latencies, share)) if self.latencies else float("nan")
+
+
+class _KeptConnection:
+    """A connection that is kept."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.streams: Any = None
+
+    async def ask(self, text: str) -> int:
+        """The status of the answer, which is read whole."""
+        if self.streams is None:
+            self.streams = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = self.streams
+        body = json.dumps({"inputs": text}).encode()
+        head = (
+            f"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        )
+        writer.write(head.encode() + b"\r\n\r\n" + body)
+        top = (await reader.readuntil(b"\r\n\r\n")).lower()
+        size = int(top.split(b"content-length:")[1].split(b"\r\n")[0])
+        await reader.readexactly(size)
+        return int(top[9:12])
+
+    def close(self) -> None:
+        if self.streams is not None:
+            self.streams[1].close()
+            self.streams = None
+
+
+async def closed(port: int, given: Sequence[str], clients: int) -> Load:
+    """Clients that each ask again as soon as they are answered, until all texts are asked."""
+    load, left = Load(), iter(given)
+
+    async def client() -> None:
+        connection = _KeptConnection(port)
+        for text in left:
+            began = time.perf_counter()
+            status = await connection.ask(text)
+            (load.latencies if status == 200 else load.refusals).append(time.perf_counter() - began)
+        connection.close()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(clients)))
+    load.seconds = time.perf_counter() - began
+    return load
+
+
+async def opened(port: int, given: Sequence[str], rate: float) -> Load:
+    """Requests at a fixed rate, whether or not earlier ones are answered."""
+    load, free = Load(), list[_KeptConnection]()
+
+    async def one(text: str) -> None:
+        connection = free.pop() if free else _KeptConnection(port)
+        began = time.perf_counter()
+        try:
+            status = await connection.ask(text)
+        except (OSError, asyncio.IncompleteReadError):
+            load.failed += 1
+            connection.close()
+            return
+        (load.latencies if status == 200 else load.refusals).append(time.perf_counter() - began)
+        free.append(connection)
+
+    began, tasks = time.perf_counter(), list[asyncio.Future[None]]()
+    for number, text in enumerate(given):
+        await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
+        tasks.append(asyncio.ensure_future(one(text)))
+    await asyncio.gather(*tasks)
+    load.seconds = time.perf_counter() - began
+    for connection in free:
+        connection.close()
+    return load
+
+
+def memory(pid: int) -> int:
+    """Bytes that a process holds."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return 1024 * int(status.split("VmRSS:")[1].split()[0])
+
+
+@contextlib.contextmanager
+def up(all_of: Sequence[Contender], threads: int) -> Iterator[dict[str, tuple[int, int]]]:
+    """The port and the process of every contender, once it answers.
+
+    Raises:
+        EncoderlabError: one does not start.
+    """
+    running: list[subprocess.Popen[bytes]] = []
+    places: dict[str, tuple[int, int]] = {}
+    try:
+        for contender in all_of:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = free.getsockname()[1]
+            process = contender.start(port, threads)
+            running.append(process)
+            end = time.monotonic() + 300
+            while not asyncio.run(_answers(port)):
+                if process.poll() is not None or time.monotonic() > end:
+                    process.kill()
+                    said = process.communicate()[1].decode(errors="replace").strip().splitlines() or ["no message"]
+                    raise EncoderlabError(f"{contender.name} does not start: {said[-1][:300]}")
+                time.sleep(0.5)
+            places[contender.name] = port, process.pid
+        yield places
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.communicate()
+
+
+async def _answers(port: int) -> bool:
+    try:
+        return await _KeptConnection(port).ask("a") == 200
+    except (OSError, asyncio.IncompleteReadError, IndexError):
+        return False
+
+
+def measure(
+    all_of: Sequence[Contender],
+    words: Sequence[str],
+    *,
+    clients: Sequence[int],
+    requests: int,
+    turns: int,
+    threads: int,
+    overload: bool,
+    say: Say,
+) -> dict[str, Any]:
+    """Requests per second, latencies and ratios of all contenders, in turns."""
+    found: dict[str, Any] = {"clients": {}, "threads": threads, "requests": requests, "turns": turns}
+    short = [" ".join(words[:SHORT])]
+    with up(all_of, threads) as places:
+        begun = {name: memory(pid) for name, (_, pid) in places.items()}
+        for name, (port, _) in places.items():
+            asyncio.run(closed(port, texts(words, 32, seed=-1), 8))
+            say(f"{name} answers")
+        for count in clients:
+            loads: dict[str, list[Load]] = {name: [] for name in places}
+            for turn in range(turns):
+                given = texts(words, requests, seed=turn)
+                for name, (port, _) in places.items():
+                    loads[name].append(asyncio.run(closed(port, given, count)))
+                    last = loads[name][-1]
+                    say(f"{count} clients, {name}: {last.rate:.1f} requests/s, p99 {last.quantile(0.99):.0f} ms")
+            found["clients"][str(count)] = {name: _row(some, loads["own"]) for name, some in loads.items()}
+        alone: dict[str, list[Load]] = {name: [] for name in places}
+        for _ in range(turns):
+            for name, (port, _) in places.items():
+                alone[name].append(asyncio.run(closed(port, short * 30, 1)))
+        found["short"] = {name: _row(some, alone["own"]) for name, some in alone.items()}
+        if overload:
+            found["overload"] = _overload(places["own"], words, found, requests, say)
+        found["memory"] = {name: {"begin": begun[name], "end": memory(pid)} for name, (_, pid) in places.items()}
+    return found
+
+
+def _row(loads: Sequence[Load], own: Sequence[Load]) -> dict[str, Any]:
+    """Medians over turns, and the ratios of ours to this contender, turn by turn."""
+    return {
+        "requests_per_second": statistics.median(load.rate for load in loads),
+        "p50": statistics.median(load.quantile(0.5) for load in loads),
+        "p99": statistics.median(load.quantile(0.99) for load in loads),
+        "rate_of_own": [mine.rate / load.rate for mine, load in zip(own, loads, strict=True)],
+        "p50_of_own": [mine.quantile(0.5) / load.quantile(0.5) for mine, load in zip(own, loads, strict=True)],
+        "p99_of_own": [mine.quantile(0.99) / load.quantile(0.99) for mine, load in zip(own, loads, strict=True)],
+    }
+
+
+def _overload(
+    place: tuple[int, int], words: Sequence[str], found: dict[str, Any], requests: int, say: Say
+) -> dict[str, Any]:
+    """Three times the requests that ours answers with the most clients."""
+    port, pid = place
+    most = max(found["clients"], key=int)
+    usual = found["clients"][most]["own"]
+    rate = 3 * usual["requests_per_second"]
+    before = memory(pid)
+    load = asyncio.run(opened(port, texts(words, 3 * requests, seed=-2), rate))
+    said = {
+        "requests_per_second": rate,
+        "accepted": len(load.latencies),
+        "refused": len(load.refusals),
+        "failed": load.failed,
+        "p99": load.quantile(0.99),
+        "p99_of_refusals": 1000 * float(np.quantile(load.refusals, 0.99)) if load.refusals else None,
+        "memory": {"begin": before, "end": memory(pid)},
+    }
+    say(f"overload: {said['accepted']} accepted, {said['refused']} refused, p99 {said['p99']:.0f} ms")
+    return said

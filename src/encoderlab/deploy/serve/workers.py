@@ -1,0 +1,87 @@
+"""Several server processes on one port, and the one that starts them, ends them and replaces those that die."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from encoderlab.deploy.serve.run import Address
+from encoderlab.errors import EncoderlabError
+
+SOON = 5.0  # seconds; a worker that ends sooner than this after its start is not replaced
+
+
+def supervise(
+    answer: Callable[..., Any], given: dict[str, Any], workers: int, *, host: str, port: int, say: Callable[[str], None]
+) -> str:
+    """Run ``workers`` processes that answer on one port, until a signal; the address.
+
+    Connections are spread over them by the kernel (``SO_REUSEPORT``). A worker that dies is replaced; requests that it
+    had accepted are lost with it. A signal is handed on, and the workers drain.
+
+    Args:
+        answer: serves in a process of its own until a signal; a function of a module, with the argument ``shared``.
+        given: its other arguments.
+
+    Raises:
+        EncoderlabError: a worker cannot start.
+    """
+    keeper = Address(host=host, port=port, shared=True).listen()  # it does not listen, but keeps the port ours
+    port = keeper.getsockname()[1]
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    context = multiprocessing.get_context("spawn")
+    ending = False
+
+    def start() -> tuple[Any, float]:
+        process = context.Process(target=_work, args=(answer, given | {"port": port}, threads), daemon=False)
+        process.start()
+        return process, time.monotonic()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        nonlocal ending
+        ending = True
+        for process, _ in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+    running = [start() for _ in range(workers)]
+    place = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    say(f"{workers} workers of {threads} threads at {place}; Ctrl-C ends them")
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        while any(process.is_alive() for process, _ in running) or not ending:
+            for index, (process, began) in enumerate(running):
+                if ending or process.is_alive():
+                    continue
+                if time.monotonic() - began < SOON or process.exitcode in (2, 3):
+                    end(signal.SIGTERM, None)
+                    raise EncoderlabError(f"a worker ended with code {process.exitcode}; see what it says above")
+                say(f"worker {process.pid} died (code {process.exitcode}); another one takes its place")
+                running[index] = start()
+            time.sleep(0.1)
+    finally:
+        for process, _ in running:
+            process.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        keeper.close()
+    return place
+
+
+def _work(answer: Callable[..., Any], given: dict[str, Any], threads: int) -> None:
+    """One worker."""
+    import torch
+
+    torch.set_num_threads(threads)
+    try:
+        answer(shared=True, **given)
+    except EncoderlabError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.code) from None
