@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from encoderlab import config, models
-from encoderlab.batches.corrupt import Corruptor
+from encoderlab.batches.corrupt import Corruptor, Masking
 from encoderlab.batches.loader import Loader
 from encoderlab.batches.pack import FullSentences, SegmentPairs
 from encoderlab.batches.streams import ContiguousStreams, XLNetStreams
@@ -32,7 +32,7 @@ from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.recipes import RECIPES, recipe
 from encoderlab.train.checks import check
 from encoderlab.train.networks import build_objective, fit
-from encoderlab.train.recipe import Phase, Ramp, Recipe
+from encoderlab.train.recipe import Budget, Phase, Ramp, Recipe
 from tests.batches.memory_corpus import BERT, MASK, SPECIAL, random_corpus
 from tests.objectives.conftest import make_rows
 from tests.tasks import tiny
@@ -212,6 +212,16 @@ def test_dynamic_masks_do_not_repeat() -> None:
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a missing generator": ("electra-mini", {"generator": None}, "needs a generator"),
     "a second network": ("bert-mini", {"generator": models.config("electra-mini-generator")}, "trains one network"),
+    "a masking rate that changes by the clock": (
+        "bert-mini",
+        {"objective": MLMSettings(masking=Masking(final_rate=0.3)), "budget": Budget(amount=1, unit="hours")},
+        "give the budget in steps, tokens or FLOPs",
+    ),
+    "a masking rate that changes over rows that grow": (
+        "bert-mini",
+        {"objective": MLMSettings(masking=Masking(final_rate=0.3)), "ramp": Ramp(rows=8)},
+        "give the budget in tokens or FLOPs, or set ramp to null",
+    ),
     "memory over shuffled rows": (
         "transformer-xl-mini",
         {"rows": FullSentences()},
@@ -292,7 +302,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "left-to-right with both sides": (
         "transformer-xl-mini",
         {"model": models.config("xlnet-mini")},
-        "to the left only",
+        "must not see later tokens",
     ),
     "memory on absolute positions": (
         "transformer-xl-mini",

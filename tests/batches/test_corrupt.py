@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -242,6 +243,22 @@ def test_stochastic_count_has_the_rate_as_its_mean() -> None:
     rule = corruptor(Masking(count="stochastic", rate=0.15))
     counts = np.array([len(rule(row, seed).positions) for seed in range(1000)])
     assert set(counts) == {7, 8} and abs(counts.mean() - 7.5) < 0.06
+
+
+@unit_names
+def test_the_rate_changes_in_a_line(unit: Unit) -> None:
+    """The row alone says where in the training it stands; a row outside training has the final rate."""
+    rule = Masking(unit=unit, rate=0.4, final_rate=0.1)
+    assert rule.mean_rate == 0.25 and Masking(rate=0.3).mean_rate == 0.3
+    row = make_row(1, 200, word_share=1.0)
+    for progress, rate in ((0.0, 0.4), (0.5, 0.25), (1.0, 0.1)):
+        shown = corruptor(rule)(replace(row, progress=progress), 7)
+        wanted = corruptor(Masking(unit=unit, rate=rate))(row, 7)
+        assert np.array_equal(shown.positions, wanted.positions) and np.array_equal(shown.ids, wanted.ids)
+    beside = [replace(row, progress=0.0), replace(row, progress=1.0)]
+    both = Corruptor(rule, vocab_size=VOCAB, mask_id=MASK, special_ids=SPECIAL, counts=np.arange(VOCAB))(beside, 7)
+    assert np.array_equal(both[1].positions, corruptor(rule)(row, 7).positions)
+    assert len(both[0].positions) > 2 * len(both[1].positions)
 
 
 def test_specials_where_the_original_did() -> None:

@@ -26,7 +26,7 @@ from encoderlab.objectives.causal import Causal, CausalSettings
 from encoderlab.objectives.hybrid import Hybrid, HybridSettings
 from encoderlab.objectives.mlm import MLM, MLMSettings
 from encoderlab.objectives.permutation import Permutation, PermutationSettings
-from encoderlab.objectives.rtd import RTD, RTDSettings
+from encoderlab.objectives.rtd import ReplacedTokenDetection, RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.examples import Text
@@ -56,7 +56,7 @@ def of(kind: Callable, settings: object, name: str, **changes: object) -> Callab
 
 def detection(name: str) -> tuple[Objective, Encoder]:
     generator, model = build(f"{name}-generator").double(), build(name, seed=1).double()
-    return RTD(generator, model, RTDSettings(sharing="none"), VOCABULARY), model.encoder
+    return ReplacedTokenDetection(generator, model, RTDSettings(sharing="none"), VOCABULARY), model.encoder
 
 
 def hybrid() -> tuple[Objective, Encoder]:

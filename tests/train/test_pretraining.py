@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from encoderlab.batches.corrupt import Masking
 from encoderlab.batches.pack import FullSentences
 from encoderlab.batches.permutation import Targets
 from encoderlab.batches.streams import XLNetStreams
@@ -29,6 +31,7 @@ from encoderlab.recipes import recipe
 from encoderlab.train.pretraining import pretrain
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Execution, Phase, Recipe
 from tests.train.test_doctor import build, language
+from tests.train.toy import assert_same_run, metrics
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +62,36 @@ def test_a_run_resumes_without_the_folder_that_it_continued(corpus: Path, tmp_pa
         pretrain(made, corpus, tmp_path / "second", session=Budget(amount=2))
     shutil.rmtree(tmp_path / "first")
     assert pretrain(made, corpus, tmp_path / "second").step == 4
+
+
+def test_a_masking_rate_that_changes_is_resumed_to_the_bit(corpus: Path, tmp_path: Path) -> None:
+    masking = Masking(rate=0.5, final_rate=0.1)
+    made = short("roberta-tiny", objective=MLMSettings(masking=masking), budget=Budget(amount=10), log_every=1)
+    pretrain(made, corpus, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        pretrain(made, corpus, tmp_path / "parts", session=Budget(amount=5))
+    pretrain(made, corpus, tmp_path / "parts")
+    assert_same_run(tmp_path / "parts", tmp_path / "whole", 10)
+    lines = [line for line in metrics(tmp_path / "whole") if line["split"] == "train"]
+    steps = np.diff([0, *(line["tokens"] for line in lines)])
+    shares = [line["counts"]["mlm"] / tokens for line, tokens in zip(lines, steps, strict=True)]
+    # The rate of step t is that of its rows, 8 t to 8 t + 7 of 80.
+    expected = [0.5 - 0.4 * (8 * step + 3.5) / 80 for step in range(10)]
+    assert shares == pytest.approx(expected, abs=0.02)
+    valid = [line["counts"]["mlm"] for line in metrics(tmp_path / "whole") if line["split"] == "valid"]
+    assert len(set(valid)) == 1 and valid[0] < 0.15 * 8 * 32
+
+
+def test_progress_of_rows_over_phases() -> None:
+    phases = (Phase(length=32, rows=8, share=0.5), Phase(length=64, rows=2, share=0.5))
+    made = short("roberta-tiny", phases=phases, budget=Budget(amount=10))
+    assert [made.progress(number) for number in (0, 20, 40, 45, 50, 99)] == [0, 0.25, 0.5, 0.75, 1, 1]
+    made = replace(made, budget=Budget(amount=64 * 100, unit="tokens"))
+    assert [made.progress(number) for number in (0, 50, 100, 125, 150)] == [0, 0.25, 0.5, 0.75, 1]
+    flops = replace(made, budget=Budget(amount=1e9, unit="flops"))
+    rows = [0.5e9 / (flops.operations(phase.length) * phase.length) for phase in phases]
+    assert flops.progress(int(rows[0] / 2)) == pytest.approx(0.25, abs=0.01)
+    assert flops.progress(int(sum(rows)) + 3) == 1.0
 
 
 def test_a_masked_model_starts_from_a_left_to_right_one(

@@ -129,6 +129,8 @@ class Masking:
     Args:
         unit: what is chosen together.
         rate: share of all tokens of the row, special ones included, that is chosen.
+        final_rate: the rate at the end of a training, which it changes to in a line over its rows (30% to 15% in
+            Charpentier and Samuel, 2024); validation has this one. None for the same rate throughout.
         count: ``"round"``: max(1, round(rate * n)); ``"stochastic"``: int(rate * n + u) with u from [0, 1).
         most: upper limit of the count (max_predictions_per_seq).
         mask, random: shares of the chosen tokens that become [MASK] or a random token; the rest stays.
@@ -142,6 +144,7 @@ class Masking:
 
     unit: Unit = Tokens()
     rate: float = 0.15
+    final_rate: float | None = None
     count: Literal["round", "stochastic"] = "round"
     most: int | None = None
     mask: float = 0.8
@@ -151,12 +154,27 @@ class Masking:
     specials: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < 1:
-            raise ConfigError(f"masking rate {self.rate} is not between 0 and 1; give a share, such as 0.15")
+        for rate in (self.rate, self.last_rate):
+            if not 0 < rate < 1:
+                raise ConfigError(f"masking rate {rate} is not between 0 and 1; give a share, such as 0.15")
         if self.most is not None and self.most < 1:
             raise ConfigError(f"most {self.most} leaves nothing to predict; give at least 1, or null for no limit")
         if not (self.mask >= 0 and self.random >= 0 and self.mask + self.random <= 1 + 1e-9):
             raise ConfigError(f"mask {self.mask} and random {self.random} must be at least 0 and add up to at most 1")
+
+    @property
+    def last_rate(self) -> float:
+        """The rate at the end of a training."""
+        return self.rate if self.final_rate is None else self.final_rate
+
+    @property
+    def mean_rate(self) -> float:
+        """The rate on average over a training."""
+        return (self.rate + self.last_rate) / 2
+
+    def rates(self, progress: np.ndarray) -> np.ndarray:
+        """The rate of each row, from the share of the training before it, (n,)."""
+        return self.rate + (self.last_rate - self.rate) * progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,11 +267,11 @@ class Corruptor:
 
     def _counts(self, text: _Text) -> np.ndarray:
         """The number of tokens to choose in each row, from the rate and its limit."""
-        masking = self.masking
+        masking, rates = self.masking, self.masking.rates(text.progress)
         if masking.count == "round":
-            count = np.maximum(np.rint(masking.rate * text.lengths), 1).astype(np.int64)
+            count = np.maximum(np.rint(rates * text.lengths), 1).astype(np.int64)
         else:
-            count = (masking.rate * text.lengths + text.uniform(_COUNT, text.starts)).astype(np.int64)
+            count = (rates * text.lengths + text.uniform(_COUNT, text.starts)).astype(np.int64)
         return count if masking.most is None else np.minimum(count, masking.most)
 
     def _shuffled(self, text: _Text, row: np.ndarray) -> np.ndarray:
@@ -272,7 +290,8 @@ class Corruptor:
         unit, heads = self.masking.unit, text.candidates[words.first]
         if isinstance(unit, WindowedNGrams):
             lengths = _lengths(1 / np.arange(1, unit.longest + 1), text.uniform(_LENGTH, heads))
-            return _take_windows(words, count, lengths, text.uniform(_ORDER, heads), int(1 / self.masking.rate))
+            windows = (1 / self.masking.rates(text.progress)).astype(np.int64)
+            return _take_windows(words, count, lengths, text.uniform(_ORDER, heads), windows)
         order = np.argsort(words.row + text.uniform(_ORDER, heads))
         if isinstance(unit, Words):
             return _take_words(words, count, order)
@@ -294,6 +313,7 @@ class _Text:
     def __init__(self, rows: Sequence[Row], seed: int, specials: bool) -> None:
         self.ids = np.concatenate([row.ids for row in rows])
         self.lengths = np.array([len(row) for row in rows])
+        self.progress = np.array([row.progress for row in rows])
         self.edges = offsets(self.lengths)
         self.starts = self.edges[:-1]
         self.row = np.repeat(np.arange(len(rows)), self.lengths)
@@ -390,11 +410,13 @@ def _take_runs(words: WordRuns, count: np.ndarray, order: np.ndarray, lengths: n
 
 
 def _take_windows(
-    words: WordRuns, count: np.ndarray, lengths: np.ndarray, places: np.ndarray, window: int
+    words: WordRuns, count: np.ndarray, lengths: np.ndarray, places: np.ndarray, windows: np.ndarray
 ) -> np.ndarray:
-    """One run in each window of n * ``window`` words, until the count is reached (the last word may exceed it)."""
+    """One run in each window of n * ``windows`` (of the row) words, until the count is reached (the last word may
+    exceed it).
+    """
     sizes, draws, runs = words.size.tolist(), list(zip(lengths.tolist(), places.tolist(), strict=True)), []
-    for left, begin, end in zip(count.tolist(), *words.spans(len(count)), strict=True):
+    for left, window, begin, end in zip(count.tolist(), windows.tolist(), *words.spans(len(count)), strict=True):
         offset = number = begin
         while left > 0 and offset < end:
             n, place = draws[number]

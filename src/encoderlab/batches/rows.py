@@ -38,6 +38,7 @@ class Row:
     labels: dict[str, int]
     key: tuple[int, ...] = ()  # names the row for seeding: (epoch, block, index)
     number: int = 0  # number of the row within the run
+    progress: float = 1.0  # share of the run before this row; 1 outside training
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -102,10 +102,10 @@ class DistillSettings(Settings):
     def compared(self) -> float:  # type: ignore[override]
         if not self.logits_weight:
             return 0.0
-        return 1.0 if self.at == "real" else self.masking.rate
+        return 1.0 if self.at == "real" else self.masking.mean_rate
 
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
-        masked = self.masking.rate if self.mlm_weight else 0.0
+        masked = self.masking.mean_rate if self.mlm_weight else 0.0
         total = flops.training(model, length, predicted=self.compared + masked)  # each network has a vocabulary head
         if second is not None:
             total += sum(flops.forward(second, length, predicted=self.compared).values())

@@ -51,7 +51,7 @@ class HybridSettings(Settings):
         return Hybrid(model, self, vocabulary)
 
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
-        predicted = self.causal + (1 - self.causal) * self.masking.rate
+        predicted = self.causal + (1 - self.causal) * self.masking.mean_rate
         return flops.training(model, length, predicted=predicted)
 
 

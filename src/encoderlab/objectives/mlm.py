@@ -47,7 +47,7 @@ class MLMSettings(Settings):
         return MLM(model, self, vocabulary)
 
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
-        return masked_operations(model, length, self.masking.rate)
+        return masked_operations(model, length, self.masking.mean_rate)
 
 
 def check_weights(settings: object, *names: str) -> None:

@@ -82,7 +82,7 @@ class RTDSettings(Settings):
 
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
         assert second is not None
-        rate = self.masking.rate
+        rate = self.masking.mean_rate
         shares = {"replaced": 0.0, "replaced_masked": 0.0, "original_masked": rate, "original_all": 1.0}
         return flops.training(model, length, predicted=shares[self.predict]) + masked_operations(second, length, rate)
 

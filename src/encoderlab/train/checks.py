@@ -28,6 +28,7 @@ def check(recipe: Recipe) -> None:
         ConfigError: with the reason and a remedy.
     """
     _check_generator(recipe)
+    _check_masking(recipe)
     _check_memory(recipe)
     _check_streams(recipe)
     _check_permutation(recipe)
@@ -50,6 +51,23 @@ def _check_generator(recipe: Recipe) -> None:
         )
     if not needed and recipe.generator is not None:
         raise ConfigError(f"objective {recipe.objective.kind!r} trains one network; set generator to null")
+
+
+def _check_masking(recipe: Recipe) -> None:
+    """Refuse a masking rate that changes over rows whose number is not known beforehand."""
+    masking = getattr(recipe.objective, "masking", None)
+    if masking is None or masking.final_rate is None:
+        return
+    if recipe.budget.unit == "hours":
+        raise ConfigError(
+            "a masking rate that changes over hours would depend on the machine's speed; give the budget in "
+            "steps, tokens or FLOPs, or set objective.masking.final_rate to null"
+        )
+    if recipe.budget.unit == "steps" and recipe.ramp is not None:
+        raise ConfigError(
+            "a masking rate that changes counts the rows of the run, which a ramp changes from step to step; give the "
+            "budget in tokens or FLOPs, or set ramp to null"
+        )
 
 
 def _check_memory(recipe: Recipe) -> None:

@@ -75,7 +75,7 @@ class _Splits:
             rank=self.world.rank,
             world=self.world.size,
             state=state,
-            transform=partial(self._batch, seed=self.recipe.seed),
+            transform=self._training_batch,
             duplicates=self.recipe.duplicates,
         )
         return LoaderSource(loader)
@@ -123,6 +123,12 @@ class _Splits:
 
     def _form(self, phase: Phase) -> Format:
         return replace(self.recipe.rows, length=phase.length)
+
+    def _training_batch(self, rows: list[Row]) -> Batch:
+        masking = getattr(self.recipe.objective, "masking", None)
+        if masking is not None and masking.final_rate is not None:
+            rows = [replace(row, progress=self.recipe.progress(row.number)) for row in rows]
+        return self._batch(rows, self.recipe.seed)
 
     def _batch(self, rows: list[Row], seed: int) -> Batch:
         batch = self.objective.make_batch(rows, seed=seed)

@@ -317,6 +317,23 @@ class Recipe(Training):
             schedule = replace(schedule, warmup=schedule.warmup / published.amount)
         return replace(self, budget=budget, schedule=schedule)
 
+    def progress(self, number: int) -> float:
+        """The share of the run before its row ``number``, where every row is full; for a budget in steps, tokens or
+        FLOPs.
+        """
+        done = 0.0
+        for phase in self.phases:
+            amount = phase.share * self.budget.amount
+            if self.budget.unit == "steps":
+                rows = amount * phase.rows
+            else:
+                cost = self.operations(phase.length) if self.budget.unit == "flops" else 1.0
+                rows = amount / (cost * phase.length)
+            if number < rows:
+                return done + phase.share * number / rows
+            done, number = done + phase.share, number - math.ceil(rows)
+        return 1.0
+
     def operations(self, length: int, teacher: ModelConfig | None = None) -> float:
         """Training FLOPs per token of full rows of ``length``, see
         :meth:`encoderlab.objectives.base.Settings.operations`.
