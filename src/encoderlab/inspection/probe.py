@@ -19,7 +19,7 @@ from encoderlab.tasks.data.task import Task
 from encoderlab.tasks.forms.batching import Item
 from encoderlab.tasks.forms.features import Frozen, Store
 from encoderlab.tasks.forms.objective import form_of
-from encoderlab.tasks.forms.tagging import TaggingSettings
+from encoderlab.tasks.forms.tagging import TaggingForm, TaggingSettings
 from encoderlab.tasks.scoring.linear import LogisticRegression
 from encoderlab.tasks.scoring.scores import baselines, score
 
@@ -76,6 +76,7 @@ def probe(
     task = completed(task, train)
     train, dev = _first(train, TRAIN), _first(dev, TEST)
     form = form_of(task, model, TaggingSettings(max_length=min(LENGTH, limit(model))))
+    assert isinstance(form, TaggingForm)
     depth = model.encoder.depth
     with tempfile.TemporaryDirectory() as folder:
         frozen = Frozen(lstm_layers=0, dtype="float32")

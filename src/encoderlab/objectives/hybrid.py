@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -123,7 +124,7 @@ class Hybrid(Objective):
         states = model.encoder(batch.ids, doc=batch.documents, segments=batch.segments, visible=visible, noise=noise)
         terms = {}
         for name, weight in (("mlm", 1 - self.settings.causal), ("lm", self.settings.causal)):
-            rows, slots = batch.find(lambda known, name=name: _asked(known, causal=name == "lm"))
+            rows, slots = batch.find(partial(_asked, causal=name == "lm"))
             chosen = Chosen(batch.labels["positions"].clamp(min=0), rows, slots)
             term = lm_term(model, model.token_states(states, chosen, noise), batch.labels["targets"][rows, slots])
             terms[name] = replace(term, weight=weight)

@@ -119,7 +119,7 @@ class TextForm(Form):
         if self.settings.windows > 1 and read < sum(map(len, texts)):
             windows, read = self._windows(texts, read)
         self.cut += read < sum(map(len, texts))
-        framed = [self.tokenizer.frame(*texts, max_length=longest) for texts in windows]
+        framed = [self.tokenizer.frame(w[0], w[1] if len(w) > 1 else None, max_length=longest) for w in windows]
         return tuple(Encoded(ids.astype(np.int32), segments, {"target": target}) for ids, segments in framed)
 
     def _windows(self, texts: list[np.ndarray], room: int) -> tuple[list[list[np.ndarray]], int]:

@@ -68,7 +68,9 @@ def threshold_for(probabilities: np.ndarray, right: np.ndarray, wanted: Wanted) 
     places = np.flatnonzero(ranked > np.append(ranked[1:], -1.0))  # equal probabilities are given together
     precision, recall = hits[places] / (places + 1), hits[places] / hits[-1]
     first, second = (precision, recall) if wanted.recall is None else (recall, precision)
-    enough = first >= (wanted.precision if wanted.recall is None else wanted.recall)
+    goal = wanted.precision if wanted.recall is None else wanted.recall
+    assert goal is not None
+    enough = first >= goal
     if not enough.any():
         enough = first == first.max()
     best = max(np.flatnonzero(enough), key=lambda i: (second[i], first[i]))
