@@ -11,14 +11,15 @@ import pytest
 import safetensors.torch
 import torch
 
-from encoderlab import load
+from encoderlab import load, recipes
 from encoderlab.cli import main
-from encoderlab.errors import DataError
+from encoderlab.errors import ConfigError
 from encoderlab.interchange import folder, huggingface
 from encoderlab.interchange.load import load_pair, read_pair
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.forms.base import FormSettings, Predictions
 from encoderlab.tasks.runs.folder import read_task, write_task
+from encoderlab.train.continuing import source_of
 from tests.interchange.tiny_models import CONFIGS, make, same_weights
 from tests.tasks.tiny import tokenizer
 
@@ -88,14 +89,25 @@ def test_a_joint_model_splits_and_merges(tmp_path: Path) -> None:
     assert generator.encoder.embeddings.norm is discriminator.encoder.embeddings.norm
 
 
-def test_embeddings_that_went_apart_are_reported(tmp_path: Path) -> None:
+def test_networks_with_embeddings_of_their_own_stay_as_they_are(tmp_path: Path, caplog) -> None:
     pair("electra", tmp_path)
     generator = load(tmp_path / "generator")
     with torch.no_grad():
         generator.words[0, 0] += 1
     generator.save(tmp_path / "generator")
-    with pytest.raises(DataError, match=r"different embeddings \(words\)"):
-        read_pair(tmp_path)
+    read = read_pair(tmp_path)
+    assert "embeddings of their own (words)" in caplog.text
+    assert same_weights(read["generator"], generator)
+    assert same_weights(read["discriminator"], load(tmp_path / "discriminator"))
+    assert main(["convert", str(tmp_path), str(tmp_path / "out")]) == 0
+    for part in ("generator", "discriminator"):
+        assert same_weights(load(tmp_path / "out" / part), read[part])
+    for sharing in ("block", "none"):
+        tiny = recipes.recipe("electra-tiny")
+        tiny = replace(tiny, init_from=str(tmp_path), objective=replace(tiny.objective, sharing=sharing))
+        expected = "different embeddings" if sharing == "block" else "word table has"
+        with pytest.raises(ConfigError, match=expected):
+            source_of(tiny, tokenizer())
 
 
 def test_a_generator_that_transformers_cannot_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,7 +118,7 @@ def test_a_generator_that_transformers_cannot_hold(tmp_path: Path, capsys: pytes
     assert main(["convert", str(tmp_path / "pair/discriminator"), str(tmp_path / "hf"), "--to", "hf"]) == 0
     capsys.readouterr()
     assert main(["convert", str(tmp_path / "pair"), str(tmp_path / "both"), "--to", "hf"]) == 3
-    assert "different embeddings" in capsys.readouterr().err.replace("\n", " ")
+    assert "generator" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

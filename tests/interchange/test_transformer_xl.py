@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,42 @@ def test_transformer_xl_state(tmp_path: Path) -> None:
     torch.save({"model": [1]}, tmp_path / "model_state.pt")
     with pytest.raises(DataError, match="not a dictionary of weights"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("tied", ["all", "all_but_first", "none"])
+@pytest.mark.parametrize(("divisor", "width"), [(1, 24), (1, 32), (2, 32), (2, 24)])
+def test_tables_of_the_softmax_that_are_its_own(
+    divisor: int, width: int, tied: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``--not_tied`` of the original, and ``transformers`` without tied tables: both directions, and what is computed:
+    with equal tables the losses of the tied model, and other ones with others.
+    """
+    adaptive = Adaptive(cutoffs=(10, 30), divisor=divisor, tied_projections=tied, tied_tables=False)
+    model = make(resized(CONFIGS["transformer-xl"], adaptive=adaptive, embed_width=width))
+    vocab, encoder = model.config.encoder.vocab, model.config.encoder
+    state = names.write(
+        name_tables.transformer_xl(adaptive, vocab, original=True), folder.weights(model), encoder, ties=True
+    )
+    own = [f"crit.out_layers.{i}.weight" for i in range(3 if divisor > 1 else 1)]
+    assert all(not torch.equal(state[name], state[f"word_emb.emb_layers.{i}.weight"]) for i, name in enumerate(own))
+    torch.save(state, tmp_path / "model_state.pt")
+    config = configs.write(model.config)
+    given = {name: value for name, value in config.items() if name not in ("model_type", "tie_weight")}
+    del given["tie_word_embeddings"]
+    (tmp_path / "transformer_xl_config.json").write_text(json.dumps(given | {"not_tied": True, "tied": False}))
+    assert same_weights(read(tmp_path)["model"], model) and not caplog.records
+    huggingface.save(model, tmp_path / "hf")
+    assert same_weights(load(tmp_path / "hf"), model)
+
+    plain = make(resized(model.config, adaptive=replace(adaptive, tied_tables=True)))
+    plain.load_state_dict({name: w for name, w in model.state_dict().items() if not name.startswith("lm.tables")})
+    x, targets = torch.randn(6, encoder.width), torch.tensor([0, 9, 10, 29, 30, vocab - 1])
+    wanted = plain.lm.losses(x, targets, plain.encoder.embeddings)
+    assert not torch.allclose(model.lm.losses(x, targets, model.encoder.embeddings), wanted)
+    with torch.no_grad():
+        for mine, theirs in zip(model.lm.tables, model.encoder.embeddings.clusters.tables, strict=True):
+            mine.copy_(theirs)
+    torch.testing.assert_close(model.lm.losses(x, targets, model.encoder.embeddings), wanted)
 
 
 @pytest.mark.parametrize("tied", ["all", "all_but_first", "none"])
@@ -100,7 +137,7 @@ def test_arguments_of_transformer_xl_scripts(arguments: dict[str, Any], cutoffs:
     found = transformer_xl.read_config(configs.Fields(given | arguments, "args"), eps=1e-5).encoder
     assert found.adaptive is not None
     assert (found.adaptive.cutoffs, found.adaptive.tied_projections) == (cutoffs, tied)
-    for name, value in {"not_tied": True, "attn_type": 1, "unheard_of": 1}.items():
+    for name, value in {"attn_type": 1, "unheard_of": 1}.items():
         with pytest.raises(DataError, match=name):
             transformer_xl.read_config(configs.Fields(given | arguments | {name: value}, "args"), eps=1e-5)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from pathlib import Path
@@ -59,6 +60,8 @@ def test_ids_and_frames(folders: tuple[Path, Path, Any], which: int, tmp_path: P
     theirs = folders[2]
     model = load(folders[which])
     huggingface.save(model, tmp_path / "out")
+    data, saved = (json.loads((place / "config.json").read_text()) for place in (tmp_path / "out", folders[1]))
+    assert (data["model_type"], data["architectures"]) == (saved["model_type"], saved["architectures"])
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     for ours in (model.tokenizer, load(tmp_path / "out").tokenizer):
         assert isinstance(ours, Tokenizer)

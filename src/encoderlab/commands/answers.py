@@ -324,6 +324,17 @@ class InspectedAnswer(_Closed):
     models: Annotated[list[Record], Field(description="as in inspect.json: layers, heads, what each head does")]
 
 
+class PrunedAnswer(_Closed):
+    out: str
+    model: str
+    layers: int
+    heads: Annotated[dict[str, int], Field(description="per layer, before and after")]
+    parameters: Annotated[dict[str, int], Field(description="before and after")]
+    scores: Annotated[dict[str, Scores], Field(description="before and after")]
+    importance: Annotated[list[list[Number]], Field(description="by layer and head")]
+    removed: Annotated[list[list[int]], Field(description="the heads of each layer that were removed")]
+
+
 class ReportedAnswer(_Closed):
     report: str
     runs: list[str]
@@ -409,6 +420,7 @@ ANSWERS: dict[str, tuple[type, ...]] = {  # by verb, the usual one first
     "study": (StudyAnswer, StudyPlanAnswer),
     "minimal-pairs": (MinimalPairsAnswer,),
     "inspect": (InspectedAnswer,),
+    "prune": (PrunedAnswer,),
     "report": (ReportedAnswer,),
     "bench train": (TrainingSpeedAnswer,),
     "bench predict": (PredictionSpeedAnswer,),

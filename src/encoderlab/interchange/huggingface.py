@@ -235,7 +235,8 @@ def _more_fields(model: Model, config: ModelConfig, form: configs.Format) -> dic
         ending, more = heads.write_task(model.config, form.model_type)
     else:
         ending = _pretraining_class(config, form.model_type)
-    return {"architectures": [form.stem + ending], "dtype": "float32", **_special_ids(model, form.model_type), **more}
+    stem = configs.STEMS.get(config.model_type or "", form.stem)
+    return {"architectures": [stem + ending], "dtype": "float32", **_special_ids(model, form.model_type), **more}
 
 
 def _special_ids(model: Model, model_type: str) -> dict[str, int | None]:

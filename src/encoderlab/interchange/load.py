@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Literal
@@ -16,6 +17,8 @@ from encoderlab.interchange.assemble import Models
 from encoderlab.interchange.files import read_json
 from encoderlab.interchange.places import resolve
 from encoderlab.model import Model
+
+log = logging.getLogger(__name__)
 
 Source = Literal["encoderlab", "hf", "pair", "tensorflow", "fairseq", "deberta", "transformer-xl"]
 BPE = "bpe_encoder.bin"
@@ -71,11 +74,8 @@ def is_pair(folder: Path) -> bool:
 
 
 def read_pair(folder: Path, *, allow_missing: bool = False) -> Models:
-    """Read ``generator/`` and ``discriminator/``, in our format or Hugging Face's; ELECTRA's and ConvBERT's share
-    embeddings.
-
-    Raises:
-        DataError: their embeddings differ, as after training one of them alone.
+    """Read ``generator/`` and ``discriminator/``, in our format or Hugging Face's. ELECTRA and ConvBERT share equal
+    embeddings again; where they differ, each network has its own, which a warning says.
     """
     models = {part: load(folder / part, allow_missing=allow_missing) for part in ("generator", "discriminator")}
     generator, discriminator = models["generator"], models["discriminator"]
@@ -84,10 +84,8 @@ def read_pair(folder: Path, *, allow_missing: bool = False) -> Models:
         names = [name for name, _ in one.named_parameters() if not name.startswith("map.")]
         differ = [n for n in names if not _equal(one.get_parameter(n), two, n)]
         if differ:
-            raise DataError(
-                f"{folder}: generator and discriminator have different embeddings ({', '.join(differ)}); they were not "
-                "trained together, or one was trained further alone; load them one by one"
-            )
+            log.warning("%s: generator and discriminator have embeddings of their own (%s)", folder, ", ".join(differ))
+            return models
         one.words, one.positions, one.types, one.norm = two.words, two.positions, two.types, two.norm
     return models
 

@@ -532,7 +532,7 @@ def transformer_xl(adaptive: Adaptive, vocab: int, *, original: bool) -> NameTab
                 Rule(
                     f"{EMBEDDINGS}clusters.tables.{i}",
                     (f"{prefix}word_emb.emb_layers.{i}.weight",),
-                    ties=(f"crit.out_layers.{i}.weight",),
+                    ties=(f"crit.out_layers.{i}.weight",) if adaptive.tied_tables else (),
                 )
                 for i in tables
             ),
@@ -558,6 +558,7 @@ def transformer_xl(adaptive: Adaptive, vocab: int, *, original: bool) -> NameTab
             Rule("lm.cluster_weight", ("crit.cluster_weight",), cluster_rows),
             Rule("lm.cluster_bias", ("crit.cluster_bias",), cluster_rows),
             Rule("lm.biases.{cluster}", ("crit.out_layers.{cluster}.bias",)),
+            *([] if adaptive.tied_tables else [Rule("lm.tables.{cluster}", ("crit.out_layers.{cluster}.weight",))]),
             Rule("lm.maps.{cluster}", ("crit.out_projs.{cluster}",)),
         ),
         pieces={"crit.out_layers.0.bias": tuple((f"crit.out_layers.{i}.bias", size) for i, size in enumerate(sizes))}

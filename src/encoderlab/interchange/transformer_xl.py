@@ -36,8 +36,9 @@ def read_config(fields: Fields, *, eps: float) -> ModelConfig:
     data.setdefault("untie_r", False)
     data.setdefault("clamp_len", -1)
     data.setdefault("layer_norm_epsilon", eps)
-    fields.only("not_tied", False)
-    fields.only("tied", True)
+    untied, tied = fields.switch("not_tied", False), fields.take("tied", None)  # the script makes the latter of it
+    if untied or tied is False:
+        data["tie_weight"] = False
     if data.pop("adaptive", True) is False:
         data["cutoffs"] = []  # the original's plain softmax is an adaptive one with a single cluster
     elif "cutoffs" not in data:

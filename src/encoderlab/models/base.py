@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from encoderlab.config import check_least, check_most
 from encoderlab.errors import ConfigError
@@ -27,9 +27,10 @@ class ModelConfig:
         mask_vector: whether it has XLNet's learned vector that starts the query stream.
         task: the head of a fine-tuned model.
         labels: of the task, in the order of the head's scores.
+        model_type: what ``transformers`` calls it, where it differs from its family in its tokenizer alone.
 
     Raises:
-        ConfigError: a pair head without a pooler.
+        ConfigError: a pair head without a pooler, or a ``model_type`` of another family.
     """
 
     family: str
@@ -42,8 +43,11 @@ class ModelConfig:
     mask_vector: bool = False
     task: TaskHead | None = None
     labels: tuple[str, ...] = ()
+    model_type: Literal["xlm-roberta", "camembert"] | None = None
 
     def __post_init__(self) -> None:
+        if self.model_type is not None and self.family != "roberta":
+            raise ConfigError(f"model_type {self.model_type} is of RoBERTa, the family is {self.family}; leave it out")
         check_least(self, 0, "mask_decoder")
         if self.lm is not None and self.lm.next_token and (self.mask_decoder or self.mask_vector):
             raise ConfigError(

@@ -28,6 +28,7 @@ class Adaptive:
         cutoffs: the ids at which a new cluster begins.
         divisor: cluster i has width ``embed_width / divisor**i``.
         tied_projections: numbers of the clusters whose output projection is the projection of the input.
+        tied_tables: whether the output reads the tables of the input, or has its own.
 
     Raises:
         ConfigError: cut-offs do not rise.
@@ -36,6 +37,7 @@ class Adaptive:
     cutoffs: tuple[int, ...]
     divisor: int = 1
     tied_projections: TiedMaps = "all_but_first"
+    tied_tables: bool = True
 
     def __post_init__(self) -> None:
         check_least(self, 1, "divisor")

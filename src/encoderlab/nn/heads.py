@@ -197,7 +197,7 @@ class LMHead(nn.Module):
 
 
 class AdaptiveLMHead(nn.Module):
-    """Adaptive softmax over the clusters of the input tables (Grave et al., 2017), with biases.
+    """Adaptive softmax over the clusters of the input tables, or of its own (Grave et al., 2017), with biases.
 
     ``log p(w) = log p(cluster) + log p(w | cluster)``. A cluster's table is multiplied only with the rows whose target
     lies in the cluster, which makes it fast. Results are in the order of the input.
@@ -211,6 +211,12 @@ class AdaptiveLMHead(nn.Module):
         self.cluster_weight = nn.Parameter(torch.empty(tails, embed_width)) if tails else None
         self.cluster_bias = nn.Parameter(torch.zeros(tails)) if tails else None
         self.biases = nn.ParameterList(torch.zeros(stop - start) for start, stop in self.clusters)
+        spans = self.clusters if adaptive.divisor > 1 else [(0, vocab)]
+        self.tables = None
+        if not adaptive.tied_tables:
+            self.tables = nn.ParameterList(
+                torch.empty(stop - start, embed_width // adaptive.divisor**i) for i, (start, stop) in enumerate(spans)
+            )
         owned = {"all": [], "all_but_first": [0], "none": range(len(self.clusters))}[adaptive.tied_projections]
         owned = owned if adaptive.divisor > 1 or embed_width != width else []
         self.maps = nn.ParameterDict({str(i): torch.empty(width, embed_width // adaptive.divisor**i) for i in owned})
@@ -254,10 +260,11 @@ class AdaptiveLMHead(nn.Module):
 
     def _table(self, cluster: int, embeddings: Embeddings) -> Tensor:
         assert embeddings.clusters is not None
+        tables = embeddings.clusters.tables if self.tables is None else self.tables
         if self.divisor > 1:
-            return embeddings.clusters.tables[cluster]
+            return tables[cluster]
         start, stop = self.clusters[cluster]
-        return embeddings.clusters.tables[0][start:stop]
+        return tables[0][start:stop]
 
     def _mapped(self, x: Tensor, cluster: int, embeddings: Embeddings) -> Tensor:
         if str(cluster) in self.maps:

@@ -26,6 +26,13 @@ def source_of(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Model, Model | None
     model, generator = load_pair(recipe.init_from)
     if recipe.generator is not None and not recipe.fresh_generator and generator is None:
         raise ConfigError(f"{recipe.init_from}: has no generator; set fresh_generator=true to continue with a new one")
+    sharing = getattr(recipe.objective, "sharing", "none")
+    if generator is not None and model.config.family in ("electra", "convbert") and sharing in ("block", "tables"):
+        if generator.encoder.embeddings.words is not model.encoder.embeddings.words:
+            raise ConfigError(
+                f"{recipe.init_from}: generator and discriminator have different embeddings, which objective.sharing "
+                f"{sharing} would make one; set objective.sharing=none, or continue with a pair that shares them"
+            )
     for network in filter(None, (model, generator)):
         same_ids(network, tokenizer, recipe.init_from)
         if network.config.encoder.vocab < tokenizer.vocab_size:

@@ -46,11 +46,11 @@ FORMATS = {
         Format("transfo-xl", "TransfoXL", relative.read_transformer_xl, relative.write_transformer_xl),
     )
 }
-SAME_AS = {  # other names of a format: in old files, and for models that differ only in their tokenizer
+STEMS = {"xlm-roberta": "XLMRoberta", "camembert": "Camembert"}  # RoBERTa with another tokenizer
+SAME_AS = {  # other names of a format
     "conv_bert": "convbert",
     "debertav2": "deberta-v2",
-    "xlm-roberta": "roberta",
-    "camembert": "roberta",
+    **dict.fromkeys(STEMS, "roberta"),
 }
 
 
@@ -66,7 +66,8 @@ def read(data: dict[str, Any], source: str) -> tuple[Format, ModelConfig]:
         raise DataError(
             f"{source}: model_type {name!r} is not implemented; known are {', '.join((*FORMATS, *SAME_AS))}"
         )
-    return form, read_as(form.model_type, Fields(data, source))
+    config = read_as(form.model_type, Fields(data, source))
+    return form, replace(config, model_type=name) if name in STEMS else config
 
 
 def read_as(model_type: str, fields: Fields) -> ModelConfig:
@@ -104,7 +105,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         DataError: the architecture has a part that ``transformers`` lacks.
     """
     form = format_of(config)
-    data = {"model_type": form.model_type, **form.write(config)}
+    data = {"model_type": config.model_type or form.model_type, **form.write(config)}
     _, back = read(dict(data), form.model_type)
     for field in dataclasses.fields(EncoderConfig):
         mine, theirs = (comparable(value, field.name) for value in (config.encoder, back.encoder))

@@ -174,7 +174,7 @@ def read_transformer_xl(f: Fields) -> ModelConfig:
     f.only("attn_type", 0)
     f.only("adaptive", True)
     f.only("sample_softmax", -1)
-    f.only("tie_weight", True)
+    tied_tables = all([f.switch("tie_weight", True), f.switch("tie_word_embeddings", True)])  # two names for it
     for name in ("mem_len", "tgt_len", "ext_len", "same_length", "init", "init_range", "proj_init_std", "n_token"):
         f.take(name, None)  # arguments of a call here, or used only for initial weights
     clamp = f.count("clamp_len", 1000, least=-1)
@@ -202,7 +202,9 @@ def read_transformer_xl(f: Fields) -> ModelConfig:
         position=RelativeShift(shared_biases=not f.switch("untie_r", True), clamp=max(0, clamp)),
         causal=True,
         norm="pre_but_last" if f.switch("pre_lnorm", False) else "post",
-        adaptive=Adaptive(cutoffs=cutoffs, divisor=f.count("div_val", 1), tied_projections=tied),
+        adaptive=Adaptive(
+            cutoffs=cutoffs, divisor=f.count("div_val", 1), tied_projections=tied, tied_tables=tied_tables
+        ),
         types=0,
         embed_norm="none",
         eps=f.number("layer_norm_epsilon", 1e-5),
@@ -247,6 +249,7 @@ def write_transformer_xl(config: ModelConfig) -> dict[str, Any]:
         "div_val": adaptive.divisor,
         "tie_projs": [tied == "all", *[tied != "none"] * len(adaptive.cutoffs)],
         "proj_share_all_but_first": tied == "all_but_first",
+        **({} if adaptive.tied_tables else {"tie_weight": False, "tie_word_embeddings": False}),
         "untie_r": not position.shared_biases,
         "clamp_len": position.clamp or -1,
         "dropout": encoder.dropout,
