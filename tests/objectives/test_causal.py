@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models.base import resized
 from encoderlab.nn.positions import RelativeShift, Shaw
+from encoderlab.objectives.base import Settings
 from encoderlab.objectives.causal import Causal, CausalSettings
 from tests.objectives.conftest import make_rows
 from tests.objectives.small import build, small
@@ -99,3 +101,11 @@ def test_senseless_pairs_are_refused(vocabulary) -> None:
         Causal(build("bert-tiny"), CausalSettings(), vocabulary)
     with pytest.raises(ConfigError, match="old absolute positions"):
         Causal(Model(resized(small("bert-base-ltr"), layers=1)), CausalSettings(memory=4), vocabulary)
+
+
+def test_an_objective_without_its_operations_is_refused_in_one_line() -> None:
+    class Half(Settings):
+        def build(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    with pytest.raises(ConfigError, match="Half does not define operations; every objective needs it"):
+        Half()

@@ -4,6 +4,11 @@ model."""
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,3 +151,41 @@ def test_a_process_that_is_lost_is_one_line(message: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(dist, "all_reduce", lambda *args: torch.zeros(2) @ torch.zeros(3))
     with pytest.raises(RuntimeError, match="inconsistent tensor size"):
         World(0, 2, torch.device("cpu")).sum([1.0])
+
+
+def test_a_worker_that_is_killed_is_one_line(tmp_path: Path) -> None:
+    """Two processes of the command line, of which one is killed while they train: the other says so and ends."""
+    (tmp_path / "text.txt").write_text("the red cat sat on a mat under the tree\n\n" * 400)
+    built = ["corpus", "build", "text.txt", "--out", "corpus", "--vocab-size", "60"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CI": "1"}
+    command = [sys.executable, "-m", "encoderlab"]
+    corpus = tmp_path / "corpus"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    subprocess.run([*command, *built], cwd=tmp_path, env=environment, check=True)
+    words = ["pretrain", "bert-tiny", "--corpus", str(corpus), "--out", "run", "--steps", "100000", "--set"]
+    words += ["phases=[{length: 16, rows: 4}]", "--set", "log_every=1", "--set", "execution.device=cpu"]
+    both = []
+    for rank in range(2):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        both.append(
+            subprocess.Popen(
+                [*command, *words],
+                cwd=tmp_path,
+                env=environment | own | {"MASTER_PORT": port},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )  # fmt: skip
+        )
+    log = tmp_path / "run/metrics.jsonl"
+    end = time.monotonic() + 300
+    while not (log.exists() and len(log.read_text().splitlines()) > 3) and time.monotonic() < end:
+        assert all(one.poll() is None for one in both), [one.communicate()[1] for one in both]
+        time.sleep(0.2)
+    both[1].kill()
+    said = both[0].communicate(timeout=300)[1]
+    both[1].communicate()
+    assert both[0].returncode == Stopped.code, said
+    assert "another process of this run has ended" in said.splitlines()[-1] and "Traceback" not in said

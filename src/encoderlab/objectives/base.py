@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -49,6 +49,14 @@ class Settings(ABC):
 
     compared: float = 0.0
     """The share of tokens at which logits are compared with those of a second network."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if missing := sorted(cls.__abstractmethods__):
+            raise ConfigError(
+                f"{cls.__module__}: {cls.__name__} does not define {', '.join(missing)}; every objective needs "
+                f"{'it' if len(missing) == 1 else 'them'} (CONTRIBUTING.md, A new objective)"
+            )
+        return super().__new__(cls)
 
     @abstractmethod
     def build(
