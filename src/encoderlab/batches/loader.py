@@ -69,24 +69,24 @@ class Shuffled:
     def __init__(
         self,
         corpus: Documents,
-        form: RowFormat,
+        format: RowFormat,
         framing: Framing,
         seed: int,
         *,
         duplicates: int | None = None,
         block_tokens: int = BLOCK_TOKENS,
     ) -> None:
-        check_length(form.length, framing)
-        self.corpus, self.form, self.framing, self.seed = corpus, form, framing, seed
+        check_length(format.length, framing)
+        self.corpus, self.format, self.framing, self.seed = corpus, format, framing, seed
         self.duplicates = duplicates
-        self.in_tokens = isinstance(form, FullSentences) and form.batch == "tokens"
+        self.in_tokens = isinstance(format, FullSentences) and format.batch == "tokens"
         self.num_blocks = max(1, min(round(corpus.num_tokens / block_tokens), corpus.num_documents))
         self._planner = ThreadPoolExecutor(1, "plan")
         self._planned: dict[tuple[int, int], Future[PlannedBlock]] = {}
 
     def take(self, place: LoaderPlace, size: int, until: int | None = None) -> tuple[list[Any], LoaderPlace]:
         taken: list[tuple[PlannedBlock, int]] = []
-        left, empty = size * self.form.length if self.in_tokens else size, 0
+        left, empty = size * self.format.length if self.in_tokens else size, 0
         while True:
             block = self.block(place.epoch, place.block, until)
             empty = 0 if len(block.order) else empty + 1
@@ -107,7 +107,7 @@ class Shuffled:
 
     def _no_row(self) -> DataError:
         return DataError(
-            f"a corpus of {self.corpus.num_tokens:,} tokens gives no row of {self.form.kind}; "
+            f"a corpus of {self.corpus.num_tokens:,} tokens gives no row of {self.format.kind}; "
             "choose shorter rows or add text"
         )
 
@@ -138,7 +138,7 @@ class Shuffled:
         cycle = epoch % self.duplicates if self.duplicates else epoch
         number = KeyedPermutation(self.num_blocks, self.seed, "blocks", epoch)[place]
         documents = self.documents(cycle, number)
-        plan = self.form.plan(self.corpus, documents, generator(self.seed, "plan", cycle, number), self.framing)
+        plan = self.format.plan(self.corpus, documents, generator(self.seed, "plan", cycle, number), self.framing)
         order = generator(self.seed, "order", epoch, number).permutation(len(plan))
         costs = np.cumsum(plan.lengths(self.framing)[order]) if self.in_tokens else None
         return PlannedBlock(plan, order, costs, (cycle, number))
@@ -168,17 +168,17 @@ def _fitting(costs: np.ndarray | None, offset: int, total: int, left: int) -> tu
 class Streams:
     """Rows of parallel streams, window after window; a batch has one row per stream."""
 
-    def __init__(self, corpus: Documents, form: StreamFormat, framing: Framing, seed: int, count: int) -> None:
-        self.form, self.framing, self.seed = form, framing, seed
-        self.streams = parallel_streams(TokenLine.of(corpus, framing, separator=form.separator), count, form)
+    def __init__(self, corpus: Documents, format: StreamFormat, framing: Framing, seed: int, count: int) -> None:
+        self.format, self.framing, self.seed = format, framing, seed
+        self.streams = parallel_streams(TokenLine.of(corpus, framing, separator=format.separator), count, format)
 
     def take(self, place: LoaderPlace, size: int, until: int | None = None) -> tuple[list[Any], LoaderPlace]:
         available = self.streams[0].length
-        if place.block + self.form.shortest > available:  # an earlier phase had shorter windows
+        if place.block + self.format.shortest > available:  # an earlier phase had shorter windows
             place = replace(place, epoch=place.epoch + 1, block=0)
             if place.epoch == until:
                 return [], place
-        length, following = self.form.window(available, place.block, self.seed, place.epoch)
+        length, following = self.format.window(available, place.block, self.seed, place.epoch)
         taken = [(place, length, stream) for stream in range(size)]
         epoch = place.epoch + (following is None)
         return taken, replace(place, epoch=epoch, block=following or 0, rows=place.rows + size, step=place.step + 1)
@@ -189,7 +189,7 @@ class Streams:
     def _read(self, place: LoaderPlace, length: int, stream: int, number: int) -> Row:
         key = (place.epoch, place.block, stream)
         rng = generator(self.seed, "split", *key)
-        row = self.form.row(self.streams[stream], place.block, length, self.framing, rng)
+        row = self.format.row(self.streams[stream], place.block, length, self.framing, rng)
         return replace(row, key=key, number=number)
 
 
@@ -198,7 +198,7 @@ class Loader:
 
     Args:
         corpus: the source of the text.
-        form: how rows are made of it.
+        format: how rows are made of it.
         framing: the special tokens around texts.
         seed: of the run; it alone determines the rows and their order.
         batch_rows: rows of the global batch, or a function from step to rows (a ramp). Constant for streams.
@@ -218,7 +218,7 @@ class Loader:
     def __init__(
         self,
         corpus: Documents,
-        form: Format,
+        format: Format,
         *,
         framing: Framing,
         seed: int,
@@ -236,17 +236,17 @@ class Loader:
         self.rank, self.world, self.epochs, self.ahead, self.transform = rank, world, epochs, ahead, transform
         self._place = LoaderPlace(**state) if state else LoaderPlace()
         self._size: Callable[[int], int] = batch_rows if callable(batch_rows) else lambda step: batch_rows
-        if corpus.num_tokens == 0 or (epochs is None and corpus.num_tokens < form.length - framing.pair):
+        if corpus.num_tokens == 0 or (epochs is None and corpus.num_tokens < format.length - framing.pair):
             raise DataError(
-                f"corpus of {corpus.num_tokens:,} tokens is shorter than one row of {form.length}; "
+                f"corpus of {corpus.num_tokens:,} tokens is shorter than one row of {format.length}; "
                 f"add text, or choose a shorter row"
             )
         self.order: Order
-        if isinstance(form, StreamFormat):
+        if isinstance(format, StreamFormat):
             assert not callable(batch_rows), "streams need a constant number of rows"
-            self.order = Streams(corpus, form, framing, seed, batch_rows)
+            self.order = Streams(corpus, format, framing, seed, batch_rows)
         else:
-            self.order = Shuffled(corpus, form, framing, seed, duplicates=duplicates, block_tokens=block_tokens)
+            self.order = Shuffled(corpus, format, framing, seed, duplicates=duplicates, block_tokens=block_tokens)
 
     def state(self) -> dict[str, int]:
         """The position after the batches that were returned; a few integers."""

@@ -275,24 +275,24 @@ class Stream:
         return Stretch(text.ids[:size][::-1], sentences, text.word_starts[:size][::-1], text.special[:size][::-1])
 
 
-def parallel_streams(line: TokenLine, count: int, form: StreamFormat) -> list[Stream]:
+def parallel_streams(line: TokenLine, count: int, format: StreamFormat) -> list[Stream]:
     """The streams of a batch of ``count`` rows; tokens beyond equal parts are left out.
 
     Raises:
         ConfigError: an odd count with two directions.
         DataError: too little text for one window of each.
     """
-    both = isinstance(form, XLNetStreams) and form.both_directions
+    both = isinstance(format, XLNetStreams) and format.both_directions
     if both and count % 2:
         raise ConfigError(
             f"{count} rows cannot be half forwards and half backwards; choose an even number of rows in a batch"
         )
     parts = count // 2 if both else count
     length = line.length // parts
-    if length < form.shortest:
+    if length < format.shortest:
         raise DataError(
             f"corpus of {line.length:,} tokens gives {parts} streams of {length} tokens, shorter than one window of "
-            f"{form.shortest}; add text, or choose fewer rows in a batch or a shorter window"
+            f"{format.shortest}; add text, or choose fewer rows in a batch or a shorter window"
         )
     directions = (False, True) if both else (False,)
     return [Stream(line, part * length, length, backwards) for part in range(parts) for backwards in directions]

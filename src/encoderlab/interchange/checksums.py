@@ -7,13 +7,12 @@ of files, so that a truncated record is noticed.
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import re
 from pathlib import Path
 
 from encoderlab.errors import DataError
-from encoderlab.files import write_text
+from encoderlab.files import sha256, write_text
 
 log = logging.getLogger(__name__)
 
@@ -25,13 +24,13 @@ _MEANT = f"restore it, or delete {NAME} if you changed it yourself"
 
 def write(folder: Path) -> None:
     """Record every file of ``folder``."""
-    _write(folder, {path.name: _digest(path) for path in folder.iterdir() if path.is_file() and path.name != NAME})
+    _write(folder, {path.name: sha256(path) for path in folder.iterdir() if path.is_file() and path.name != NAME})
 
 
 def add(folder: Path, name: str) -> None:
     """Record the file ``name``, which was written into a folder that has its checksums already."""
     if (folder / NAME).exists():
-        _write(folder, _read(folder) | {name: _digest(folder / name)})
+        _write(folder, _read(folder) | {name: sha256(folder / name)})
 
 
 def verify(folder: Path) -> None:
@@ -55,7 +54,7 @@ def _compare(folder: Path) -> None:
         path = folder / name
         if not path.is_file():
             raise DataError(f"{path}: is missing, although {NAME} lists it; {_MEANT}")
-        if _digest(path) != expected:
+        if sha256(path) != expected:
             if name not in FREE:
                 raise DataError(f"{path}: does not match its checksum in {NAME}; {_MEANT}")
             log.warning("%s: does not match its checksum in %s; the model does not depend on it", path, NAME)
@@ -82,8 +81,3 @@ def _write(folder: Path, sums: dict[str, str]) -> None:
 def _text(sums: dict[str, str]) -> str:
     lines = [f"# files: {len(sums)}", *(f"{digest}  {name}" for name, digest in sorted(sums.items()))]
     return "\n".join(lines) + "\n"
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

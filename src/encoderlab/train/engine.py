@@ -197,7 +197,8 @@ class Engine:
         return [local(average) for average in self.averages.values()]
 
     def _weights(self) -> list[Tensor]:
-        return [local(self.optimizer.weights[name].detach()) for name in self.averages]
+        weights = self.optimizer.weights
+        return [local(weights[name].detach()) for name in self.averages]
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
