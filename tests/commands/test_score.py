@@ -90,7 +90,7 @@ def test_labels_in_every_format(run, name: str, text: str) -> None:
         ("p.jsonl", '{"id": "a", "guess": "pos"}\n{"id": "b", "guess": "neg"}\n', "p.jsonl:1: no prediction among"),
         ("p.json", '{"a": "pos", "b": "neg",\n "a": "pos"}', "p.json, id 'a': has two predictions"),
         ("p.json", "{", "p.json"),
-        ("p.txt", "", "p.txt: 0 predictions"),
+        ("p.txt", "", "p.txt: no predictions"),
     ],
 )
 def test_predictions_that_do_not_fit_are_refused_in_one_line(run, name: str, text: str, said: str) -> None:

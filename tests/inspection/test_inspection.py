@@ -78,7 +78,7 @@ def test_memory_answers_and_does_not_ask() -> None:
         attention(network, ["the cat"], memory=9)
     with pytest.raises(ConfigError, match="only left-to-right models"):
         attention(model(), [TEXT], memory=3)
-    with pytest.raises(ConfigError, match="text 2 holds no token"):
+    with pytest.raises(ConfigError, match="text 2 has no token"):
         attention(model(), [TEXT, " "])
 
 

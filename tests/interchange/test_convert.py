@@ -168,10 +168,10 @@ def test_what_a_model_was_trained_for_comes_along(
     write_task(task, FormSettings(max_length=64), tmp_path / "run/model", found.threshold)
     assert main(["convert", str(tmp_path / "run"), str(tmp_path / "ours")]) == 0
     assert read_task(tmp_path / "ours") == read_task(tmp_path / "run")
-    assert "no place" not in capsys.readouterr().err
+    assert "cannot store" not in capsys.readouterr().err
     assert main(["convert", str(tmp_path / "run"), str(tmp_path / "theirs"), "--to", "hf", "--json"]) == 0
-    (note,) = (note for note in json.loads(capsys.readouterr().out)["notes"] if "no place" in note)
-    assert f"no place for its task {task.name!r}, the columns of its files, max_length 64" in note
+    (note,) = (note for note in json.loads(capsys.readouterr().out)["notes"] if "cannot store" in note)
+    assert f"cannot store its task {task.name!r}, the columns of its files, max_length 64" in note
     assert ("the threshold -1.5 of null odds" in note) != answerable
 
 

@@ -145,5 +145,5 @@ def test_only_the_hardest_positions_count() -> None:
     assert relative_effective_context(found, hardest=0.1) == {"model": 500}
     assert relative_effective_context(found, hardest=1.0) == {"model": 100}, "a tenth of the gain"
     assert relative_effective_context(found, hardest=1.0, threshold=0.005) == {"model": 500}
-    with pytest.raises(ConfigError, match="no share"):
+    with pytest.raises(ConfigError, match="hardest is 0"):
         relative_effective_context(found, hardest=0.0)

@@ -74,7 +74,7 @@ def test_a_run_that_diverged_has_a_page(tmp_path):
     page = runs.report([folder(tmp_path / "run", *lines)])
     render(page)
     assert page.verdict == (
-        "bert-mini read 1 k tokens in 0 s. bert-mini diverged after step 1: its gradient was no number."
+        "bert-mini read 1 k tokens in 0 s. bert-mini diverged after step 1: its gradient was not finite."
     )
     assert [label for label, _, _ in page.tiles] == ["Tokens read", "Time"]
     at_once = runs.report([folder(tmp_path / "other", lines[2])])

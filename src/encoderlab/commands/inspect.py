@@ -48,7 +48,7 @@ def inspect(
     out
         Folder to write: index.html, inspect.json, attention.npz.
     against
-        Another model, shown beside the first.
+        Another model, shown next to the first.
     texts
         How many texts of a file are read.
     memory

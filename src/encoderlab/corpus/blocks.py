@@ -22,7 +22,7 @@ MAX_PENDING = 4 * BLOCK  # bytes after which a text is cut even where no documen
 
 @dataclass(frozen=True)
 class Position:
-    """A place in a source between two blocks, from which reading can go on.
+    """A place in a source between two blocks, from which reading can continue.
 
     ``offset`` counts bytes of the decompressed source, or records for CSV, TSV and Parquet. ``line`` is the number of
     the line that starts here. ``read`` is how far the source had been read when the cut was made; where the next cuts

@@ -163,7 +163,7 @@ class ChunkEncoder:
         self._widths = array("q")  # characters of a chunk
 
     def _learn(self) -> None:
-        """Tokenize the new chunks, many at a time; one at a time those whose tokens differ beside other chunks."""
+        """Tokenize the new chunks, many at a time; one at a time those whose tokens differ next to other chunks."""
         new = self._numbers.new
         joined: list[int] = []
         alone: list[int] = []
@@ -208,7 +208,7 @@ class ChunkEncoder:
     def _is_independent(self, chunk: str) -> bool:
         """Whether a chunk of SentencePiece text means the same in any neighbourhood.
 
-        Not so if it begins or ends with a mark, which may combine with the space beside it, or with a character whose
+        Not so if it begins or ends with a mark, which may combine with the space next to it, or with a character whose
         normal form is white space or nothing, as the spaces around it would merge; nor if it has a double quote as in
         TeX, which ALBERT and XLNet replace: the library then places the space before it differently at the start of a
         text.

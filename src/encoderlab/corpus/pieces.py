@@ -38,7 +38,7 @@ Segmenter = Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True)
 class SourcePlace:
-    """Where in the sources a piece ends, so that reading can go on there; ``num_bytes`` of text lie before it."""
+    """Where in the sources a piece ends, so that reading can continue there; ``num_bytes`` of text lie before it."""
 
     source: int = 0
     position: Position = START

@@ -49,7 +49,7 @@ class Reading:
     Args:
         format: Format of every source. Default: by the name of each file.
         field: JSON field or column that holds the text; a number is a column of a table without a header, from 0.
-            Default: it is inferred, and said.
+            Default: it is inferred, and printed.
         invalid_utf8: Whether bytes that are not UTF-8 become U+FFFD and are counted, or are refused.
         invalid_records: Whether a line that is not JSON or lacks the field, and a row with too few or too many columns,
             is refused, or skipped and counted.

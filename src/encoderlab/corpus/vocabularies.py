@@ -73,7 +73,7 @@ def read(
     Args:
         path: a folder (``tokenizer.json`` first, then the files below), ``tokenizer.json``, ``vocab.txt``,
             ``vocab.json``, or a SentencePiece ``.model``; each may end in ``.gz``.
-        merges: the ``merges.txt`` of a ``vocab.json``, where it does not lie beside it.
+        merges: the ``merges.txt`` of a ``vocab.json``, if it is not next to it.
         family: the special tokens and normalisation of this family (a key of :data:`special_tokens.FAMILIES`), in
             place of what the files say.
         lowercase: lower-case the text (and strip accents), for ``vocab.txt`` and ``.model``; by default what the folder
@@ -374,7 +374,7 @@ def _beside(file: Path) -> Path:
     for name in ("merges.txt", "merges.txt.gz"):
         if (file.parent / name).is_file():
             return file.parent / name
-    raise DataError(f"{file}: merges.txt is missing beside it; byte-level BPE needs both files")
+    raise DataError(f"{file}: merges.txt is missing next to it; byte-level BPE needs both files")
 
 
 def _bytes(file: Path) -> bytes:

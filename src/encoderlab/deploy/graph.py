@@ -1,6 +1,6 @@
-"""What a model computes when it is used: token ids and an attention mask in, named arrays out, for rows of any length.
+"""A model in use: token ids and an attention mask in, named arrays out, for rows of any length.
 
-This module is called with torch tensors to serve a model with our kernels, and traced to export it, so both give the
+To serve a model, this module is called with torch tensors and our kernels; to export it, it is traced. So both give the
 same numbers by construction. Names of inputs and outputs are those of ``transformers``.
 """
 
@@ -22,7 +22,7 @@ from encoderlab.nn.heads import Classification, LMHead, SpanHead, TaggingHead
 from encoderlab.tasks.forms.base import takes_means
 
 Use = Literal["states", "fill-mask", "classification", "tagging", "span"]
-"""What is computed: the last layer's states, the scores of all tokens, or those of the head of fine-tuning."""
+"""The outputs: the last layer's states, the scores of all tokens, or those of the fine-tuned head."""
 
 Arrays = dict[str, np.ndarray]
 Run = Callable[[Arrays], Arrays]
@@ -46,7 +46,7 @@ BEAM = {"beam": 5, "conditional": 20}  # starts that are tried, as in fine-tunin
 
 
 def use_of(model: Model, wanted: Use | Literal["task"] | None = None) -> Use:
-    """What a model is used for: its head of fine-tuning if it has one, else its states; or what is wanted.
+    """The use of a model: ``wanted``, else its fine-tuned head if it has one, else its states.
 
     Raises:
         ConfigError: the model lacks the head.
@@ -99,7 +99,7 @@ class Graph(nn.Module):
 
     @property
     def longest(self) -> int:
-        """The most tokens a row should have: the positions, the distances told apart, or 512."""
+        """The largest number of tokens that a row should have: the positions, the distinguished distances, or 512."""
         encoder = self.model.config.encoder
         span = getattr(encoder.position, "span", None)
         return limit(self.model) if encoder.max_length or span is None else min(span, limit(self.model))
@@ -201,7 +201,7 @@ class Graph(nn.Module):
 
 
 def _best(scores: Tensor, allowed: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` largest log-probabilities of the last axis and their places; -inf where there are fewer."""
+    """The ``count`` largest log-probabilities of the last axis and their places; -inf if there are fewer."""
     shares = torch.where(allowed, scores - scores.logsumexp(-1, keepdim=True), -torch.inf)
     best, places = F.pad(shares, (0, count), value=-torch.inf).topk(count)
     return best, places.clamp(max=scores.shape[-1] - 1)

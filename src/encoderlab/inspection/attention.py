@@ -1,4 +1,4 @@
-"""What every head of a model reads in a text: attention's probabilities, and the kernels of convolution heads."""
+"""The weights with which every head of a model reads a text: attention probabilities and convolution kernels."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def attention(model: Model, texts: Sequence[str], *, memory: int = 0) -> list[At
     config = model.config.encoder
     if memory < 0 or memory and not (config.causal and isinstance(config.position, RelativeShift)):
         raise ConfigError(
-            f"memory {memory}: only left-to-right models with relative positions have one; leave it out, or 0"
+            f"memory {memory}: only left-to-right models with relative positions have memory; set it to 0"
         )
     longest, model = limit(model), reading_apart(model)
     device = next(model.parameters()).device
@@ -62,7 +62,7 @@ def attention(model: Model, texts: Sequence[str], *, memory: int = 0) -> list[At
     for number, text in enumerate(texts):
         encoding = tokenizer.encode(text)
         if not len(encoding):
-            raise ConfigError(f"text {number + 1} holds no token; give a text with words")
+            raise ConfigError(f"text {number + 1} has no token; give a text with words")
         spans = tokenizer.spans(len(encoding), max_length=longest + memory)
         cut += len(encoding) > spans.a
         ids, segments = tokenizer.frame(encoding.ids[: spans.a], max_length=longest + memory)
@@ -80,7 +80,7 @@ def attention(model: Model, texts: Sequence[str], *, memory: int = 0) -> list[At
             Attended(tokens=tuple(tokenizer.token(int(i)) for i in ids), words=words, memory=memory, layers=layers)
         )
     if cut:
-        log.warning("%d of %d texts are longer than %d tokens: only their beginning is read", cut, len(texts), longest)
+        log.warning("%d of %d texts are longer than %d tokens: only their beginning is used", cut, len(texts), longest)
     return read
 
 

@@ -1,4 +1,4 @@
-"""What an inspection shows, as files: ``inspect.json``, ``attention.npz`` and the page ``index.html``."""
+"""Write an inspection as files: ``inspect.json``, ``attention.npz`` and the page ``index.html``."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from encoderlab.inspection.probe import Probed
 from encoderlab.pages.charts import Chart, Point, Series, chart
 from encoderlab.pages.template import render
 
-SHOWN = 4  # texts whose maps are kept
+SHOWN = 4  # number of texts whose maps are stored
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """One model looked at.
+    """The measurements of one model.
 
     Attributes:
         name, family: of the model.
-        texts: what its heads read, of the first texts.
-        patterns: of all texts.
+        texts: the weights for the first texts.
+        patterns: averages over all texts.
         neighbours: the nearest words of the tokens, with their cosines.
-        attending: how many of the heads attend; the others convolve.
-        probes: what its layers know of tags.
+        attending: number of attention heads; the others convolve.
+        probes: scores of linear probes for tags, by layer.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Look:
 
 
 def write(looks: Sequence[Look], out: Path) -> None:
-    """Write the folder ``out``; several models lie beside each other on one page."""
+    """Write the folder ``out``; several models are shown next to each other on one page."""
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "inspect.json", {"models": [record(look) for look in looks]})
     for number, look in enumerate(looks):
@@ -77,7 +77,7 @@ def record(look: Look) -> dict[str, Any]:
 
 
 def strongest(look: Look) -> dict[str, dict[str, Any]]:
-    """For each relation the head that puts most weight on it."""
+    """For each relation, the head with the most weight on it."""
     out = {}
     for name, shares in look.patterns.shares().items():
         if shares.size:
@@ -98,7 +98,7 @@ def arrays(look: Look) -> dict[str, np.ndarray]:
 
 
 def page(looks: Sequence[Look]) -> str:
-    """The page: one file that loads nothing."""
+    """The page: one file that loads no others."""
     data = {"relations": RELATIONS, "models": [_shown(look) for look in looks]}
     title = " and ".join(look.name for look in looks)
     return render("inspect.html", data=data, title=title, probes=_probe_charts(looks))
@@ -134,7 +134,7 @@ def _probe_charts(looks: Sequence[Look]) -> list[tuple[str, str, Chart | None]]:
 
 
 def _shown(look: Look) -> dict[str, Any]:
-    """What the page draws: maps as one byte per weight."""
+    """The data of the page: maps as one byte per weight."""
 
     def bytes_of(weights: np.ndarray) -> list[str]:
         levels = np.rint(np.clip(weights, 0, 1) * 255).astype(np.uint8)

@@ -37,8 +37,8 @@ def importance(objective: Objective, encoder: Encoder, batches: Sequence[Batch])
 
     The output o_h of a head enters the loss as ``xi_h o_h``, so the gradient by the factor is <o_h, dL / d o_h>, summed
     over the tokens of the text: one forward and one backward pass give it for all heads, layers and texts, without
-    dropout. A text is a document of a row. Attention heads come first, then the parts, as wide, of a convolution beside
-    them. Layers that share their weights are one layer here, since they would lose a head together; a query stream
+    dropout. A text is a document of a row. Attention heads come first, then the parts, as wide, of a
+    convolution. Layers that share their weights are one layer here, because they lose heads together; a query stream
     counts with the content stream.
 
     Args:
@@ -88,7 +88,7 @@ Call = tuple[Tensor, Scope, int]  # what the heads gave, the scope they were ask
 
 @contextmanager
 def _watched(modules: Sequence[Attention]) -> Iterator[dict[int, list[Call]]]:
-    """Inside, what the heads of the modules give keeps its gradient: every call of each module by its number."""
+    """A context in which outputs of the modules' heads keep their gradient: every call of each module by its number."""
     calls: dict[int, list[Call]] = {}
 
     def keep(number: int) -> Any:
@@ -125,11 +125,11 @@ def _of_texts(batch: Batch, calls: Sequence[Call]) -> np.ndarray | float:
 
 
 def check_heads(config: ModelConfig, share: float) -> int:
-    """How many heads of each layer go when a ``share`` of them is to go.
+    """The number of heads per layer that are removed for a ``share`` of them.
 
     Raises:
-        ConfigError: the share removes no head, or all; or the model has heads that convolve, whose kernels are made
-            from the queries of all attention heads.
+        ConfigError: the share removes no head, or all; or the model has convolution heads, whose
+            kernels are computed from the queries of all attention heads.
     """
     encoder = config.encoder
     if encoder.conv is not None:
@@ -157,7 +157,7 @@ def least_important(scores: np.ndarray, gone: int) -> list[list[int]]:
 def without_heads(model: Model, kept: Sequence[Sequence[int]]) -> Model:
     """A copy of the model with only the ``kept`` heads, as many of each of :func:`attentions`: ``encoder.heads`` is
     their number, ``encoder.head_width`` stays. What the other heads compute does not change.
-    Not for heads beside a convolution (:func:`check_heads`).
+    Not for heads with a convolution (:func:`check_heads`).
     """
     encoder, config = model.encoder, model.config.encoder
     modules = attentions(encoder)

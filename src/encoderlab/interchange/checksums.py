@@ -17,7 +17,7 @@ from encoderlab.files import sha256, write_text
 log = logging.getLogger(__name__)
 
 NAME = "SHA256SUMS"
-FREE = ("README.md",)  # for people, who may edit it: a difference is said and not refused
+FREE = ("README.md",)  # users may edit it: a difference is logged, not refused
 _LINE = re.compile(r"([0-9a-f]{64})  ([^/\\\s][^/\\]*)")
 _MEANT = f"restore it, or delete {NAME} if you changed it yourself"
 

@@ -234,7 +234,7 @@ def _explained(
         return ConfigError(f"{name}: the Hub refuses to give it ({_reason(error)}); {LOG_IN}")
     what = "uploaded to" if writing else "fetched from"
     of = f"{file} " if file else ""
-    again = "run again" if file is None else "run again to go on where it stopped"
+    again = "run again" if file is None else "run again to continue where it stopped"
     return DataError(
         f"{name}: {of}could not be {what} the Hub ({_reason(error)}); check the network and HF_ENDPOINT, and {again}"
     )

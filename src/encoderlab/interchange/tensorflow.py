@@ -99,7 +99,7 @@ def _xlnet(fields: Fields, tensors: dict[str, Tensor]) -> tuple[ModelConfig, nam
         fields.data["ff_activation"] = "gelu_new"
     tied = fields.data.get("untie_r", False) is False
     config, name_table = configs.read_as("xlnet", fields), name_tables.XLNET_TF
-    if tied:  # one tensor for all layers; XLNet's code ties where nothing is said
+    if tied:  # one tensor for all layers; XLNet's code ties by default
         for name in ("model/transformer/r_w_bias", "model/transformer/r_r_bias", "model/transformer/r_s_bias"):
             if name in tensors and tensors[name].ndim == 2:
                 tensors[name] = tensors[name].expand(config.encoder.layers, -1, -1)

@@ -12,7 +12,7 @@ MAX_POINTS = 500  # per curve: what a screen can show; keeps a page of many runs
 
 
 def page_data(report: Report) -> dict[str, Any]:
-    """What the script draws, with curves as columns, and what a reader may want to take away."""
+    """The data that the page's script draws, with curves as columns, and what a reader may copy."""
     keys = [metric.key for metric in (*report.metrics, *report.strips)]
     return {
         "title": report.title,

@@ -185,7 +185,7 @@ def relative_effective_context(
     c + step gains less than ``threshold``; ``most`` if there is none.
     """
     if not 0 < hardest <= 1:
-        raise ConfigError(f"hardest {hardest} is no share of the positions; give a number above 0 and at most 1")
+        raise ConfigError(f"hardest is {hardest}; give a share of the positions above 0 and at most 1")
     known: dict[tuple[str, int], np.ndarray] = {}
 
     def losses(name: str, context: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What run folders hold, as parts of a report. Reads files only; needs neither torch nor a corpus."""
+"""The content of run folders as parts of a report. Reads files only; needs neither torch nor a corpus."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STRIPS = (
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """The files of one run folder: its recipe, its metrics lines, and where it came from. ``diverged`` is the step
-    after which the gradient was no number.
+    after which the gradient was not finite.
     """
 
     folder: Path
@@ -64,7 +64,7 @@ def read_run(folder: Path) -> RunRecord:
         DataError: there is no run, or a file of it is broken.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; give the folder of a run")
+        raise DataError(f"{folder}: no such folder; give a run folder")
     if (folder / "score.json").exists() and not (folder / "recipe.json").exists():
         raise DataError(
             f"{folder}: fine-tuning, whose page is its report.html; for curves give the folder of a seed in it"
@@ -194,7 +194,7 @@ def report(folders: Sequence[Path], *, counts: np.ndarray | None = None, title: 
 
 
 def names(folders: Sequence[Path]) -> list[str]:
-    """What runs are called on a page: the names of their folders, with as many of those above as tell them apart.
+    """The names of runs on a page: their folders' names, with as many parent folders as make them unique.
 
     Raises:
         ConfigError: a folder is given twice.
@@ -233,9 +233,9 @@ def asked(record: RunRecord) -> str:
 
 
 def outcome(record: RunRecord) -> str:
-    """One sentence: how far the run came and where it stands on held-out text."""
+    """One sentence: how far the run came, and its result on held-out text."""
     name = record.recipe.get("name") or record.folder.resolve().name
-    failed = f"{name} diverged after step {record.diverged}: its gradient was no number."
+    failed = f"{name} diverged after step {record.diverged}: its gradient was not finite."
     if not record.train:
         return failed if record.diverged is not None else f"{name} has logged nothing yet."
     last, held = record.train[-1], record.valid[-1] if record.valid else {}
@@ -269,7 +269,7 @@ def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
 
 
 def further(record: RunRecord) -> list[tuple[str, str, str]]:
-    """What beside its :func:`tiles` a run is compared by."""
+    """Further numbers shown when several runs are compared, besides :func:`tiles`."""
     steps = [("Steps", f"{record.train[-1]['step']:,}", "")] if record.train else []
     held = _bits(record)
     return steps + ([("Bits per byte", f"{held[-1]:.3f}", "on held-out text")] if held else [])

@@ -130,7 +130,7 @@ def _axis(low: float, high: float) -> _Axis:
 
 
 def _judgement(task: TaskScores) -> tuple[str, str]:
-    """What the paired difference says, and whether it is a ``gain`` or a ``loss``."""
+    """A sentence about the paired difference, and whether it is a ``gain`` or a ``loss``."""
     found = difference(task)
     if found is None or task.compare is None:
         return "", ""

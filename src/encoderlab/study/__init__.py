@@ -1,1 +1,1 @@
-"""Studies: arms that differ in what a file says, trained at equal cost over seeds, measured and compared."""
+"""Studies: arms with different settings, trained at equal cost over seeds, measured and compared."""

@@ -1,7 +1,7 @@
 """One cell of a study as a process: ``python -m encoderlab.study.cell SPEC RESULT``.
 
-SPEC is a JSON file with the recipe, the corpus, the run folder and the measures; RESULT is written when all is done.
-Interrupted, it stops with a checkpoint, and goes on from there when it is run again.
+SPEC is a JSON file with the recipe, the corpus, the run folder and the measures; RESULT is written at the end. An
+interrupted cell stops with a checkpoint and continues from it when it is run again.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _finetuned(measure: Finetune, base: Path, folder: Path, out: Path) -> tuple[
 
 
 def _peak_memory() -> int:
-    """Bytes of memory that this process has held at most."""
+    """The largest memory of this process so far, in bytes."""
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return size if sys.platform == "darwin" else size * 1024
 

@@ -1,4 +1,4 @@
-"""The file of a study: what varies, at what budget, over which seeds, and what is measured."""
+"""The file of a study: arms, budget, seeds and measures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNITS: tuple[Unit, ...] = ("steps", "tokens", "flops", "hours")
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One of the things that are compared: a recipe with some of its fields set. What is not given is the study's."""
+    """One setting that is compared: a recipe with some of its fields set. Missing fields are the study's."""
 
     recipe: str | None = None
     corpus: str | None = None
@@ -102,7 +102,7 @@ Measure = Pairs | Finetune | Probe
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What is tested: that ``better`` is better ``than`` another arm ``by`` a measure (None: by every one)."""
+    """A claim to test: arm ``better`` is better ``than`` another arm ``by`` a measure (None: by every one)."""
 
     better: str
     than: str
@@ -111,19 +111,18 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A study as its file has it.
+    """The content of a study's file.
 
     Args:
-        corpus, recipe, set: of every arm that does not say otherwise.
+        corpus, recipe, set: of every arm without its own.
         budget: one unit (``flops``, ``tokens``, ``steps``, ``hours``) with one amount or several; ``parameters``
             besides is the most that an arm may have.
-        seeds: how many, from 1, or which.
+        seeds: number of seeds, starting at 1, or a list.
         arms: by name.
-        vary: values of fields by path; every combination is an arm, of each of ``arms`` if there are any.
-        tune: what is searched for every arm; null searches nothing.
-        measures: besides the held-out loss, bits per byte, speed and memory, which are always kept.
-        baseline: every other arm is compared with this one; by default the first. ``claims`` instead are compared as
-            they say.
+        vary: values of fields by path; every combination is an arm, for each of ``arms`` if there are any.
+        tune: the field to search for every arm; null searches nothing.
+        measures: besides the held-out loss, bits per byte, speed and memory, which are always measured.
+        baseline: every other arm is compared with this one; by default the first. ``claims`` list other comparisons.
         margins: by measure, the least difference that matters: where the interval excludes it, a claim does not hold.
         threads: of one run. The last bits of its numbers depend on it, so it belongs to the study.
     """
@@ -162,10 +161,10 @@ class Study:
 
 
 def read(path: Path) -> tuple[Study, dict[str, Arm]]:
-    """The study in a YAML or JSON file, and its arms by name. Relative paths in it start at its folder.
+    """The study in a YAML or JSON file, and its arms by name. Relative paths start at the file's folder.
 
     Raises:
-        ConfigError: with the key that is wrong.
+        ConfigError: names the wrong key.
     """
     study = from_dict(Study, _with_numbers(read_file(path)), where=str(path))
     where = str(path)
@@ -248,7 +247,7 @@ def _arms(study: Study, where: str) -> dict[str, Arm]:
 
 
 def _labels(paths: Sequence[str]) -> dict[str, str]:
-    """The last part of each path, or more where that is not enough to tell them apart."""
+    """The last part of each path, or more parts if those are equal."""
     labels = {}
     for path in paths:
         parts = path.split(".")

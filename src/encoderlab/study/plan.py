@@ -1,5 +1,4 @@
-"""The cells of a study: which runs there are, with which recipe, and what they cost; refused before any work if one
-cannot run."""
+"""The cells of a study: its runs, their recipes and their cost; a study that cannot run is refused before any work."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ from encoderlab.train.corpus_data import corpus_data
 from encoderlab.train.networks import bare_objective, fit
 from encoderlab.train.recipe import Budget, Recipe
 
-VALIDATIONS = 5  # of a run, where the study does not say how often
+VALIDATIONS = 5  # per run, if the study does not set it
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,7 +47,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyPlan:
-    """A study and everything that follows from its file. ``base`` is the folder that its paths start from."""
+    """A study and everything that follows from its file. Its paths are relative to ``base``."""
 
     study: Study
     arms: Mapping[str, Arm]
@@ -70,7 +69,7 @@ class StudyPlan:
 
     @cached_property
     def _recipes(self) -> dict[str, Recipe]:
-        """The recipe of every arm at the largest budget, before anything is tuned."""
+        """The recipe of every arm at the largest budget, before tuning."""
         study, found = self.study, {}
         budget = Budget(amount=study.amounts[-1], unit=study.unit)
         for name, arm in self.arms.items():
@@ -81,7 +80,9 @@ class StudyPlan:
         return found
 
     def recipe(self, arm: str, amount: float, seed: int, value: float | None = None, *, trial: bool = False) -> Recipe:
-        """What an arm trains at a budget; ``value`` is that of the tuned field, ``trial`` a share of the budget."""
+        """The recipe of an arm at a budget; ``value`` is for the tuned field, ``trial`` makes it a share
+        of the budget.
+        """
         tune = self.study.tune
         given = amount * tune.share if trial and tune else amount
         if self.study.unit == "steps":
@@ -95,7 +96,7 @@ class StudyPlan:
         return recipe
 
     def _steps(self, recipe: Recipe) -> int:
-        """About how many steps the budget is; the usual distance of validations where that is not known."""
+        """About how many steps the budget has; if unknown, the usual distance of validations."""
         phase = recipe.phases[0]
         unit, amount = recipe.budget.unit, recipe.budget.amount
         if unit == "flops":
@@ -113,7 +114,7 @@ class StudyPlan:
         return self.base / (self.arms[arm].corpus or self.study.corpus or "")
 
     def base_value(self, arm: str) -> float:
-        """What the recipe of an arm has in the tuned field."""
+        """The value of the tuned field in an arm's recipe."""
         assert self.study.tune is not None
         recipe = self.recipe(arm, self.study.amounts[0], 1)
         value = flatten(to_dict(recipe)).get(self.study.tune.field)
@@ -263,12 +264,12 @@ def task_fields(measure: Finetune) -> dict[str, Any]:
 
 
 def _main(models: Mapping[str, Model]) -> Model:
-    """The model that is used afterwards: of two networks, the discriminator."""
+    """The model for later use: of two networks, the discriminator."""
     return models["model"] if "model" in models else models["discriminator"]
 
 
 class _named:
-    """Errors inside say which cell they are about."""
+    """A context in which errors name the cell."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""What a study found: scores by arm, budget and seed, comparisons with verdicts, and how losses fall."""
+"""The results of a study: scores by arm, budget and seed, comparisons with verdicts, and scaling of losses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Results:
 
     @property
     def missing(self) -> list[str]:
-        """Names of trials and cells without a result, also of those whose tuned value is not known yet."""
+        """Names of trials and cells without a result, including those whose tuned value is unknown."""
         trials = [cell for cell in self.plan.trials if cell.name not in self.trials]
         waiting = {(cell.arm, cell.amount) for cell in trials}
         return [
@@ -56,7 +56,7 @@ class Results:
 
     @property
     def failed(self) -> dict[str, str]:
-        """What went wrong, by the name of the cell or trial."""
+        """Errors by the name of the cell or trial."""
         every = {**self.trials, **{cell.name: result for cell, result in self.cells.items() if result is not None}}
         return {name: result["error"] for name, result in every.items() if result["status"] == "failed"}
 
@@ -103,8 +103,10 @@ class Results:
         return [replace(claim, by=by) for claim in given for by in ([claim.by] if claim.by else self.measures)]
 
     def _comparable(self, one: str, two: str, measure: str) -> str | None:
-        """Why a loss of two arms does not compare; None where it does. Losses are of the same text and ask the same;
-        per token they need the same tokens besides, and so the same corpus.
+        """Why losses of two arms cannot be compared; None if they can.
+
+        Losses must be of the same text and predict the same; losses per token also need the same tokens, and so the
+        same corpus.
         """
         if measure not in LOWER:
             return None
@@ -119,7 +121,7 @@ class Results:
 
     @cached_property
     def not_compared(self) -> list[str]:
-        """Claims that the numbers cannot speak to, and why."""
+        """Claims that cannot be judged, and why."""
         found = []
         for claim in self._claims:
             assert claim.by is not None
@@ -158,7 +160,7 @@ class Results:
 
     @cached_property
     def scaling(self) -> dict[tuple[str, str], PowerLaw]:
-        """How the loss of each arm falls with its FLOPs, where there are three budgets or more."""
+        """How the loss of each arm falls with its FLOPs, if there are three budgets or more."""
         laws = {}
         for arm in self.plan.arms:
             points = [

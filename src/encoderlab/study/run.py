@@ -1,4 +1,4 @@
-"""Carrying out a study: trials first, then the runs that are compared; what is done is never done again."""
+"""Run a study: trials first, then the compared runs; finished cells are never run again."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ Say = Callable[[str], None]
 
 
 def run(plan: StudyPlan, out: Path, execute: Execute, *, retry: bool = False, say: Say = lambda line: None) -> Results:
-    """Run what is missing in the folder ``out``, and return what there is then.
+    """Run the missing cells in the folder ``out``, and return all results so far.
 
-    A cell that fails is marked, and the others go on; ``retry`` runs those that failed before again. Cells that were
-    stopped, or not begun before time was up, are missing from the results; the same call continues them to the same
-    bits.
+    A failed cell is marked, and the others continue; ``retry`` runs failed cells again. Cells that were stopped, or not
+    started before time was up, are missing from the results; the same call continues them bit for bit.
 
     Raises:
         ConfigError: ``out`` has the result of a cell with other settings.
@@ -46,7 +45,7 @@ def run(plan: StudyPlan, out: Path, execute: Execute, *, retry: bool = False, sa
             if finished:
                 chosen[key] = min(finished)[1]
             else:
-                say(f"{key[0]} at {key[1]:g} {plan.study.unit}: every trial failed, so there is nothing to compare")
+                say(f"{key[0]} at {key[1]:g} {plan.study.unit}: every trial failed, so nothing can be compared")
     cells = plan.cells(chosen)
     found = _run(plan, cells, out, execute, retry=retry, say=say) if _complete(plan.trials, trials) else {}
     return Results(
@@ -99,7 +98,7 @@ def _run(
 
 
 def _spec(plan: StudyPlan, cell: Cell, out: Path) -> dict[str, Any]:
-    """What a cell's process reads; trials measure the held-out loss alone."""
+    """The input of a cell's process; trials measure only the held-out loss."""
     return {
         "recipe": to_dict(cell.recipe),
         "corpus": {"path": str(cell.corpus.resolve()), "sha256": file_hash(cell.corpus / MANIFEST)},
@@ -112,7 +111,7 @@ def _spec(plan: StudyPlan, cell: Cell, out: Path) -> dict[str, Any]:
 
 
 def _check_same(path: Path, spec: dict[str, Any], cell: Cell) -> None:
-    """Refuse a folder whose cell of that name has another recipe or corpus; where the corpus lies does not matter."""
+    """Refuse a folder whose cell of that name has another recipe or corpus; the corpus may have moved."""
     if not path.exists():
         return
     known, asked = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(spec))
@@ -121,7 +120,7 @@ def _check_same(path: Path, spec: dict[str, Any], cell: Cell) -> None:
     for key in ("recipe", "corpus", "threads"):
         if known[key] != asked[key]:
             raise ConfigError(
-                f"{cell.name}: was run with another {key}; give the study's file as it was, or another --out"
+                f"{cell.name}: was run with another {key}; restore the study's file, or give another --out"
             )
 
 
@@ -138,7 +137,7 @@ def _result(out: Path, cell: Cell) -> dict[str, Any] | None:
 
 
 def _ended(ended: Ended, out: Path) -> dict[str, Any] | None:
-    """What a process left; None where it can be continued. One that died without a result has failed."""
+    """The result of a process; None if it can be continued. A process that died without a result has failed."""
     if ended.stopped:
         return None
     path = out / "results" / f"{ended.job.name}.json"

@@ -19,9 +19,9 @@ LEVEL = 0.05  # of errors, over the family of comparisons
 class Comparison:
     """Whether arm ``better`` is better ``than`` another by a measure at one budget.
 
-    ``difference`` is the mean over seeds, positive where the claim is right, with its 95% interval; ``p`` the two-sided
-    p value of the paired t test, ``adjusted`` after Holm's correction. ``needed``: how many seeds would tell a
-    difference of this size with a power of about 80%, before any correction; None where that is not known.
+    ``difference`` is the mean over seeds, positive if the claim is right, with its 95% interval; ``p`` the two-sided p
+    value of the paired t test, ``adjusted`` after Holm's correction. ``needed``: how many seeds would show a difference
+    of this size with a power of about 80%, before any correction; None if unknown.
     """
 
     better: str
@@ -76,8 +76,11 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def verdict(difference: float, high: float, adjusted: float, margin: float | None = None) -> Verdict:
-    """Holds: better, beyond chance over the whole family. Does not hold: worse beyond chance, or the 95% interval
-    excludes that it is better by ``margin``."""
+    """Holds: better, beyond chance over the whole family. Does not hold: worse beyond chance, or not better by
+    ``margin``.
+
+    The latter if the 95% interval excludes an improvement of ``margin``.
+    """
     if adjusted < LEVEL:
         return "holds" if difference > 0 else "does not hold"
     if margin is not None and high < margin:

@@ -80,7 +80,7 @@ def test_the_files_of_a_folder(tmp_path: Path) -> None:
     assert [path.name for path in find([tmp_path])] == ["a.jsonl.gz", "b.jsonl", "c.csv"]
     assert find([tmp_path / "README.md"]) == [tmp_path / "README.md"]  # what is named is read, whatever its name
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no file of pairs"):
+    with pytest.raises(DataError, match="has no file of pairs"):
         find([tmp_path / "empty"])
     with pytest.raises(DataError, match="no such file or folder"):
         find([tmp_path / "absent"])

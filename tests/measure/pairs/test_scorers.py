@@ -251,7 +251,7 @@ def test_which_measures_a_model_has() -> None:
     assert [scorer.measures for scorer in scorers_of(discriminator, generator, official=True)] == [("pll",)]
     assert [scorer.measures for scorer in scorers_of(discriminator)] == [("not_replaced",)]
     discriminator.rtd = None
-    with pytest.raises(ConfigError, match="says nothing about sentences"):
+    with pytest.raises(ConfigError, match="cannot score sentences"):
         scorers_of(discriminator)
 
 

@@ -1,7 +1,7 @@
-"""Whether an exported graph gives the model's numbers: at short, long and odd lengths, padded on either side.
+"""Check that an exported graph gives the model's numbers: at short, long and odd lengths, padded on either side.
 
-The reference is each row alone, without padding, through our own kernels; the graph reads rows together. So what is
-found is the exporter's fault, the runtime's, or padding that leaks.
+The reference is each row alone, without padding, through our own kernels; the graph reads rows together. So any
+difference comes from the exporter, the runtime, or padding that leaks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCORES = 2**28  # numbers of one output that are held at a time
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedRows:
-    """Rows of mixed lengths, padded on a side: inputs by name, and the tokens of each row."""
+    """Rows of mixed lengths, padded on one side: inputs by name, and the tokens of each row."""
 
     side: Literal["left", "right"]
     inputs: Arrays
@@ -108,9 +108,9 @@ def compare(graph: Graph, run: Run, longest: int) -> list[Difference]:
 
 
 def _of_places(theirs: Arrays, ours: Arrays, shift: int) -> float:
-    """The largest difference of the best starts and ends of a row that begins at place ``shift`` in theirs.
+    """The largest difference of the best starts and ends of a row that begins at place ``shift`` in ``theirs``.
 
-    Starts whose scores are equal may come in any order; the ends behind them are compared where the starts agree.
+    Starts with equal scores may come in any order; ends are compared for equal starts.
     """
     scores, same = ours["start_top_log_probs"], theirs["start_top_index"] - shift == ours["start_top_index"]
     with np.errstate(invalid="ignore"):
@@ -124,7 +124,7 @@ def _of_places(theirs: Arrays, ours: Arrays, shift: int) -> float:
 
 
 def _largest(theirs: np.ndarray, ours: np.ndarray) -> float:
-    """The largest difference, infinite where only one of two values is finite."""
+    """The largest difference; infinite if only one of two values is finite."""
     if theirs.shape != ours.shape:
         return float("inf")
     same = theirs == ours  # also of infinities

@@ -1,4 +1,4 @@
-"""The folder of an exported model, which other libraries and servers open by their own published rules."""
+"""The folder of an exported model, which other libraries and servers open by their published rules."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ ARCHIVE, RECORD = "model.pt2", "export.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSettings:
-    """What is exported.
+    """The settings of an export.
 
     Args:
-        to: files with the graph: ``onnx``, and torch's archive ``pt2``.
-        pooling: of states, what stands for a text; written for sentence-transformers and servers.
-        normalize: texts' vectors have length 1.
-        length: the longest text that tools should read; None for what the model allows, at most 512.
-        tolerance: how much of the score, or of the agreement, a graph in int8 may lose, as a share.
+        to: formats of the graph: ``onnx``, and torch's archive ``pt2``.
+        pooling: how states become the vector of a text; written for sentence-transformers and servers.
+        normalize: scale the vectors of texts to length 1.
+        length: the longest text that tools should read, in tokens; None for the model's limit, at most 512.
+        tolerance: share of the score, or of the agreement, that a graph in int8 may lose.
     """
 
     to: tuple[Form, ...] = ("onnx",)
@@ -127,8 +127,9 @@ def _longest(graph: Graph, wanted: int | None) -> int:
 
 
 def _model_files(model: Model, aside: Path) -> tuple[str, list[str]]:
-    """Weights, configuration and tokenizer: Hugging Face's where ``transformers`` has the architecture and its head,
-    else ours; the format, and what a user should know about it.
+    """Write weights, configuration and tokenizer; returns the format and notes for the user.
+
+    The format is Hugging Face's if ``transformers`` has the architecture and its head, otherwise ours.
     """
     try:
         return "hf", huggingface.save(model, aside)
@@ -138,7 +139,7 @@ def _model_files(model: Model, aside: Path) -> tuple[str, list[str]]:
 
 
 def _complete_config(aside: Path, graph: Graph, longest: int) -> None:
-    """Fields that servers read under one name for all families, and that ``transformers`` derives."""
+    """Add fields that servers read under one name for all families and that ``transformers`` derives."""
     path, encoder = aside / "config.json", graph.model.config.encoder
     config = read_json(path)
     if config["model_type"] not in ("xlnet", "transfo-xl"):  # transformers refuses a length of these

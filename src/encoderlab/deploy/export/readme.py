@@ -1,4 +1,4 @@
-"""The page that an exported folder carries: what it is, what was checked, and the code that opens it in each tool."""
+"""The README of an exported folder: what it is, what was checked, and the code that opens it with each tool."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ LARGEST = 2**31 - 2**20  # bytes: a file of ONNX is one message of protocol buff
 
 
 def example(graph: Graph, rows: int = 3, length: int = 9) -> dict[str, Tensor]:
-    """Inputs of a graph, a tensor of its own each: one that is given twice would become one input."""
+    """Inputs of a graph, each a separate tensor: a tensor that is given twice would become one input."""
     inputs = {name: torch.zeros(rows, length, dtype=torch.long) for name in graph.inputs}
     inputs["attention_mask"] += 1
     inputs["attention_mask"][-1, length // 2 :] = 0
@@ -92,7 +92,7 @@ def require(*packages: str) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what exporters tell their developers."""
+    """A context without the exporters' messages for their developers."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [(logger, logger.level) for logger in loggers]
     with warnings.catch_warnings():

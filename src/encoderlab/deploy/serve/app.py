@@ -48,7 +48,7 @@ BESIDE = "/beside"  # the lane of a second model
 
 
 def protocol_of(path: str) -> Protocol:
-    """Whose errors a path answers with."""
+    """The protocol in which a path reports errors."""
     path = path.removeprefix(BESIDE)
     if path.startswith(COHERE):
         return "cohere"
@@ -185,7 +185,7 @@ class Server:
             timing.characters += len(text) if isinstance(text, str) else 0
 
     async def _prepared(self, timing: Timing, make: Callable[[], Any]) -> Any:
-        """What a function of texts makes in a thread beside the loop; tokenizing lets others run."""
+        """The result of a function of texts, run in a thread; tokenizing lets other threads run."""
         began = time.perf_counter()
         try:
             return await asyncio.get_running_loop().run_in_executor(None, make)
@@ -197,7 +197,7 @@ class Server:
             timing.tokenizing += time.perf_counter() - began
 
     async def _computed(self, works: Works, timing: Timing, request: Request) -> list[Any]:
-        """The results of works; they are dropped when the client goes or the deadline passes."""
+        """The results of works; dropped if the client disconnects or the deadline passes."""
         try:
             job = self.engine.submit(self.lane + works.kind, works.works, works.tokens, within=self.limits.deadline)
         except Overloaded as full:
@@ -216,7 +216,7 @@ class Server:
         except Refused as refused:
             raise Problem(422, str(refused)) from None
         except Failed:
-            raise Problem(424, "the model failed on this request; the log of the server says why", "Backend") from None
+            raise Problem(424, "the model failed on this request; see the server's log", "Backend") from None
         finally:
             watch.cancel()
             if not job.future.done():
@@ -243,7 +243,7 @@ class Server:
         return await self._computed(await self._prepared(timing, make), timing, request)
 
     def _finished(self, vectors: list[np.ndarray], dimensions: int | None, normalize: bool) -> np.ndarray:
-        """The first ``dimensions`` of the vectors, made 1 long."""
+        """The first ``dimensions`` of the vectors, scaled to length 1."""
         whole = np.stack(vectors)
         if dimensions is not None and dimensions > whole.shape[1]:
             raise Problem(422, f"dimensions {dimensions}, expected 1 to {whole.shape[1]}", param="dimensions")
@@ -422,7 +422,7 @@ class Server:
         return answers[: top or 1] if top else answers[0]
 
     async def pretrained(self, wanted: Any, timing: Timing, request: Request) -> Any:
-        """``POST /`` of a model without head: vectors, similarities, or masks where the text has one."""
+        """``POST /`` for a model without a fine-tuned head: vectors, similarities, or masks if the text has one."""
         if isinstance(wanted, shapes.Similarity):
             return await self.similarity(wanted, timing, request)
         texts = _several(wanted.inputs)
@@ -433,7 +433,7 @@ class Server:
             return await self.embed(wanted, timing, request)
         self._check(texts, timing)
         if not all(masked):
-            raise Problem(422, f"a text has no {mask}; write it where a word is to be guessed")
+            raise Problem(422, f"a text has no {mask}; write it where the model should predict a word")
         parameters = getattr(wanted, "parameters", None) or shapes.MaskParameters()
         top = parameters.top_k or 5
         given = [text.replace("[MASK]", mask) for text in texts]
@@ -582,7 +582,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 async def _unknown(request: Request, failure: Exception) -> Response:
-    """Of a path that is not there, or another method."""
+    """The answer for an unknown path or method."""
     status = getattr(failure, "status_code", 404)
     what = "no such path here" if status == 404 else "this path takes another method"
     return error(Problem(status, f"{what}; see /info and docs/deploying.md"), protocol_of(request.url.path))

@@ -1,6 +1,6 @@
-"""The one thread that computes: it takes batches from the queue and hands results back to the event loop.
+"""The one thread that computes: it takes batches from the queue and passes results to the event loop.
 
-One thread holds all cores while it computes; a pool of them would make each other wait.
+The thread uses all cores while it computes; several such threads would slow each other down.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class PendingRequest:
     left: int = 0
 
     def drop(self) -> None:
-        """Nobody waits for it."""
+        """Drop the request, because no client waits for it."""
         for entry in self.entries:
             entry.dropped = True
 
@@ -109,7 +109,7 @@ class ComputeThread:
 
     @property
     def stuck(self) -> bool:
-        """Whether work waits and none was done for 30 seconds."""
+        """Whether work has waited for 30 seconds without being done."""
         return bool(self._jobs) and time.monotonic() - self.watch.last_progress > 30.0
 
     def submit(self, kind: str, works: Sequence[Any], tokens: Sequence[int], *, within: float) -> PendingRequest:
@@ -171,7 +171,7 @@ class ComputeThread:
             self._settle(entry, result)
 
     def _settle(self, entry: Entry, result: Any) -> None:
-        """Note the result of an entry; the last one of a job wakes who waits for it."""
+        """Store the result of an entry; the last result of a request wakes its waiter."""
         job = self._jobs.pop(entry)
         entry.result = result
         job.left -= 1

@@ -1,6 +1,6 @@
-"""Requests before their protocol: who may ask, how much, how fast; bodies, errors, headers.
+"""Checks of requests before their protocol: access, size, speed; bodies, errors, headers.
 
-Everything here answers before a body is read where it can. Texts, paths and traces never leave in an error.
+As much as possible is checked before a body is read. Errors never contain texts, paths or tracebacks.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SECURITY = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a request may ask for.
+    """The limits of a request.
 
     Args:
-        body: bytes.
-        body_seconds: until the whole body is there.
-        texts: of a request.
-        characters: of a text; longer ones are refused before they are tokenized.
-        deadline: seconds until an answer is of no use any more.
+        body: largest size of the body in bytes.
+        body_seconds: longest time for the whole body.
+        texts: largest number of texts in a request.
+        characters: largest length of a text; longer texts are refused before they are tokenized.
+        deadline: seconds after which the request fails.
     """
 
     body: int = 2_000_000
@@ -68,7 +68,7 @@ def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None)
 
 
 def error(problem: Problem, protocol: Protocol) -> Response:
-    """An error in the shape of the protocol that was spoken."""
+    """An error in the format of the request's protocol."""
     value: Any
     if protocol == "openai":
         names = {401: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable"}
@@ -94,7 +94,7 @@ async def body_of(request: Request, limits: Limits) -> bytes:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Problem(415, "the body must be JSON; send Content-Type: application/json")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Problem(415, "compressed bodies are not read; send the JSON as it is")
+        raise Problem(415, "compressed bodies are not supported; send plain JSON")
     told = request.headers.get("content-length", "0")
     if told.isdigit() and int(told) > limits.body:
         raise Problem(
@@ -117,10 +117,10 @@ async def body_of(request: Request, limits: Limits) -> bytes:
 
 
 def parsed(adapter: TypeAdapter[Any], body: bytes) -> Any:
-    """The body as the shape of a protocol.
+    """The body, validated by a protocol's shape.
 
     Raises:
-        Problem: it has another one; the message names the field.
+        Problem: the body has another shape; the message names the field.
     """
     try:
         return adapter.validate_json(body)
@@ -152,11 +152,11 @@ class Guard:
     rate: float | None = None
 
     def check(self, scope: Scope) -> Problem | None:
-        """What is wrong with a request, from its head alone."""
+        """The problem of a request, judged by its headers; None if there is none."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) != 1 or not self._knows(hosts[0]):
-            return Problem(421, "the Host header names no host of this server; add it with --allow-host")
+            return Problem(421, "the Host header is not a host name of this server; allow it with --allow-host")
         free = scope["path"] in self.open or (scope["method"] == "GET" and scope["path"] in self.pages)
         if self.keys and not free and not self._admits(headers):
             return Problem(
@@ -202,7 +202,7 @@ class Buckets:
 
 
 class Guarded:
-    """An application behind a guard; ``protocol_of`` says how a path's errors look."""
+    """An application behind a guard; ``protocol_of`` gives the format of a path's errors."""
 
     def __init__(self, app: ASGIApp, guard: Guard, protocol_of: Callable[[str], Protocol]) -> None:
         self.app, self.guard, self.protocol_of = app, guard, protocol_of
@@ -245,6 +245,6 @@ class Guarded:
 
 
 async def gone(request: Request) -> None:
-    """Ends when the client has gone; for requests whose body was read."""
+    """Return when the client has disconnected; for requests whose body was read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""What a server tells Prometheus, under the names of text-embeddings-inference, and what it alone measures."""
+"""Prometheus metrics of a server, under the names of text-embeddings-inference, and some of our own."""
 
 from __future__ import annotations
 

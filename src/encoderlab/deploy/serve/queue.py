@@ -1,7 +1,7 @@
-"""The queue of a server, in tokens: the oldest entry first, with its neighbours in length.
+"""The queue of a server, in tokens: the oldest entry first, with entries of similar length.
 
-Plain Python without threads or clocks, so that its promises can be tested: nothing starves, no batch exceeds the
-budget, the queue never holds more than its capacity.
+Plain Python without threads or clocks, so that its properties can be tested: no entry starves, no batch exceeds the
+budget, the queue never exceeds its capacity.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Entry:
 
 
 class Full(Exception):
-    """The queue holds as many tokens as it may."""
+    """The queue has reached its capacity in tokens."""
 
 
 class Queue:
@@ -63,10 +63,10 @@ class Queue:
         self.tokens += tokens
 
     def take(self, now: float) -> tuple[list[Entry], list[Entry]]:
-        """The next batch, and entries that are left out because nobody waits for them or their deadline has passed.
+        """The next batch, and entries that are dropped because no client waits for them or their deadline has passed.
 
-        The oldest entry is in, then those of its kind that are nearest to it in length, while the longest of them times
-        their number is within the budget.
+        The batch has the oldest entry, then entries of its kind that are nearest to it in length, while the longest
+        length times their number is within the budget.
         """
         late = [entry for entry in self.entries if entry.dropped or entry.deadline <= now]
         if late:

@@ -23,12 +23,12 @@ HEADER_SECONDS = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where a server listens, and how it ends.
+    """Where a server listens, and how it shuts down.
 
     Args:
-        delay: seconds after a signal for which requests are still taken, while ``/health`` says no.
-        drain: seconds for which accepted requests are waited for.
-        shared: other processes listen on the port too.
+        delay: seconds after a signal during which requests are still accepted, while ``/health`` reports failure.
+        drain: seconds to wait for accepted requests.
+        shared: other processes also listen on the port.
     """
 
     host: str = "127.0.0.1"
@@ -56,10 +56,10 @@ class Address:
 
 
 def read_keys(path: Path) -> tuple[bytes, ...]:
-    """The keys in a file, one on each line.
+    """The keys in a file, one per line.
 
     Raises:
-        DataError: it is not there, others may read it, or it holds no key of at least 16 characters.
+        DataError: the file is missing, others may read it, or it has no key of at least 16 characters.
     """
     try:
         mode = path.stat().st_mode
@@ -69,12 +69,12 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
     if stat.S_IMODE(mode) & 0o077:
         raise DataError(f"{path}: others may read it; run: chmod 600 {path}")
     if not lines or any(len(line) < 16 for line in lines):
-        raise DataError(f"{path}: holds no key, or one of fewer than 16 characters; write one on each line")
+        raise DataError(f"{path}: has no key, or a key of fewer than 16 characters; write one key per line")
     return tuple(lines)
 
 
 class _Process(uvicorn.Server):
-    """uvicorn's server, which after a signal goes on for a while."""
+    """uvicorn's server, which keeps running for a while after a signal."""
 
     def __init__(self, config: uvicorn.Config, server: Server, address: Address) -> None:
         super().__init__(config)
@@ -93,7 +93,7 @@ class _Process(uvicorn.Server):
 
 
 class _Connection(HttpToolsProtocol):
-    """A connection that is closed unless the head of a request comes in time."""
+    """A connection that is closed if the headers of a request take too long."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)

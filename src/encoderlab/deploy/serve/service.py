@@ -1,4 +1,4 @@
-"""What a served model can do: works from texts, batches of works to results. It knows nothing of HTTP."""
+"""What a served model can do: from texts to works, and from batches of works to results. Independent of HTTP."""
 
 from __future__ import annotations
 
@@ -58,20 +58,19 @@ class Service:
 
     @classmethod
     def of(cls, folder: Path, *, name: str | None = None) -> Service:
-        """The model in a run folder, a model folder or a Hugging Face folder; an exported folder says how its states
-        become vectors.
+        """The model in a run folder, a model folder, a Hugging Face folder or an exported folder.
+
+        An exported folder defines the pooling.
 
         Raises:
-            DataError, ConfigError: it cannot be used.
+            DataError, ConfigError: the model cannot be served.
         """
         place = best_seed(folder, silent)
         model = load(place)
         predictor = predictor_of(place) if model.task is not None else None
         if predictor is not None:
             if not isinstance(predictor.model, Model):
-                raise ConfigError(
-                    f"{place}: holds a head on a frozen encoder's features, which is not served; use predict"
-                )
+                raise ConfigError(f"{place}: a head on a frozen encoder's features cannot be served; use predict")
             model = predictor.model
         pooling, normalize = pooling_of(place)
         name = name or (folder.resolve().name)
@@ -84,7 +83,7 @@ class Service:
 
     @property
     def columns(self) -> str | None:
-        """What an example of that form holds (:attr:`encoderlab.tasks.forms.base.Form.columns`)."""
+        """The content of an example of that form (:attr:`encoderlab.tasks.forms.base.Form.columns`)."""
         return None if self.predictor is None else self.predictor.form.columns
 
     @property
@@ -201,7 +200,7 @@ class Service:
             return form.outputs(predictor.model, predictor.objective.states(moved), moved)
 
     def warm_up(self) -> None:
-        """Compute the shortest and the longest batch, so that memory and kernels are there."""
+        """Compute the shortest and the longest batch, so that memory is allocated and kernels are compiled."""
         for text, count in (("a", 1), ("a " * self.longest, 2)):
             if self.gives_vectors:
                 works = self.texts("vectors", [text] * count, truncate=True, side="Right")
@@ -222,11 +221,12 @@ class Service:
 
 
 def pooling_of(folder: Path) -> tuple[Pooling, bool]:
-    """How the states of the model in a folder become the vector of a text, and whether it is made 1 long: what
-    sentence-transformers reads if its files are there, else the mean, normalised.
+    """The pooling for the model in a folder, and whether vectors are scaled to length 1.
+
+    Read from sentence-transformers' files if they exist, otherwise the mean, normalised.
 
     Raises:
-        ConfigError: a way that is not implemented.
+        ConfigError: a pooling or module that is not implemented.
     """
     import json
 

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, from torch's own profiler."""
+"""The time of a training step by part, from torch's own profiler."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class Contenders:
 
     @torch.inference_mode()
     def _admit(self, name: str, call: Call) -> None:
-        """Take in a contender whose states are ours."""
+        """Add a contender if its states equal ours."""
         ids, segments = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*self.framed, strict=True))
         longest = self.model.config.encoder.max_length or 512
         found = 0.0

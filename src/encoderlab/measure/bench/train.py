@@ -118,7 +118,7 @@ class _Timing:
     Args:
         speed: tokens per second by contender.
         seconds: of a step, by contender.
-        peaks: operations per second of matrix products, the best and the sustained, beside each turn.
+        peaks: operations per second of matrix products, the best and the sustained, in each turn.
         failed: the error of each contender that dropped out.
     """
 
@@ -140,7 +140,7 @@ class _Timing:
 
 
 def _time(workers: Mapping[str, Worker], setting: TrainSetting, batches: int) -> _Timing:
-    """Let the contenders train in turns. One that fails drops out, but for ours, whose error is raised."""
+    """Let the contenders train in turns. A contender that fails is dropped, except ours, whose error is raised."""
     took = _Timing(speed={name: [] for name in workers}, seconds={name: [] for name in workers}, peaks=[], failed={})
     gpu = torch.cuda.is_available()
     for turn in range(setting.turns + 1):

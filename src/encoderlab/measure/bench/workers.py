@@ -35,7 +35,7 @@ BURST = 0.02  # seconds, of products in a row on a GPU
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a worker is started with; ``rows`` are the batches that it goes through again and again."""
+    """The input of a worker; ``rows`` are the batches that it repeats."""
 
     contender: str
     case: Case

@@ -121,7 +121,7 @@ def evaluate_files(
 ) -> dict[str, Table]:
     """Score the pairs that a :func:`survey` ``found``: accuracies by measure, the usual one first.
 
-    Every chunk that is done is kept in a part file, beside ``out`` or in the folder of caches; the same call continues
+    Every chunk that is done is kept in a part file, next to ``out`` or in the folder of caches; the same call continues
     behind the last whole one and has the same result, to the last bit. The part file goes when all is done. ``out``
     then has one JSON object per pair, with its scores.
 

@@ -42,7 +42,7 @@ def find(places: Sequence[Path]) -> list[Path]:
             raise DataError(f"{place}: no such file or folder; give files of minimal pairs, such as BLiMP's .jsonl")
         inside = sorted(path for path in place.rglob("*") if _is_data(path, place)) if place.is_dir() else [place]
         if not inside:
-            raise DataError(f"{place}: holds no file of pairs ({', '.join(KINDS)}); give a folder with such files")
+            raise DataError(f"{place}: has no file of pairs ({', '.join(KINDS)}); give a folder with such files")
         found += inside
     return found
 

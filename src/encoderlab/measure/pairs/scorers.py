@@ -7,8 +7,8 @@ A sentence of tokens w_1 ... w_n, without special tokens, is scored by
   (PLL-word-l2r; Kauf and Ivanova, 2023);
 - ``log_probability``: sum of log p(w_i | earlier tokens), of left-to-right models, and of masked models whose head
   reads the token before (GPT-BERT), which are then shown earlier tokens only;
-- ``not_replaced``: sum of log(1 - p(w_i was replaced)), of replaced token detection. It is no probability of the
-  sentence, and compares with other models of its kind only.
+- ``not_replaced``: sum of log(1 - p(w_i was replaced)), of replaced token detection. It is not a probability of
+  the sentence, and compares with other models of its kind only.
 
 Permutation models (XLNet) predict through the query stream, which sees all tokens but the masked ones.
 """
@@ -71,7 +71,7 @@ def scorers_of(model: Model, generator: Model | None = None, *, official: bool =
         scorers.append(Detector(model))
     if not scorers:
         raise ConfigError(
-            f"a model of family {model.config.family} without LM head or detection head says nothing about sentences; "
+            f"a model of family {model.config.family} without LM head or detection head cannot score sentences; "
             "give a pretraining checkpoint"
         )
     return scorers
@@ -264,7 +264,7 @@ class Detector:
 
 
 def _room(model: Model, tokenizer: Tokenizer) -> int | None:
-    """The most tokens of a sentence that fit beside the special tokens; None for any number."""
+    """The most tokens of a sentence that fit with the special tokens; None for any number."""
     longest = model.config.encoder.max_length
     return None if longest is None else longest - _frame_size(tokenizer)
 
@@ -282,7 +282,7 @@ def _framed(tokenizer: Tokenizer, sentence: Encoding) -> tuple[np.ndarray, np.nd
 
 
 def _padding_before(tokenizer: Tokenizer, batch: Batch) -> Tensor:
-    """How many tokens of padding stand before each row's own, (B, 1)."""
+    """Number of padding tokens before each row's own tokens, (B, 1)."""
     padding = (batch.doc < 0).sum(1, keepdim=True)
     return padding if tokenizer.padding_side == "left" else torch.zeros_like(padding)
 

@@ -229,7 +229,7 @@ class Cloze(Layout):
 class IdiomGaps(Layout):
     """ChID of CLUE: texts with numbered gaps (``#idiom000378#``) and ten idioms for all of them.
 
-    The answers are in a file beside it: ``train_answer.json`` holds those of ``train.json`` by gap. Every gap is an
+    The answers are in a file next to it: ``train_answer.json`` holds those of ``train.json`` by gap. Every gap is an
     example, with its name for an id.
     """
 
