@@ -74,6 +74,14 @@ def test_round_trip(case: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "out"]
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_half_precision_is_read_as_float32_with_the_same_values(kind: torch.dtype, tmp_path: Path) -> None:
+    model = make(CONFIGS["bert"]).to(kind)
+    model.save(tmp_path / "small")
+    assert {tensor.dtype for tensor in safetensors.torch.load_file(tmp_path / "small" / WEIGHTS).values()} == {kind}
+    assert same_weights(load(tmp_path / "small"), model.float())
+
+
 def test_shared_storage_of_tied_tensors_is_restored(bert: tuple[Model, Path]) -> None:
     model, folder = bert
     assert "cls.predictions.decoder.weight" not in safetensors.torch.load_file(folder / WEIGHTS)

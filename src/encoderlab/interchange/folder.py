@@ -177,7 +177,7 @@ def give_tokenizer(model: Model, tokenizer: Tokenizer | None, source: Path) -> N
 
 
 def fill(model: Model, state: dict[str, Tensor], source: Path) -> None:
-    """Give weights to a model on the meta device.
+    """Give weights to a model on the meta device. Those stored in half precision become float32, exactly.
 
     Raises:
         DataError: names, shapes or types differ, or a weight is not finite.
@@ -201,6 +201,8 @@ def fill(model: Model, state: dict[str, Tensor], source: Path) -> None:
     kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in state.values()})
     if len(kinds) > 1:
         raise DataError(f"{source}: weights of {' and '.join(kinds)}, expected one precision; restore the folder")
+    if kinds in (["bfloat16"], ["float16"]):  # a way to store weights, in which few processors compute well
+        state = {name: tensor.float() for name, tensor in state.items()}
     model.load_state_dict(state, strict=False, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
