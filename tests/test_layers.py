@@ -27,6 +27,7 @@ ORDER = [  # first to last: each group may use those before it
     ["measure"],
     ["inspection"],
     ["study"],
+    ["adapt"],
     ["deploy"],
     ["commands"],
     ["cli"],

@@ -36,6 +36,7 @@ VERBS: dict[str, tuple[str, str, str]] = {  # verb: group, import string, one li
     "corpus merge": (DATA, "corpus:merge", "Merge the parts of a corpus that several machines built."),
     "corpus inspect": (DATA, "corpus:inspect", "Show a corpus and verify its hashes."),
     "pretrain": (TRAIN, "pretrain:pretrain", "Pretrain an encoder from a published recipe."),
+    "adapt": (TRAIN, "adapt:adapt", "Adapt a model to the text of a domain, and measure it before and after."),
     "finetune": (TRAIN, "finetune:finetune", "Fine-tune a model on a task, over seeds and grids."),
     "evaluate": (USE, "use:evaluate", "Score a fine-tuned model, or an ensemble, on labelled data."),
     "score": (USE, "score:score", "Score predictions of another program."),

@@ -70,6 +70,7 @@ WRITERS: dict[str, tuple[str, Hold, list[str]]] = {  # verb: its parameter, how 
     "report": ("out", held_file, ["run", "--out", "OUT"]),
     "evaluate": ("submission", held_folder, []),  # below
     "finetune": ("out", held_folder, ["reviews.csv", "--model", "run", "--out", "OUT", "--seeds", "1"]),
+    "adapt": ("out", held_folder, ["run", "text.txt", "--out", "OUT"]),
     "convert": ("out", held_folder, ["run", "OUT"]),
     "export": ("out", held_folder, ["run", "OUT"]),
     "inspect": ("out", held_folder, ["run", "the cat", "--out", "OUT"]),

@@ -101,6 +101,33 @@ class PretrainedAnswer(_Closed):
     validation: Annotated[Record, Field(description="the last validation")]
 
 
+class GainAnswer(_Closed):
+    """Bits per byte of held-out text, before and after."""
+
+    measure: str
+    before: Number
+    after: Number
+    half: Annotated[Number, Field(description="half of the 95% interval of the difference, over pieces")]
+    pieces: int
+    bytes: int
+    tokens: Annotated[list[int], Field(description="of the pieces, before and after")]
+    unknown: Annotated[list[Number], Field(description="share of the tokens, before and after")]
+
+
+class AdaptedAnswer(_Closed):
+    """An adaptation, as in its adapt.json."""
+
+    out: str
+    gains: Annotated[dict[str, GainAnswer], Field(description="of domain and general")]
+    before: Annotated[Record, Field(description="what was measured: domain, general, pairs, task")]
+    after: Record
+    training: Annotated[Record, Field(description="steps, tokens, flops, held-out losses, recipe")]
+    text: Annotated[Record, Field(description="documents and characters")]
+    vocabulary: Record
+    plan: Annotated[Record, Field(description="what was asked for")]
+    parameters: int
+
+
 class EstimateAnswer(_Closed):
     """With ``--dry-run``."""
 
@@ -404,6 +431,7 @@ ANSWERS: dict[str, tuple[type, ...]] = {  # by verb, the usual one first
     "corpus merge": (CorpusAnswer,),
     "corpus inspect": (CorpusFactsAnswer,),
     "pretrain": (PretrainedAnswer, EstimateAnswer, RecipesAnswer),
+    "adapt": (AdaptedAnswer,),
     "finetune": (FinetunedAnswer, StatisticsAnswer),
     "evaluate": (EvaluatedAnswer,),
     "score": (ScoredAnswer,),

@@ -1,0 +1,1 @@
+"""Adapt a model to the text of a domain: continued pretraining, measured before and after."""

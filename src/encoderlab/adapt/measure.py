@@ -1,0 +1,154 @@
+"""What an adapted model is measured by: bits per byte of held-out text, minimal pairs, fine-tuning.
+
+Bits per byte compare models with different vocabularies. Of masked and permutation models they are pseudo bits: each
+token is predicted with all others in sight but the later ones of its word (``pll_word`` of
+:mod:`encoderlab.measure.pairs.scorers`; Kauf and Ivanova, 2023). Without that, words of many pieces would look easy.
+They compare among such models only. The text is cut into pieces of the same bytes for every model.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from encoderlab.adapt.text import chance
+from encoderlab.errors import DataError
+from encoderlab.inference import tokenizer_of, usual_device
+from encoderlab.measure.pairs.evaluate import evaluate_pairs
+from encoderlab.measure.pairs.reading import find, read, sample
+from encoderlab.measure.pairs.scorers import Masked, scorers_of
+from encoderlab.model import Model
+from encoderlab.tasks.data.infer import Given, task_of
+from encoderlab.tasks.data.splits import completed, hold_out
+from encoderlab.tasks.runs import trials
+from encoderlab.tasks.runs.published import protocol
+from encoderlab.tasks.scoring.metrics import mean_interval
+
+log = logging.getLogger(__name__)
+
+PIECES = 40  # pieces of held-out text that are scored
+BYTES = 256  # of a piece, at most
+PAIRS = 2000  # minimal pairs that are scored
+AT_ONCE = 8  # pieces
+
+
+def pieces(texts: Sequence[str]) -> list[str]:
+    """Up to :data:`PIECES` pieces of held-out text, one per document as far as they reach: whole words, at most
+    :data:`BYTES` bytes. The same for every model.
+    """
+    cut: list[list[str]] = []
+    for text in sorted(texts, key=lambda text: chance("piece", text)):
+        own: list[str] = []
+        words = text.split()
+        start = int(chance("start", text) * max(0, len(words) - 40))
+        taken: list[str] = []
+        for word in words[start : start + 60 * PIECES]:
+            if taken and len(" ".join([*taken, word]).encode()) > BYTES:
+                own.append(" ".join(taken))
+                taken = []
+            taken.append(word)
+        if taken:
+            own.append(" ".join(taken)[:BYTES])
+        cut.append(own)
+    found = [own[depth] for depth in range(PIECES) for own in cut if depth < len(own)]
+    return found[:PIECES]
+
+
+def bits(model: Model, generator: Model | None, texts: Sequence[str]) -> dict[str, Any]:
+    """Bits of each text by every measure that the model has, with the share of unknown tokens."""
+    device, tokenizer = usual_device(), tokenizer_of(model)
+    scorers = [
+        Masked(one.model, ("pll_word",)) if isinstance(one, Masked) else one
+        for one in scorers_of(model.to(device), None if generator is None else generator.to(device))
+    ]
+    limits = [scorer.longest for scorer in scorers if scorer.longest is not None]
+    encoded = tokenizer.encode_batch(texts)
+    if limits and (longest := max(map(len, encoded))) > min(limits):
+        raise DataError(
+            f"{BYTES} bytes of held-out text have {longest} tokens, more than the {min(limits)} that the model reads; "
+            "adapt a model with more positions"
+        )
+    found: dict[str, list[float]] = {}
+    for scorer in scorers:
+        parts = [scorer(encoded[start : start + AT_ONCE]) for start in range(0, len(encoded), AT_ONCE)]
+        for name, column in zip(scorer.measures, np.concatenate(parts).T, strict=True):
+            found[name] = [-value / math.log(2) for value in column.tolist()]
+    ids = np.concatenate([one.ids for one in encoded])
+    return {
+        "bits": found,
+        "bytes": [len(text.encode()) for text in texts],
+        "tokens": int(len(ids)),
+        "unknown": float((ids == tokenizer.special.unk).mean()),
+    }
+
+
+def gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Bits per byte before and after by the first measure that both have, and the 95% interval of the difference, by
+    the pieces in pairs.
+    """
+    name = next(name for name in before["bits"] if name in after["bits"])
+    size = np.array(before["bytes"], float)
+    one, two = (np.array(side["bits"][name]) for side in (before, after))
+    change = (two - one) / size.mean()
+    half = 1.96 * float(change.std(ddof=1)) / math.sqrt(len(change)) if len(change) > 1 else math.nan
+    return {
+        "measure": name,
+        "before": float(one.sum() / size.sum()),
+        "after": float(two.sum() / size.sum()),
+        "half": half,
+        "pieces": len(size),
+        "bytes": int(size.sum()),
+        "tokens": [before["tokens"], after["tokens"]],
+        "unknown": [before["unknown"], after["unknown"]],
+    }
+
+
+def pairs(model: Model, generator: Model | None, places: Sequence[Path]) -> dict[str, Any]:
+    """The accuracy on minimal pairs, of at most :data:`PAIRS`, equally many per paradigm."""
+    chosen = [pair for path in find(places) for pair in read(path)]
+    if len(chosen) > PAIRS:
+        chosen = sample(chosen, PAIRS)
+    device = usual_device()
+    scorers = scorers_of(model.to(device), None if generator is None else generator.to(device))
+    tables = evaluate_pairs(scorers, tokenizer_of(model), chosen)
+    return {
+        "pairs": len(chosen),
+        "measures": {
+            name: {"accuracy": table.total.accuracy, "low": table.total.low, "high": table.total.high}
+            for name, table in tables.items()
+        },
+    }
+
+
+def task(model: Model, path: Path, out: Path, seeds: int) -> dict[str, Any]:
+    """The scores of fine-tuning on a labelled file, over seeds, on a tenth that is held out."""
+    about, said = task_of(path, Given())
+    log.info(said)
+    train = about.read([path], "train")
+    about = completed(about, train)
+    train, dev = hold_out(train)
+    outcome = trials.run(
+        replace(protocol("plain"), seeds=seeds),
+        model,
+        about,
+        {"train": train, "dev": dev},
+        out,
+        say=log.info,
+    )
+    scores = [run.scores["dev"][about.metric] for run in outcome.runs]
+    interval = list(mean_interval(scores)) if len(scores) > 1 else None
+    mean = statistics.fmean(scores)
+    return {
+        "metric": about.metric,
+        "seeds": scores,
+        "mean": mean,
+        "interval": interval,
+        "examples": [len(train), len(dev)],
+    }

@@ -1,0 +1,156 @@
+"""One page about an adaptation: what was gained, what was forgotten, what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from encoderlab.files import finite
+from encoderlab.measure.report import MethodScores, TaskScores
+from encoderlab.measure.strips import strip
+from encoderlab.pages.charts import Point, Series, chart
+from encoderlab.pages.template import render
+from encoderlab.train.units import duration
+
+NAMES = {"domain": "Domain", "general": "General text"}
+MEASURES = {
+    "pll_word": "pseudo bits per byte",
+    "log_probability": "bits per byte",
+    "not_replaced": "bits of doubt per byte (not a probability of the text)",
+}
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The page as HTML, of what :meth:`encoderlab.adapt.run.Adaptation.run` found."""
+    training, gains = found["training"], found["gains"]
+    rows = [
+        (
+            f"{NAMES[kind]}, held out",
+            [
+                f"{one['before']:.3f}",
+                f"{one['after']:.3f}",
+                f"{one['after'] - one['before']:+.3f} ± {one['half']:.3f}",
+                f"{one['tokens'][0]:,} → {one['tokens'][1]:,}",
+                f"{one['unknown'][0]:.2%} → {one['unknown'][1]:.2%}",
+            ],
+        )
+        for kind, one in gains.items()
+    ]
+    tiles = [
+        (
+            "Gained: domain" if kind == "domain" else "Forgotten: general",
+            f"{one['before']:.2f}→{one['after']:.2f}",
+            MEASURES[one["measure"]],
+        )
+        for kind, one in gains.items()
+    ]
+    tiles.append(
+        ("Cost", duration(training["training_seconds"]), f"{training['steps']:,} steps, {training['tokens']:,} tokens")
+    )
+    curve = [Point(x=step, y=loss, low=loss, high=loss) for step, loss in training["held"]]
+    return render(
+        "adapt.html",
+        data=finite(dict(found)),
+        title=f"{found['plan']['model']} adapted",
+        verdict=verdict(found),
+        tiles=tiles,
+        measure=MEASURES[gains["domain"]["measure"]],
+        rows=rows,
+        pairs=_pairs(found),
+        plots=[strip(task) for task in _tasks(found)],
+        curve=chart([Series(name="", colour=0, points=curve, line=True)], x="steps", y="held-out loss"),
+        cost=_cost(found),
+        limits=_limits(found),
+    )
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """What came of it in two or three sentences."""
+    said = []
+    for kind, words in (
+        ("domain", ("gained on the domain", "lost on the domain")),
+        ("general", ("gained on general text", "forgotten of general text")),
+    ):
+        one = found["gains"].get(kind)
+        if one is None:
+            continue
+        change = one["after"] - one["before"]
+        if abs(change) <= one["half"]:
+            said.append(f"{NAMES[kind]}: no clear change ({change:+.3f} ± {one['half']:.3f}).")
+        else:
+            share = abs(change) / one["before"]
+            said.append(
+                f"{share:.1%} {words[change > 0]} ({one['before']:.3f} to {one['after']:.3f} "
+                f"{MEASURES[one['measure']]})."
+            )
+    if "general" not in found["gains"]:
+        said.append("What was forgotten is not known, because no general text was given (--replay).")
+    if "task" in found["before"]:
+        one, two = found["before"]["task"], found["after"]["task"]
+        said.append(f"Fine-tuned: {one['metric']} {100 * one['mean']:.1f} before, {100 * two['mean']:.1f} after.")
+    return " ".join(said)
+
+
+def _pairs(found: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    if "pairs" not in found["before"]:
+        return []
+    one, two = (found[when]["pairs"]["measures"] for when in ("before", "after"))
+    cell = "{accuracy:.1%} ({low:.1%} to {high:.1%})"
+    return [(name, [cell.format(**one[name]), cell.format(**two[name])]) for name in one if name in two]
+
+
+def _tasks(found: Mapping[str, Any]) -> list[TaskScores]:
+    if "task" not in found["before"]:
+        return []
+    one, two = found["before"]["task"], found["after"]["task"]
+    methods = [
+        MethodScores(name=name, scores=side["seeds"], ours=name == "adapted")
+        for name, side in (("as it was", one), ("adapted", two))
+    ]
+    return [TaskScores(name=str(found["plan"]["task"]), metric=one["metric"], methods=methods, about="")]
+
+
+def _cost(found: Mapping[str, Any]) -> dict[str, str]:
+    training, text, recipe = found["training"], found["text"], found["training"]["recipe"]
+    rows = {
+        "Text of the domain": f"{text['domain']['documents']:,} documents, {text['domain']['characters']:,} characters",
+        "Held out of it": f"{text['domain held out']['documents']:,} documents",
+    }
+    if "general" in text:
+        rows["General text, replayed"] = (
+            f"{text['general']['documents']:,} documents, {text['general']['characters']:,} characters"
+        )
+    rows |= {
+        "Objective": training["objective"],
+        "Rate": f"{recipe['optim']['lr']:g}, warmed up over {recipe['schedule']['warmup']:.0%} of the steps, then to 0",
+        "Steps": f"{training['steps']:,} of {training['planned']:,.0f}; the weights are of step {training['best']:,}",
+        "Tokens": f"{training['tokens']:,}",
+        "Time": duration(training["training_seconds"]),
+        "Parameters before": f"{found['parameters']:,}",
+    }
+    if training.get("flops"):
+        rows["FLOPs"] = f"{training['flops']:.3g}"
+    vocabulary = found["vocabulary"]
+    if vocabulary["kind"] != "keep":
+        rows["Vocabulary"] = (
+            f"{vocabulary['tokens'][0]:,} → {vocabulary['tokens'][1]:,} tokens: {vocabulary['kept']:,} kept, "
+            f"{vocabulary['neighbours']:,} from neighbours, {vocabulary['pieces']:,} from pieces"
+        )
+    if vocabulary.get("words"):
+        rows["First words added"] = ", ".join(vocabulary["words"])
+    return rows
+
+
+def _limits(found: Mapping[str, Any]) -> list[str]:
+    one = found["gains"]["domain"]
+    said = [
+        f"Bits are measured on {one['pieces']} pieces of held-out text ({one['bytes']:,} bytes), the same before "
+        "and after; ± is the 95% interval of the difference over pieces.",
+    ]
+    if one["measure"].startswith("pll"):
+        said.append(
+            "Pseudo bits compare masked models with each other, and not with models that read from left to right."
+        )
+    if max(one["unknown"]) > 0.001:
+        said.append("Unknown tokens are cheap to guess, so a vocabulary with more of them looks better than it is.")
+    return said

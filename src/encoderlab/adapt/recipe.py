@@ -1,0 +1,122 @@
+"""How a model is trained on: its family's own objective, with a rate and a length that do not destroy it.
+
+The rate is warmed up again over 6% of the steps and decays to nothing (re-warming and re-decaying; Gupta et al., 2023;
+Ibrahim et al., 2024). It is a third or less of what the same size is pretrained with: 1e-4 at a width of 768 and more,
+up to 3e-4 for narrower models. Dropout is 0.1, because the text of a domain is read several times. The weights of the
+lowest held-out loss are the result, and training ends when four validations in a row were not better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from encoderlab import models, recipes
+from encoderlab.batches.pack import FullSentences
+from encoderlab.batches.streams import StreamFormat
+from encoderlab.errors import ConfigError
+from encoderlab.model import Model
+from encoderlab.models.base import ModelConfig
+from encoderlab.objectives.causal import CausalSettings
+from encoderlab.objectives.distill import DistillSettings
+from encoderlab.objectives.mlm import MLMSettings
+from encoderlab.objectives.rtd import RTDSettings
+from encoderlab.train.optim import AdamW
+from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Phase, Recipe
+from encoderlab.train.schedule import Polynomial
+
+DROPOUT = 0.1
+WARMUP = 0.06
+PATIENCE = 4
+VALIDATIONS = 20
+
+
+def published(config: ModelConfig) -> Recipe:
+    """The recipe of the family, at a size for a CPU, whose objective the model's heads can be trained with.
+
+    Raises:
+        ConfigError: the model has no head of pretraining.
+    """
+    remedy = "give the pretrained model, with its head, instead of the encoder alone or a fine-tuned one"
+    if config.task is not None:
+        raise ConfigError(f"the model has a head of fine-tuning and none that predicts tokens; {remedy}")
+    family = config.family
+    if config.rtd is not None:
+        name = {"deberta": "deberta-v3-mini"}.get(family, f"{family}-mini")
+    elif config.lm is None:
+        raise ConfigError(f"the model ({family}) has no head that predicts tokens; {remedy}")
+    elif family == "deberta":
+        name = "deberta-v2-mini" if config.encoder.stem_conv is not None else "deberta-mini"
+    elif family == "bert":
+        name = "bert-mini-no-nsp"
+    else:
+        name = f"{family.replace('_', '-')}-mini"
+    found = recipes.recipe(name)
+    if isinstance(found.objective, DistillSettings):  # the teacher of DistilBERT is not there
+        found = replace(found, objective=MLMSettings())
+    if config.rtd is None and isinstance(found.objective, RTDSettings):  # a generator by itself
+        found = replace(found, objective=MLMSettings(masking=found.objective.masking), generator=None)
+    if config.encoder.causal and not isinstance(found.objective, CausalSettings):
+        found = replace(found, objective=CausalSettings())
+    return found
+
+
+def recipe_of(model: Model, generator: Model | None, *, tokens: float, passes: float, seed: int) -> Recipe:
+    """The recipe for a model (and its generator) on a text of ``tokens`` tokens, read ``passes`` times.
+
+    Raises:
+        ConfigError: the objective of the model's family cannot run.
+    """
+    base, config = published(model.config), model.config
+    objective, rows, phase = base.objective, base.rows, base.phases[0]
+    if not isinstance(rows, StreamFormat):
+        limit = config.encoder.max_length or 128
+        phase = Phase(length=min(128, limit, config.mask_decoder or limit), rows=16)
+        rows = FullSentences()
+    more: dict[str, Any] = {}
+    if isinstance(objective, RTDSettings):
+        more["fresh_generator"] = generator is None
+        more["generator"] = _trained(_new_generator(config) if generator is None else generator.config)
+    lr = min(3e-4, 1e-4 * 768 / config.encoder.width)
+    steps = max(1, round(tokens * passes / (phase.length * phase.rows)))
+    return replace(
+        base,
+        name="adapt",
+        model=_trained(replace(config, pair=False)),
+        objective=objective,
+        rows=rows,
+        phases=(phase,),
+        budget=Budget(amount=steps),
+        optim=AdamW(lr=max(lr, 1e-4) if config.encoder.width < 768 else 1e-4, weight_decay=0.01),
+        schedule=Polynomial(warmup=WARMUP),
+        evaluation=Evaluation(every=max(1, steps // VALIDATIONS), rows=256, best="loss", patience=PATIENCE),
+        checkpoints=Checkpoints(minutes=5.0),
+        clip=1.0,
+        seed=seed,
+        **more,
+    )
+
+
+def _trained(config: ModelConfig) -> ModelConfig:
+    """The configuration with the dropout of continued training; that of attention weights stays where it is used."""
+    encoder = config.encoder
+    return replace(config, encoder=replace(encoder, dropout=DROPOUT, attention_dropout=encoder.attention_dropout))
+
+
+def _new_generator(config: ModelConfig) -> ModelConfig:
+    """A generator for a discriminator that came without: that of the published size with the nearest width, with the
+    discriminator's embeddings.
+    """
+    encoder = config.encoder
+    sizes = {name: models.SIZES[name] for name in models.FAMILIES[config.family].generators if name in models.SIZES}
+    same = (encoder.width, encoder.word_width)
+    name = min(
+        sizes,
+        key=lambda one: (
+            abs(sizes[one].encoder.width - same[0]) + abs(sizes[one].encoder.word_width - same[1]),
+            abs(sizes[one].encoder.layers - encoder.layers),
+        ),
+    )
+    found = models.GENERATORS[name]
+    kept = {field: getattr(encoder, field) for field in ("vocab", "types", "position", "embed_norm")}
+    return replace(found, encoder=replace(found.encoder, embed_width=encoder.word_width, **kept))

@@ -1,0 +1,355 @@
+"""The stages of an adaptation, in a folder: each is done once, so the same command goes on where it was interrupted.
+
+=============  ======================================================================================================
+``plan.json``  what was asked for; another plan is refused
+``text/``      documents to train on and held-out ones, of the domain and of the general kind
+``start/``     the model as training takes it up, with the vocabulary that was asked for
+``corpus/``    domain and replayed text in that vocabulary
+``run/``       pretraining, which resumes to the bit
+``model/``     the result
+``stages/``    what was measured, a file per stage
+=============  ======================================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from encoderlab.adapt import measure
+from encoderlab.adapt.recipe import recipe_of
+from encoderlab.adapt.text import SourceText, read, split
+from encoderlab.adapt.vocabulary import extend, retrain, rows, transplant
+from encoderlab.config import override, to_dict
+from encoderlab.corpus.assemble import Selection
+from encoderlab.corpus.build import BuildSettings, GivenTokenizer, Progress, build_corpus
+from encoderlab.corpus.shards import Corpus
+from encoderlab.corpus.tokenizer import Tokenizer
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import write_json
+from encoderlab.inference import tokenizer_of
+from encoderlab.interchange import folder as folders
+from encoderlab.interchange.load import load_pair
+from encoderlab.interchange.places import commits, pin
+from encoderlab.measure.pairs.reading import find
+from encoderlab.measure.runs import read_run
+from encoderlab.model import Model, count_parameters
+from encoderlab.tasks.data.infer import Given, task_of
+from encoderlab.train.checks import check
+from encoderlab.train.networks import fit
+from encoderlab.train.pretraining import models_at, pretrain
+from encoderlab.train.recipe import Recipe
+
+log = logging.getLogger(__name__)
+
+PLAN = "plan.json"
+MOST_UNKNOWN = 0.05  # of the domain's tokens; what the model cannot read it cannot learn
+FEWEST_BYTES = 1.5  # per token, of vocabularies of bytes, in which nothing is unknown
+VALIDATION = 0.02  # of the corpus, for stopping
+SAMPLE = 8_000_000  # characters that a vocabulary is made of
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptationPlan:
+    """What an adaptation is to do.
+
+    Args:
+        model: a folder or a name.
+        text: files, folders, ``python:all``, or a built corpus.
+        replay: general text of the same kinds; some is held out to measure what is forgotten.
+        replay_share: of the characters that are trained on.
+        vocabulary: ``keep``, ``extend:N`` or ``new``.
+        passes: over the text, at most.
+        pairs: minimal pairs to score.
+        task: a labelled file to fine-tune on, before and after.
+        seeds: of that.
+        fields: of the recipe, by path.
+    """
+
+    model: str
+    text: tuple[str, ...]
+    replay: tuple[str, ...] = ()
+    replay_share: float = 0.1
+    vocabulary: str = "keep"
+    passes: float = 3.0
+    pairs: tuple[str, ...] = ()
+    task: str | None = None
+    seeds: int = 3
+    seed: int = 1
+    fields: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.replay_share < 1:
+            raise ConfigError(f"--replay-share {self.replay_share:g} is not a share below 1; give 0.1, say")
+        if not self.passes > 0 or self.seeds < 1:
+            raise ConfigError(f"--passes {self.passes:g} and --seeds {self.seeds} must be above 0")
+        self.added  # noqa: B018 (refused now if it cannot be read)
+
+    @cached_property
+    def added(self) -> int:
+        """How many words join the vocabulary."""
+        kind, _, number = self.vocabulary.partition(":")
+        if kind == "extend" and number.isdigit() and int(number) > 0:
+            return int(number)
+        if self.vocabulary in ("keep", "new"):
+            return 0
+        raise ConfigError(f"--vocabulary {self.vocabulary!r}; give keep, new, or extend:2000")
+
+
+class Adaptation:
+    """An adaptation in the folder ``out``; everything that can be refused is, when it is made.
+
+    Raises:
+        ConfigError, DataError: the model, its vocabulary, the text or the folder do not go together.
+    """
+
+    def __init__(self, plan: AdaptationPlan, out: Path, say: Callable[[str], None], progress: Progress) -> None:
+        self.out, self.say, self.progress = out, say, progress
+        self.plan = plan = self._claim(plan)
+        self.model, self.generator = self._given()
+        self.tokenizer = tokenizer_of(self.model)
+        recipe_of(self.model, self.generator, tokens=1, passes=1, seed=1)
+        if plan.added and self.tokenizer.kind != "wordpiece":
+            extend(self.tokenizer, (), 1)
+        if plan.vocabulary != "keep" and self.model.config.encoder.adaptive is not None:
+            raise ConfigError("the words of an adaptive softmax are ordered by frequency; keep the model's vocabulary")
+        find([Path(place) for place in plan.pairs]) if plan.pairs else None
+        if plan.task is not None:
+            if not Path(plan.task).is_file():
+                raise ConfigError(f"--task {plan.task}: no such file; give labelled texts")
+            task_of(Path(plan.task), Given())
+        self.text = SourceText(plan.text)
+        self.text.check()
+        self._check_readable()
+        self.general = SourceText(plan.replay) if plan.replay else None
+
+    def _claim(self, plan: AdaptationPlan) -> AdaptationPlan:
+        """The plan with the commit of a model of the Hub; the folder is this plan's from now on.
+
+        Raises:
+            ConfigError: the folder holds another plan, or something else.
+        """
+        path = self.out / PLAN
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        if known is None:
+            if strangers := sorted(one.name for one in self.out.iterdir() if not one.name.startswith(".")):
+                raise ConfigError(
+                    f"{self.out}: is not empty and holds no adaptation (found {strangers[0]!r}); choose another --out"
+                )
+            return replace(plan, model=pin(plan.model, self.out))
+        repository = known["plan"]["model"].rpartition("@")[0]
+        if repository and repository == plan.model.partition("@")[0]:
+            plan = replace(plan, model=known["plan"]["model"])
+        asked = json.loads(json.dumps(asdict(plan)))
+        if changed := [name for name in asked if asked[name] != known["plan"].get(name)]:
+            name = changed[0]
+            raise ConfigError(
+                f"{self.out}: holds another adaptation ({name} was {known['plan'].get(name)!r}, now {asked[name]!r}); "
+                "choose another --out, or give the same settings to resume"
+            )
+        return plan
+
+    def _given(self) -> tuple[Model, Model | None]:
+        kept = self.out / "given"
+        return load_pair(kept if whole(kept) else self.plan.model)
+
+    def _check_readable(self) -> None:
+        """Refuse text in another script than the vocabulary knows.
+
+        Raises:
+            DataError: too many unknown tokens, or tokens that are hardly more than bytes.
+        """
+        if self.plan.vocabulary == "new":
+            return
+        tokens = self.tokenizer.encode_corpus(self.text.sample)
+        unknown = float((tokens.ids == self.tokenizer.special.unk).mean())
+        size = sum(len(text.encode()) for text in self.text.sample) / max(len(tokens.ids), 1)
+        self.unknown = unknown
+        if unknown > MOST_UNKNOWN or size < FEWEST_BYTES:
+            what = (
+                f"{unknown:.1%} of its tokens are unknown to"
+                if unknown > MOST_UNKNOWN
+                else (f"its tokens have {size:.1f} bytes in")
+            )
+            raise DataError(
+                f"{self.text.name}: {what} the model's vocabulary, so it is in another script or kind of text; give "
+                "--vocabulary new, or a model of its language"
+            )
+        if unknown > 0.001:
+            self.say(f"{unknown:.2%} of the text's tokens are unknown to the vocabulary")
+
+    # Stages
+
+    def stage(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What the stage ``name`` found: read if it is done, else made and kept."""
+        path = self.out / "stages" / f"{name}.json"
+        if path.exists():
+            return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+        self.say(f"stage: {name.replace('-', ' ')}")
+        begin = time.perf_counter()
+        found = make()
+        found["seconds"] = time.perf_counter() - begin
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, found)
+        return found
+
+    def run(self) -> dict[str, Any]:
+        """All stages; returns what ``adapt.json`` holds.
+
+        Raises:
+            Stopped: a signal came while it trained; the same command goes on.
+        """
+        plan = self.plan
+        write_json(self.out / PLAN, {"plan": asdict(plan), "models": commits()})
+        if not whole(self.out / "given"):
+            save(self.model, self.generator, self.out / "given")
+        found: dict[str, Any] = {"text": self.stage("text", self._split)}
+        found["vocabulary"] = self.stage("vocabulary", self._start)
+        self.stage("corpus", self._build)
+        found["before"] = self.measure("before", lambda: (self.model, self.generator))
+        found["training"] = self.stage("training", self._train)
+        found["after"] = self.measure("after", lambda: load_pair(self.out / "model"))
+        found["gains"] = {
+            kind: measure.gain(found["before"][kind], found["after"][kind])
+            for kind in ("domain", "general")
+            if kind in found["before"]
+        }
+        found["plan"] = json.loads(json.dumps(asdict(plan)))
+        found["parameters"] = count_parameters(self.model.config)["total"]
+        write_json(self.out / "adapt.json", found)
+        return found
+
+    def _place(self, name: str) -> Path:
+        return self.out / "text" / f"{name}.jsonl"
+
+    def _split(self) -> dict[str, Any]:
+        train, apart = split(self.text, self._place("domain"), self._place("domain-held-out"))
+        found = {"domain": asdict(train), "domain held out": asdict(apart)}
+        if self.general is not None:
+            share = self.plan.replay_share
+            wanted = train.characters * share / (1 - share)
+            part = min(1.0, wanted / self.general.amount.characters)
+            train, apart = split(self.general, self._place("general"), self._place("general-held-out"), share=part)
+            found |= {"general": asdict(train), "general held out": asdict(apart)}
+            if train.characters < 0.9 * wanted:
+                self.say(f"general text is short: {train.characters:,} characters are replayed, not {wanted:,.0f}")
+        return found
+
+    def _texts(self) -> list[str]:
+        """Domain and general text to make a vocabulary of, :data:`SAMPLE` characters at most."""
+        names = ["domain", *(["general"] if self.general is not None else [])]
+        found, taken = [], 0
+        for name in names:
+            for text in read(self._place(name)):
+                found.append(text)
+                taken += len(text)
+                if taken > SAMPLE:
+                    return found
+        return found
+
+    def _start(self) -> dict[str, Any]:
+        """The model with the vocabulary that was asked for."""
+        plan, old, new = self.plan, self.tokenizer, self.tokenizer
+        model, generator = self.model, self.generator
+        found: dict[str, Any] = {"kind": plan.vocabulary, "tokens": [old.vocab_size]}
+        if plan.vocabulary != "keep":
+            texts = self._texts()
+            new = extend(old, read(self._place("domain")), plan.added) if plan.added else retrain(old, texts)
+            made = rows(old, new, texts, neighbours=not plan.added)
+            model = transplant(model, new, made)
+            generator = None if generator is None else transplant(generator, new, made)
+            found |= {"kept": made.kept, "neighbours": made.neighbours, "pieces": made.pieces}
+            if plan.added:
+                found["words"] = list(new.tokens[old.vocab_size : old.vocab_size + 30])
+        found["tokens"].append(new.vocab_size)
+        save(model, generator, self.out / "start")
+        return found
+
+    def _build(self) -> dict[str, Any]:
+        """The corpus that is trained on."""
+        names = ["domain"]
+        if self.general is not None and self.plan.replay_share:
+            names.append("general")
+        start, _ = load_pair(self.out / "start")
+        place = self.out / "tokenizer"
+        tokenizer_of(start).save(place)
+        manifest = build_corpus(
+            BuildSettings(
+                sources=tuple(str(self._place(name)) for name in names),
+                tokenizer=GivenTokenizer(path=str(place), family=None, lowercase=None),
+                selection=Selection(validation=VALIDATION),
+            ),
+            self.out / "corpus",
+            progress=self.progress,
+        )
+        return {"vocab_size": manifest.vocab_size}
+
+    def recipe(self) -> Recipe:
+        """The recipe of the training, with the fields that the user set."""
+        model, generator = load_pair(self.out / "start")
+        corpus = Corpus(self.out / "corpus")
+        recipe = recipe_of(model, generator, tokens=corpus.num_tokens, passes=self.plan.passes, seed=self.plan.seed)
+        recipe = override(recipe, self.plan.fields, where="--set") if self.plan.fields else recipe
+        return replace(recipe, init_from=str(self.out / "start"))
+
+    def _train(self) -> dict[str, Any]:
+        recipe, corpus = self.recipe(), self.out / "corpus"
+        check(recipe)
+        if not (self.out / "run" / "checkpoints").exists():
+            fit(recipe, Tokenizer.load(Corpus(corpus).tokenizer_path))
+        outcome = pretrain(recipe, corpus, self.out / "run")
+        models = models_at(outcome.best or outcome.checkpoint)
+        save(models.get("model") or models["discriminator"], models.get("generator"), self.out / "model")
+        record = read_run(self.out / "run")
+        held = [(line["step"], line["loss"]) for line in record.valid]
+        last = record.train[-1] if record.train else {}
+        return {
+            "steps": outcome.step,
+            "planned": recipe.budget.amount,
+            "tokens": outcome.tokens,
+            "flops": last.get("flops"),
+            "training_seconds": outcome.seconds,
+            "held": held,
+            "best": min(held, key=lambda one: one[1])[0] if held else outcome.step,
+            "objective": recipe.objective.kind,
+            "recipe": to_dict(recipe),
+        }
+
+    def measure(self, when: str, models: Callable[[], tuple[Model, Model | None]]) -> dict[str, Any]:
+        """All measures of the model before or after."""
+        found: dict[str, Any] = {}
+        kinds = ["domain", *(["general"] if self.general is not None else [])]
+        for kind in kinds:
+            texts = measure.pieces(read(self._place(f"{kind}-held-out")))
+            found[kind] = self.stage(f"{kind}-{when}", lambda texts=texts: measure.bits(*models(), texts))  # type: ignore[misc]
+        if self.plan.pairs:
+            places = [Path(place) for place in self.plan.pairs]
+            found["pairs"] = self.stage(f"pairs-{when}", lambda: measure.pairs(*models(), places))
+        if self.plan.task is not None:
+            path = Path(self.plan.task)
+            found["task"] = self.stage(
+                f"task-{when}",
+                lambda: measure.task(models()[0], path, self.out / "tasks" / when, self.plan.seeds),
+            )
+        return found
+
+
+def save(model: Model, generator: Model | None, folder: Path) -> None:
+    """Write a model, or a discriminator with its generator, as :func:`load_pair` reads it."""
+    if generator is None:
+        folders.save(model, folder)
+        return
+    generator.tokenizer = generator.tokenizer or model.tokenizer
+    folders.save(generator, folder / "generator")
+    folders.save(model, folder / "discriminator")
+
+
+def whole(folder: Path) -> bool:
+    """Whether :func:`save` came to its end."""
+    return folders.is_ours(folder) or folders.is_ours(folder / "discriminator")

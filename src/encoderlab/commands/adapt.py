@@ -1,0 +1,104 @@
+"""``encoderlab adapt``: a model of one's own domain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from encoderlab.commands import settings, terminal
+from encoderlab.errors import ConfigError
+
+
+def adapt(
+    model: str,
+    text: list[str],
+    /,
+    *,
+    out: Path,
+    replay: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
+    replay_share: float = 0.1,
+    vocabulary: str = "keep",
+    passes: float = 3.0,
+    pairs: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
+    task: str | None = None,
+    seeds: int = 3,
+    seed: int = 1,
+    set_: settings.Set = None,
+    config: settings.Config = None,
+) -> dict[str, Any]:
+    """Adapt a model to the text of a domain, and measure what was gained and forgotten.
+
+    Training goes on with the objective of the model's own family, at a low rate that is
+    warmed up again, until held-out text is read no better. The same command goes on after
+    an interruption.
+
+    Example:
+        encoderlab adapt small-en contracts/ --replay wiki.txt.gz \\
+            --out runs/contracts
+
+    Parameters
+    ----------
+    model
+        Pretrained model: folder, run folder, name of an installed model, or org/name of the Hugging Face Hub.
+    text
+        Text of the domain: files, folders, `python:all`, or a built corpus.
+    out
+        Folder to make, or to resume; its model/ is the result.
+    replay
+        General text, of which some is trained on too, and some shows what is forgotten.
+    replay_share
+        Its share of the characters that are trained on.
+    vocabulary
+        `keep`; `extend:2000` adds words of the domain; `new` makes a vocabulary of its text.
+    passes
+        Over the text, at most.
+    pairs
+        Minimal pairs to score before and after: files or folders.
+    task
+        Labelled file to fine-tune on before and after.
+    seeds
+        Runs of that.
+    seed
+        Seed of order, masks and dropout.
+    """
+    from encoderlab.adapt.page import MEASURES, page, verdict
+    from encoderlab.adapt.run import Adaptation, AdaptationPlan
+    from encoderlab.config import flatten
+    from encoderlab.files import held_folder, write_text
+
+    if not text:
+        raise ConfigError("no text to adapt to; give files or folders")
+    fields: dict[str, Any] = {}
+    for _, found in settings.sources(config or (), set_ or ()):
+        fields |= flatten(found)
+    plan = AdaptationPlan(
+        model=model,
+        text=tuple(text),
+        replay=tuple(replay or ()),
+        replay_share=replay_share,
+        vocabulary=vocabulary,
+        passes=passes,
+        pairs=tuple(pairs or ()),
+        task=task,
+        seeds=seeds,
+        seed=seed,
+        fields=fields,
+    )
+    with held_folder(out), terminal.progress("adapt") as progress:
+        result = Adaptation(plan, out, terminal.note, progress).run()
+        write_text(out / "report.html", page(result))
+    rows = [
+        [
+            kind,
+            f"{one['before']:.3f}",
+            f"{one['after']:.3f}",
+            f"{one['after'] - one['before']:+.3f} ± {one['half']:.3f}",
+        ]
+        for kind, one in result["gains"].items()
+    ]
+    terminal.table(MEASURES[result["gains"]["domain"]["measure"]], ["held-out text", "before", "after", "change"], rows)
+    terminal.say(verdict(result))
+    terminal.say(f"model in {out / 'model'}, page in {out / 'report.html'}")
+    return {"out": out, **result}
