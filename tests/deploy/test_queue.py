@@ -64,6 +64,14 @@ def test_neighbours_in_length_share_a_batch() -> None:
     assert queue.take(0.0) == ([], [])
 
 
+def test_short_entries_are_not_padded_to_a_long_one() -> None:
+    queue = Queue(budget=4096, capacity=10**6)
+    lengths = [10, 400, 12, 380, 70, 11]
+    queue.add([Entry(kind="a", tokens=tokens, work=None) for tokens in lengths])
+    taken = [[entry.tokens for entry in queue.take(0.0)[0]] for _ in range(3)]
+    assert taken == [[10, 11, 12], [400, 380], [70]] and len(queue) == 0
+
+
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=30))
 def test_the_oldest_waits_for_no_more_batches_than_stand_before_it(lengths: list[int]) -> None:
     queue = Queue(budget=64, capacity=10**6)

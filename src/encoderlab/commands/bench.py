@@ -346,15 +346,16 @@ def serve(
     }.items():
         terminal.table(
             f"{title}, {found['threads']} threads",
-            ["", "requests/s", "p50 ms", "p99 ms", "ours / its requests/s", "ours / its p99"],
+            ["", "requests/s", "p50 ms", "p99 ms", "CPU ms each", "ours / its requests/s", "ours / its CPU"],
             [
                 (
                     name,
                     f"{row['requests_per_second']:.1f}",
                     f"{row['p50']:.1f}",
                     f"{row['p99']:.1f}",
+                    f"{row['cpu']:.1f}",
                     f"{median(row['rate_of_own']):.2f}",
-                    f"{median(row['p99_of_own']):.2f}",
+                    f"{median(row['cpu_of_own']):.2f}",
                 )
                 for name, row in rows.items()
             ],

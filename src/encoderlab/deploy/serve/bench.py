@@ -124,6 +124,7 @@ class Load:
     latencies: list[float] = field(default_factory=list)
     refusals: list[float] = field(default_factory=list)
     failed: int = 0
+    cpu: float = 0.0  # seconds of the server, which hold on a busy machine too
 
     @property
     def rate(self) -> float:
@@ -208,6 +209,21 @@ async def opened(port: int, given: Sequence[str], rate: float) -> Load:
     return load
 
 
+def cpu(pid: int) -> float:
+    """Seconds that a process has computed, in all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measured(place: tuple[int, int], given: Sequence[str], clients: int) -> Load:
+    """As :func:`closed`, with the time that the server computed; ``place`` is its port and process."""
+    port, pid = place
+    before = cpu(pid)
+    load = asyncio.run(closed(port, given, clients))
+    load.cpu = cpu(pid) - before
+    return load
+
+
 def memory(pid: int) -> int:
     """Bytes that a process holds."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
@@ -233,6 +249,7 @@ def up(all_of: Sequence[Contender], threads: int) -> Iterator[dict[str, tuple[in
             while not asyncio.run(_answers(port)):
                 if process.poll() is not None or time.monotonic() > end:
                     process.kill()
+                    running.remove(process)
                     said = process.communicate()[1].decode(errors="replace").strip().splitlines() or ["no message"]
                     raise EncoderlabError(f"{contender.name} does not start: {said[-1][:300]}")
                 time.sleep(0.5)
@@ -275,15 +292,17 @@ def measure(
             loads: dict[str, list[Load]] = {name: [] for name in places}
             for turn in range(turns):
                 given = texts(words, requests, seed=turn)
-                for name, (port, _) in places.items():
-                    loads[name].append(asyncio.run(closed(port, given, count)))
-                    last = loads[name][-1]
-                    say(f"{count} clients, {name}: {last.rate:.1f} requests/s, p99 {last.quantile(0.99):.0f} ms")
+                for name, place in places.items():
+                    last = measured(place, given, count)
+                    loads[name].append(last)
+                    say(
+                        f"{count} clients, {name}: {last.rate:.1f} requests/s, {1000 * last.cpu / requests:.1f} ms each"
+                    )
             found["clients"][str(count)] = {name: _row(some, loads["own"]) for name, some in loads.items()}
         alone: dict[str, list[Load]] = {name: [] for name in places}
         for _ in range(turns):
-            for name, (port, _) in places.items():
-                alone[name].append(asyncio.run(closed(port, short * 30, 1)))
+            for name, place in places.items():
+                alone[name].append(measured(place, short * 30, 1))
         found["short"] = {name: _row(some, alone["own"]) for name, some in alone.items()}
         if overload:
             found["overload"] = _overload(places["own"], words, found, requests, say)
@@ -297,7 +316,11 @@ def _row(loads: Sequence[Load], own: Sequence[Load]) -> dict[str, Any]:
         "requests_per_second": statistics.median(load.rate for load in loads),
         "p50": statistics.median(load.quantile(0.5) for load in loads),
         "p99": statistics.median(load.quantile(0.99) for load in loads),
+        "cpu": statistics.median(1000 * load.cpu / len(load.latencies) for load in loads),
         "rate_of_own": [mine.rate / load.rate for mine, load in zip(own, loads, strict=True)],
+        "cpu_of_own": [
+            mine.cpu / load.cpu if load.cpu else float("nan") for mine, load in zip(own, loads, strict=True)
+        ],
         "p50_of_own": [mine.quantile(0.5) / load.quantile(0.5) for mine, load in zip(own, loads, strict=True)],
         "p99_of_own": [mine.quantile(0.99) / load.quantile(0.99) for mine, load in zip(own, loads, strict=True)],
     }

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+PADDING = 64  # tokens; a processor computes about as many in the time that a batch costs besides its tokens
+
 
 @dataclass(eq=False, kw_only=True)
 class Entry:
@@ -66,7 +68,8 @@ class Queue:
         """The next batch, and entries that are dropped because no client waits for them or their deadline has passed.
 
         The batch has the oldest entry, then entries of its kind that are nearest to it in length, while the longest
-        length times their number is within the budget.
+        length times their number is within the budget. An entry that would add more than :data:`PADDING` tokens of
+        padding waits for another batch, because computing them costs more than another batch does.
         """
         late = [entry for entry in self.entries if entry.dropped or entry.deadline <= now]
         if late:
@@ -82,6 +85,8 @@ class Queue:
             grown = max(longest, entry.tokens)
             if grown * (len(batch) + 1) > self.budget:
                 break
+            if grown * (len(batch) + 1) - longest * len(batch) - entry.tokens > PADDING:
+                continue
             batch.append(entry)
             longest = grown
         taken = set(map(id, batch))
