@@ -503,6 +503,11 @@ def test_linear_cross_entropy(classes, with_bias, monkeypatch):
         lambda x, w, b: 3 * plain.linear_cross_entropy(x, w, b, labels)[0],
         [x, weight, bias],
     )
+    agree(
+        lambda x, w, b: kernels.linear_cross_entropy(x, w, b, labels, z_loss=0.2)[0],
+        lambda x, w, b: plain.linear_cross_entropy(x, w, b, labels, z_loss=0.2)[0],
+        [x, weight, bias],
+    )
     _, hits, sampled = kernels.linear_cross_entropy(x, weight, bias, labels, uniforms=uniforms)
     _, expected, drawn = plain.linear_cross_entropy(x, weight, bias, labels, uniforms=uniforms)
     assert hits == expected
@@ -513,6 +518,17 @@ def test_linear_cross_entropy(classes, with_bias, monkeypatch):
             kernels.linear_cross_entropy(*coarse, None, labels)[1]
             == plain.linear_cross_entropy(*coarse, None, labels)[1]
         )
+
+
+def test_the_penalty_of_the_denominator_is_in_the_gradient_alone():
+    x, weight, labels = normal(9, 4).double().requires_grad_(), normal(7, 4, seed=1).double(), torch.arange(9) % 7
+    with_penalty = plain.linear_cross_entropy(x, weight, None, labels, z_loss=0.3)[0]
+    assert torch.equal(with_penalty, plain.linear_cross_entropy(x, weight, None, labels)[0])
+    (found,) = torch.autograd.grad(with_penalty, x)
+    logits = x @ weight.T
+    loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+    (wanted,) = torch.autograd.grad(loss + 0.3 * logits.logsumexp(-1).square().sum(), x)
+    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("module", [plain, pytest.param(kernels, marks=compiled)])

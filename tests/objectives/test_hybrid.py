@@ -137,6 +137,37 @@ def test_masked_prediction_alone_may_read_the_token_before(rows, vocabulary) -> 
     torch.testing.assert_close(terms["mlm"].sum, wanted, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["mlm", "hybrid"])
+def test_z_loss_adds_the_squared_log_of_the_denominator(kind: str, rows, vocabulary) -> None:
+    """To the gradient; the loss that is shown stays the cross-entropy."""
+    model = reading_the_token_before("bert-tiny").eval()
+    makers = {"mlm": (MLM, MLMSettings), "hybrid": (Hybrid, HybridSettings)}
+    objective_type, settings_type = makers[kind]
+    gradients = []
+    for z_loss in (0.0, 0.1):
+        objective = objective_type(model, settings_type(z_loss=z_loss), vocabulary)
+        batch = objective.make_batch(rows, seed=1)
+        model.zero_grad()
+        terms, _ = objective(batch)
+        sum(term.sum for term in terms.values()).backward()
+        gradients.append((sum(float(t.sum.detach()) for t in terms.values()), model.lm.bias.grad.clone()))
+    kept = batch.labels["positions"] >= 0
+    states = model.encoder(batch.ids, doc=batch.doc, segments=batch.segments, visible=visible_to(batch)).last
+    logits = model.lm(states[kept.nonzero()[:, 0], batch.labels["positions"][kept] - 1], model.words)
+    wanted = torch.autograd.grad(0.1 * logits.logsumexp(-1).square().sum(), model.lm.bias)[0]
+    assert gradients[0][0] == gradients[1][0]
+    torch.testing.assert_close(gradients[1][1] - gradients[0][1], wanted, atol=1e-5, rtol=1e-4)
+    with pytest.raises(ConfigError, match="z_loss -1 is negative"):
+        settings_type(z_loss=-1)
+
+
+def visible_to(batch) -> torch.Tensor | None:
+    if "causal" not in batch.labels:
+        return None
+    length = batch.ids.shape[1]
+    return torch.ones(length, length, dtype=torch.bool).tril() | ~batch.labels["causal"][:, None, None]
+
+
 def test_operations_count_every_prediction() -> None:
     model = config_of("roberta-mini")
     found = replace(HALF, causal=0.25).operations(model, None, 128)

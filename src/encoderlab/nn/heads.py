@@ -185,15 +185,16 @@ class LMHead(nn.Module):
         return self.norm(activation(self.act)(self.dense(x)))
 
     def losses(
-        self, x: Tensor, words: Tensor, targets: Tensor, *, uniforms: Tensor | None = None
+        self, x: Tensor, words: Tensor, targets: Tensor, *, uniforms: Tensor | None = None, z_loss: float = 0.0
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Sum of cross-entropies in nats, number of correct first choices, and one sampled class (S,) per row for
         ``uniforms``.
 
         x (S, D), words (V, E), targets (S,), ``uniforms`` (S,) in [0, 1) or None. With a kernel, the logits of all S
-        places never exist at once.
+        places never exist at once. ``z_loss``: see :func:`encoderlab.nn.kernels.linear_cross_entropy`.
         """
-        return kernels.linear_cross_entropy(self.transform(x), words, self.bias, targets, uniforms=uniforms)
+        x = self.transform(x)
+        return kernels.linear_cross_entropy(x, words, self.bias, targets, uniforms=uniforms, z_loss=z_loss)
 
 
 class AdaptiveLMHead(nn.Module):

@@ -14,11 +14,11 @@ from encoderlab.model import Model
 from encoderlab.models import flops
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.encoder import update_memory
-from encoderlab.nn.heads import AdaptiveLMHead
+from encoderlab.nn.heads import AdaptiveLMHead, LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import Absolute
 from encoderlab.objectives.base import Memory, Objective, Settings, Term, carried, check_memory
-from encoderlab.objectives.mlm import lm_term
+from encoderlab.objectives.mlm import check_weights, lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 
 PER_TOKEN = ("ids", "doc", "segments", "word_starts", "special")  # the arrays of a Row
@@ -32,15 +32,19 @@ class CausalSettings(Settings):
         memory: number of earlier states that each layer sees in training.
         evaluation_memory: the same in evaluation; None for ``memory``.
         same_length: in evaluation every token sees exactly ``evaluation_memory`` earlier tokens.
+        z_loss: adds ``z_loss`` log(Z)^2 to each token's loss, with the denominator Z of its softmax, which keeps logits
+            small (Chowdhery et al., 2022, section 5; 1e-4 there). The losses in the metrics are without it.
     """
 
     kind: Literal["causal"] = "causal"
     memory: int = 0
     evaluation_memory: int | None = None
     same_length: bool = False
+    z_loss: float = 0.0
 
     def __post_init__(self) -> None:
         check_memory(self, "memory", "evaluation_memory")
+        check_weights(self, "z_loss")
 
     def build(
         self, model: Model, second: Model | None, vocabulary: Vocabulary, *, seed: int = 0, continued: bool = False
@@ -66,6 +70,8 @@ class Causal(Objective):
             raise ConfigError("left-to-right modelling must not see later tokens; set model.encoder.causal=true")
         if model.lm is None:
             raise ConfigError("left-to-right modelling needs an LM head; set model.lm={}")
+        if settings.z_loss and not isinstance(model.lm, LMHead):
+            raise ConfigError("an adaptive softmax has several denominators; set objective.z_loss to 0")
         remembers = settings.memory or settings.evaluation_memory
         if remembers and isinstance(model.config.encoder.position, Absolute):
             raise ConfigError(
@@ -104,7 +110,7 @@ class Causal(Objective):
             losses = model.lm.losses(states.last[rows, places], targets, model.encoder.embeddings, members)
             term = Term(losses.float().sum(), len(targets))
         else:
-            term = lm_term(model, states.last[rows, places], targets)
+            term = lm_term(model, states.last[rows, places], targets, z_loss=settings.z_loss)
         return {"lm": term}, update_memory(memory, states.layers[:-1], length)
 
     def models(self) -> dict[str, Model]:

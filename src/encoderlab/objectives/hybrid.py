@@ -22,7 +22,7 @@ from encoderlab.nn.encoder import Chosen
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Settings, Term
-from encoderlab.objectives.mlm import lm_term
+from encoderlab.objectives.mlm import check_weights, lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 
 
@@ -33,13 +33,17 @@ class HybridSettings(Settings):
     Args:
         masking: what is hidden in the masked rows.
         causal: the share of rows that are read from left to right; 1/16 in the release, 1/2 where both count alike.
+        z_loss: adds ``z_loss`` log(Z)^2 to each token's loss, with the denominator Z of its softmax, which keeps logits
+            small (Chowdhery et al., 2022, section 5; 1e-4 there). The losses in the metrics are without it.
     """
 
     kind: Literal["hybrid"] = "hybrid"
     masking: Masking = Masking()
     causal: float = 0.0625
+    z_loss: float = 0.0
 
     def __post_init__(self) -> None:
+        check_weights(self, "z_loss")
         if not 0 < self.causal < 1:
             raise ConfigError(
                 f"causal {self.causal} is not between 0 and 1; give a share of the rows such as 0.5, or choose the "
@@ -126,7 +130,8 @@ class Hybrid(Objective):
         for name, weight in (("mlm", 1 - self.settings.causal), ("lm", self.settings.causal)):
             rows, slots = batch.find(partial(_asked, causal=name == "lm"))
             chosen = Chosen(batch.labels["positions"].clamp(min=0), rows, slots)
-            term = lm_term(model, model.token_states(states, chosen, noise), batch.labels["targets"][rows, slots])
+            targets, x = batch.labels["targets"][rows, slots], model.token_states(states, chosen, noise)
+            term = lm_term(model, x, targets, z_loss=self.settings.z_loss)
             terms[name] = replace(term, weight=weight)
         return terms, None
 

@@ -32,14 +32,17 @@ class MLMSettings(Settings):
     Args:
         masking: which tokens are hidden; drawn again for every row of every epoch.
         pair_weight: of the sentence-pair term.
+        z_loss: adds ``z_loss`` log(Z)^2 to each token's loss, with the denominator Z of its softmax, which keeps logits
+            small (Chowdhery et al., 2022, section 5; 1e-4 there). The losses in the metrics are without it.
     """
 
     kind: Literal["mlm"] = "mlm"
     masking: Masking = Masking()
     pair_weight: float = 1.0
+    z_loss: float = 0.0
 
     def __post_init__(self) -> None:
-        check_weights(self, "pair_weight")
+        check_weights(self, "pair_weight", "z_loss")
 
     def build(
         self, model: Model, second: Model | None, vocabulary: Vocabulary, *, seed: int = 0, continued: bool = False
@@ -126,10 +129,10 @@ def tokens(batch: Batch) -> Chosen:
     return Chosen.among_all(rows, places, *batch.doc.shape)
 
 
-def lm_term(model: Model, states: Tensor, targets: Tensor) -> Term:
-    """Cross-entropy of the LM head at chosen places, from states (S, D)."""
+def lm_term(model: Model, states: Tensor, targets: Tensor, *, z_loss: float = 0.0) -> Term:
+    """Cross-entropy of the LM head at chosen places, from states (S, D); ``z_loss`` is in its gradient alone."""
     assert isinstance(model.lm, LMHead)
-    loss, hits, _ = model.lm.losses(states, model.words, targets)
+    loss, hits, _ = model.lm.losses(states, model.words, targets, z_loss=z_loss)
     return Term(loss, len(targets), 1.0, hits)
 
 
@@ -174,14 +177,14 @@ class MLM(Objective):
     def forward(
         self, batch: Batch, *, noise: Noise | None = None, memory: Memory = None
     ) -> tuple[dict[str, Term], Memory]:
-        model = self.model
+        model, z_loss = self.model, self.settings.z_loss
         chosen, targets = predicted(batch)
         states = model.encoder(
             batch.ids, doc=batch.documents, segments=batch.segments, noise=noise, depth=model.lm_depth
         )
         label = None if model.pair is None else pair_label(batch)
         if label is None:
-            return {"mlm": lm_term(model, model.token_states(states, chosen, noise), targets)}, None
+            return {"mlm": lm_term(model, model.token_states(states, chosen, noise), targets, z_loss=z_loss)}, None
         size = len(batch)
         first = torch.arange(size, device=targets.device)  # slot 0 also holds the first token of every row
         rows, slots = torch.cat([first, chosen.rows]), torch.cat([torch.zeros_like(first), chosen.slots + 1])
@@ -189,7 +192,7 @@ class MLM(Objective):
         assert model.pair is not None and model.pooler is not None
         logits = model.pair(model.pooler(x[:size]))
         pair = token_term(logits, batch.labels[label], weight=self.settings.pair_weight)
-        return {"mlm": lm_term(model, x[size:], targets), label: pair}, None
+        return {"mlm": lm_term(model, x[size:], targets, z_loss=z_loss), label: pair}, None
 
     def models(self) -> dict[str, Model]:
         return {"model": self.model}

@@ -29,8 +29,8 @@ def labels_of(rows: int, classes: int) -> Tensor:
     return torch.randint(classes, (rows,), generator=torch.Generator().manual_seed(3)).to(DEVICE)
 
 
-def fast(x, weight, bias, labels, uniforms=None):
-    return vocabulary.LinearCrossEntropy.apply(x, weight, bias, labels, uniforms)
+def fast(x, weight, bias, labels, uniforms=None, z_loss=0.0):
+    return vocabulary.LinearCrossEntropy.apply(x, weight, bias, labels, uniforms, z_loss)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -45,6 +45,13 @@ def test_loss_and_gradients(rows, classes, with_bias, dtype):
         return (3 * fast(x, w, b, labels)[0]).to(dtype)
 
     agree(loss, lambda x, w, b: 3 * plain.linear_cross_entropy(x, w, b, labels)[0], [x, weight, bias], dtype)
+    if dtype == torch.float32:
+        agree(
+            lambda x, w, b: fast(x, w, b, labels, z_loss=0.2)[0],
+            lambda x, w, b: plain.linear_cross_entropy(x, w, b, labels, z_loss=0.2)[0],
+            [x, weight, bias],
+            dtype,
+        )
 
 
 @pytest.mark.parametrize("with_bias", [True, False])

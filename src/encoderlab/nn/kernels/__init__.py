@@ -235,19 +235,26 @@ def feed_forward(
 
 
 def linear_cross_entropy(
-    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *, uniforms: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    *,
+    uniforms: Tensor | None = None,
+    z_loss: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Cross entropy of softmax(x weight^T + bias): sum of the losses in nats, number of hits, samples.
 
     x (S, D), weight (V, D), bias (V,), labels (S,) int64. ``uniforms`` (S,) float64 in [0, 1) draw one class per row
     from the softmax by inverting its cumulative distribution, without gradient: samples (S,) int64; without
     ``uniforms`` None. A kernel holds a bounded chunk of logits at a time and computes their gradients at once.
+    The gradient, not the sum, has ``z_loss`` log(Z)^2 in it, with the softmax's denominator Z: losses stay comparable.
     """
     x, weight = _as_products(x, weight)
     fast = _kernels(x, weight)
     if fast is None:
-        return plain.linear_cross_entropy(x, weight, bias, labels, uniforms=uniforms)
-    given = (x.contiguous(), weight, bias, labels.contiguous(), uniforms)
+        return plain.linear_cross_entropy(x, weight, bias, labels, uniforms=uniforms, z_loss=z_loss)
+    given = (x.contiguous(), weight, bias, labels.contiguous(), uniforms, z_loss)
     loss, hits, sampled = apply(fast.vocabulary.LinearCrossEntropy, *given)
     return loss, hits, None if uniforms is None else sampled
 

@@ -264,7 +264,13 @@ def feed_forward_function(gelu: Callable[..., Tensor], gelu_backward_: Callable[
 
 
 def linear_cross_entropy_shapes(
-    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, uniforms: Tensor | None, gradients: bool
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    uniforms: Tensor | None,
+    gradients: bool,
+    z_loss: float = 0.0,
 ) -> tuple[Tensor, ...]:
     """Sum of the losses, number of hits, samples, and the gradients of the sum with respect to x, weight and bias."""
     return (
@@ -283,10 +289,16 @@ def linear_cross_entropy_function(linear_cross_entropy: Callable[..., tuple[Tens
     class LinearCrossEntropy(Function):
         @staticmethod
         def forward(
-            ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, uniforms: Tensor | None
+            ctx: Any,
+            x: Tensor,
+            weight: Tensor,
+            bias: Tensor | None,
+            labels: Tensor,
+            uniforms: Tensor | None,
+            z_loss: float = 0.0,
         ) -> tuple[Tensor, Tensor, Tensor]:
             gradients = any(ctx.needs_input_grad[:3])
-            loss, hits, sampled, *grads = linear_cross_entropy(x, weight, bias, labels, uniforms, gradients)
+            loss, hits, sampled, *grads = linear_cross_entropy(x, weight, bias, labels, uniforms, gradients, z_loss)
             ctx.save_for_backward(*grads)
             ctx.bias_dtype = None if bias is None else bias.dtype
             ctx.mark_non_differentiable(hits, sampled)
@@ -298,7 +310,7 @@ def linear_cross_entropy_function(linear_cross_entropy: Callable[..., tuple[Tens
             dx, dweight, dbias = ctx.saved_tensors
             scaled = None if ctx.bias_dtype is None else (dbias * grad).to(ctx.bias_dtype)
             if comes_again():
-                return dx * grad.to(dx.dtype), dweight * grad.to(dx.dtype), scaled, None, None
-            return dx.mul_(grad), dweight.mul_(grad), scaled, None, None
+                return dx * grad.to(dx.dtype), dweight * grad.to(dx.dtype), scaled, None, None, None
+            return dx.mul_(grad), dweight.mul_(grad), scaled, None, None, None
 
     return LinearCrossEntropy

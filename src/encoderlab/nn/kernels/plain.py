@@ -291,17 +291,26 @@ def feed_forward(
 
 
 def linear_cross_entropy(
-    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *, uniforms: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    *,
+    uniforms: Tensor | None = None,
+    z_loss: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Cross entropy of softmax(x weight^T + bias): sum of the losses in nats, number of hits, samples.
 
     x (S, D), weight (V, D), bias (V,), labels (S,) int64. ``uniforms`` (S,) float64 in [0, 1) draw one class per row
     from the softmax by inverting its cumulative distribution, without gradient: samples (S,) int64; without
-    ``uniforms`` None.
+    ``uniforms`` None. The gradient, not the sum, has ``z_loss`` log(Z)^2 in it, with the softmax's denominator Z.
     """
     logits = F.linear(x, weight, None if bias is None else bias.to(x.dtype))
     logits = logits if logits.dtype == torch.float64 else logits.float()
     loss = F.cross_entropy(logits, labels, reduction="sum")
+    if z_loss:
+        penalty = z_loss * logits.logsumexp(-1).square().sum()
+        loss = loss + (penalty - penalty.detach())
     hits = (logits.argmax(-1) == labels).sum()
     return loss, hits, None if uniforms is None else draw(logits, uniforms)
 

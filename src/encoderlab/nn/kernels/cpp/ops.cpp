@@ -137,11 +137,11 @@ EXPORT encoderlab_gelu_backward(int64_t half, int64_t tanh, void* grad, const vo
 EXPORT encoderlab_cross_entropy(int64_t half, void* logits, int64_t stride, const float* bias, const int64_t* labels,
                                 float* loss, uint8_t* hit, const double* uniforms, int64_t* sampled,
                                 float* partial, float* dbias, int64_t rows, int64_t classes,
-                                int64_t gradients, int64_t threads) {
+                                int64_t gradients, float z_loss, int64_t threads) {
   typed(half, [&](auto kind) {
     using T = decltype(kind);
     cross_entropy((T*)logits, stride, bias, labels, loss, hit, uniforms, sampled, partial, dbias, rows,
-                  classes, gradients, threads);
+                  classes, gradients, z_loss, threads);
   });
 }
 

@@ -344,7 +344,7 @@ inline int64_t invert(const float* z, int64_t classes, double point) {
 template <class T>
 void cross_entropy(T* logits, int64_t stride, const float* bias, const int64_t* labels, float* loss, uint8_t* hit,
                    const double* uniforms, int64_t* sampled, float* partial, float* dbias, int64_t rows,
-                   int64_t classes, bool gradients, int64_t threads) {
+                   int64_t classes, bool gradients, float z_loss, int64_t threads) {
   sum_rows(rows, gradients && bias ? classes : 0, partial, dbias, threads, [&](int64_t row, float* mine) {
     T* x = logits + row * stride;
     float* z = scratch.get(round_up(classes, BLOCK));
@@ -376,8 +376,10 @@ void cross_entropy(T* logits, int64_t stride, const float* bias, const int64_t* 
     loss[row] = std::log(normaliser) + peak - chosen;
     if (uniforms) sampled[row] = invert(z, classes, uniforms[row] * normaliser);
     if (!gradients) return;
-    float scale = 1.0f / normaliser;
-    z[labels[row]] -= normaliser;
+    // Of z_loss log(Z)^2 too: softmax times 1 + 2 z_loss log(Z), where it was softmax.
+    float factor = 1.0f + 2.0f * z_loss * (std::log(normaliser) + peak);
+    float scale = factor / normaliser;
+    z[labels[row]] -= normaliser / factor;
     for (int64_t j = 0; j < classes; j += BLOCK) {
       Block b = load(z + j, BLOCK);
       for (int i = 0; i < VECTORS; i++) b.v[i] *= scale;

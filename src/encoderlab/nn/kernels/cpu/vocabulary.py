@@ -14,7 +14,13 @@ LOGITS = 1 << 25  # elements in a chunk of logits: large chunks make faster prod
 
 @operation(functions.linear_cross_entropy_shapes)
 def linear_cross_entropy(
-    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, uniforms: Tensor | None, gradients: bool
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    uniforms: Tensor | None,
+    gradients: bool,
+    z_loss: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows, classes = len(x), len(weight)
     if rows and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
@@ -37,7 +43,7 @@ def linear_cross_entropy(
         call(
             "cross_entropy", half(x), logits, stride, bias, labels[part], losses[part], hits[part],
             None if uniforms is None else uniforms[part], sampled[part], partial, dbias_chunk, len(logits), classes,
-            gradients, torch.get_num_threads(),
+            gradients, float(z_loss), torch.get_num_threads(),
         )  # fmt: skip
         if gradients:
             torch.mm(logits, weight, out=dx[part])

@@ -42,12 +42,12 @@ def invert(logits, bias, stride, classes, peak, point, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["classes"])
 def cross_entropy_kernel(
-    logits, bias, labels, losses, hits, uniforms, sampled, stride, classes,
+    logits, bias, labels, losses, hits, uniforms, sampled, stride, classes, z_loss,
     GRADIENTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Loss of one row; logits and bias have room for ``stride`` classes, a multiple of 16.
 
-    With GRADIENTS, softmax - onehot replaces the logits.
+    With GRADIENTS, the gradient replaces the logits: softmax - onehot, and that of ``z_loss`` log(Z)^2.
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
@@ -78,7 +78,8 @@ def cross_entropy_kernel(
         point = tl.load(uniforms + row) * total
         tl.store(sampled + row, invert(logits, bias, stride, classes, largest, point, BLOCK))
     if GRADIENTS:
-        scale = tl.where(valid, 1.0 / total, float("nan"))
+        factor = 1.0 + 2.0 * z_loss * (tl.log(total) + largest)  # of z_loss log(Z)^2 too
+        scale = tl.where(valid, factor / total, float("nan"))
         tl.debug_barrier()  # after every thread has read the label's logit
         for start in range(0, classes, BLOCK):
             column = start + tl.arange(0, BLOCK)
@@ -88,7 +89,13 @@ def cross_entropy_kernel(
 
 @operation(functions.linear_cross_entropy_shapes, space=GPU)
 def linear_cross_entropy(
-    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, uniforms: Tensor | None, gradients: bool
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    uniforms: Tensor | None,
+    gradients: bool,
+    z_loss: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As :func:`encoderlab.nn.kernels.linear_cross_entropy`, with the gradients of the sum.
 
@@ -111,7 +118,7 @@ def linear_cross_entropy(
         torch.mm(x[part], weight.T, out=logits)
         cross_entropy_kernel[(len(logits),)](
             logits, padded, labels[part], losses[part], hits[part], None if uniforms is None else uniforms[part],
-            sampled[part], stride, classes, GRADIENTS=gradients, BLOCK=block, num_warps=max(1, block // 512),
+            sampled[part], stride, classes, z_loss, GRADIENTS=gradients, BLOCK=block, num_warps=max(1, block // 512),
         )  # fmt: skip
         if gradients:
             torch.mm(logits, weight, out=dx[part])
