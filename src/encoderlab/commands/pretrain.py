@@ -28,6 +28,7 @@ def pretrain(
     tokens: float | None = None,
     flops: float | None = None,
     hours: float | None = None,
+    branch_from: Path | None = None,
     init_from: Path | None = None,
     seed: int | None = None,
     set_: settings.Set = None,
@@ -63,6 +64,8 @@ def pretrain(
         Budget in floating-point operations instead, such as 1e15; matrix products count.
     hours
         Budget in hours instead.
+    branch_from
+        Checkpoint of a run with schedule.kind=wsd, from which this run goes on to another budget.
     init_from
         Model folder to continue from, instead of fresh weights.
     seed
@@ -112,7 +115,7 @@ def pretrain(
     from encoderlab.train.recipe import Budget
 
     session = None if session_hours is None else Budget(amount=session_hours, unit="hours")
-    outcome = run(recipe, corpus, out, session=session, peak=peak, score=validation_scores)
+    outcome = run(recipe, corpus, out, session=session, branch_from=branch_from, peak=peak, score=validation_scores)
     if join(recipe.execution.device).main:
         page = runs.report([out], counts=Corpus(corpus).counts())
         write(page, out / "report.html")

@@ -17,6 +17,7 @@ from encoderlab.model import Model
 from encoderlab.objectives.base import Objective
 from encoderlab.objectives.distill import DistillSettings
 from encoderlab.train import checkpoint
+from encoderlab.train.branching import branch
 from encoderlab.train.checks import check
 from encoderlab.train.corpus_data import corpus_data
 from encoderlab.train.distributed import join
@@ -32,11 +33,14 @@ def pretrain(
     out: Path,
     *,
     session: Budget | None = None,
+    branch_from: Path | None = None,
     peak: Callable[[Recipe], float] | None = None,
     score: Callable[[Recipe, Objective], Callable[[], Mapping[str, float]] | None] | None = None,
 ) -> Outcome:
     """Pretrain ``recipe`` on the corpus folder ``corpus`` in the run folder ``out``; call it again to resume.
 
+    ``branch_from`` is a checkpoint of another run, from which this one goes on to another budget
+    (:func:`encoderlab.train.branching.branch`); once ``out`` has a checkpoint it is not read again.
     The result is in ``out/model`` (``out/model/generator`` and ``out/model/discriminator`` for two networks). ``peak``
     measures the FLOP/s of one device; the run then shows its share of it. ``score`` opens further validation scores
     (:func:`encoderlab.measure.pairs.validation.validation_scores`).
@@ -60,7 +64,11 @@ def pretrain(
             f"{out / 'checkpoints'}: has no checkpoint, although the run has finished; restore one, delete "
             f"{out} to train again, or choose another output folder"
         )
+    branching = branch_from is not None and not resumed
     recipe = fit(recipe, tokenizer, resumed=out if resumed else None)
+    if branch_from is not None and branching:
+        join(recipe.execution.device).agree(lambda: branch(branch_from, out, recipe))
+        resumed = True
     join(recipe.execution.device).agree(lambda: _verified(corpus))
     objective = build_objective(recipe, tokenizer, text, resumed=resumed)
     data = corpus_data(recipe, objective, corpus, tokenizer)

@@ -1,0 +1,103 @@
+"""Branches of a run with a warm-up-stable-decay schedule: one run, several budgets (Hu et al., 2024, section 4).
+
+Until its decay begins such a run does the same whatever its budget is. So a checkpoint of that part belongs to the run
+of any budget that has not begun to decay there either, and its branch ends with the bits of the run that had that
+budget from the start.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from encoderlab.config import from_dict, to_dict
+from encoderlab.errors import ConfigError
+from encoderlab.files import write_bytes, write_json
+from encoderlab.interchange.places import PROVENANCE
+from encoderlab.train import checkpoint
+from encoderlab.train.folder import METRICS, RECIPE, compare, read
+from encoderlab.train.recipe import Recipe
+from encoderlab.train.schedule import WarmupStableDecay
+
+log = logging.getLogger(__name__)
+
+
+def branch(source: Path, out: Path, recipe: Recipe) -> float:
+    """Make ``out`` the folder of a run of ``recipe`` that stands where the checkpoint ``source`` stands.
+
+    Args:
+        source: a checkpoint folder (RUN/checkpoints/step-000500).
+        out: a new folder; training it continues from there.
+
+    Returns 0, which processes agree on.
+
+    Raises:
+        ConfigError: ``out`` has content, or the run of the checkpoint and ``recipe`` would not have done the same up to
+            there: they differ in more than budget and decay, one of the two was decaying already, or something else
+            in them follows the budget.
+        DataError: the checkpoint is damaged.
+    """
+    run = source.resolve().parent.parent
+    if checkpoint.found_in(source) != source or not (run / PROVENANCE).exists():
+        raise ConfigError(f"{source}: is not a checkpoint of a run; give one such as RUN/checkpoints/step-000500")
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out}: is not empty; give a new folder for the branch")
+    checkpoint.verify(source)
+    state = checkpoint.read_json(source / checkpoint.STATE)
+    before = from_dict(Recipe, read(source / checkpoint.RECIPE), where=str(source / checkpoint.RECIPE))
+    _check(before, recipe, state["place"], source)
+    log.info("branching from %s", source)
+    snapshot = checkpoint.Snapshot(
+        weights=checkpoint.read_tensors(source / checkpoint.WEIGHTS),
+        carried=checkpoint.read_tensors(source / checkpoint.CARRIED),
+        state=state,
+        recipe=to_dict(recipe),
+    )
+    folder = out / "checkpoints"
+    folder.mkdir(parents=True)
+    write_bytes(out / METRICS, (run / METRICS).read_bytes()[: state["metrics_bytes"]])
+    write_json(out / PROVENANCE, read(run / PROVENANCE))
+    write_json(out / RECIPE, to_dict(recipe))
+    checkpoint.write(folder / source.resolve().name, snapshot)
+    checkpoint.point(folder / "latest", source.resolve().name)
+    return 0.0
+
+
+def _check(before: Recipe, now: Recipe, place: dict[str, Any], source: Path) -> None:
+    """Refuse a branch that would not be the run of its recipe."""
+    one, other = before.schedule, now.schedule
+    if not isinstance(one, WarmupStableDecay) or not isinstance(other, WarmupStableDecay):
+        raise ConfigError(
+            f"{source}: a rate of kind {one.kind!r} depends on the budget from the start; branches need "
+            "schedule.kind=wsd"
+        )
+    if one.warmup < 1 and one.warmup != 0:
+        raise ConfigError(
+            f"the warm-up is {one.warmup:g} of the budget, so it depends on it; branches need a fixed one, such as "
+            "--set schedule.warmup=500"
+        )
+    alike = replace(now, budget=before.budget, schedule=replace(other, decay=one.decay, shape=one.shape, end=one.end))
+    differences = compare(to_dict(before), to_dict(alike))
+    if differences or before.budget.unit != now.budget.unit:
+        units = f"budget.unit was {before.budget.unit!r}, now {now.budget.unit!r}"
+        shown = "; ".join(differences[:3] or [units])
+        raise ConfigError(f"{source}: is of another run ({shown}); a branch may change only budget and decay")
+    masking = getattr(now.objective, "masking", None)
+    if len(now.phases) > 1 or now.ramp is not None or masking is not None and masking.final_rate is not None:
+        raise ConfigError(
+            "phases, a ramp and a masking rate that changes follow the budget; a branch needs one phase, ramp null and "
+            "objective.masking.final_rate null"
+        )
+    spent = {"steps": place["step"], "tokens": place["tokens"], "flops": place["flops"]}.get(now.budget.unit)
+    if spent is None:
+        raise ConfigError("a budget in hours has no exact branches; give budgets in steps, tokens or FLOPs")
+    for recipe in (before, now):
+        schedule, amount = recipe.schedule, recipe.budget.amount
+        assert isinstance(schedule, WarmupStableDecay)
+        if spent > (1 - schedule.decay) * amount:
+            raise ConfigError(
+                f"{source}: has spent {spent:g} {now.budget.unit}, but a budget of {amount:g} decays from "
+                f"{(1 - schedule.decay) * amount:g} on; give an earlier checkpoint"
+            )
