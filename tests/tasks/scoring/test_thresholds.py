@@ -16,7 +16,7 @@ from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.forms.classification import ClassificationForm, ClassificationSettings
 from encoderlab.tasks.forms.multilabel import MultiLabelSettings
 from encoderlab.tasks.runs.apply import predictor_of
-from encoderlab.tasks.runs.finetune import Recipe, finetune
+from encoderlab.tasks.runs.finetune import FinetuneRecipe, finetune
 from encoderlab.tasks.runs.predict import predict_ensemble
 from encoderlab.tasks.scoring.metrics import precision_recall
 from encoderlab.tasks.scoring.thresholds import Wanted, threshold_for
@@ -24,7 +24,7 @@ from encoderlab.train.optim import AdamW
 from tests.tasks.synthetic import data, split
 from tests.tasks.tiny import model
 
-RECIPE = Recipe(epochs=3, batch=16, optim=AdamW(lr=2e-3, weight_decay=0.0))
+RECIPE = FinetuneRecipe(epochs=3, batch=16, optim=AdamW(lr=2e-3, weight_decay=0.0))
 PAIRS = st.lists(
     st.tuples(st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.55, 0.9, 1.0]), st.booleans()), min_size=1, max_size=20
 )
