@@ -283,7 +283,9 @@ def _unexpected(error: Exception) -> int:
     if isinstance(error, OSError) and error.strerror and type(error).__module__ == "builtins":
         place = f"{error.filename}: " if error.filename else ""
         return _fail(f"{place}{error.strerror}; check the path, its permissions and the free space", DataError.code)
-    if isinstance(error, MemoryError) or any(sign in text.lower() for sign in NO_MEMORY):
+    no_memory = isinstance(error, MemoryError) or any(sign in text.lower() for sign in NO_MEMORY)
+    # oneDNN names no cause; under a limit of memory it is that.
+    if no_memory or "could not create a primitive" in text and _address_space() < math.inf:
         return _fail(f"out of memory ({text[:200] or 'no detail'}); use a smaller batch or model", OutOfMemory.code)
     hint = "" if terminal.verbose() else "; run again with -v for the traceback"
     return _fail(f"this is a bug in encoderlab: {type(error).__name__}: {text}{hint}", 1)

@@ -155,8 +155,10 @@ def test_a_process_that_is_lost_is_one_line(message: str, monkeypatch: pytest.Mo
 
 def test_a_worker_that_is_killed_is_one_line(tmp_path: Path) -> None:
     """Two processes of the command line, of which one is killed while they train: the other says so and ends."""
-    (tmp_path / "text.txt").write_text("the red cat sat on a mat under the tree\n\n" * 400)
-    built = ["corpus", "build", "text.txt", "--out", "corpus", "--vocab-size", "60"]
+    words = "the red cat sat on a mat under that tree and saw two dogs run".split()
+    texts = [" ".join(words[(7 * n + n * k + 3 * k) % len(words)] for k in range(20)) for n in range(200)]
+    (tmp_path / "text.txt").write_text("\n\n".join(f"{text} {n}" for n, text in enumerate(texts)))
+    built = ["corpus", "build", "text.txt", "--out", "corpus", "--vocab-size", "50"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CI": "1"}
     command = [sys.executable, "-m", "encoderlab"]
     corpus = tmp_path / "corpus"

@@ -318,11 +318,18 @@ def valid(steps: list[int], losses: list[float], name: str = "mlm") -> list[dict
     return [{"split": "valid", "step": step, "losses": {name: loss}} for step, loss in zip(steps, losses, strict=True)]
 
 
-def task(loss: Callable[[int], float], held_out: list[float], *, first: int | None = None) -> Evidence:
-    """A run of fine-tuning with these losses at three validations, and before them at the step ``first``."""
+def task(
+    loss: Callable[[int], float], held_out: list[float], *, first: int | None = None, chance: float | None = None
+) -> Evidence:
+    """A run of fine-tuning with these losses at three validations, and before them at the step ``first``, where the
+    loss of guessing, ``chance``, is known.
+    """
     lines = [line(s, loss(s), losses={"classification": loss(s)}, counts={}, accuracy={}) for s in range(10, 401, 10)]
     at = [100, 200, 400] if first is None else [first, 100, 200, 400]
-    return Evidence(train=lines, valid=valid(at, held_out, "classification"), recipe=RECIPE)
+    held = valid(at, held_out, "classification")
+    if chance is not None:
+        held = [held[0] | {"chance": {"classification": chance}}, *held[1:]]
+    return Evidence(train=lines, valid=held, recipe=RECIPE)
 
 
 def pair(loss: float) -> Evidence:
@@ -400,6 +407,14 @@ BROKEN: dict[str, tuple[str | None, Evidence]] = {
     "labels of a task shuffled, from step 0": (
         "labels say nothing",
         task(lambda s: 0.7 * math.exp(-s / 100), [0.71, 0.70, 1.1, 2.0], first=0),
+    ),
+    "labels of a task shuffled, one class more frequent": (
+        "labels say nothing",
+        task(lambda s: 0.7 * math.exp(-s / 100), [0.70, 0.51, 0.8, 1.4], first=0, chance=0.5),
+    ),
+    "a task with a frequent class overfits": (
+        "overfitting",
+        task(lambda s: 0.7 * math.exp(-s / 100), [0.70, 0.40, 0.8, 1.4], first=0, chance=0.5),
     ),
     "a task overfits": ("overfitting", task(lambda s: 0.7 * math.exp(-s / 100), [0.50, 0.7, 1.0])),
     "a task overfits before its first validation": (

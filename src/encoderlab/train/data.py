@@ -37,6 +37,7 @@ class Data:
         source: opens the training batches.
         validation: returns the same whole batches at each call, on every process.
         score: further validation numbers of a task; called with the objective in evaluation mode.
+        chance: by term, the validation loss of guessing labels by how often they occur, in nats.
         hashes: identify the data in the run folder.
         bytes_per_token: turns the losses in ``Objective.per_token`` into bits per byte.
         operations: training FLOPs per token, needed for a budget in FLOPs.
@@ -46,6 +47,7 @@ class Data:
     source: OpenSource
     validation: Callable[[Phase], Iterable[Batch]] | None = None
     score: Callable[[], Mapping[str, float]] | None = None
+    chance: Mapping[str, float] = field(default_factory=dict)
     hashes: Mapping[str, str] = field(default_factory=dict)
     bytes_per_token: float | None = None
     operations: Callable[[Phase], float] | None = None

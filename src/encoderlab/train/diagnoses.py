@@ -337,14 +337,16 @@ def learned_by_heart(e: Evidence) -> Finding | None:
         return None
     (step, least), end = min(held_out, key=lambda pair: pair[1]), held_out[-1][1]
     start = held_out[0][1] if held_out[0][0] == 0 else own[0]  # runs of earlier versions have no line for step 0
+    chance = e.valid[0].get("chance", {}).get(task)  # classes that are not equally frequent are easier to guess
+    guessed = start if chance is None else min(start, chance)
     if end <= 1.1 * least or end <= 2 * own[-1]:
         return None
     seen = f"the training loss fell from {own[0]:.2f} to {own[-1]:.2f}"
-    if least > 0.97 * start:
+    if least > 0.97 * guessed:
         return Finding(
             "labels say nothing",
             "error",
-            f"{seen}, but the validation loss rose to {end:.2f} and was never below its first value, {start:.2f}",
+            f"{seen}, but the validation loss rose to {end:.2f} and was never below that of guessing, {guessed:.2f}",
             "check that labels match their texts",
         )
     return Finding(

@@ -364,6 +364,8 @@ class _Run:
                 self.engine.objective.eval()
                 line["scores"] = dict(data.score())
                 self.engine.objective.train()
+            if not place.step and data.chance:  # what the doctor compares the curve with
+                line["chance"] = dict(data.chance)
             self.validation = line
             self.journal.write(line | {"seconds": place.seconds})
             self.journal.note(f"validation  {facts(line)}")

@@ -315,7 +315,9 @@ class FineTuning:
             found = form.decode(held_out, predictor.outputs(held_out), dev.examples)
             return score(self.task, dev.examples, found.values)[0]
 
-        return Data(source=source, validation=losses, score=scores, hashes=hashes)
+        chance = form.chance(dev.examples)
+        known = {} if chance is None else {form.name: chance}
+        return Data(source=source, validation=losses, score=scores, chance=known, hashes=hashes)
 
     # Train, repair, extend
 
