@@ -279,7 +279,7 @@ class Adaptation:
         start, _ = load_pair(self.out / "start")
         place = self.out / "tokenizer"
         tokenizer_of(start).save(place)
-        manifest = build_corpus(
+        build_corpus(
             BuildSettings(
                 sources=tuple(str(self._place(name)) for name in names),
                 tokenizer=GivenTokenizer(path=str(place), family=None, lowercase=None),
@@ -288,7 +288,7 @@ class Adaptation:
             self.out / "corpus",
             progress=self.progress,
         )
-        return {"vocab_size": manifest.vocab_size}
+        return {"tokens": Corpus(self.out / "corpus").num_tokens}
 
     def recipe(self) -> Recipe:
         """The recipe of the training, with the fields that the user set."""
@@ -296,7 +296,7 @@ class Adaptation:
         corpus = Corpus(self.out / "corpus")
         recipe = recipe_of(model, generator, tokens=corpus.num_tokens, passes=self.plan.passes, seed=self.plan.seed)
         recipe = override(recipe, self.plan.fields, where="--set") if self.plan.fields else recipe
-        return replace(recipe, init_from=str(self.out / "start"))
+        return replace(recipe, init_from=str((self.out / "start").resolve()))
 
     def _train(self) -> dict[str, Any]:
         recipe, corpus = self.recipe(), self.out / "corpus"

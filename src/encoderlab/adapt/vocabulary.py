@@ -96,9 +96,8 @@ def rows(old: Tokenizer, new: Tokenizer, texts: Sequence[str], *, neighbours: bo
     kept = sum(part is not None for part in parts)
     near = 0
     if neighbours:
-        for index, part in _near(new, texts, np.array([part is not None for part in parts])):
-            shared = np.concatenate([parts[at][0] for at in part[0]])  # type: ignore[index]
-            parts[index] = (shared, part[1])
+        for index, (like, weights) in _near(new, texts, np.array([part is not None for part in parts])):
+            parts[index] = (np.array([known[new.token(at)] for at in like]), weights)
             near += 1
     pieces = 0
     middle = np.array([index for index, token in enumerate(old.tokens) if token])
