@@ -3,8 +3,8 @@
     python -m benchmarks.results --english RUN --chinese RUN --data DIR --runs DIR --out docs/results.md
 
 ``DIR`` is the folder with glue, clue, ner, qa and multiple_choice. Every set has its baselines, and both systems the
-same recipe: a fixed number of epochs, the last weights, the same seeds, so that nothing is chosen on the development
-set and its score is that of unseen data. A set is cut to ``--limit`` training examples, and to as many as ``--tokens``
+default protocol with one change: the last weights are taken, so that nothing is chosen on the development set and its
+score is that of unseen data. A set is cut to ``--limit`` training examples, and to as many as ``--tokens``
 allow for an epoch. What is finished is read from ``--runs``: the same command goes on after an interruption, and the
 table is written again after every set.
 """
@@ -28,14 +28,12 @@ from encoderlab.seeds import generator
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.splits import completed, usable_splits
 from encoderlab.tasks.data.task import Split, Task
-from encoderlab.tasks.forms.base import FormSettings
 from encoderlab.tasks.forms.objective import form_of
 from encoderlab.tasks.runs import trials
-from encoderlab.tasks.runs.finetune import FinetuneRecipe
 from encoderlab.tasks.runs.protocol import Protocol
+from encoderlab.tasks.runs.published import PLAIN
 from encoderlab.tasks.runs.trials import ProtocolResult, ResultRow
 from encoderlab.tasks.scoring.scores import baselines
-from encoderlab.train.optim import AdamW
 
 # Where a set lies below the data folder: a folder, or the one file of a set without a training or development part.
 SETS = {
@@ -61,10 +59,9 @@ class Limits:
     dev: int
 
 
-def parts(
-    task: Task, model: Model, data: Path, recipe: FinetuneRecipe, limits: Limits
-) -> tuple[Task, dict[str, Split]]:
+def parts(task: Task, model: Model, data: Path, plan: Protocol, limits: Limits) -> tuple[Task, dict[str, Split]]:
     """The task with its labels, training and development examples within the limits."""
+    recipe = plan.recipe_for(task, model)
     splits = usable_splits(task, data)
     task = completed(task, splits["train"])
     train = splits["train"]
@@ -88,7 +85,7 @@ def measure(
     name: str, model: Model, data: Path, runs: Path, plan: Protocol, limits: Limits
 ) -> tuple[list[ResultRow], list[ProtocolResult]]:
     """The lines of one set, and what the two systems found."""
-    task, splits = parts(suites.task(name), model, data / SETS[name], plan.recipe, limits)
+    task, splits = parts(suites.task(name), model, data / SETS[name], plan, limits)
     kept = runs / name / "baselines.json"
     if not kept.exists():
         write_text(kept, json.dumps(baselines(task, splits["train"], splits["dev"])))
@@ -113,15 +110,14 @@ class Block:
 
 def write(out: Path, blocks: Sequence[Block], plan: Protocol, limits: Limits) -> None:
     """All tables so far, with how they came about."""
-    recipe = plan.recipe
     most = f"{limits.examples:,} training examples, {limits.tokens:,} tokens an epoch and {limits.dev:,}"
     lines = ["# Results", ""]
     lines += wrapped(
         "Scores of models pretrained by this project on the development parts of public sets, times 100: median and "
         f"mean of {plan.seeds} seeds with the 95% interval of the mean, beside simple baselines and the same "
-        f"architecture from fresh weights. Both have one recipe: {recipe.epochs:g} epochs, AdamW with rate "
-        f"{recipe.optim.lr:g}, batches of {recipe.batch}, sequences of {recipe.form.max_length} tokens, the last "
-        f"weights; nothing is chosen on the development part. Of a set at most {most} development examples are used "
+        "architecture from fresh weights. Both are trained as `encoderlab finetune` does by default, but for the last "
+        f"weights ({plan.source}); nothing is chosen on the development part. Of a set at most {most} development "
+        "examples are used "
         "(0: all): the numbers stand beside each other, not beside published ones. A seed that predicts one label for "
         "every example is marked as failed, and counts. Every run is stored with its protocol; "
         "`python -m benchmarks.results` makes this file."
@@ -199,10 +195,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="Markdown file to write")
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS), metavar="SET")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=float, default=3.0)
-    parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--batch", type=int, default=32, help="examples of a step")
-    parser.add_argument("--max-length", type=int, default=128)
     parser.add_argument("--limit", type=int, default=3000, help="training examples of a set; 0: all")
     parser.add_argument("--tokens", type=int, default=100_000, help="training tokens of an epoch; 0: any number")
     parser.add_argument("--dev-limit", type=int, default=500, help="development examples of a set; 0: all")
@@ -210,17 +202,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     limits = Limits(examples=args.limit, tokens=args.tokens, dev=args.dev_limit)
-    recipe = FinetuneRecipe(
-        name="results",
-        epochs=args.epochs,
-        batch=args.batch,
-        select="last",
-        optim=AdamW(lr=args.lr, eps=1e-6, weight_decay=0.01),
-        form=FormSettings(max_length=args.max_length),
-    )
-    source = "this project: one recipe for all sets, the last weights of a fixed number of epochs"
-    spans = {"form:span": {"form.stride": args.max_length // 2}}
-    plan = Protocol(name="results", source=source, recipe=recipe, seeds=args.seeds, report="mean", tasks=spans)
+    recipe = replace(PLAIN.recipe, select="last")
+    source = PLAIN.source.replace("the best epoch by dev score", "the last weights")
+    plan = replace(PLAIN, name="results", source=source, recipe=recipe, seeds=args.seeds, report="mean")
     blocks: list[Block] = []
     for folder, language in [*((f, "en") for f in args.english), *((f, "zh") for f in args.chinese)]:
         model = load(folder)

@@ -39,9 +39,9 @@ def test_the_corpus_is_built(tmp_path: Path) -> None:
 
 
 def test_the_table_of_results_marks_failed_seeds() -> None:
-    baseline = ResultRow(task="sst2", metric="accuracy", system="majority", median=0.5, mean=0.5, best=0.5)
+    baseline = ResultRow(task="sst2", split="dev", metric="accuracy", system="majority", median=0.5, mean=0.5, best=0.5)
     ours = ResultRow(
-        task="sst2", metric="accuracy", system="pretrained", median=0.81, mean=0.8, best=0.9, sd=0.02,
+        task="sst2", split="dev", metric="accuracy", system="pretrained", median=0.81, mean=0.8, best=0.9, sd=0.02,
         interval=(0.75, 0.85), n=2, failed=1,
     )  # fmt: skip
     assert results_table([baseline, ours]).splitlines()[2:] == [

@@ -249,7 +249,10 @@ document.body.dataset.said = said;
 </script></body>"""
 
 
-@pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed")
+chromium = pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed")
+
+
+@chromium
 def test_a_browser_draws_it_without_errors(tmp_path, page):
     dom = browse(page, tmp_path)
     assert 'data-ready="yes"' in dom  # set by the last line of the script

@@ -332,6 +332,12 @@ def task(
     return Evidence(train=lines, valid=held, recipe=RECIPE)
 
 
+def guessing(loss: Callable[[int], float]) -> Evidence:
+    """A run of fine-tuning on two balanced classes."""
+    found = task(loss, [0.70, 0.695, 0.693, 0.694], first=0, chance=math.log(2))
+    return replace(found, recipe={**RECIPE, "budget": {"amount": 400, "unit": "steps"}})
+
+
 def pair(loss: float) -> Evidence:
     lines = [line(s, falling(s), losses={"mlm": falling(s), "next_sentence": loss}) for s in range(10, 4000, 10)]
     return Evidence(train=lines, valid=[], recipe=RECIPE, corpus=FACTS)
@@ -415,6 +421,12 @@ BROKEN: dict[str, tuple[str | None, Evidence]] = {
     "a task with a frequent class overfits": (
         "overfitting",
         task(lambda s: 0.7 * math.exp(-s / 100), [0.70, 0.40, 0.8, 1.4], first=0, chance=0.5),
+    ),
+    "labels never learnt": ("nothing learned", guessing(lambda s: 0.69)),
+    "labels learnt late": (None, guessing(lambda s: 0.69 if s < 300 else 0.5)),
+    "half a run is needed to judge": (
+        None,
+        replace(guessing(lambda s: 0.69), train=guessing(lambda s: 0.69).train[:15]),
     ),
     "a task overfits": ("overfitting", task(lambda s: 0.7 * math.exp(-s / 100), [0.50, 0.7, 1.0])),
     "a task overfits before its first validation": (

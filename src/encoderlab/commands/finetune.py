@@ -112,7 +112,7 @@ def finetune(
     from encoderlab.commands import finetune_page as page
     from encoderlab.commands import finetune_stages as stages
     from encoderlab.interchange.places import resolve
-    from encoderlab.measure.html_page import write
+    from encoderlab.measure.finetuning_page import write
     from encoderlab.tasks.data.infer import Given
     from encoderlab.tasks.data.suites import SUITES
     from encoderlab.tasks.runs.protocol import spelled_out
@@ -138,10 +138,10 @@ def finetune(
     for job in jobs:
         plan.taught(lessons.get(job.task.name)).check(start, job)
     if dry_run:
-        found = {job.task.name: stages.statistics(plan, start, job) for job in jobs}
-        for name, splits in found.items():
+        data_of = {job.task.name: stages.statistics(plan, start, job) for job in jobs}
+        for name, splits in data_of.items():
             page.show_statistics(name, splits)
-        return {"protocol": plan.protocol.name, "data": found}
+        return {"protocol": plan.protocol.name, "data": data_of}
     start = stages.after_tasks(after or (), data, start, plan, out)
     finished, failed = [], []
     for job in jobs:
@@ -156,7 +156,10 @@ def finetune(
     averages = page.averages_of([found.pretrained for found in finished])
     for name, value in averages.items():
         say(f"average, as defined by {name}: {100 * value:.2f}")
-    write(page.report(f"{model} fine-tuned on {task}", finished, plan.protocol), out / "report.html")
+    for found in finished if is_suite else ():
+        folder = out / found.task.name
+        write([folder], folder / "report.html")
+    say(write([out], out / "report.html").verdict)
     say(f"models, predictions and score.json in {out}, report in {out / 'report.html'}")
     if failed:
         raise Diverged("; ".join(failed))
@@ -164,6 +167,6 @@ def finetune(
         "out": out,
         "protocol": plan.protocol.name,
         "tasks": {found.task.name: found.pretrained.record for found in finished},
-        "baselines": {found.task.name: found.baselines for found in finished},
+        "baselines": {found.task.name: found.pretrained.record["baselines"]["dev"] for found in finished},
         "averages": averages,
     }

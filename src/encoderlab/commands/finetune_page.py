@@ -1,4 +1,4 @@
-"""Print the results of ``encoderlab finetune``, and write them as sections of a report."""
+"""Print the results of ``encoderlab finetune``."""
 
 from __future__ import annotations
 
@@ -7,63 +7,43 @@ from dataclasses import dataclass
 from typing import Any
 
 from encoderlab.commands.terminal import note, table
-from encoderlab.measure.report import MethodScores, Report, TaskScores, interval
+from encoderlab.measure.finetuning import PRETRAINED
 from encoderlab.tasks.data.task import Task
 from encoderlab.tasks.runs.protocol import Protocol
-from encoderlab.tasks.runs.trials import ProtocolResult, ResultRow, baseline_rows, system_row
+from encoderlab.tasks.runs.trials import ProtocolResult, ResultRow, baseline_rows, describe, system_row
 from encoderlab.tasks.scoring.averages import AVERAGES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """One finished task: scores of simple baselines by metric, and the protocol's result by system."""
+    """One finished task: the protocol's result by system."""
 
     task: Task
-    about: str
-    baselines: Mapping[str, Mapping[str, float]]
     systems: Mapping[str, ProtocolResult]
 
     @property
     def pretrained(self) -> ProtocolResult:
-        return self.systems["pretrained"]
+        return self.systems[PRETRAINED]
 
     def rows(self) -> list[ResultRow]:
-        """The lines of a table: the baselines, then the systems."""
-        ours = [system_row(outcome, system) for system, outcome in self.systems.items()]
-        return baseline_rows(self.task, self.baselines) + ours
-
-    def scores(self) -> TaskScores:
-        """The section of the report. Systems are compared on the seeds that both have; failed ones are listed."""
-        metric = self.task.metric
-        simple = [
-            MethodScores(name=row.system, scores=[row.mean]) for row in self.rows() if row.system in self.baselines
+        """The lines of a table: for each split with scores the baselines, then the systems."""
+        record = self.pretrained.record
+        return [
+            row
+            for split in record["scores"]
+            for row in (
+                *baseline_rows(self.task, record["baselines"].get(split, {}), split),
+                *(system_row(outcome, system, split) for system, outcome in self.systems.items()),
+            )
         ]
-        ours = [
-            MethodScores(name=system, scores=[run.scores["dev"][metric] for run in outcome.runs], ours=True)
-            for system, outcome in self.systems.items()
-        ]
-        seeds = {system: outcome.record["seeds"] for system, outcome in self.systems.items()}
-        scored = {tuple(seed for seed, entry in tried.items() if "scores" in entry) for tried in seeds.values()}
-        failed: dict[str, list[str]] = {}
-        for system, tried in seeds.items():
-            for seed, entry in tried.items():
-                if "failed" in entry:
-                    failed.setdefault(f"{system} ({entry['failed']}), seeds", []).append(seed)
-        return TaskScores(
-            name=self.task.name,
-            about=self.about + "".join(f" Failed: {what} {', '.join(which)}." for what, which in failed.items()),
-            metric=metric,
-            methods=simple + ours,
-            compare=("pretrained", "without pretraining") if len(ours) > 1 and len(scored) == 1 else None,
-        )
 
 
 def show(finished: Sequence[Finished], protocol: Protocol) -> None:
-    """Print the scores on the development sets; failed seeds are listed."""
-    lines = [row for found in finished for row in found.rows()]
+    """Print the scores by split, what a search tried, and remarks; failed seeds are counted and listed."""
     cells = [
         [
             row.task,
+            row.split,
             row.metric,
             row.system,
             f"{100 * row.median:.1f}",
@@ -72,18 +52,36 @@ def show(finished: Sequence[Finished], protocol: Protocol) -> None:
             "" if row.sd is None else f"{100 * row.sd:.1f}",
             f"{row.n or ''}" + (f" ({row.failed} failed)" if row.failed else ""),
         ]
-        for row in lines
+        for found in finished
+        for row in found.rows()
     ]
-    title = f"development sets, × 100; protocol {protocol.name}"
     best = ["best"] if protocol.report == "best" else []
-    table(title, ["task", "metric", "system", "median", "mean", *best, "sd", "seeds"], cells)
+    head = ["task", "split", "metric", "system", "median", "mean", *best, "sd", "seeds"]
+    table(f"scores × 100; protocol {protocol.name}", head, cells)
     for found in finished:
+        show_search(found)
         for system, outcome in found.systems.items():
             for seed, entry in outcome.record["seeds"].items():
                 if "failed" in entry:
                     note(f"{found.task.name}, {system}: seed {seed} failed: {entry['failed']}")
         for remark in dict.fromkeys(remark for run in found.pretrained.runs for remark in run.record["notes"]):
             note(f"{found.task.name}: {remark}")
+
+
+def show_search(found: Finished) -> None:
+    """Print the points that were tried on the development set, best first, and which one was taken."""
+    record = found.pretrained.record
+    tried = sorted(record["search"], key=lambda entry: -max(entry["dev"], default=-1e9))
+    rows = [
+        [
+            describe(entry["point"]),
+            ", ".join(f"{100 * score:.1f}" for score in entry["dev"]) or "failed",
+            "taken" if entry["point"] == record["chosen"] else "",
+        ]
+        for entry in tried
+    ]
+    if rows:
+        table(f"{found.task.name}: tried on the development set", ["point", f"{record['metric']} × 100", ""], rows)
 
 
 def averages_of(outcomes: Sequence[ProtocolResult]) -> dict[str, float]:
@@ -98,29 +96,6 @@ def averages_of(outcomes: Sequence[ProtocolResult]) -> dict[str, float]:
     }
     found = {name: average.of(reported) for name, average in AVERAGES.items()}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def report(title: str, finished: Sequence[Finished], protocol: Protocol) -> Report:
-    """The report of all tasks."""
-    tables = [found.scores() for found in finished]
-    return Report(
-        title=title,
-        verdict=_verdict(tables),
-        tasks=tables,
-        tasks_note="Scores on the development sets. Dots are seeds, the line is their mean, the band its 95% interval. "
-        f"Protocol: {protocol.name} ({protocol.source}).",
-    )
-
-
-def _verdict(tables: Sequence[TaskScores]) -> str:
-    """One sentence per task: the model's score, and the best baseline's."""
-    sentences = []
-    for scores in tables:
-        middle, half = interval(scores.methods[-1].scores)
-        best = max((m for m in scores.methods if not m.ours), key=lambda m: m.scores[0], default=None)
-        words = f"{scores.name}: {scores.metric} {100 * middle:.1f}" + (f" ± {100 * half:.1f}" if half else "")
-        sentences.append(words + (f", against {100 * best.scores[0]:.1f} of {best.name}." if best else "."))
-    return " ".join(sentences)
 
 
 def show_statistics(task: str, splits: Mapping[str, Mapping[str, Any]]) -> None:

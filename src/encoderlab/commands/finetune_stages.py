@@ -16,8 +16,9 @@ from encoderlab.commands import settings
 from encoderlab.commands.finetune_page import Finished
 from encoderlab.commands.terminal import note
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import held_folder
+from encoderlab.files import held_folder, read_json
 from encoderlab.interchange.load import load
+from encoderlab.measure.finetuning import PRETRAINED, SCRATCH, WITHOUT
 from encoderlab.model import Model
 from encoderlab.records.dataset import dataset_files, is_dataset
 from encoderlab.tasks.data import suites
@@ -35,9 +36,10 @@ from encoderlab.tasks.runs.protocol import Protocol, at_point, others_with, pars
 from encoderlab.tasks.runs.published import protocol
 from encoderlab.tasks.runs.trials import FRESH, Adjust, Origin, ProtocolResult, best_seed
 from encoderlab.tasks.runs.tune import Search, parse_space, tune
-from encoderlab.tasks.scoring.scores import baselines
+from encoderlab.tasks.scoring.scores import baselines_by_split
 
 Fields = Sequence[tuple[str, Mapping[str, Any]]]
+Baselines = Mapping[str, Mapping[str, Mapping[str, float]]]  # scores by split and predictor
 
 
 def fields_of(epochs: float | None, files: Sequence[Path], assignments: Sequence[str]) -> Fields:
@@ -112,25 +114,36 @@ class FinetunePlan:
         recipe = self.adjust(self.protocol.recipe_for(job.task, start.model, len(job.splits["train"])))
         recipe.suited(job.task, job.splits["train"])
 
+    def says(self, start: Start, job: TaskWithSplits) -> str:
+        """How long a task is trained, and at which rate, before any search."""
+        examples = len(job.splits["train"])
+        recipe = self.adjust(self.protocol.recipe_for(job.task, start.model, examples))
+        return self.protocol.says(recipe, start.model, examples)
+
     def taught(self, teaching: Teaching | None) -> FinetunePlan:
         """The plan with a teacher; fields that the user sets are applied after it."""
         if teaching is None:
             return self
         return replace(self, adjust=lambda recipe: self.adjust(replace(recipe, distill=teaching)))
 
-    def run(self, start: Start, job: TaskWithSplits, out: Path) -> ProtocolResult:
+    def run(self, start: Start, job: TaskWithSplits, out: Path, baselines: Baselines | None = None) -> ProtocolResult:
         """Run the protocol, at the point that Optuna chose if it searched. Of several processes, the first locks the
-        folder.
+        folder. ``baselines`` are kept in the record.
         """
         with held_folder(out) if os.environ.get("RANK", "0") == "0" else nullcontext():
-            return self._run(start, job, out)
+            return self._run(start, job, out, baselines)
 
-    def _run(self, start: Start, job: TaskWithSplits, out: Path) -> ProtocolResult:
-        chosen = self.protocol
+    def _run(self, start: Start, job: TaskWithSplits, out: Path, baselines: Baselines | None) -> ProtocolResult:
+        chosen, searched = self.protocol, []
         more: dict[str, Any] = {"origin": start.origin, "adjust": self.adjust, "say": note}
         if self.search is not None:
             point = tune(chosen, start.model, job.task, job.splits, out / "tune", self.search, **more)
             chosen = replace(chosen, grid={name: (value,) for name, value in point.items()})
+            searched = [
+                {"point": one["point"], "dev": [one["dev"]] if "dev" in one else [], "failed": int("failed" in one)}
+                for one in read_json(out / "tune" / "tune.json")["trials"]
+            ]
+        more |= {"searched": searched, "baselines": baselines}
         return trials.run(chosen, start.model, job.task, job.splits, out, **more)
 
 
@@ -291,7 +304,11 @@ class Start:
     @classmethod
     def read(cls, folder: Path, after: tuple[str, ...] = ()) -> Start:
         """The model in ``folder``; ``after`` names the intermediate tasks that it was trained on."""
-        return cls(model=load(folder), origin=Origin(after=after, trained=read_task(folder)))
+        return cls(model=load(folder), origin=Origin(after=after, trained=read_task(folder), folder=str(folder)))
+
+    def named(self, system: str) -> Start:
+        """The same under the name that it has beside others."""
+        return replace(self, origin=replace(self.origin, system=system))
 
 
 def after_tasks(names: Sequence[str], data: Path | None, start: Start, plan: FinetunePlan, out: Path) -> Start:
@@ -330,20 +347,15 @@ def lesson_of(teaching: Teaching, student: Model, job: TaskWithSplits, is_suite:
 
 def compare(plan: FinetunePlan, start: Start, job: TaskWithSplits, out: Path, *, scratch: bool) -> Finished:
     """Run one task: simple baselines, on request the same architecture from fresh weights, and the model."""
-    train, dev = job.splits["train"], job.splits["dev"]
-    job = replace(job, task=completed(job.task, train))
-    simple = baselines(job.task, train, dev)
+    job = replace(job, task=completed(job.task, job.splits["train"]))
+    simple = baselines_by_split(job.task, job.splits)
     systems = {}
     if scratch:
-        fresh = Model(start.model.config, start.model.tokenizer).initialize(1)
-        systems["without pretraining"] = plan.run(Start(model=fresh, origin=FRESH), job, out / "scratch")
-    systems["pretrained"] = plan.run(start, job, out)
-    recipe = systems["pretrained"].runs[0].record["recipe"]
-    about = (
-        f"{len(train):,} training and {len(dev):,} development examples; {recipe['budget']['amount']:,.0f} updates in "
-        f"batches of {recipe['batch']} at rate {recipe['optim']['lr']:g}."
-    )
-    return Finished(task=job.task, about=about, baselines=simple, systems=systems)
+        fresh = Start(model=Model(start.model.config, start.model.tokenizer).initialize(1), origin=FRESH)
+        systems[WITHOUT] = plan.run(fresh.named(WITHOUT), job, out / SCRATCH, simple)
+        start = start.named(PRETRAINED)
+    systems[PRETRAINED] = plan.run(start, job, out, simple)
+    return Finished(task=job.task, systems=systems)
 
 
 def statistics(plan: FinetunePlan, start: Start, job: TaskWithSplits) -> dict[str, Any]:
@@ -354,6 +366,7 @@ def statistics(plan: FinetunePlan, start: Start, job: TaskWithSplits) -> dict[st
     """
     train = job.splits["train"]
     job = replace(job, task=completed(job.task, train))
+    note(f"{job.task.name}: {plan.says(start, job)}")
     recipe = plan.adjust(plan.protocol.recipe_for(job.task, start.model, len(train))).suited(job.task, train)
     found: dict[str, Any] = {}
     for name, split in job.splits.items():

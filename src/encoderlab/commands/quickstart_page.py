@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.measure import runs
 from encoderlab.measure.report import Fill, Pieces, Report, Run, TaskScores, difference, interval
 from encoderlab.model import count_parameters
+from encoderlab.train.folder import peak_memory
 from encoderlab.train.loop import Outcome
 from encoderlab.train.recipe import Recipe
 from encoderlab.train.units import duration, quantity
@@ -47,6 +47,7 @@ def report(road: Road) -> Report:
     return Report(
         title=f"A BERT of {quantity(parameters['total'])} parameters, from raw text in {duration(road.seconds)}",
         verdict=verdict(road.outcome, accuracy, road.tasks),
+        findings=runs.findings(record),
         tiles=runs.tiles(record),
         runs=[Run(name=road.recipe.name, train=record.train, valid=record.valid)],
         metrics=runs.metrics([record], runs.references([record], road.corpus.counts())),
@@ -108,8 +109,8 @@ def costs(road: Road, parameters: Mapping[str, int]) -> dict[str, str]:
         f"{encoder.layers} layers of width {encoder.width}",
         "Operations of pretraining": f"{cost:.3g} FLOPs, {cost / max(outcome.seconds, 1e-9) / 1e9:.0f} GFLOP/s",
         "Largest memory of the process": _memory(),
-        "Fine-tuning": f"{2 * sum(plan.seeds.values())} runs of {plan.examples[0]:,} examples, "
-        f"{plan.epochs:g} passes each",
+        "Fine-tuning": f"{2 * sum(plan.seeds.values())} runs of {plan.examples[0]:,} examples, by the protocol of "
+        "encoderlab finetune",
     }
 
 
@@ -200,10 +201,5 @@ def _best_baseline(task: TaskScores) -> float:
 
 
 def _memory() -> str:
-    """The largest resident size so far (the system says kilobytes on Linux, bytes on macOS, nothing on Windows)."""
-    try:
-        import resource
-    except ImportError:
-        return "not known on this system"
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return f"{peak / 1e9:.2f} GB"
+    peak = peak_memory()
+    return "not known on this system" if peak is None else f"{peak / 1e9:.2f} GB"

@@ -23,6 +23,7 @@ from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.corpus.workers import cores
 from encoderlab.files import write_text
 from encoderlab.interchange.load import load
+from encoderlab.measure.finetuning import PRETRAINED, WITHOUT
 from encoderlab.measure.html_page import write
 from encoderlab.measure.report import Fill, MethodScores, TaskScores
 from encoderlab.model import Model
@@ -33,13 +34,10 @@ from encoderlab.tasks.data.infer import Given
 from encoderlab.tasks.data.infer import task_of as infer
 from encoderlab.tasks.data.splits import completed
 from encoderlab.tasks.data.task import Split, Task
-from encoderlab.tasks.forms.base import FormSettings
-from encoderlab.tasks.runs import finetune
-from encoderlab.tasks.runs.protocol import Protocol
-from encoderlab.tasks.runs.trials import run
+from encoderlab.tasks.runs.published import PLAIN
+from encoderlab.tasks.runs.trials import Origin, run
 from encoderlab.tasks.scoring.scores import baselines
 from encoderlab.train.networks import fit
-from encoderlab.train.optim import AdamW
 from encoderlab.train.pretraining import pretrain
 from encoderlab.train.recipe import Budget, Evaluation, Phase, Recipe
 
@@ -155,34 +153,19 @@ def compare(name: str, trained: Model, chosen: QuickstartPlan, out: Path) -> Tas
         for method, scores in baselines(task, splits["train"], splits["test"]).items()
         if task.metric in scores
     ]
-    protocol = Protocol(
-        name="quickstart",
-        source="fixed hyperparameters, the last step, scores of the test split",
-        recipe=finetune.FinetuneRecipe(
-            name=name,
-            form=FormSettings(max_length=64),
-            epochs=chosen.epochs,
-            batch=8,
-            optim=AdamW(lr=5e-4, eps=1e-6, weight_decay=0.01),
-            select="last",
-            log_every=5,
-        ),
-        seeds=chosen.seeds[name],
-        report="mean",
-    )
+    protocol = replace(PLAIN, seeds=chosen.seeds[name], report="mean")
     fresh = Model(trained.config, trained.tokenizer).initialize(1)
-    for system, start in (("without pretraining", fresh), ("pretrained", trained)):
-        note(f"{name}, {system}")
-        outcome = run(protocol, start, task, splits, out / "finetune" / name / system.split()[0])
-        methods.append(
-            MethodScores(name=system, scores=[r.scores["test"][task.metric] for r in outcome.runs], ours=True)
-        )
+    for system, start in ((WITHOUT, fresh), (PRETRAINED, trained)):
+        folder, origin = out / "finetune" / name / system.split()[0], Origin(system=system)
+        outcome = run(protocol, start, task, splits, folder, origin=origin, say=note)
+        scores = [run.scores["test"][task.metric] for run in outcome.runs]
+        methods.append(MethodScores(name=system, scores=scores, ours=True))
     return TaskScores(
         name=ABOUT[name][0],
-        about=f"{ABOUT[name][1]} {len(splits['train']):,} training and {len(splits['test']):,} test examples.",
+        about=f"{ABOUT[name][1]} {len(splits['test']):,} test examples. Training: {outcome.record['said']}.",
         metric=task.metric,
         methods=methods,
-        compare=("pretrained", "without pretraining"),
+        compare=(PRETRAINED, WITHOUT),
     )
 
 

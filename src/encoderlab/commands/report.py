@@ -15,6 +15,8 @@ def report(
 ) -> dict[str, Any]:
     """Write one self-contained HTML page about one run, or comparing several.
 
+    Runs of pretraining, or folders of fine-tuning (of a task or of a suite); not both on one page.
+
     Example:
         encoderlab report runs/tiny runs/mini --corpus corpora/wiki \\
             --out compare.html
@@ -36,8 +38,32 @@ def report(
         if not run.is_dir():
             raise DataError(f"{run}: no such folder; give the folder of a run")
     own = runs[0] / "report.html"
+    tuned = [run for run in runs if _is_finetuning(run)]
+    if tuned and len(tuned) < len(runs):
+        other = next(run for run in runs if run not in tuned)
+        raise ConfigError(f"{tuned[0]} is a fine-tuning and {other} is not; give runs of one kind for a page")
+    if tuned and corpus is not None:
+        raise ConfigError("--corpus is for runs of pretraining; leave it out")
     with output(out or own, "page", own=own):
-        return _write(runs, out or own, corpus, title)
+        return _write_finetuning(runs, out or own, title) if tuned else _write(runs, out or own, corpus, title)
+
+
+def _is_finetuning(folder: Path) -> bool:
+    """Whether a folder holds what a protocol found for a task, or those of a suite; a run has a recipe."""
+    return not (folder / "recipe.json").exists() and any(
+        found for pattern in ("score.json", "*/score.json") for found in folder.glob(pattern)
+    )
+
+
+def _write_finetuning(folders: list[Path], path: Path, title: str | None) -> dict[str, Any]:
+    """Write the page and print its verdict and its scores."""
+    from encoderlab.measure.finetuning_page import write
+
+    page = write(folders, path, title=title)
+    say(page.verdict)
+    table("scores × 100", ["", *page.head], [[name, *cells] for name, cells in page.rows])
+    say(f"report written to {path}")
+    return {"report": path, "runs": [str(folder) for folder in folders], "verdict": page.verdict}
 
 
 def _write(runs: list[Path], path: Path, corpus: Path | None, title: str | None) -> dict[str, Any]:

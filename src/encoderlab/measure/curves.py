@@ -6,23 +6,30 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from encoderlab.measure.report import Metric, Report
+from encoderlab.measure.report import Metric, Report, Run
 
 MAX_POINTS = 500  # per curve: what a screen can show; keeps a page of many runs below a megabyte
 
 
+def curve_data(metrics: Sequence[Metric], strips: Sequence[Metric], runs: Sequence[Run]) -> dict[str, Any]:
+    """What the script draws, with curves as columns."""
+    keys = [metric.key for metric in (*metrics, *strips)]
+    return {
+        "metrics": [_metric(metric) for metric in metrics],
+        "strips": [_metric(metric) for metric in strips],
+        "runs": [
+            {"name": run.name, "train": _columns(run.train, keys, smooth=True), "valid": _columns(run.valid, keys)}
+            for run in runs
+        ],
+    }
+
+
 def page_data(report: Report) -> dict[str, Any]:
-    """The data that the page's script draws, with curves as columns, and what a reader may copy."""
-    keys = [metric.key for metric in (*report.metrics, *report.strips)]
+    """The data that the page's script draws, and what a reader may copy."""
     return {
         "title": report.title,
         "verdict": report.verdict,
-        "metrics": [_metric(metric) for metric in report.metrics],
-        "strips": [_metric(metric) for metric in report.strips],
-        "runs": [
-            {"name": run.name, "train": _columns(run.train, keys, smooth=True), "valid": _columns(run.valid, keys)}
-            for run in report.runs
-        ],
+        **curve_data(report.metrics, report.strips, report.runs),
         "fill_mask": [
             {"text": f.text, "answer": f.answer, "before": list(f.before), "after": list(f.after)} for f in report.fills
         ],
@@ -58,7 +65,7 @@ def _columns(
     """
     keys = [key for key in keys if any(_number(row.get(key)) is not None for row in rows)]
     columns: dict[str, list[float | None]] = {
-        key: [_number(row.get(key)) for row in rows] for key in ("tokens", "time", *keys)
+        key: [_number(row.get(key)) for row in rows] for key in ("step", "tokens", "time", *keys)
     }
     if smooth and len(rows) > 20:
         columns |= {f"{key}~": _running_mean(columns[key], len(rows) // 40) for key in keys}

@@ -57,13 +57,16 @@ class MethodScores:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScores:
-    """A fine-tuning task. ``compare`` names two methods: the first minus the second, paired by seed, is judged."""
+    """A fine-tuning task. ``compare`` names two methods: the first minus the second, paired by seed, is judged, and
+    ``by`` says what the difference is due to.
+    """
 
     name: str
     about: str
     metric: str
     methods: Sequence[MethodScores]
     compare: tuple[str, str] | None = None
+    by: str = "from pretraining"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +92,14 @@ class Pieces:
 class Report:
     """Everything on the page; an empty part is left out of it.
 
-    ``tiles`` are the key numbers of one run, ``compared`` those of several; ``tokenizer``, ``costs``
-    and ``provenance`` are tables of name and value; ``limits`` says what the numbers do not show.
+    ``findings`` are the doctor's, as mappings of their fields and ``seeds``. ``tiles`` are the key numbers of one run,
+    ``compared`` those of several; ``tokenizer``, ``costs`` and ``provenance`` are tables of name and value; ``limits``
+    says what the numbers do not show.
     """
 
     title: str
     verdict: str
+    findings: Sequence[Mapping[str, str]] = ()
     tiles: Sequence[Tile] = ()
     compared: Mapping[str, Sequence[Tile]] = field(default_factory=dict)
     runs: Sequence[Run] = ()

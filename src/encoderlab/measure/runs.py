@@ -16,7 +16,8 @@ from encoderlab.corpus.shards import unigram_entropy
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.measure.report import Metric, Report, Run
 from encoderlab.tensor_files import read_header
-from encoderlab.train.evidence import is_number, read_lines
+from encoderlab.train.doctor import diagnose
+from encoderlab.train.evidence import is_number, of_lines, read_lines
 from encoderlab.train.folder import flatten
 from encoderlab.train.units import duration, quantity
 
@@ -66,9 +67,7 @@ def read_run(folder: Path) -> RunRecord:
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; give a run folder")
     if (folder / "score.json").exists() and not (folder / "recipe.json").exists():
-        raise DataError(
-            f"{folder}: fine-tuning, whose page is its report.html; for curves give the folder of a seed in it"
-        )
+        raise DataError(f"{folder}: holds a fine-tuning and no run; encoderlab report makes its page")
     recipe = _read_json(folder / "recipe.json", "a run folder holds one")
     metrics, source = folder / "metrics.jsonl", folder / "provenance.json"
     lines = [flatten(line) for line in read_lines(metrics)] if metrics.exists() else []
@@ -150,28 +149,30 @@ def provenance(record: RunRecord) -> dict[str, str]:
     if not record.sessions:
         return {}
     first = record.sessions[0]
-    hardware = first.get("hardware", {})
-    cores = hardware.get("cores")
-    machine = ", ".join(
-        [
-            str(hardware.get("cpu", "")),
-            f"{cores} core{'' if cores == 1 else 's'}",
-            *hardware.get("accelerators", []),
-        ]
-    )
-    versions = ", ".join(f"{name} {version}" for name, version in first.get("versions", {}).items())
     rows = {
         "Started": str(first.get("started", "")),
-        "Versions": versions,
+        "Versions": versions(first),
         "Commit": str(first.get("commit") or ""),
-        "Hardware": machine,
-        "System": str(hardware.get("system", "")),
+        "Hardware": machine(first.get("hardware", {})),
+        "System": str(first.get("hardware", {}).get("system", "")),
         "Seed": str(record.recipe.get("seed", "")),
     }
     rows |= {f"Hash of {name}": str(value) for name, value in record.data.items()}
     if len(record.sessions) > 1:
         rows["Resumed"] = "once" if len(record.sessions) == 2 else f"{len(record.sessions) - 1} times"
     return {name: value for name, value in rows.items() if value}
+
+
+def machine(hardware: Mapping[str, Any]) -> str:
+    """Processor, cores and accelerators."""
+    cores = hardware.get("cores")
+    named = [str(hardware.get("cpu", "")), f"{cores} core{'' if cores == 1 else 's'}"]
+    return ", ".join([*named, *hardware.get("accelerators", [])])
+
+
+def versions(session: Mapping[str, Any]) -> str:
+    """The versions of the packages that a session ran with."""
+    return ", ".join(f"{name} {version}" for name, version in session.get("versions", {}).items())
 
 
 def report(folders: Sequence[Path], *, counts: np.ndarray | None = None, title: str | None = None) -> Report:
@@ -182,15 +183,23 @@ def report(folders: Sequence[Path], *, counts: np.ndarray | None = None, title: 
     return Report(
         title=title or (f"{len(records)} runs compared" if several else f"Run {next(iter(records))}"),
         verdict=comparison(records) if several else outcome(every[0]),
+        findings=[] if several else findings(every[0]),
         tiles=[] if several else tiles(every[0]),
         compared={name: [*tiles(record), *further(record)] for name, record in records.items()} if several else {},
         runs=[Run(name=name, train=record.train, valid=record.valid) for name, record in records.items()],
         metrics=metrics(every, references(every, counts)),
         strips=strips(every),
         costs={} if several else costs(every[0]),
-        provenance=_side_by_side({name: provenance(record) for name, record in records.items()}),
+        provenance=side_by_side({name: provenance(record) for name, record in records.items()}),
         commands=[shlex.join(["encoderlab" if at == "__main__.py" else at, *words]) for at, *words in commands],
     )
+
+
+def findings(record: RunRecord) -> list[dict[str, str]]:
+    """What the doctor says of the metrics, without a look at the corpus or at weights."""
+    path = record.folder / "metrics.jsonl"
+    lines = read_lines(path) if path.exists() else []
+    return [vars(finding) | {"seeds": ""} for finding in diagnose(of_lines(lines, record.recipe))]
 
 
 def names(folders: Sequence[Path]) -> list[str]:
@@ -297,7 +306,7 @@ def _numbers(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     return [line[key] for line in lines if is_number(line.get(key))]
 
 
-def _side_by_side(tables: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+def side_by_side(tables: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """The tables of several runs as one: what is the same in all of them once, else a row for each run."""
     found: dict[str, str] = {}
     for row in dict.fromkeys(row for table in tables.values() for row in table):

@@ -137,5 +137,5 @@ def _judgement(task: TaskScores) -> tuple[str, str]:
     middle, half = found
     kind = "gain" if middle - half > 0 else "loss" if middle + half < 0 else ""
     if kind:
-        return f"{100 * middle:+.1f} ± {100 * half:.1f} from pretraining", kind
-    return "no clear gain or loss from pretraining", kind
+        return f"{100 * middle:+.1f} ± {100 * half:.1f} {task.by}", kind
+    return f"no clear gain or loss {task.by}", kind

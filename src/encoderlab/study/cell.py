@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import resource
 import sys
 import time
 from collections.abc import Mapping
@@ -38,6 +37,7 @@ from encoderlab.tasks.data.splits import usable_splits
 from encoderlab.tasks.runs import trials
 from encoderlab.tasks.runs.protocol import at_point
 from encoderlab.tasks.runs.published import protocol
+from encoderlab.train.folder import peak_memory
 from encoderlab.train.pretraining import pretrain
 from encoderlab.train.recipe import Recipe
 
@@ -82,7 +82,7 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
             "flops": last["flops"],
             "seconds": last["seconds"],
             "tokens_per_second": last["tokens"] / max(last["seconds"], 1e-9),
-            "memory": _peak_memory(),
+            "memory": peak_memory(),
             "parameters": count_parameters(model.config)["total"],
         },
         "details": details,
@@ -132,12 +132,6 @@ def _finetuned(measure: Finetune, base: Path, folder: Path, out: Path) -> tuple[
     )
     found = [run.scores["dev"][task.metric] for run in outcome.runs]
     return sum(found) / len(found), {"metric": task.metric, "seeds": found, "chosen": dict(outcome.record["chosen"])}
-
-
-def _peak_memory() -> int:
-    """The largest memory of this process so far, in bytes."""
-    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return size if sys.platform == "darwin" else size * 1024
 
 
 def main(spec: str, result: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +15,8 @@ SETTLED = 300  # steps after which an unchanged loss is a symptom
 RISE = 0.3  # nats above the loss of guessing; runs that learn stay within 0.05 nats
 USUAL_RATE = {"lamb": 3e-3}  # largest rate in the recipes, by optimiser; 1e-3 for variants of Adam
 TOO_MUCH = 9  # times the usual rate; the logged losses may miss the peak itself
-TASKS = ("classification", "regression", "tagging")  # the fine-tuning terms with one loss per label
+TASKS = ("classification", "multilabel", "regression", "tagging")  # the fine-tuning terms with one loss per label
+LEARNED = 0.95  # of the loss of guessing: a loss below it has learned something
 CHARACTERS = 1000  # a smaller vocabulary may be one of characters
 
 
@@ -155,6 +156,29 @@ def not_learning(e: Evidence) -> Finding | None:
             "raise optim.lr, and check that labels match inputs",
         )
     return None
+
+
+def nothing_learned(e: Evidence) -> Finding | None:
+    """In fine-tuning, the loss never fell below that of guessing labels by how often they occur (two balanced classes:
+    ln 2).
+    """
+    chances: Mapping[str, float] = next((line["chance"] for line in e.valid if line.get("chance")), {})
+    budget = (e.recipe.get("budget") or {}).get("amount", math.inf)
+    if not chances or not e.train or e.train[-1]["step"] < budget / 2:
+        return None
+    term, chance = next(iter(chances.items()))
+    losses = [loss for lines in (e.train, e.valid) for _, loss in e.losses(term, lines)]
+    if not losses or min(losses) < LEARNED * chance:
+        return None
+    named = " (ln 2)" if abs(chance - math.log(2)) < 0.005 else ""
+    rate = e.recipe.get("optim", {}).get("lr", 0.0)
+    return Finding(
+        "nothing learned",
+        "error",
+        f"the loss never left {chance:.2f} nats{named}, that of guessing by how often labels occur, in "
+        f"{e.train[-1]['step']:,} updates at rate {rate:g}",
+        "raise optim.lr or train longer, and check that labels belong to their texts",
+    )
 
 
 def stuck_at_frequencies(e: Evidence) -> Finding | None:
@@ -428,6 +452,7 @@ CHECKS: tuple[Callable[[Evidence], Finding | None], ...] = (
     not_finite,
     rate_too_high,
     not_learning,
+    nothing_learned,
     frozen,
     leak,
     duplicates,

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -119,12 +119,15 @@ def read(run: Path, corpus: Path | None = None) -> Evidence:
         text = Corpus(corpus)
         check_corpus(run, corpus)
         facts = CorpusFacts.of(text, Tokenizer.load(text.tokenizer_path).special.unk)
+    return replace(of_lines(lines, recipe), corpus=facts, frozen=frozen_matrices(run))
+
+
+def of_lines(lines: Sequence[Line], recipe: Mapping[str, Any]) -> Evidence:
+    """What metrics and recipe say, without a look at the corpus or at weights."""
     return Evidence(
         train=[line for line in lines if line["split"] == "train"],
         valid=[line for line in lines if line["split"] == "valid" and "losses" in line],
         recipe=recipe,
-        corpus=facts,
-        frozen=frozen_matrices(run),
         reference=reference(recipe.get("name", "")),
         diverged=next((line for line in lines if line["split"] == "diverged"), None),
     )

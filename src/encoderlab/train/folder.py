@@ -215,7 +215,7 @@ def describe_session(data: Mapping[str, str]) -> dict[str, Any]:
     packages = ("torch", "numpy", "tokenizers", "safetensors", "pydantic")
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": session_command(),
         "versions": {"encoderlab": encoderlab.__version__, "python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in packages},
         "commit": _commit(),
@@ -223,6 +223,11 @@ def describe_session(data: Mapping[str, str]) -> dict[str, Any]:
         "models": commits(),
         "hardware": hardware(),
     }
+
+
+def session_command() -> list[str]:
+    """The command line of this process."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
 
 
 def hardware() -> dict[str, Any]:
@@ -242,6 +247,21 @@ def hardware() -> dict[str, Any]:
         "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "system": platform.platform(),
     }
+
+
+def peak_memory(device: Any = None) -> int | None:
+    """Bytes that this process has held at most: of a GPU if ``device`` is one, else of main memory; None where the
+    system does not say.
+    """
+    if getattr(device, "type", "cpu") == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _commit() -> str | None:

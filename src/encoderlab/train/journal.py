@@ -24,9 +24,9 @@ class Journal:
     nothing.
     """
 
-    def __init__(self, recipe: Training, folder: RunFolder | None) -> None:
+    def __init__(self, recipe: Training, folder: RunFolder | None, title: str = "") -> None:
         self.folder, self.wants_board = folder, recipe.execution.tensorboard
-        self.display = Display(getattr(recipe, "name", "train"), visible=folder is not None)
+        self.display = Display(title or getattr(recipe, "name", "train"), visible=folder is not None)
         self.watch = Watch(config.to_dict(recipe))
         self.board: Board | None = None
 

@@ -41,11 +41,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A finished run: ``metrics`` is its last validation line, ``checkpoint`` and ``best`` are checkpoint folders."""
+    """A finished run: ``metrics`` is its last validation line, ``checkpoint`` and ``best`` are checkpoint folders;
+    ``flops`` are 0 where what a token costs is not known.
+    """
 
     step: int
     tokens: int
     seconds: float
+    flops: float
     metrics: Mapping[str, Any]
     checkpoint: Path
     best: Path | None
@@ -59,6 +62,7 @@ def train(
     *,
     session: Budget | None = None,
     peak: float | None = None,
+    title: str = "",
 ) -> Outcome:
     """Train ``objective`` in place until the recipe's budget is spent; resume the run in ``out`` if there is one.
 
@@ -69,13 +73,14 @@ def train(
         out: the run folder.
         session: limits this call, not the run: when it is spent, a checkpoint is written and Stopped raised.
         peak: FLOP/s of one device; with ``data.operations``, the achieved share of it is shown.
+        title: the name shown while it trains; default: the recipe's.
 
     Raises:
         Stopped: by SIGINT, SIGTERM or the end of ``session``, after a checkpoint; its code is 130, 143 or 75.
         Diverged, OutOfMemory, ConfigError, DataError: see the messages; earlier checkpoints are intact.
     """
     with company(), contextlib.ExitStack() as stack:
-        return _Run(objective, recipe, data, out, session, peak, stack).finish()
+        return _Run(objective, recipe, data, out, session, peak, title, stack).finish()
 
 
 @dataclass
@@ -121,6 +126,7 @@ class _Run:
         out: Path,
         session: Budget | None,
         peak: float | None,
+        title: str,
         stack: contextlib.ExitStack,
     ) -> None:
         self.recipe, self.data, self.out, self.session, self.peak = recipe, data, out, session, peak
@@ -134,7 +140,7 @@ class _Run:
         self.feed = Feed(data.source, resumed=None)
         self.validation: dict[str, Any] = {}
         self.lr = 0.0
-        self.journal = Journal(recipe, self.folder)
+        self.journal = Journal(recipe, self.folder, title)
         stack.callback(self.journal.close)
         stack.callback(lambda: self.feed.close())
         if warning := caution(recipe.precision, self.world.device):
@@ -201,6 +207,7 @@ class _Run:
             step=place.step,
             tokens=place.tokens,
             seconds=place.seconds,
+            flops=place.flops,
             metrics=self.validation,
             checkpoint=self.checkpoints / checkpoint.name(place.step),
             best=self.checkpoints / "best" if recipe.evaluation.best else None,

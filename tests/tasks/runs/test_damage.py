@@ -67,8 +67,9 @@ def test_every_file_of_a_run_is_made_again_or_named(kind, tmp_path, caplog) -> N
                 assert changed == {name} and "cannot be made again" in caplog.text
             elif name in RETRAINED:
                 assert changed <= {*LOGS, SCORE_FILE, f"model/{SCORE_FILE}"}
-            elif kind == "number" and name.startswith("predictions"):  # the saved head answers in numbers
-                assert changed <= {name, SCORE_FILE, f"model/{SCORE_FILE}"}
+            elif kind == "number" and name.startswith(("predictions", "analysis")):  # the saved head answers in numbers
+                made = {"predictions-dev.jsonl", "analysis-dev.json"}
+                assert changed <= {*made, SCORE_FILE, f"model/{SCORE_FILE}"}
             else:
                 assert not changed, (name, harm, changed)
             caplog.clear()

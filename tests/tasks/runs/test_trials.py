@@ -38,8 +38,9 @@ def test_a_protocol_searches_on_dev_runs_seeds_and_stores_everything(tmp_path):
     assert record["scores"]["dev"]["f1"]["n"] == 2 == len(record["seeds"])
     assert set(record["scores"]["test"]) == set(record["scores"]["dev"])
     assert record["after"] == ["mnli"] and len(record["model"]) == 64 and record["data"]["train"]
-    assert said[0] == "tagged: lr=1e-06 seed 1" and len(said) == 5
-    assert "tagged: 48 examples in batches of 16, 9 updates (about 3 epochs), rate 0.002" in said
+    values = "48 examples in batches of 16, 9 updates (about 3 epochs), rate 0.002"
+    assert said[:2] == [f"tagged: {values}", "tagged: lr=1e-06 seed 1"] and len(said) == 6
+    assert f"tagged: lr=0.002 is taken: {values}" in said
     assert outcome.best.scores["dev"]["f1"] == max(run.scores["dev"]["f1"] for run in outcome.runs)
     tested = {path.parent.parent.name for path in (tmp_path / "out").glob("*/*/predictions-test.jsonl")}
     assert tested == {"lr=0.002"}  # the points that were not chosen never saw the test examples
@@ -71,7 +72,7 @@ def test_a_run_that_predicts_one_label_of_several_counts_as_failed(tmp_path, mon
     found, splits = data("single", train=32, dev=2)
     dev = [replace(example, label=label) for example, label in zip(splits["dev"].examples, labels, strict=True)]
     splits = splits | {"dev": replace(splits["dev"], examples=tuple(dev))}
-    said = Predictions(values=["red", "red"], details=[{}, {}])
+    said = Predictions(values=["red", "red"], details=[{"score": 0.9, "probabilities": [0.05, 0.05, 0.9]}] * 2)
     monkeypatch.setattr(ClassificationForm, "decode", lambda *_: said)
     plan = replace(QUICK, seeds=1, recipe=replace(QUICK.recipe, epochs=1))
     outcome = run(plan, model(), found, splits, tmp_path / "out")

@@ -7,8 +7,6 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-import resource
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -27,6 +25,7 @@ from encoderlab.measure.bench.families import Case
 from encoderlab.measure.bench.parts import time_by_part
 from encoderlab.nn import kernels
 from encoderlab.objectives.vocabulary import Vocabulary
+from encoderlab.train.folder import peak_memory
 from encoderlab.train.precision import precision, products
 from encoderlab.train.recipe import Precision
 
@@ -117,7 +116,7 @@ class _Player:
         torch.backends.cudnn.allow_tf32 = False  # as for products by default: fp32 is single precision, for everybody
         if self.is_ours:
             kernels.keep_memory()  # as our training loop does
-        self.memory_before = _peak_memory()
+        self.memory_before = peak_memory() or 0
         self.gpu_memory = 0  # the largest allocation during counted steps
         self.number = 0  # of the next step
 
@@ -188,7 +187,7 @@ class _Player:
 
     def memory(self) -> int:
         """Bytes: on a GPU the most that counted steps allocated, else how far the process has grown."""
-        return self.gpu_memory if self.device.type == "cuda" else _peak_memory() - self.memory_before
+        return self.gpu_memory if self.device.type == "cuda" else (peak_memory() or 0) - self.memory_before
 
     def _step(self) -> Tensor:
         batch = self.batches[self.number % len(self.batches)]
@@ -222,9 +221,3 @@ def _failure(work: Work, error: Exception) -> EncoderlabError:
 def rows_tokens(rows: list[list[Row]]) -> int:
     """Positions of a batch, padding included."""
     return max(len(part) * max(len(row) for row in part) for part in rows)
-
-
-def _peak_memory() -> int:
-    """Bytes of the largest resident size so far; macOS gives bytes, Linux kilobytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

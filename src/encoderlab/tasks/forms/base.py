@@ -33,6 +33,7 @@ from encoderlab.tasks.data.examples import Example, Remarks, Split
 from encoderlab.tasks.data.readers import Layout
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.features import FrozenModel
+from encoderlab.tasks.scoring.analysis import WORST, Analysis, Mistake
 from encoderlab.tasks.scoring.metrics import MetricWarning
 
 if TYPE_CHECKING:  # a task names its form, so its module imports this one
@@ -81,6 +82,7 @@ class Form:
         summary: the head reads one vector of each sequence, so the last layer is computed at those places only.
         unique_ids: answers are scored by id, so ids must be unique.
         collapses: a run that predicts the same answer for every example counts as failed.
+        graded: answers are more or less right, so that none counts as wrong.
         too_long: what happens to a text that is longer than a sequence; empty if nothing is lost.
 
     Attributes:
@@ -102,6 +104,7 @@ class Form:
     summary: ClassVar[bool] = False
     unique_ids: ClassVar[bool] = False
     collapses: ClassVar[bool] = False
+    graded: ClassVar[bool] = False
     too_long: ClassVar[str] = "cut"
 
     learned: tuple[str, ...] = ("cut",)
@@ -211,6 +214,38 @@ class Form:
     def score_found(cls, task: Task, examples: Sequence[Any], found: Predictions) -> tuple[Scores, tuple[str, ...]]:
         """As :meth:`score`, from full predictions."""
         return cls.score(task, examples, found.values)
+
+    # Mistakes
+
+    @classmethod
+    def analysed(cls, task: Task, examples: Sequence[Any], found: Predictions) -> Analysis:
+        """Where the predictions for labelled examples go wrong."""
+        off = [
+            cls.off(task, example, value, detail)
+            for example, value, detail in zip(examples, found.values, found.details, strict=True)
+        ]
+        worst = sorted((i for i in range(len(off)) if off[i] > 0), key=lambda i: -off[i])[:WORST]
+        return Analysis(
+            examples=len(examples),
+            wrong=None if cls.graded else tuple(i for i, much in enumerate(off) if much > 0),
+            worst=tuple(cls.mistake(task, i, examples[i], found.values[i], found.details[i]) for i in worst),
+            **cls.details_of(task, examples, found.values),
+        )
+
+    @classmethod
+    def off(cls, task: Task, example: Any, value: Any, detail: Mapping[str, Any]) -> float:
+        """How far a prediction is off, by which mistakes are ordered; 0 where it is right."""
+        raise NotImplementedError
+
+    @classmethod
+    def mistake(cls, task: Task, place: int, example: Any, value: Any, detail: Mapping[str, Any]) -> Mistake:
+        """A wrong prediction in words."""
+        raise NotImplementedError
+
+    @classmethod
+    def details_of(cls, task: Task, examples: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
+        """What an :class:`Analysis` holds for this form besides mistakes."""
+        return {}
 
     def chance(self, examples: Sequence[Any]) -> float | None:
         """The loss of guessing by the frequency of labels, in nats; None if unknown."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +34,7 @@ from encoderlab.tasks.forms.base import (
 )
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, groups, to_numpy
 from encoderlab.tasks.scoring import answers
+from encoderlab.tasks.scoring.analysis import Mistake, texts_of
 from encoderlab.tasks.scoring.baselines import overlapping_option, usual_place
 
 if TYPE_CHECKING:
@@ -116,6 +118,27 @@ class ChoiceForm(Form):
             guesses = {example.id: example.options[place] for example, place in zip(examples, predictions, strict=True)}
             scores |= {name: value / 100 for name, value in answers.record(gold, guesses).items()}
         return scores
+
+    @classmethod
+    def off(cls, task: Task, example: Any, value: Any, detail: Mapping[str, Any]) -> float:
+        """The negative log-probability of the right options, in nats."""
+        if value in example.answers:
+            return 0.0
+        share = sum(float(detail["probabilities"][answer]) for answer in example.answers)
+        return -math.log(max(share, 1e-30))
+
+    @classmethod
+    def mistake(cls, task: Task, place: int, example: Any, value: Any, detail: Mapping[str, Any]) -> Mistake:
+        others = (option for i, option in enumerate(example.options) if i != value and i not in example.answers)
+        texts = {"context": example.context, "question": example.question, "other options": " · ".join(others)}
+        return Mistake(
+            place=place,
+            id=example.id,
+            texts=texts_of(texts, example.context.find(example.gap) if example.gap else 0),
+            gold=" · ".join(example.options[answer] for answer in example.answers),
+            predicted=example.options[value],
+            sure=float(detail["score"]),
+        )
 
     def chance(self, examples: Sequence[Any]) -> float | None:
         return float(np.mean([np.log(len(example.options)) for example in examples]))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +34,7 @@ from encoderlab.tasks.forms.base import (
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of, one_label
 from encoderlab.tasks.scoring import metrics
+from encoderlab.tasks.scoring.analysis import Mistake, by_class, confusion, texts_of
 from encoderlab.tasks.scoring.baselines import bag_of_words, majority, threshold_on_overlap
 from encoderlab.tasks.scoring.thresholds import Wanted, threshold_for
 
@@ -158,6 +160,28 @@ class ClassificationForm(TextForm):
             "recall": lambda: metrics.precision_recall(gold == positive, guess == positive)[1],
         }
         return {name: named[name]() for name in dict.fromkeys(("accuracy", *task.metrics))}
+
+    @classmethod
+    def off(cls, task: Task, example: Any, value: Any, detail: Mapping[str, Any]) -> float:
+        """The negative log-probability of the gold label, in nats."""
+        gold = label_of(example)
+        if value == gold:
+            return 0.0
+        share = detail["probabilities"][(task.labels or ()).index(gold)]
+        return -math.log(max(float(share), 1e-30))
+
+    @classmethod
+    def mistake(cls, task: Task, place: int, example: Any, value: Any, detail: Mapping[str, Any]) -> Mistake:
+        texts = texts_of({"text": example.text, "second text": example.pair})
+        sure = float(detail["probabilities"][(task.labels or ()).index(value)])
+        gold, guess = label_of(example), str(value)
+        return Mistake(place=place, id=example.id, texts=texts, gold=gold, predicted=guess, sure=sure)
+
+    @classmethod
+    def details_of(cls, task: Task, examples: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
+        gold, guess = [label_of(example) for example in examples], [str(value) for value in values]
+        classes = by_class([[label] for label in gold], [[label] for label in guess], task.labels or ())
+        return {"kind": "class", "classes": classes, "confusion": confusion(gold, guess)}
 
     def chance(self, examples: Sequence[Any]) -> float | None:
         plain = self.settings.balance == "none" and not self.settings.smoothing

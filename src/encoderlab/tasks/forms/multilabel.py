@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +26,7 @@ from encoderlab.tasks.forms.base import FormSettings, Network, Predictions, Scor
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of
 from encoderlab.tasks.scoring import metrics
+from encoderlab.tasks.scoring.analysis import Mistake, by_class, texts_of
 from encoderlab.tasks.scoring.baselines import bags_of_words, most_frequent_labels
 from encoderlab.tasks.scoring.thresholds import Wanted, threshold_for
 
@@ -147,6 +148,25 @@ class MultiLabelForm(TextForm):
             precision, recall = metrics.precision_recall(*sides)
             scores |= {"micro_precision": precision, "micro_recall": recall}
         return scores | {"exact": float(exact)}
+
+    @classmethod
+    def off(cls, task: Task, example: Any, value: Any, detail: Mapping[str, Any]) -> float:
+        """The negative log-probability of the gold labels, and of no others, in nats."""
+        gold = set(label_of(example))
+        if gold == set(value):
+            return 0.0
+        shares = [share if label in gold else 1 - share for label, share in detail["probabilities"].items()]
+        return -float(np.log(np.clip(shares, 1e-30, 1)).sum())
+
+    @classmethod
+    def mistake(cls, task: Task, place: int, example: Any, value: Any, detail: Mapping[str, Any]) -> Mistake:
+        texts = texts_of({"text": example.text, "second text": example.pair})
+        gold, guess = (", ".join(labels) or "none" for labels in (label_of(example), value))
+        return Mistake(place=place, id=example.id, texts=texts, gold=gold, predicted=guess)
+
+    @classmethod
+    def details_of(cls, task: Task, examples: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
+        return {"kind": "label", "classes": by_class(map(label_of, examples), values, task.labels or ())}
 
     def chance(self, examples: Sequence[Any]) -> float | None:
         labels = labels_of(examples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +27,7 @@ from encoderlab.tasks.forms.base import FormSettings, Network, Predictions, Scor
 from encoderlab.tasks.forms.batching import Item, TaskBatch
 from encoderlab.tasks.forms.texts import TextForm, TextSettings, label_of, one_label
 from encoderlab.tasks.scoring import metrics
+from encoderlab.tasks.scoring.analysis import POINTS, Mistake, texts_of
 from encoderlab.tasks.scoring.baselines import mean_number, overlap_number
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class RegressionForm(TextForm):
     metrics = ("spearman", "pearson")
     baselines = {"mean": mean_number, "word overlap": overlap_number}
     learned = ("cut", "offset", "factor")
+    graded = True
     settings: RegressionSettings
 
     # Data
@@ -110,6 +112,24 @@ class RegressionForm(TextForm):
             "pearson": metrics.pearson(gold, guess),
             "mean_squared_error": float(np.mean((gold - guess) ** 2)),
         }
+
+    @classmethod
+    def off(cls, task: Task, example: Any, value: Any, detail: Mapping[str, Any]) -> float:
+        """The distance to the gold number; infinite for what is not finite."""
+        return abs(float(label_of(example)) - value) if math.isfinite(value) else math.inf
+
+    @classmethod
+    def mistake(cls, task: Task, place: int, example: Any, value: Any, detail: Mapping[str, Any]) -> Mistake:
+        texts = texts_of({"text": example.text, "second text": example.pair})
+        gold, guess = f"{float(label_of(example)):.4g}", f"{value:.4g}"
+        return Mistake(place=place, id=example.id, texts=texts, gold=gold, predicted=guess)
+
+    @classmethod
+    def details_of(cls, task: Task, examples: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
+        """Gold and predicted numbers: evenly many of the whole split where there are more than :data:`POINTS`."""
+        pairs = [(float(label_of(example)), float(value)) for example, value in zip(examples, values, strict=True)]
+        finite = [(round(gold, 4), round(guess, 4)) for gold, guess in pairs if math.isfinite(guess)]
+        return {"points": tuple(finite[:: -(-len(finite) // POINTS) or 1])}
 
     # Encoding and losses
 

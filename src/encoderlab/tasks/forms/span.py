@@ -30,6 +30,7 @@ from encoderlab.tasks.data.readers import Squad
 from encoderlab.tasks.forms.base import Form, FormSettings, Network, Predictions, Scores, log_softmax
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch
 from encoderlab.tasks.scoring import answers
+from encoderlab.tasks.scoring.analysis import Mistake, texts_of
 from encoderlab.tasks.scoring.baselines import no_answer, overlapping_sentence
 
 if TYPE_CHECKING:
@@ -224,6 +225,24 @@ class SpanForm(Form):
             return super().score_found(task, examples, found)
         known = {"null_odds": found.null_odds, "threshold": found.threshold}
         return cls.score(task, examples, best_texts(found), **known)
+
+    @classmethod
+    def off(cls, task: Task, example: Any, value: Any, detail: Mapping[str, Any]) -> float:
+        """What the F1 of the answer lacks, by how sure the answer is."""
+        return (1 - cls.measures(task, [example], [value])["f1"]) * max(detail["score"], 1e-9)
+
+    @classmethod
+    def mistake(cls, task: Task, place: int, example: Any, value: Any, detail: Mapping[str, Any]) -> Mistake:
+        gold = list(dict.fromkeys(answer.text for answer in example.answers))
+        around = example.answers[0].start if example.answers else example.passage.find(value)
+        return Mistake(
+            place=place,
+            id=example.id,
+            texts=texts_of({"question": example.question, "passage": example.passage}, around),
+            gold=" · ".join(gold) or "no answer",
+            predicted=value or "no answer",
+            sure=detail["score"],
+        )
 
     # A task, its tokenizer and its settings
 

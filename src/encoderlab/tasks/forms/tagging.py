@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,11 +35,15 @@ from encoderlab.tasks.forms.base import (
 )
 from encoderlab.tasks.forms.batching import Encoded, Item, TaskBatch, to_numpy
 from encoderlab.tasks.scoring import metrics
+from encoderlab.tasks.scoring.analysis import Mistake, by_class
 from encoderlab.tasks.scoring.baselines import most_frequent_tag_of_all, tag_dictionary
-from encoderlab.tasks.scoring.entities import score_entities
+from encoderlab.tasks.scoring.entities import entities, score_entities
 
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Task
+
+
+WORDS = 60  # of a sentence with mistakes that are kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +140,40 @@ class TaggingForm(Form):
         every = by_type.pop("all")
         scores |= {"f1": every.f1, "precision": every.precision, "recall": every.recall}
         return scores | {f"f1_{kind}": value.f1 for kind, value in by_type.items()}
+
+    @classmethod
+    def off(cls, task: Task, example: Any, value: Any, detail: Mapping[str, Any]) -> float:
+        """The sum of the probabilities of the wrong tags."""
+        tags = zip(example.tags, value, detail["scores"], strict=True)
+        return sum(share + 1e-9 for gold, guess, share in tags if gold != guess)
+
+    @classmethod
+    def mistake(cls, task: Task, place: int, example: Any, value: Any, detail: Mapping[str, Any]) -> Mistake:
+        wrong = [i for i, (gold, guess) in enumerate(zip(example.tags, value, strict=True)) if gold != guess]
+        start = max(0, wrong[0] - WORDS // 4)
+        part = slice(start, start + WORDS)
+        words = tuple(zip(example.words[part], example.tags[part], value[part], strict=True))
+        gold, guess = (cls._in_words(task, example.words, tags) for tags in (example.tags, value))
+        return Mistake(place=place, id=example.id, texts={}, gold=gold, predicted=guess, words=words)
+
+    @staticmethod
+    def _in_words(task: Task, words: Sequence[str], tags: Sequence[str]) -> str:
+        """The entities; without schemes there are none, and the tags stand at their words."""
+        if "macro_f1" in task.metrics:
+            return ""
+        named = (f"{kind or 'entity'}: {' '.join(words[start:end])}" for kind, start, end in entities(tags))
+        return "; ".join(named) or "none"
+
+    @classmethod
+    def details_of(cls, task: Task, examples: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
+        """By type of entity; where tags have no prefixes by tag, with what is taken for what."""
+        gold = [example.tags for example in examples]
+        if "macro_f1" not in task.metrics:
+            scores = score_entities(gold, values)
+            scores.pop("all")
+            return {"kind": "entity type", "classes": scores}
+        right, guess = ([tag for tags in side for tag in tags] for side in (gold, values))
+        return {"kind": "tag", "classes": by_class([[tag] for tag in right], [[tag] for tag in guess])}
 
     def chance(self, examples: Sequence[Any]) -> float | None:
         return entropy(tag for example in examples for tag in example.labels)

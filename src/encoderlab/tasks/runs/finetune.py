@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +17,7 @@ from encoderlab.config import to_dict
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange.files import SAFE
 from encoderlab.model import Model, weights_hash
-from encoderlab.models import FAMILIES
+from encoderlab.models import FAMILIES, flops
 from encoderlab.models.base import resized
 from encoderlab.models.convbert import masking_padding
 from encoderlab.nn.heads import TaskHead
@@ -50,8 +49,11 @@ from encoderlab.tasks.runs.sift import SiFT, SiFTObjective
 from encoderlab.tasks.scoring.scores import score
 from encoderlab.train import checkpoint
 from encoderlab.train.data import Data
+from encoderlab.train.diagnoses import Finding
 from encoderlab.train.distributed import join
-from encoderlab.train.folder import METRICS, hardware
+from encoderlab.train.doctor import diagnose
+from encoderlab.train.evidence import of_lines, read_lines
+from encoderlab.train.folder import METRICS, hardware, peak_memory
 from encoderlab.train.loop import Outcome, train
 from encoderlab.train.optim import AdamW, Optim
 from encoderlab.train.recipe import Budget, Checkpoints, Evaluation, Phase, Training
@@ -165,6 +167,7 @@ def finetune(
     session: Budget | None = None,
     encodings: Encodings | None = None,
     trained: Mapping[str, Any] | None = None,
+    title: str = "",
 ) -> Result:
     """Fine-tune ``model`` on ``splits["train"]``, choose weights on ``splits["dev"]``, predict all other splits.
 
@@ -180,12 +183,13 @@ def finetune(
         session: limits this call, not the run, which the next call resumes.
         encodings: caches encoded examples for further runs.
         trained: the result of :func:`read_task` for the model's folder; without it, the model's head is not kept.
+        title: the name shown while it trains.
 
     Raises:
         ConfigError, DataError, Stopped, Diverged, OutOfMemory: as the training loop.
     """
-    run = FineTuning(model, task, splits, recipe, out, about=about, encodings=encodings, trained=trained)
-    return run.result(session)
+    more: dict[str, Any] = {"about": about, "encodings": encodings, "trained": trained, "title": title}
+    return FineTuning(model, task, splits, recipe, out, **more).result(session)
 
 
 class FineTuning:
@@ -213,8 +217,9 @@ class FineTuning:
         about: Mapping[str, Any] | None = None,
         encodings: Encodings | None = None,
         trained: Mapping[str, Any] | None = None,
+        title: str = "",
     ) -> None:
-        self.model, self.splits, self.out = model, splits, out
+        self.model, self.splits, self.out, self.title = model, splits, out, title
         self.encodings = encodings or Encodings()
         self.recipe = recipe.suited(task, splits["train"])
         whole = completed(task, splits["train"])
@@ -297,14 +302,17 @@ class FineTuning:
             more: dict[str, Any] = {"seed": recipe.seed, "world": self.world, "state": state}
             return ItemSource(items, batch=rows, room=room, pad=pad, mode=recipe.packing, **more)
 
-        hashes = {name: split.sha256 for name, split in self.splits.items()} | hashes_of(self.identity)
+        more: dict[str, Any] = {
+            "hashes": {name: split.sha256 for name, split in self.splits.items()} | hashes_of(self.identity),
+            "operations": self._operations(objective, items),
+        }
         dev = self.splits.get("dev")
         if dev is None:
             if recipe.select == "best_epoch":
                 raise ConfigError(
                     f"task {self.task.name!r} has no dev data to choose an epoch; set select=last or give a dev split"
                 )
-            return Data(source=source, hashes=hashes)
+            return Data(source=source, **more)
         held_out = self.items(objective, "dev")
 
         def losses(phase: Phase) -> Iterator[TaskBatch]:
@@ -317,7 +325,22 @@ class FineTuning:
 
         chance = form.chance(dev.examples)
         known = {} if chance is None else {form.name: chance}
-        return Data(source=source, validation=losses, score=scores, chance=known, hashes=hashes)
+        return Data(source=source, validation=losses, score=scores, chance=known, **more)
+
+    def _operations(self, objective: TaskObjective, items: Sequence[Item]) -> Callable[[Phase], float] | None:
+        """Floating-point operations of training per token, heads aside; None where the loss needs more passes than one,
+        or the encoder none.
+
+        Attention costs as much as the sequence of a token is long, so the mean length over tokens is counted with.
+        """
+        if not isinstance(objective.model, Model) or self.recipe.sift is not None:
+            return None
+        lengths = [len(sequence) for item in items for sequence in item.sequences]
+        length = round(sum(n * n for n in lengths) / max(sum(lengths), 1)) or 1
+        cost = flops.training(objective.model.config, length, predicted=0.0)
+        if self.teacher is not None:
+            cost += sum(flops.forward(self.teacher.config, length, predicted=0.0).values())
+        return lambda phase: cost
 
     # Train, repair, extend
 
@@ -330,11 +353,13 @@ class FineTuning:
         items = self.items(objective, "train")
         cut, too_long = form.cut, form.cut_note("training example", f"{form.settings.max_length}")
         recipe = resolved(self.recipe, self.task, items)
-        outcome = train(objective, recipe, self.data(objective, recipe, items), self.out, session=session)
+        data = self.data(objective, recipe, items)
+        outcome = train(objective, recipe, data, self.out, session=session, title=self.title)
         if outcome.best is not None:
             checkpoint.load_weights(objective, outcome.best)
         evaluated = self.evaluate(objective, self.splits)
-        notes = [*evaluated.notes, *filter(None, (too_long, self._unlearnt(form, recipe)))]
+        findings = self._findings(recipe)
+        notes = [*evaluated.notes, *filter(None, (too_long,)), *(f"doctor: {finding}" for finding in findings)]
         if self.model.config.task is not None:
             notes.append(said)
         if outcome.step < recipe.budget.amount:
@@ -348,6 +373,7 @@ class FineTuning:
             **self._record(recipe, outcome),
             "scores": evaluated.scores,
             "notes": notes,
+            "findings": [vars(finding) for finding in findings],
             "head": said,
             "epochs": round(outcome.step * recipe.batch / len(items), 2),
             "cut": cut,
@@ -357,25 +383,9 @@ class FineTuning:
         self.write(objective, record, evaluated)
         return Result(folder=self.out, record=record, model=self.out / "model", predictions=evaluated.predictions)
 
-    def _unlearnt(self, form: Form, recipe: FinetuneRecipe) -> str:
-        """A note if the loss never fell below that of guessing labels by their frequency; else empty."""
-        if not self.world.main:
-            return ""
-        chances = {name: form.chance(self.splits[name].examples) for name in ("train", "dev") if name in self.splits}
-        lines = [json.loads(line) for line in (self.out / METRICS).read_text(encoding="utf-8").splitlines()]
-        found = [
-            line["losses"][form.name] / chance
-            for line in lines
-            for chance in [chances.get({"train": "train", "valid": "dev"}.get(line["split"], ""))]
-            if chance and line.get("losses", {}).get(form.name) is not None
-        ]
-        if not found or min(found) < 0.95:
-            return ""
-        chance, trained = chances["train"], f"rate {recipe.optim.lr:g}, {recipe.budget.amount:,.0f} updates"
-        return (
-            f"nothing was learned: the loss stayed at {chance:.2f} nats, the loss of guessing by label frequency "
-            f"({trained}); raise optim.lr or train longer"
-        )
+    def _findings(self, recipe: FinetuneRecipe) -> list[Finding]:
+        """Findings of the doctor in the metrics."""
+        return diagnose(of_lines(read_lines(self.out / METRICS), to_dict(recipe))) if self.world.main else []
 
     def mend(self, finished: Result) -> Result | None:
         """A finished run whose damaged files are made again from its weights; None if the weights are damaged.
@@ -474,6 +484,9 @@ class FineTuning:
             "data": {name: split.sha256 for name, split in self.splits.items()},
             "selection": recipe.select + (" on dev" if recipe.select == "best_epoch" else " step"),
             "seconds": outcome.seconds,
+            "tokens": outcome.tokens,
+            "flops": outcome.flops or None,
+            "memory": peak_memory(self.world.device),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "hardware": hardware(),
             "recipe": to_dict(recipe),

@@ -1,4 +1,4 @@
-"""The folder of a fine-tuning run: model with ``task.json``, predictions, submissions, and ``score.json``.
+"""The folder of a fine-tuning run: model with ``task.json``, predictions, mistakes, submissions, and ``score.json``.
 
 ``score.json`` marks the run as finished and describes it. It has the hashes of all files of the run and of itself, and
 a copy in ``model/``: a finished run is verified when it is read, and damaged files are made again
@@ -18,11 +18,11 @@ from typing import Any, cast
 
 from encoderlab.config import from_dict, to_dict
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.files import read_json, sha256, write_json, write_text
+from encoderlab.files import finite, read_json, sha256, write_json, write_text
 from encoderlab.interchange import checksums
 from encoderlab.tasks.data import readers, suites
 from encoderlab.tasks.data.readers import Layout
-from encoderlab.tasks.data.task import Split, Task
+from encoderlab.tasks.data.task import Split, Task, is_unlabelled
 from encoderlab.tasks.forms.base import FormSettings, Network, Predictions
 from encoderlab.tasks.forms.table import FORMS, form_named
 from encoderlab.tasks.runs.predict import record
@@ -108,13 +108,24 @@ def write_submissions(
 def write_predictions(
     task: Task, splits: Mapping[str, Split], predictions: Mapping[str, Predictions], out: Path
 ) -> None:
-    """Write ``predictions-SPLIT.jsonl`` for every split."""
+    """Write ``predictions-SPLIT.jsonl`` for every split, and ``analysis-SPLIT.json``
+    (:class:`encoderlab.tasks.scoring.analysis.Analysis`) where all of it is labelled.
+    """
     for name, found in predictions.items():
+        examples = splits[name].examples
+        if not any(map(is_unlabelled, examples)):
+            analysis = FORMS[task.form].analysed(task, examples, found)
+            write_json(out / analysis_file(name), finite(to_dict(analysis)))
         lines = [
             json.dumps(record(example, value, detail, task.labels), ensure_ascii=False)
-            for example, value, detail in zip(splits[name].examples, found.values, found.details, strict=True)
+            for example, value, detail in zip(examples, found.values, found.details, strict=True)
         ]
         write_text(out / f"predictions-{name}.jsonl", "\n".join(lines) + "\n")
+
+
+def analysis_file(split: str) -> str:
+    """Where a run folder says how the predictions for a split go wrong."""
+    return f"analysis-{split}.json"
 
 
 def write_score(score: Mapping[str, Any], out: Path, lost: Mapping[str, str] | None = None) -> None:
@@ -203,7 +214,8 @@ def damaged(out: Path, record: Mapping[str, Any]) -> list[str]:
 
 def discard(out: Path, record: Mapping[str, Any]) -> None:
     """Delete the result of a run whose weights are lost, so that it is trained again."""
-    for path in (out / "model", out / METRICS, out / SCORE_FILE, *out.glob("predictions-*.jsonl")):
+    made = (*out.glob("predictions-*.jsonl"), *out.glob(analysis_file("*")))
+    for path in (out / "model", out / METRICS, out / SCORE_FILE, *made):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     write_json(out / RECIPE, record["recipe"])
 

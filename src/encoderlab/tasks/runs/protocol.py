@@ -6,6 +6,7 @@ The grid is searched on development data. :mod:`encoderlab.tasks.runs.published`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -81,6 +82,23 @@ class Protocol:
         if limit is not None and recipe.form.max_length > limit:
             recipe = replace(recipe, form=replace(recipe.form, max_length=limit))
         return recipe
+
+    def says(self, recipe: FinetuneRecipe, model: Model, examples: int) -> str:
+        """How long ``recipe`` trains on so many examples, in which batches and at which rate, and what these go by.
+        What a form makes of one example does not count.
+        """
+        updates = recipe.updates(examples)
+        epochs, width = updates * recipe.batch / max(examples, 1), model.config.encoder.width
+        lr, batch = (_widest(self.widths, width) or {}).get("optim.lr"), _widest(self.batches, examples)
+        by_size = " (by the size of the data)" if recipe.batch == batch else ""
+        by_width = f" (by the width, {width})" if recipe.optim.lr == lr else ""
+        raised = ""
+        if recipe.steps is None and updates > max(1, round(recipe.epochs * math.ceil(examples / recipe.batch))):
+            raised = f", {recipe.epochs:g} raised towards at least {recipe.least_updates} updates"
+        return (
+            f"{examples:,} examples in batches of {recipe.batch}{by_size}, {updates:,} updates (about {epochs:.3g} "
+            f"epochs{raised}), rate {recipe.optim.lr:g}{by_width}"
+        )
 
 
 def _widest(table: Mapping[int, Any], size: int) -> Any:

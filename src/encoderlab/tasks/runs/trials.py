@@ -18,7 +18,7 @@ from encoderlab.config import to_dict
 from encoderlab.errors import Diverged
 from encoderlab.files import write_json
 from encoderlab.interchange.places import resolve
-from encoderlab.model import Model, weights_hash
+from encoderlab.model import Model, count_parameters, weights_hash
 from encoderlab.tasks.data.splits import remarks_of
 from encoderlab.tasks.data.task import Split, Task
 from encoderlab.tasks.forms.encodings import Encodings
@@ -27,7 +27,7 @@ from encoderlab.tasks.runs.finetune import FinetuneRecipe, finetune
 from encoderlab.tasks.runs.folder import SCORE_FILE, Result, read_signed, signed
 from encoderlab.tasks.runs.protocol import Protocol, at_point
 from encoderlab.tasks.scoring.metrics import mean_interval
-from encoderlab.train.folder import hardware
+from encoderlab.train.folder import hardware, session_command
 
 Point = Mapping[str, Any]  # values of fields of the recipe, by path
 Adjust = Callable[[FinetuneRecipe], FinetuneRecipe]
@@ -45,10 +45,14 @@ class Origin:
     Args:
         after: names of the intermediate tasks, in order.
         trained: the task of its head (:func:`encoderlab.tasks.runs.folder.read_task`); without it the head is not kept.
+        folder: where it lies, for the record.
+        system: what it is called beside others.
     """
 
     after: tuple[str, ...] = ()
     trained: Mapping[str, Any] | None = None
+    folder: str = ""
+    system: str = ""
 
 
 FRESH = Origin()  # a model that was not fine-tuned before
@@ -65,9 +69,13 @@ class Runs:
     trained: Mapping[str, Any] | None
     encodings: Encodings = field(default_factory=Encodings)
 
-    def attempt(self, recipe: FinetuneRecipe, splits: Mapping[str, Split], folder: str) -> Result | str:
-        """Run ``recipe`` in ``folder``, or read the finished run; if it diverged, the error message."""
+    def attempt(self, recipe: FinetuneRecipe, splits: Mapping[str, Split], folder: str, title: str) -> Result | str:
+        """Run ``recipe`` in ``folder``, or read the finished run; if it diverged, the error message.
+
+        ``title`` is the name shown while it trains.
+        """
         more: dict[str, Any] = {"about": self.about, "encodings": self.encodings, "trained": self.trained}
+        more["title"] = title
         try:
             return finetune(self.model, self.task, splits, recipe, self.out / folder, **more)
         except Diverged as error:
@@ -101,11 +109,16 @@ def run(
     origin: Origin = FRESH,
     adjust: Adjust = lambda recipe: recipe,
     say: Say = silent,
+    searched: Sequence[Mapping[str, Any]] = (),
+    baselines: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None,
 ) -> ProtocolResult:
     """Fine-tune ``model`` on ``task`` by ``protocol``; finished runs in ``out`` are read instead of repeated.
 
     The grid is searched on the development set only; every other labelled split is scored once, at the chosen point.
     ``adjust`` changes the protocol's recipe last (fields that the user sets).
+
+    ``searched`` are the points of a search that came before, and ``baselines`` the scores of simple predictors by split
+    and name; both are kept in the record.
 
     Raises:
         Diverged: every point of the grid failed, or every seed at the chosen point.
@@ -118,16 +131,20 @@ def run(
     recipes = [at_point(base, point, where="--grid") for point in points]  # refuse a wrong one before any training
     about = {"protocol": protocol.name, "model": weights_hash(model), "after": list(origin.after)}
     runs = Runs(model=model, task=task, out=out, about=about, trained=origin.trained)
+    named = " ".join(filter(None, (task.name, origin.system)))
 
     def attempts(number: int, seeds: int, splits: Mapping[str, Split]) -> dict[int, Result | str]:
         """The runs at one point of the grid, by seed."""
         found = {}
         for seed in range(base.seed, base.seed + seeds):
-            say(" ".join(filter(None, (f"{task.name}:", describe(points[number]), f"seed {seed}"))))
+            title = " ".join(filter(None, (f"{named}:", describe(points[number]), f"seed {seed}")))
+            say(title)
             recipe = replace(recipes[number], seed=seed)
-            found[seed] = runs.attempt(recipe, splits, f"{folder_name(points[number])}/seed-{seed}")
+            found[seed] = runs.attempt(recipe, splits, f"{folder_name(points[number])}/seed-{seed}", title)
         return found
 
+    said = protocol.says(base, model, len(splits["train"]))
+    say(f"{named}: {said}")
     search: list[dict[str, Any]] = []
     if len(points) > 1:
         seen = {name: splits[name] for name in ("train", "dev")}
@@ -136,7 +153,9 @@ def run(
             scores = [result.scores["dev"][task.metric] for result in tried]
             search.append({"point": point, "dev": scores, "failed": protocol.search_seeds - len(scores)})
     chosen = _best_point(search, task)
-    say(f"{task.name}: {in_words(recipes[chosen], len(splits['train']))}")
+    if search:
+        said = protocol.says(recipes[chosen], model, len(splits["train"]))
+        say(f"{named}: {describe(points[chosen])} is taken: {said}")
     found = attempts(chosen, protocol.seeds, splits)
     finished = _finished(found)
     if not finished:
@@ -147,12 +166,19 @@ def run(
         "report": protocol.report,
         **about,
         "source": protocol.source,
+        "said": said,
+        "form": task.form,
+        "initial": {"folder": origin.folder, "parameters": count_parameters(model.config)["total"]}
+        | {"family": model.config.family, "layers": model.config.encoder.layers, "width": model.config.encoder.width},
+        "command": session_command(),
         "grid": {name: list(values) for name, values in protocol.grid.items()},
-        "search": search,
+        "search": [*searched, *search],
         "chosen": points[chosen],
         "selection": f"{base.select} by {task.metric} of dev",
         "seeds": {str(seed): _entry(one, task, splits["dev"]) for seed, one in found.items()},
         "scores": _summaries(finished, splits),
+        "baselines": baselines or {},
+        "sources": {name: list(split.files) for name, split in splits.items()},
         "data": {name: split.sha256 for name, split in splits.items()},
         "examples": {name: len(split) for name, split in splits.items()},
         "remarks": remarks_of(splits),
@@ -198,19 +224,6 @@ def best_seed(folder: Path, say: Say) -> Path:
     which = f"the best of {len(scores)} on the development set" if len(scores) > 1 else "the only one with scores"
     say(f"seed {best}, {which}")
     return folder / folder_name(found["chosen"]) / f"seed-{best}"
-
-
-def in_words(recipe: FinetuneRecipe, examples: int) -> str:
-    """The length of training for this number of examples, and the rate.
-
-    Counts each example once, even if a form makes several items of it.
-    """
-    updates = recipe.updates(examples)
-    epochs = updates * recipe.batch / max(examples, 1)
-    return (
-        f"{examples:,} examples in batches of {recipe.batch}, {updates:,} updates (about {epochs:.3g} epochs), "
-        f"rate {recipe.optim.lr:g}"
-    )
 
 
 def describe(point: Point) -> str:
@@ -271,12 +284,13 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultRow:
-    """One line of a table: the score of a system on a task over ``n`` seeds; ``failed`` seeds are counted separately.
+    """One line of a table: the score of a system on a split of a task over ``n`` seeds.
 
-    ``n`` is 0 for a baseline, which has no seeds.
+    ``failed`` seeds are counted separately. ``n`` is 0 for a baseline, which has no seeds.
     """
 
     task: str
+    split: str
     metric: str
     system: str
     median: float
@@ -288,11 +302,12 @@ class ResultRow:
     failed: int = 0
 
 
-def system_row(outcome: ProtocolResult, system: str) -> ResultRow:
-    """The line for a protocol's result on the development set."""
-    stats = outcome.record["scores"]["dev"][outcome.task.metric]
+def system_row(outcome: ProtocolResult, system: str, split: str = "dev") -> ResultRow:
+    """The line of what a protocol found on a split."""
+    stats = outcome.record["scores"][split][outcome.task.metric]
     return ResultRow(
         task=outcome.task.name,
+        split=split,
         metric=outcome.task.metric,
         system=system,
         failed=sum("failed" in entry for entry in outcome.record["seeds"].values()),
@@ -301,10 +316,10 @@ def system_row(outcome: ProtocolResult, system: str) -> ResultRow:
     )
 
 
-def baseline_rows(task: Task, scores: Mapping[str, Mapping[str, float]]) -> list[ResultRow]:
-    """The lines for the result of :func:`encoderlab.tasks.scoring.scores.baselines`."""
+def baseline_rows(task: Task, scores: Mapping[str, Mapping[str, float]], split: str = "dev") -> list[ResultRow]:
+    """The lines of what :func:`encoderlab.tasks.scoring.scores.baselines` found on a split."""
     return [
-        ResultRow(task=task.name, metric=task.metric, system=name, median=value, mean=value, best=value)
+        ResultRow(task=task.name, split=split, metric=task.metric, system=name, median=value, mean=value, best=value)
         for name, found in scores.items()
         for value in [found.get(task.metric)]
         if value is not None

@@ -103,12 +103,13 @@ def tune(
     about = {"protocol": protocol.name, "model": weights_hash(model), "search": "optuna", "after": list(origin.after)}
     runs = Runs(model=model, task=task, out=out, about=about, trained=origin.trained)
     seen = {name: splits[name] for name in ("train", "dev")}
+    say(f"{task.name}: {protocol.says(base, model, len(splits['train']))}")
     tried: list[dict[str, Any]] = []
     for _ in range(search.trials):
         trial = study.ask()
         point = {name: _suggest(trial, name, values) for name, values in search.space.items()}
-        say(f"{task.name}: {describe(point)}")
-        found = runs.attempt(at_point(base, point, where="--tune"), seen, folder_name(point))
+        say(title := f"{task.name}: {describe(point)}")
+        found = runs.attempt(at_point(base, point, where="--tune"), seen, folder_name(point), title)
         if isinstance(found, str):
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
             tried.append({"point": point, "failed": found})

@@ -7,12 +7,12 @@ Sang, CoNLL-2000) does the same for BIO and IOB1.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from encoderlab.errors import DataError
+from encoderlab.tasks.scoring.analysis import ClassScore
 
 Scheme = Literal["BIO", "IOB1", "BIOES", "BMES"]
 Entity = tuple[str, int, int]
@@ -120,29 +120,7 @@ def convert(tags: Sequence[str], scheme: Scheme = "BIO") -> list[str]:
     return write_tags(entities(tags), len(tags), scheme)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EntityScore:
-    """Counts of one entity type, or of all."""
-
-    correct: int
-    predicted: int
-    gold: int
-
-    @property
-    def precision(self) -> float:
-        return self.correct / self.predicted if self.predicted else 0.0
-
-    @property
-    def recall(self) -> float:
-        return self.correct / self.gold if self.gold else 0.0
-
-    @property
-    def f1(self) -> float:
-        both = self.precision + self.recall
-        return 2 * self.precision * self.recall / both if both else 0.0
-
-
-def score_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, EntityScore]:
+def score_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, ClassScore]:
     """Scores by entity type, and of all types together under ``"all"``: an entity counts if type and both borders are
     equal.
     """
@@ -154,5 +132,5 @@ def score_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[s
         for name, spans in (("gold", a), ("predicted", b), ("correct", a & b)):
             counts[name].update(kind for kind, _, _ in spans)
     kinds = sorted(set(counts["gold"]) | set(counts["predicted"]))
-    scores = {kind: EntityScore(**{name: counter[kind] for name, counter in counts.items()}) for kind in kinds}
-    return {"all": EntityScore(**{name: counter.total() for name, counter in counts.items()}), **scores}
+    scores = {kind: ClassScore(**{name: counter[kind] for name, counter in counts.items()}) for kind in kinds}
+    return {"all": ClassScore(**{name: counter.total() for name, counter in counts.items()}), **scores}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from encoderlab.tasks.data.examples import Example, Split
+from encoderlab.tasks.data.examples import Example, Split, is_unlabelled
 from encoderlab.tasks.data.task import Task
 from encoderlab.tasks.forms.base import Scores
 from encoderlab.tasks.forms.table import FORMS
@@ -38,4 +38,13 @@ def baselines(task: Task, train: Split, dev: Split) -> dict[str, Scores]:
         name: score(task, dev.examples, predictions)[0]
         for name, predictions in found.items()
         if predictions is not None
+    }
+
+
+def baselines_by_split(task: Task, splits: Mapping[str, Split]) -> dict[str, dict[str, Scores]]:
+    """The scores of :func:`baselines` on every split that is labelled, but the training one."""
+    return {
+        name: baselines(task, splits["train"], split)
+        for name, split in splits.items()
+        if name != "train" and not any(map(is_unlabelled, split.examples))
     }

@@ -1,0 +1,147 @@
+"""What folders of fine-tuning hold: what a protocol found, the runs of its seeds, and where their predictions go wrong.
+
+Everything is read from files whose hashes the runs recorded; what is not as it was written is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from encoderlab.config import from_dict
+from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import read_json, sha256
+from encoderlab.tasks.runs.folder import SCORE_FILE, analysis_file, read_signed, record_of
+from encoderlab.tasks.runs.trials import folder_name
+from encoderlab.tasks.scoring.analysis import Analysis
+from encoderlab.train.evidence import read_lines
+from encoderlab.train.folder import METRICS, PROVENANCE, RECIPE, flatten
+
+PRETRAINED, WITHOUT = "pretrained", "without pretraining"  # the systems of one folder
+SCRATCH = "scratch"  # in it: the protocol of fresh weights
+REMEDY = "run the command of the fine-tuning again, which makes it again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedRun:
+    """The run of one seed. ``record`` is its ``score.json``, empty where it did not end; ``train`` and ``valid`` are
+    its metrics; ``analysis`` is by split; ``sessions`` are those of its provenance.
+    """
+
+    seed: str
+    folder: Path
+    record: Mapping[str, Any]
+    failed: str
+    train: Sequence[Mapping[str, Any]]
+    valid: Sequence[Mapping[str, Any]]
+    analysis: Mapping[str, Analysis]
+    sessions: Sequence[Mapping[str, Any]]
+
+    @property
+    def scores(self) -> Mapping[str, Mapping[str, float]]:
+        """By split and metric; none where the run did not end."""
+        return self.record.get("scores", {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetuning:
+    """What a protocol found for one task: ``record`` is its ``score.json``, ``fresh`` what the same found for fresh
+    weights, where that was asked for.
+    """
+
+    folder: Path
+    record: Mapping[str, Any]
+    seeds: Sequence[SeedRun]
+    fresh: Finetuning | None = None
+
+    @property
+    def task(self) -> str:
+        return self.record["task"]
+
+    @property
+    def metric(self) -> str:
+        return self.record["metric"]
+
+    @property
+    def splits(self) -> list[str]:
+        """Those with scores, the development set first."""
+        return sorted(self.record["scores"], key=lambda split: split != "dev")
+
+    @property
+    def best(self) -> SeedRun:
+        """The run with the best development score."""
+        return max(self.ended, key=lambda run: run.scores["dev"][self.metric])
+
+    @property
+    def ended(self) -> list[SeedRun]:
+        """The runs that have scores."""
+        return [run for run in self.seeds if run.scores]
+
+    def scores(self, split: str, metric: str | None = None) -> list[float]:
+        """One score per seed that ended; of the task's metric by default."""
+        return [run.scores[split][metric or self.metric] for run in self.ended if split in run.scores]
+
+    def systems(self) -> Iterator[tuple[str, Finetuning]]:
+        """What was compared in this folder, the model last."""
+        if self.fresh is not None:
+            yield WITHOUT, self.fresh
+        yield PRETRAINED, self
+
+
+def tasks_in(folder: Path) -> list[Path]:
+    """The folders of the tasks that a folder of fine-tuning holds: itself, or those of a suite; none where it holds
+    something else.
+    """
+    if (folder / SCORE_FILE).exists() and not (folder / RECIPE).exists():
+        return [folder]
+    places = sorted(path.parent for path in folder.glob(f"*/{SCORE_FILE}"))
+    return [place for place in places if not (place / RECIPE).exists() and not place.name.startswith("after-")]
+
+
+def read(folder: Path) -> Finetuning:
+    """The fine-tuning of one task.
+
+    Raises:
+        DataError: a file is missing or is not what was written.
+    """
+    record = record_of(folder)
+    if record is None:
+        raise DataError(f"{folder}: holds no {SCORE_FILE}; give the folder of a fine-tuning")
+    if "seeds" not in record:
+        raise ConfigError(f"{folder}: is the run of one seed; give the folder of all seeds")
+    where = folder / folder_name(record["chosen"])
+    return Finetuning(
+        folder=folder,
+        record=record,
+        seeds=[_seed_run(seed, entry, where / f"seed-{seed}") for seed, entry in record["seeds"].items()],
+        fresh=read(folder / SCRATCH) if (folder / SCRATCH / SCORE_FILE).exists() else None,
+    )
+
+
+def _seed_run(seed: str, entry: Mapping[str, Any], folder: Path) -> SeedRun:
+    """The run of one seed, of which only what is there is read; a seed that diverged has metrics and no score."""
+    score = folder / SCORE_FILE
+    record = read_signed(score, REMEDY) if score.exists() else {}
+    for name in (METRICS, PROVENANCE, *(analysis_file(split) for split in record.get("scores", {}))):
+        wanted = record.get("files", {}).get(name)
+        if wanted is not None and (not (folder / name).exists() or sha256(folder / name) != wanted):
+            raise DataError(f"{folder / name}: is missing, or not what was written; {REMEDY}")
+    lines = [flatten(line) for line in read_lines(folder / METRICS)] if (folder / METRICS).exists() else []
+    for line in lines:
+        line["time"] = line.get("seconds")
+    places = {split: folder / analysis_file(split) for split in record.get("scores", {})}
+    sessions = read_json(folder / PROVENANCE).get("sessions", []) if (folder / PROVENANCE).exists() else []
+    return SeedRun(
+        seed=seed,
+        folder=folder,
+        record=record,
+        failed=entry.get("failed", ""),
+        train=[line for line in lines if line.get("split") == "train"],
+        valid=[line for line in lines if line.get("split") == "valid"],
+        analysis={
+            split: from_dict(Analysis, read_json(place, REMEDY)) for split, place in places.items() if place.exists()
+        },
+        sessions=sessions,
+    )

@@ -1,0 +1,556 @@
+"""The page of fine-tuning, from what its folders hold (:mod:`encoderlab.measure.finetuning`): one task with everything
+about it, or several fine-tunings side by side.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from encoderlab.files import finite, write_text
+from encoderlab.measure.curves import curve_data
+from encoderlab.measure.finetuning import PRETRAINED, WITHOUT, Finetuning, SeedRun, read, tasks_in
+from encoderlab.measure.report import MethodScores, Metric, Run, TaskScores, Tile, interval
+from encoderlab.measure.runs import STRIPS, machine, names, side_by_side, versions
+from encoderlab.measure.strips import strip
+from encoderlab.pages.charts import Chart, Point, Series, chart
+from encoderlab.pages.template import render as fill
+from encoderlab.tasks.scoring.analysis import Mistake
+from encoderlab.train.evidence import is_number
+from encoderlab.train.folder import flatten
+from encoderlab.train.units import duration, quantity
+
+MATRIX = 12  # classes of a confusion matrix; of more, the most frequent confusions are listed
+MISTAKES = 20  # that are shown
+COUNTS = ("total", "threshold")  # how names of scores end that are none
+POINTS = 60  # of a curve of several seeds
+SPLITS = {"dev": "Development set", "test": "Test set"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A page as text, what it says in a sentence, and its table: heads of columns, and a row of cells per score."""
+
+    html: str
+    verdict: str
+    head: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[str]]]
+
+
+def write(folders: Sequence[Path], path: Path, *, title: str | None = None) -> Page:
+    """Write the page about the fine-tunings in ``folders``, atomically.
+
+    Raises:
+        ConfigError, DataError: a folder is given twice, holds something else, or is damaged.
+    """
+    page = make(folders, title=title)
+    write_text(path, page.html)
+    return page
+
+
+def make(folders: Sequence[Path], *, title: str | None = None) -> Page:
+    """The page of one task, or of several fine-tunings."""
+    runs = {
+        name: [read(place) for place in tasks_in(folder)] for name, folder in zip(names(folders), folders, strict=True)
+    }
+    everything = [found for tasks in runs.values() for found in tasks]
+    if len(everything) == 1:
+        return _one(everything[0], title)
+    return _several(runs, title)
+
+
+# Numbers in words
+
+
+def points(values: Sequence[float]) -> str:
+    """Mean and half of the 95% interval, × 100."""
+    middle, half = interval(values)
+    return f"{100 * middle:.1f}" + (f" ± {100 * half:.1f}" if half else "")
+
+
+def split_name(split: str) -> str:
+    """``test_mismatched`` as ``Test set, mismatched``."""
+    first, _, rest = split.partition("_")
+    return SPLITS.get(first, first) + (f", {rest}" if rest else "")
+
+
+def model_name(found: Finetuning) -> str:
+    """The folder of the initial model; that of a run, and not of its ``model``."""
+    path = Path(found.record.get("initial", {}).get("folder") or "fresh weights")
+    return path.parent.name if path.name == "model" and path.parent.name else path.name
+
+
+def verdict(found: Finetuning) -> str:
+    """The scores of every split, and the best baseline of the development set."""
+    parts = [f"{points(found.scores(split))} on the {split_name(split).lower()}" for split in found.splits]
+    ended, tried = len(found.ended), len(found.seeds)
+    over = f"{ended} seed{'s' * (ended > 1)}" if ended == tried else f"{ended} of {tried} seeds"
+    words = f"{found.metric} {' and '.join(parts)}, over {over}"
+    simple = _baselines(found, "dev")
+    if simple:
+        best = max(simple, key=lambda one: one.scores[0])
+        words += f"; {best.name} has {100 * best.scores[0]:.1f} on the development set"
+    failed = [f"seed {run.seed} ({run.failed})" for run in found.seeds if run.failed]
+    return words + "." + (f" Failed: {', '.join(failed)}." if failed else "")
+
+
+def _baselines(found: Finetuning, split: str) -> list[MethodScores]:
+    scores = found.record.get("baselines", {}).get(split, {})
+    return [MethodScores(name=name, scores=[of[found.metric]]) for name, of in scores.items() if found.metric in of]
+
+
+def plots(named: Sequence[tuple[str, Finetuning]], *, by: str = "") -> list[TaskScores]:
+    """A strip plot for every split of one task on the same data. Two systems with the same seeds are compared."""
+    found = named[-1][1]
+    seeds = {tuple(run.seed for run in one.ended) for _, one in named}
+    last = named[-1][0]
+    about = f"{found.record['examples']['train']:,} training examples"
+    return [
+        TaskScores(
+            name=split_name(split),
+            about=f"{about}, {found.record['examples'][split]:,} here.",
+            metric=found.metric,
+            methods=_baselines(found, split)
+            + [
+                MethodScores(name=name, scores=one.scores(split), ours=True) for name, one in named if one.scores(split)
+            ],
+            compare=(last, named[0][0]) if len(named) == 2 and len(seeds) == 1 else None,
+            by=by or (f"of {last} over {named[0][0]}" if len(named) == 2 else ""),
+        )
+        for split in found.splits
+    ]
+
+
+# One task
+
+
+def _one(found: Finetuning, title: str | None) -> Page:
+    best = found.best
+    analysis = best.analysis.get("dev")
+    said = verdict(found)
+    drawn = plots(list(found.systems()), by="from pretraining")
+    head = [split_name(split) for split in found.splits]
+    table = _all_scores(found)
+    runs = [
+        Run(name=f"seed {run.seed}" + (f", {WITHOUT}" if one is found.fresh else ""), train=run.train, valid=run.valid)
+        for _, one in reversed(list(found.systems()))
+        for run in one.seeds
+    ]
+    metrics = _metrics(found)
+    strips = [metric for metric in STRIPS if any(metric.key in line for run in runs for line in run.train)]
+    return Page(
+        html=fill(
+            "finetuning.html",
+            data=curve_data(metrics, strips, runs)
+            | {"title": title or found.task, "verdict": said, "record": finite(found.record)},
+            title=title or f"{found.task}: {model_name(found)} fine-tuned",
+            verdict=said,
+            findings=_findings(found),
+            tiles=_tiles(found),
+            plots=[strip(task) for task in drawn],
+            protocol=protocol_note(found),
+            scores={"head": head, "rows": table},
+            seeds=_seeds(found),
+            search=_search(found),
+            metrics=metrics,
+            strips=strips,
+            best=best.seed,
+            several=len(found.ended) > 1,
+            analysis=analysis,
+            classes=_classes(found),
+            matrix=_matrix(analysis.confusion) if analysis else None,
+            scatter=_scatter(analysis.points) if analysis else None,
+            mistakes=[_mistake(one, found) for one in analysis.worst[:MISTAKES]] if analysis else [],
+            settings=settings(found),
+            every=flatten(found.record["recipe"]),
+            costs=costs(found),
+            provenance=provenance(found),
+            remarks=_remarks(found),
+            commands=[command(found)] if "command" in found.record else [],
+        ),
+        verdict=said,
+        head=head,
+        rows=table,
+    )
+
+
+def _tiles(found: Finetuning) -> list[Tile]:
+    ended = found.ended
+    tiles = []
+    for split in found.splits:
+        scores = found.scores(split)
+        spread = f"{found.record['report']} {100 * _reported(found, split):.1f}, " if len(scores) > 1 else ""
+        tiles.append((f"{found.metric}, {split_name(split).lower()}", points(scores), f"{spread}n = {len(scores)}"))
+    examples = found.record["examples"]
+    tiles.append(("Training examples", f"{examples['train']:,}", f"{examples['dev']:,} for development"))
+    first = ended[0].record
+    tiles.append(("Updates", f"{first['steps']:,}", f"batches of {first['recipe']['batch']}"))
+    tiles.append(("Time", duration(sum(run.record["seconds"] for run in ended)), f"{len(ended)} runs"))
+    return tiles[:6]
+
+
+def _reported(found: Finetuning, split: str) -> float:
+    return found.record["scores"][split][found.metric][found.record["report"]]
+
+
+def protocol_note(found: Finetuning) -> str:
+    """Which protocol, and how many seeds it truly had here."""
+    record, tried = found.record, len(found.seeds)
+    seeds = f"{tried} seed{'s' * (tried > 1)}"
+    return (
+        f"Dots are seeds, the line is their mean, the band its 95% interval. Protocol {record['protocol']} "
+        f"({record['source']}); here {seeds}, of which the {record['report']} counts."
+    )
+
+
+def _all_scores(found: Finetuning) -> list[tuple[str, list[str]]]:
+    """Every metric of every split: of the model, of fresh weights, of the baselines."""
+    rows = []
+    several = found.fresh is not None or bool(found.record.get("baselines"))
+    for system, one in found.systems():
+        measured = list(
+            dict.fromkeys(metric for split in found.splits for metric in one.record["scores"].get(split, {}))
+        )
+        for metric in measured:
+            values = {split: one.scores(split, metric) for split in found.splits if split in one.record["scores"]}
+            cells = [_cell(metric, values.get(split, [])) for split in found.splits]
+            rows.append((f"{metric}, {system}" if several else metric, cells))
+    for name in dict.fromkeys(name for scores in found.record.get("baselines", {}).values() for name in scores):
+        by_split = {split: scores.get(name, {}) for split, scores in found.record["baselines"].items()}
+        for metric in dict.fromkeys(metric for scores in by_split.values() for metric in scores):
+            cells = [
+                _cell(metric, [scores[metric]] if metric in (scores := by_split.get(split, {})) else [])
+                for split in found.splits
+            ]
+            rows.append((f"{metric}, {name}", cells))
+    return rows
+
+
+def _cell(metric: str, values: Sequence[float]) -> str:
+    """Shares in points; counts, thresholds and distances as they are."""
+    if not values:
+        return "–"
+    if metric.endswith((*COUNTS, "error")):
+        return f"{fmean(values):.4g}"
+    return points(values)
+
+
+def _seeds(found: Finetuning) -> dict[str, Any]:
+    """A row per seed."""
+    head = [split_name(split) for split in found.splits] + ["best at update", "updates", "time"]
+    rows = []
+    for run in found.seeds:
+        scores = [
+            f"{100 * run.scores[split][found.metric]:.1f}" if split in run.scores else "–" for split in found.splits
+        ]
+        record = run.record
+        place = "–" if record.get("best_step") is None else f"{record['best_step']:,}"
+        end = [place, f"{record['steps']:,}", duration(record["seconds"])] if record else ["–"] * 3
+        best = " (best)" if run.scores and run is found.best and len(found.ended) > 1 else ""
+        rows.append((f"seed {run.seed}{best}", [*scores, *end], run.failed))
+    return {"head": head, "rows": rows}
+
+
+def _search(found: Finetuning) -> dict[str, Any] | None:
+    """What was tried before the seeds, the best first."""
+    tried = found.record.get("search") or []
+    if not tried:
+        return None
+    fields = list(dict.fromkeys(field for entry in tried for field in entry["point"]))
+    rows = []
+    for entry in sorted(tried, key=lambda entry: -max(entry["dev"], default=-1e9)):
+        score = f"{100 * fmean(entry['dev']):.1f}" if entry["dev"] else "failed"
+        values = [_plain(entry["point"].get(field)) for field in fields]
+        rows.append((score, values, entry["point"] == found.record["chosen"]))
+    return {"fields": fields, "rows": rows, "metric": found.metric}
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _metrics(found: Finetuning) -> list[Metric]:
+    """The losses, and three of the scores that validations measured; the task's own metric first."""
+    lines = [line for run in found.seeds for line in (*run.train, *run.valid)]
+    keys = list(dict.fromkeys(key for line in lines for key in line))
+    losses = [key for key in keys if key.startswith("losses.")]
+    scores = [key for key in keys if key.startswith("scores.") and not key.endswith(COUNTS)]
+    scores.sort(key=lambda key: key != f"scores.{found.metric}")
+    return [
+        *(
+            Metric(key=key, label="Loss" if len(losses) == 1 else f"Loss, {key.removeprefix('losses.')}")
+            for key in losses
+        ),
+        *(Metric(key=key, label=f"{key.removeprefix('scores.')}, development set") for key in scores[:3]),
+    ]
+
+
+def _findings(found: Finetuning) -> list[dict[str, str]]:
+    """What the doctor says of the seeds, each finding once with its seeds."""
+    said: dict[str, dict[str, Any]] = {}
+    for run in found.ended:
+        for finding in run.record.get("findings", []):
+            said.setdefault(finding["name"], {**finding, "seeds": []})["seeds"].append(run.seed)
+    return [
+        {
+            **one,
+            "seeds": "every seed" if len(one["seeds"]) == len(found.ended) > 1 else f"seed {', '.join(one['seeds'])}",
+        }
+        for one in said.values()
+    ]
+
+
+def _remarks(found: Finetuning) -> list[str]:
+    """What was remarked about data and runs, each once; the doctor's findings stand elsewhere."""
+    notes = [note for run in found.ended for note in run.record.get("notes", []) if not note.startswith("doctor: ")]
+    return list(dict.fromkeys([*found.record.get("remarks", []), *notes]))
+
+
+def _classes(found: Finetuning) -> dict[str, Any] | None:
+    """Scores by class on the development set: means over seeds, with their standard deviation."""
+    analyses = [run.analysis["dev"] for run in found.ended if "dev" in run.analysis and run.analysis["dev"].classes]
+    if not analyses:
+        return None
+    rows = []
+    for name in dict.fromkeys(name for one in analyses for name in one.classes):
+        counts = [one.classes[name] for one in analyses if name in one.classes]
+        f1 = [one.f1 for one in counts]
+        spread = f" ± {100 * float(np.std(f1, ddof=1)):.1f}" if len(f1) > 1 else ""
+        rows.append(
+            {
+                "name": name,
+                "gold": f"{counts[0].gold:,}",
+                "predicted": f"{fmean(one.predicted for one in counts):,.0f}",
+                "precision": f"{100 * fmean(one.precision for one in counts):.1f}",
+                "recall": f"{100 * fmean(one.recall for one in counts):.1f}",
+                "f1": f"{100 * fmean(f1):.1f}{spread}",
+                "share": f"{100 * fmean(f1):.1f}%",
+            }
+        )
+    return {"kind": analyses[0].kind, "rows": rows}
+
+
+def _matrix(confusion: Sequence[tuple[str, str, int]]) -> dict[str, Any] | None:
+    """The confusion matrix with its shading, or of many classes the most frequent confusions."""
+    if not confusion:
+        return None
+    labels = list(dict.fromkeys(sorted({label for gold, guess, _ in confusion for label in (gold, guess)})))
+    if len(labels) > MATRIX:
+        wrong = [(gold, guess, f"{count:,}") for gold, guess, count in confusion if gold != guess]
+        return {"labels": [], "rows": [], "pairs": wrong[:20]}
+    counts = {(gold, guess): count for gold, guess, count in confusion}
+    rows = []
+    for gold in labels:
+        row = [counts.get((gold, guess), 0) for guess in labels]
+        total = max(sum(row), 1)
+        cells = [
+            {"count": f"{count:,}", "share": f"{100 * count / total:.0f}%", "right": guess == gold}
+            for count, guess in zip(row, labels, strict=True)
+        ]
+        rows.append((gold, cells))
+    return {"labels": labels, "rows": rows, "pairs": []}
+
+
+def _scatter(pairs: Sequence[tuple[float, float]]) -> Chart | None:
+    """Predicted against gold numbers, with the line where they are equal."""
+    if not pairs:
+        return None
+    low, high = min(min(pair) for pair in pairs), max(max(pair) for pair in pairs)
+    dots = [Point(gold, guess, guess, guess) for gold, guess in pairs]
+    line = [Point(end, end, end, end) for end in (low, high)]
+    series = [
+        Series(name="", colour=7, points=line, line=True, dashed=True),
+        Series(name="", colour=0, points=dots, faint=True),
+    ]
+    return chart(series, x="gold", y="predicted")
+
+
+def _mistake(one: Mistake, found: Finetuning) -> dict[str, Any]:
+    """A mistake as it is shown, with how many seeds made it."""
+    analyses = [run.analysis["dev"] for run in found.ended if "dev" in run.analysis]
+    made = sum(one.place in (analysis.wrong or ()) for analysis in analyses)
+    often = f"wrong with {made} of {len(analyses)} seeds" if len(analyses) > 1 and analyses[0].wrong is not None else ""
+    sure = "" if one.sure is None else f"{one.sure:.0%} sure"
+    return {"mistake": one, "about": ", ".join(filter(None, (f"id {one.id}", sure, often)))}
+
+
+def settings(found: Finetuning) -> dict[str, str]:
+    """The settings as they truly were."""
+    record = found.record
+    recipe, optim, schedule = record["recipe"], record["recipe"]["optim"], record["recipe"]["schedule"]
+    first = found.ended[0].record
+    form = {name: _plain(value) for name, value in recipe["form"].items() if name not in ("kind", "max_length")}
+    chosen = ", ".join(f"{field} {_plain(value)}" for field, value in record["chosen"].items())
+    rows = {
+        "Protocol": f"{record['protocol']}: {record['source']}",
+        "Seeds": ", ".join(run.seed for run in found.seeds),
+        "Reported": f"{record['report']} over seeds; weights: {record['selection']}",
+        "Training": record.get("said", ""),
+        "Updates": f"{first['recipe']['budget']['amount']:,.0f}, validated every {recipe['evaluation']['every']:,}",
+        "Batch": f"{recipe['batch']} examples, rows {recipe['packing']}",
+        "Optimiser": f"{optim['kind']}, rate {optim['lr']:g}, weight decay {optim.get('weight_decay', 0):g}",
+        "Layer-wise rates": str((optim.get("layer_decay") or {}).get("decay", "")),
+        "Schedule": f"{schedule['kind']}, warm-up {schedule.get('warmup', 0):g}",
+        "Clipping": "none" if recipe.get("clip") is None else f"{recipe['clip']:g}",
+        "Dropout": "the model's own" if recipe["dropout"] is None else f"{recipe['dropout']:g}",
+        "Longest sequence": f"{recipe['form']['max_length']} tokens",
+        "Form": f"{recipe['form']['kind']}" + "".join(f", {name} {value}" for name, value in form.items()),
+        "Head": first.get("head", ""),
+        "Precision": str(recipe["precision"]),
+        "Taken of the search": chosen if record.get("search") else "",
+    }
+    return {name: value for name, value in rows.items() if value}
+
+
+def costs(found: Finetuning) -> dict[str, str]:
+    """Time, tokens, operations and memory, of all that was trained."""
+    rows = {}
+    for system, one in found.systems():
+        ended = [run.record for run in one.ended]
+        seconds, tokens = sum(record["seconds"] for record in ended), _sum(ended, "tokens")
+        parts = [f"{len(ended)} run{'s' * (len(ended) > 1)}, {sum(record['steps'] for record in ended):,} updates"]
+        parts += [f"{quantity(tokens)} tokens"] if tokens else []
+        parts.append(duration(seconds))
+        rows["Training" if one is found and found.fresh is None else f"Training, {system}"] = ", ".join(parts)
+        if flops := _sum(ended, "flops"):
+            rate = f", {flops / seconds / 1e9:,.0f} GFLOP/s" if seconds else ""
+            rows["FLOPs" if one is found else f"FLOPs, {system}"] = f"{flops:.3g}{rate}"
+    tried = len(found.record.get("search") or [])
+    if tried:
+        rows["Search"] = f"{tried} points before"
+    memory = max((run.record.get("memory") or 0 for run in found.ended), default=0)
+    if memory:
+        rows["Largest memory of the process"] = f"{memory / 1e9:.2f} GB"
+    if parameters := found.record.get("initial", {}).get("parameters"):
+        rows["Parameters"] = f"{parameters:,} in the initial model"
+    rows["All of it"] = f"{duration(found.record['elapsed'])} in the last session"
+    return rows
+
+
+def _sum(records: Sequence[Mapping[str, Any]], key: str) -> float:
+    """The sum over runs; 0 where one of them does not know."""
+    values = [record.get(key) for record in records]
+    return sum(values) if values and all(values) else 0  # type: ignore[arg-type]
+
+
+def provenance(found: Finetuning) -> dict[str, str]:
+    """Model, data, versions and machine."""
+    record, initial = found.record, found.record.get("initial", {})
+    shape = f" ({initial['family']}, {initial['layers']} layers × {initial['width']})" if initial else ""
+    rows = {
+        "Model": f"{initial.get('folder') or 'fresh weights'}{shape}",
+        "Hash of its weights": record["model"] or "",
+        "Fine-tuned before on": ", ".join(record["after"]),
+    }
+    for split, digest in record["data"].items():
+        files = ", ".join(record.get("sources", {}).get(split, []))
+        rows[f"{split} data"] = f"{files} ({record['examples'][split]:,} examples), sha256 {digest}".strip()
+    first = next((run.sessions[0] for run in found.ended if run.sessions), {})
+    rows |= {
+        "Started": str(first.get("started", "")),
+        "Finished": str(found.ended[-1].record.get("finished", "")),
+        "Versions": versions(first),
+        "Commit": str(first.get("commit") or ""),
+        "Hardware": machine(record["hardware"]),
+        "System": str(record["hardware"].get("system", "")),
+    }
+    return {name: value for name, value in rows.items() if value}
+
+
+def command(found: Finetuning) -> str:
+    """The command line that made the folder."""
+    first, *words = found.record["command"]
+    return shlex.join(["encoderlab" if first == "__main__.py" else first, *words])
+
+
+# Several
+
+
+def _several(runs: Mapping[str, Sequence[Finetuning]], title: str | None) -> Page:
+    """Strip plots by task and data, a table, curves, and what differs."""
+    single = len(runs) == 1
+    groups: dict[tuple[str, str, str], list[tuple[str, Finetuning]]] = {}
+    for name, tasks in runs.items():
+        for found in tasks:
+            key = (found.task, found.metric, found.record["data"]["dev"])
+            for system, one in found.systems():
+                called = system if single else name if system == PRETRAINED else f"{name}, {system}"
+                groups.setdefault(key, []).append((called, one))
+    alike = [(task, metric) for task, metric, _ in groups]
+    notes = [
+        f"{task}: the development data of these runs differ, so their scores do not compare."
+        for task, metric in dict.fromkeys(alike)
+        if alike.count((task, metric)) > 1
+    ]
+    drawn = {key: plots(named, by="from pretraining" if single else "") for key, named in groups.items()}
+    panels = [strip(_named(key[0], one)) for key, made in drawn.items() for one in made]
+    head = ["metric", *dict.fromkeys(one.name for made in drawn.values() for one in made)]
+    rows = []
+    for key, named in groups.items():
+        for called, one in named:
+            cells = {split_name(split): points(one.scores(split)) for split in one.splits}
+            rows.append((f"{key[0]}, {called}", [key[1], *(cells.get(column, "–") for column in head[1:])]))
+    every = {(name if len(tasks) == 1 else f"{name}, {one.task}"): one for name, tasks in runs.items() for one in tasks}
+    if single:
+        every = {one.task: one for one in every.values()}
+    said = " ".join(_sentence(key, named) for key, named in groups.items())
+    called = " and ".join(runs) if len(runs) < 4 else f"{len(runs)} fine-tunings"
+    html = fill(
+        "finetunings.html",
+        data=finite({"title": title, "verdict": said, "records": {name: one.record for name, one in every.items()}}),
+        title=title or (f"{next(iter(runs))}: {len(every)} tasks" if single else f"{called} compared"),
+        verdict=said,
+        notes=notes,
+        findings=[(name, finding) for name, one in every.items() for finding in _findings(one)],
+        plots=panels,
+        table={"head": head, "rows": rows},
+        curves=[
+            (f"{key[0]}: {key[1]}", drawing) for key, named in groups.items() if (drawing := _curves(key[1], named))
+        ],
+        settings=side_by_side({name: settings(one) for name, one in every.items()}),
+        costs=side_by_side({name: costs(one) for name, one in every.items()}),
+        provenance=side_by_side({name: provenance(one) for name, one in every.items()}),
+        commands=list(dict.fromkeys(command(one) for one in every.values() if "command" in one.record)),
+    )
+    return Page(html=html, verdict=said, head=head, rows=rows)
+
+
+def _named(task: str, one: TaskScores) -> TaskScores:
+    return TaskScores(**{**vars(one), "name": f"{task}, {one.name.lower()}"})
+
+
+def _sentence(key: tuple[str, str, str], named: Sequence[tuple[str, Finetuning]]) -> str:
+    """What stands best on a task."""
+    name, best = max(named, key=lambda pair: fmean(pair[1].scores("dev")))
+    words = f"{key[0]}: {key[1]} {points(best.scores('dev'))}"
+    others = [fmean(one.scores("dev")) for other, one in named if other != name]
+    words += f" of {name}" if others else ""
+    return words + (f", before {100 * max(others):.1f}." if others else ".")
+
+
+def _curves(metric: str, named: Sequence[tuple[str, Finetuning]]) -> Chart | None:
+    """The development score over updates: mean and range over the seeds of each run."""
+    series = []
+    for colour, (name, found) in enumerate(named):
+        curves = [curve for run in found.ended if len(curve := _curve(run, f"scores.{metric}")) > 1]
+        if not curves:
+            continue
+        places = sorted({step for curve in curves for step, _ in curve if step <= min(one[-1][0] for one in curves)})
+        places = [places[i] for i in np.unique(np.linspace(0, len(places) - 1, min(POINTS, len(places))).astype(int))]
+        values = np.array([np.interp(places, *np.array(curve).T) for curve in curves]) * 100
+        drawn = [
+            Point(float(x), float(v.mean()), float(v.min()), float(v.max()), f"{name}: {v.mean():.1f} at update {x:,}")
+            for x, v in zip(places, values.T, strict=True)
+        ]
+        series.append(Series(name=name, colour=len(named) - 1 - colour, points=drawn, line=True, band=True))
+    return chart(series, x="updates", y=f"{metric} × 100")
+
+
+def _curve(run: SeedRun, key: str) -> list[tuple[int, float]]:
+    return [(line["step"], line[key]) for line in run.valid if is_number(line.get(key))]

@@ -1,0 +1,154 @@
+"""The page of fine-tuning: every form, from the folder alone; several side by side; damage and mixtures refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encoderlab.cli import main
+from encoderlab.errors import DataError
+from encoderlab.measure.finetuning import SCRATCH
+from encoderlab.measure.finetuning_page import make
+from encoderlab.tasks.data.task import Text
+from encoderlab.tasks.forms.base import FormSettings
+from encoderlab.tasks.runs.finetune import FinetuneRecipe
+from encoderlab.tasks.runs.protocol import Protocol
+from encoderlab.tasks.runs.trials import Origin, best_seed, run, silent
+from encoderlab.tasks.scoring.scores import baselines_by_split
+from encoderlab.train.optim import AdamW
+from tests.measure.test_report import Shape, browse, chromium
+from tests.measure.test_runs import folder as pretraining
+from tests.measure.test_runs import line
+from tests.tasks.synthetic import TASKS, data
+from tests.tasks.tiny import model
+from tests.terminal import messages
+
+HOSTILE = "<b>bold</b></script>"
+RECIPE = FinetuneRecipe(
+    name="quick", epochs=2, batch=8, optim=AdamW(lr=2e-3), form=FormSettings(max_length=48), log_every=1
+)
+PROTOCOL = Protocol(name="quick", source="this test", recipe=RECIPE, seeds=2)
+
+
+def trained(name: str, out: Path, protocol: Protocol = PROTOCOL, **more: Any) -> Path:
+    """A task of the synthetic ones, trained in ``out``, with a labelled test set."""
+    task, splits = data(name, train=16, dev=12)
+    splits["test"] = replace(data(name, train=10, seed=1)[1]["train"], name="test", sha256="of the test set")
+    simple = baselines_by_split(task, {"train": splits["train"], "dev": splits["dev"], "test": splits["test"]})
+    run(protocol, model(), task, splits, out, baselines=simple, **more)
+    return out
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """A folder of fine-tuning for every form."""
+    place = tmp_path_factory.mktemp("runs")
+    return {name: trained(name, place / name, origin=Origin(folder="models/small")) for name in TASKS}
+
+
+def sections(page: str) -> list[str]:
+    return re.findall(r'<section id="(\w+)">', page)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_form_has_a_whole_page(folders: Mapping[str, Path], name: str) -> None:
+    page = make([folders[name]]).html
+    shape = Shape()
+    shape.feed(page)
+    assert shape.open == [] and all(link.startswith(("#", "data:")) for link in shape.links)
+    always = {"scores", "seeds", "curves", "settings", "cost", "provenance", "again"}
+    form = TASKS[name][0].form
+    own = {"classification": {"classes", "confusion"}, "multilabel": {"classes"}, "tagging": {"classes"},
+           "regression": {"scatter"}}.get(form, set())  # fmt: skip
+    assert set(sections(page)) - {"remarks", "mistakes"} == always | own
+    for text in (
+        "models/small",
+        "Development set",
+        "Test set",
+        "quick: this test",
+        "seed 1",
+        "FLOPs",
+        "of the test set",
+    ):
+        assert text in page, text
+    assert "5 seeds" not in page and "here 2 seeds" in page
+    wrong = json.loads((best_seed(folders[name], silent) / "analysis-dev.json").read_text())["worst"]
+    assert ("mistakes" in sections(page)) == bool(wrong)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
+    assert [one["name"] for one in data["runs"]] == ["seed 1", "seed 2"]
+    assert data["runs"][0]["valid"]["step"] and any(key.startswith("scores.") for key in data["runs"][0]["valid"])
+
+
+@chromium
+@pytest.mark.parametrize("name", ["single", "number"])
+def test_a_browser_draws_it(folders: Mapping[str, Path], tmp_path: Path, name: str) -> None:
+    dom = browse(make([folders[name]]).html, tmp_path)
+    assert 'data-ready="yes"' in dom and ">nothing recorded<" not in dom
+
+
+def test_texts_are_escaped(tmp_path: Path) -> None:
+    task, splits = data("single", train=16, dev=8)
+    examples = [Text(id=HOSTILE, text=f"{one.text} {HOSTILE}", label=one.label) for one in splits["dev"].examples]
+    splits["dev"] = replace(splits["dev"], examples=tuple(examples))
+    run(PROTOCOL, model(), task, splits, tmp_path / "run", origin=Origin(folder=HOSTILE))
+    page = make([tmp_path / "run"]).html
+    assert HOSTILE not in page and "&lt;b&gt;bold&lt;/b&gt;&lt;/script&gt;" in page
+
+
+def test_search_fresh_weights_and_several_runs_are_shown(folders, tmp_path, capsys) -> None:
+    protocol = replace(PROTOCOL, grid={"optim.lr": (1e-9, 2e-3)}, seeds=2)
+    other = trained("single", tmp_path / "other", protocol)
+    trained("single", other / SCRATCH)
+    page = make([other]).html
+    assert "search" in sections(page) and "without pretraining" in page and "from pretraining" in page
+    several = make([folders["single"], other])
+    assert several.verdict.startswith("single: accuracy ") and "other, without pretraining" in several.html
+    assert {name for name, _ in several.rows} == {
+        "single, single",
+        "single, other, without pretraining",
+        "single, other",
+    }
+    out = tmp_path / "compare.html"
+    assert main(["report", str(folders["single"]), str(other), "--out", str(out)]) == 0
+    assert out.read_text().startswith("<!doctype html>") and "Run it again" in out.read_text()
+    assert "development data" not in several.html
+    apart = make([folders["single"], trained("single", tmp_path / "apart", replace(PROTOCOL, seeds=1))])
+    assert "of single" in apart.verdict or "of apart" in apart.verdict
+    capsys.readouterr()
+
+
+def test_a_suite_is_a_folder_of_tasks(folders: Mapping[str, Path]) -> None:
+    suite = folders["single"].parent
+    page = make([suite])
+    assert all(f"{name}, development set" in page.html for name in TASKS)
+    assert [name for name, _ in page.rows] == [f"{name}, pretrained" for name in sorted(TASKS)]
+
+
+def test_mixtures_and_damage_are_refused(folders, tmp_path, capsys) -> None:
+    other = pretraining(tmp_path / "run", line(1, 9.0))
+    page = ("--out", tmp_path / "page.html")
+    said = messages(capsys, 2, "report", folders["single"], other, *page)
+    assert "is a fine-tuning and" in said and "give runs of one kind" in said
+    assert "--corpus is for runs of pretraining" in messages(
+        capsys, 2, "report", folders["single"], "--corpus", "x", *page
+    )
+    copy = trained("single", tmp_path / "copy", replace(PROTOCOL, seeds=1))
+    for place in ("runs/seed-1/metrics.jsonl", "runs/seed-1/analysis-dev.json"):
+        kept = (copy / place).read_bytes()
+        (copy / place).write_bytes(kept.replace(b"1", b"2", 1))
+        with pytest.raises(DataError, match=f"{Path(place).name}: is missing, or not what was written"):
+            make([copy])
+        (copy / place).write_bytes(kept)
+    make([copy])
+
+
+def test_a_run_that_learnt_nothing_says_so_on_the_page(tmp_path: Path) -> None:
+    lazy = replace(PROTOCOL, recipe=replace(RECIPE, optim=AdamW(lr=1e-9)), seeds=1)
+    page = make([trained("single", tmp_path / "lazy", lazy)]).html
+    assert re.search(r'class="finding error"><b>nothing learned</b> the loss never left 1\.\d\d nats', page)

@@ -1,0 +1,38 @@
+"""Templates: every value is escaped, an unknown name is an error, sections list themselves."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from jinja2 import UndefinedError
+from markupsafe import escape
+
+from encoderlab.pages.charts import Point, Series, chart
+from encoderlab.pages.template import render
+
+HOSTILE = '"><img src=x onerror=alert(1)></script>'
+
+
+def test_values_are_escaped_in_text_attributes_and_data() -> None:
+    page = render("inspect.html", data={"text": HOSTILE}, title=HOSTILE, probes=())
+    assert HOSTILE not in page and str(escape(HOSTILE)) in page
+    assert page.count("</script>") == 3, "the data ends no script"
+
+
+def test_a_missing_value_is_an_error() -> None:
+    with pytest.raises(UndefinedError, match="title"):
+        render("inspect.html", data={}, probes=())
+
+
+def test_the_navigation_names_every_section() -> None:
+    page = render("inspect.html", data={}, title="one", probes=())
+    anchors = re.findall(r'<section id="(\w+)">', page)
+    assert anchors == re.findall(r'<a href="#(\w+)">', page)[1:] == ["reads", "all", "numbers", "near"]
+
+
+def test_a_chart_without_points_is_none_and_one_of_equal_points_is_drawn() -> None:
+    assert chart([Series(name="a", colour=0, points=[])], x="x", y="y") is None
+    drawn = chart([Series(name="a", colour=0, points=[Point(1.0, 2.0, 2.0, 2.0)], line=True)], x="x", y="y")
+    assert drawn is not None and [one.kind for one in drawn.drawings] == ["wide", "narrow"]
+    assert all(0 < mark.x < one.width for one in drawn.drawings for mark in one.shapes[0].marks)
