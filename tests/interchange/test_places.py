@@ -187,6 +187,11 @@ def test_a_folder_of_that_name_wins(hub: Hub, tmp_path: Path, other: Path, caplo
         assert same_weights(load(NAME), load(other))
     assert f"{NAME}: the folder of that name is read, not the model of the Hugging Face Hub" in caplog.text
     assert not hub.asked
+    caplog.clear()
+    tiny().save(tmp_path / "runs" / "own")  # no line about what nobody could mean otherwise
+    with caplog.at_level("INFO", "encoderlab"):
+        load("runs/own")
+    assert "the folder of that name" not in caplog.text
     assert same_weights(load(f"{NAME}@main"), load("made"))
     with pytest.raises(
         DataError, match="lab/nothing: no such file or folder.*on the Hugging Face Hub write lab/nothing@main"

@@ -124,8 +124,9 @@ def _say_folder_wins(name: str) -> None:
     if _HUB_NAME.fullmatch(name) is None:
         return
     try:
-        transformers = "model_type" in json.loads((Path(name) / hub.CONFIG).read_bytes())
-    except (OSError, ValueError, TypeError):
+        fields = json.loads((Path(name) / hub.CONFIG).read_bytes())
+        transformers = bool(fields.get("model_type")) and "format" not in fields
+    except (OSError, ValueError, AttributeError):
         return
     if transformers:
         log.info("%s: the folder of that name is read, not the model of the Hugging Face Hub", name)
