@@ -137,6 +137,13 @@ def test_every_error_is_one_line_with_its_exit_code(error, code, verb, capsys):
     assert ("-v for the traceback" in err) == (code == 1)
 
 
+@pytest.mark.parametrize(("limit", "code"), [(4e9, 5), (float("inf"), 1)])
+def test_a_primitive_that_cannot_be_made_is_memory_under_a_limit(limit, code, verb, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_address_space", lambda: limit)
+    verb(raising(RuntimeError("could not create a primitive")))
+    assert cli.main(["describe"]) == code
+
+
 def test_verbose_shows_the_traceback(verb, capsys):
     verb(raising(DataError("no text")))
     assert cli.main(["describe", "-v"]) == 3

@@ -425,6 +425,20 @@ class ScalingAnswer(_Closed):
     throttled: Scores
 
 
+class ServingSpeedAnswer(_Closed):
+    model: str
+    threads: int
+    requests: int
+    turns: int
+    clients: Annotated[
+        dict[str, dict[str, Record]],
+        Field(description="by number of clients and server: requests_per_second, p50 and p99 in milliseconds, ..."),
+    ]
+    short: NotRequired[Annotated[dict[str, Record], Field(description="the same for one client and short texts")]]
+    overload: NotRequired[Annotated[Record, Field(description="three times the load: accepted, refused, p99, ...")]]
+    memory: Annotated[dict[str, dict[str, Number]], Field(description="bytes by server, at the beginning and the end")]
+
+
 ANSWERS: dict[str, tuple[type, ...]] = {  # by verb, the usual one first
     "quickstart": (QuickstartAnswer,),
     "corpus build": (CorpusAnswer, PartAnswer),
@@ -453,6 +467,7 @@ ANSWERS: dict[str, tuple[type, ...]] = {  # by verb, the usual one first
     "bench train": (TrainingSpeedAnswer,),
     "bench predict": (PredictionSpeedAnswer,),
     "bench corpus": (CorpusSpeedAnswer,),
+    "bench serve": (ServingSpeedAnswer,),
     "bench scaling": (ScalingAnswer,),
 }
 
