@@ -97,8 +97,8 @@ def serve(
     for package in ("starlette", "uvicorn", "uvloop", "httptools", "orjson", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
             raise MissingDependency(package, "serve", "serving")
-    counts = {"max-batch-tokens": max_batch_tokens, "max-texts": max_texts, "max-body": max_body, "workers": workers}
-    counts |= {"deadline": deadline, "max-queue-tokens": max_queue_tokens or 1, "rate": rate or 1}
+    counts: dict[str, float] = {"max-batch-tokens": max_batch_tokens, "max-texts": max_texts, "max-body": max_body}
+    counts |= {"workers": workers, "deadline": deadline, "max-queue-tokens": max_queue_tokens or 1, "rate": rate or 1}
     for option, count in counts.items():
         if count <= 0:
             raise ConfigError(f"--{option} {count} is not above 0; give at least 1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -57,7 +57,7 @@ class Service:
         kernels.keep_memory()
 
     @classmethod
-    def of(cls, folder: Path, *, name: str | None = None) -> Service:
+    def of(cls, folder: Path, *, name: str | None = None) -> Self:
         """The model in a run folder, a model folder, a Hugging Face folder or an exported folder.
 
         An exported folder defines the pooling.

@@ -79,7 +79,7 @@ class Explanations:
         row, target = self._tags(asked) if use == "tagging" else (self._row(asked, use), None)
         if use == "span":
             row, target = self._answer(asked)
-        shown = {"method": asked.method, "tokens": self._tokens(row)}
+        shown: dict[str, Any] = {"method": asked.method, "tokens": self._tokens(row)}
         if asked.method == "attention":
             found = explainer.attention(row, asked.layer, asked.head)
             return shown | {"layer": asked.layer + 1, "head": asked.head + 1} | found
