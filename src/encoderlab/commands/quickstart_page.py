@@ -9,7 +9,7 @@ from shlex import quote
 from statistics import fmean
 from typing import Any
 
-from encoderlab.commands.quickstart import QuickstartPlan
+from encoderlab.commands.quickstart_plan import QuickstartPlan
 from encoderlab.commands.terminal import say, table
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer

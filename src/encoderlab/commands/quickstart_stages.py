@@ -12,8 +12,8 @@ from typing import Any, Literal
 from encoderlab import recipes
 from encoderlab.batches.corrupt import Masking
 from encoderlab.batches.pack import PackedDocuments
-from encoderlab.commands.quickstart import QuickstartPlan
 from encoderlab.commands.quickstart_page import Road, report, show, summary_of
+from encoderlab.commands.quickstart_plan import QuickstartPlan
 from encoderlab.commands.terminal import note, progress, say
 from encoderlab.corpus.build import BuildSettings, NewTokenizer, build_corpus
 from encoderlab.corpus.python.tasks import plain, write_tasks
