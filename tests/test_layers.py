@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import encoderlab
@@ -105,6 +106,34 @@ def test_a_module_imports_only_from_groups_above_it():
         if RANK.get(other, 99) >= RANK.get(group, -1):
             wrong.append(f"{path}: {group} imports {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def _imported(tree: ast.AST) -> list[ast.Import | ast.ImportFrom]:
+    """All imports that may run, in functions too; those under ``if TYPE_CHECKING`` never do."""
+    found: list[ast.Import | ast.ImportFrom] = []
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        found += [node] if isinstance(node, (ast.Import, ast.ImportFrom)) else _imported(node)
+    return found
+
+
+def test_no_import_is_a_circle():
+    files = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    graph: dict[str, set[str]] = {}
+    for name, path in files.items():
+        graph[name] = set()
+        for node in _imported(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                wanted = [alias.name for alias in node.names]
+            else:
+                within = [f"{node.module}.{alias.name}" for alias in node.names]
+                wanted = [module if module in files else str(node.module) for module in within]
+            graph[name] |= set(wanted) & files.keys() - {name}
+    tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
 
 
 def test_what_the_command_line_needs_for_help_imports_no_torch():

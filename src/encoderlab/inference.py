@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import torch
@@ -20,11 +20,13 @@ from torch import Tensor, nn
 from encoderlab.batches.batch import Batch, stack
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError
-from encoderlab.model import Model
 from encoderlab.models.convbert import masking_padding
 from encoderlab.nn import kernels
 from encoderlab.nn.encoder import Chosen
 from encoderlab.nn.heads import LMHead
+
+if TYPE_CHECKING:
+    from encoderlab.model import Model
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import torch
 from encoderlab import load, recipes
 from encoderlab.cli import main
 from encoderlab.errors import ConfigError
-from encoderlab.interchange import folder, huggingface
+from encoderlab.interchange import huggingface, reading
 from encoderlab.interchange.load import load_pair, read_pair
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.forms.base import FormSettings, Predictions
@@ -83,7 +83,7 @@ def test_a_joint_model_splits_and_merges(tmp_path: Path) -> None:
     assert {"electra.embeddings.word_embeddings.weight", "generator_lm_head.bias"} <= names
     assert main(["convert", str(tmp_path / "hf"), str(tmp_path / "back")]) == 0
     for part in ("generator", "discriminator"):
-        assert same_weights(load(tmp_path / "back" / part), folder.load(tmp_path / "run/model" / part))
+        assert same_weights(load(tmp_path / "back" / part), reading.load(tmp_path / "run/model" / part))
     discriminator, generator = load_pair(tmp_path / "back")
     assert generator is not None and generator.words is discriminator.words
     assert generator.encoder.embeddings.norm is discriminator.encoder.embeddings.norm

@@ -129,7 +129,7 @@ def _read(model: Path, source: Source | None, *, allow_missing: bool) -> Models:
 
 
 def _give_tokenizer(models: Models, path: Path) -> None:
-    from encoderlab.interchange import folder
+    from encoderlab.interchange import reading
     from encoderlab.interchange.load import find_tokenizer
     from encoderlab.interchange.places import resolve
 
@@ -137,7 +137,7 @@ def _give_tokenizer(models: Models, path: Path) -> None:
     if found is None:
         raise ConfigError(f"{path}: is not a tokenizer; give vocab.txt, a .model, or a tokenizer folder")
     for network in models.values():
-        folder.give_tokenizer(network, found, path)
+        reading.give_tokenizer(network, found, path)
 
 
 def _lost(task: Path) -> str:

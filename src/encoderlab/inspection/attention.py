@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,8 +15,10 @@ from torch import Tensor
 from encoderlab.corpus.tokenizer import Encoding
 from encoderlab.errors import ConfigError
 from encoderlab.inference import evaluating, limit, reading_apart, tokenizer_of
-from encoderlab.model import Model
 from encoderlab.nn.positions import RelativeShift
+
+if TYPE_CHECKING:
+    from encoderlab.model import Model
 
 log = logging.getLogger(__name__)
 

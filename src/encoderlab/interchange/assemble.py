@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from encoderlab.errors import DataError
-from encoderlab.interchange import folder as folders
-from encoderlab.interchange import heads, names
+from encoderlab.interchange import heads, names, reading
 from encoderlab.model import Model
 from encoderlab.models.base import ModelConfig
 from encoderlab.nn.positions import Absolute
@@ -36,18 +35,18 @@ def assemble(
     Raises:
         DataError: weights are missing, have another shape or are not finite.
     """
-    folders.check_depth(config, len(tensors), source)
-    expected = _shapes(folders.unfilled(config, source))
-    reading = names.read(name_table, tensors, expected, config.encoder, source=str(source))
-    config = heads.without(config, reading.missing, expected)
-    config = _settle(config, reading)
-    model = folders.unfilled(config, source)
+    reading.check_depth(config, len(tensors), source)
+    expected = _shapes(reading.unfilled(config, source))
+    matched = names.read(name_table, tensors, expected, config.encoder, source=str(source))
+    config = heads.without(config, matched.missing, expected)
+    config = _settle(config, matched)
+    model = reading.unfilled(config, source)
     expected = _shapes(model)
-    state = {name: tensor for name, tensor in reading.weights.items() if name in expected}
+    state = {name: tensor for name, tensor in matched.weights.items() if name in expected}
     missing = [name for name in expected if name not in state]
-    dropped = name_table.bound(sorted(reading.weights.keys() - state.keys()), config.encoder)
+    dropped = name_table.bound(sorted(matched.weights.keys() - state.keys()), config.encoder)
     left = [name for rule in dropped for name in rule.theirs if not names.is_ignored(name_table, name)]
-    unused = reading.unexpected + left
+    unused = matched.unexpected + left
     if unused:
         log.warning("%s: unexpected weights, not used: %s", source, ", ".join(unused))
     if missing:
@@ -55,12 +54,12 @@ def assemble(
         named = [theirs.get(name, name) for name in missing]
         if not allow_missing and any(name.startswith("encoder.") for name in missing):
             raise DataError(
-                f"{source}: weights are missing: {folders.some(named)}; copy the file again, or allow missing weights"
+                f"{source}: weights are missing: {reading.some(named)}; copy the file again, or allow missing weights"
             )
         log.warning("%s: missing weights, initialised at random: %s", source, ", ".join(named))
         fresh = dict(Model(config).initialize(0).named_parameters())
         state |= {name: fresh[name].detach() for name in missing}
-    folders.fill(model, state, source)
+    reading.fill(model, state, source)
     return model.eval()
 
 
@@ -68,7 +67,7 @@ def _shapes(model: Model) -> dict[str, torch.Size]:
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
-def _settle(config: ModelConfig, reading: names.MatchedWeights) -> ModelConfig:
+def _settle(config: ModelConfig, matched: names.MatchedWeights) -> ModelConfig:
     """The configuration without parts that ``transformers`` always has but that compute nothing in this model.
 
     These are a single row of segments that is zero (RoBERTa), a mask vector that is zero (XLNet), and an identity map
@@ -76,19 +75,19 @@ def _settle(config: ModelConfig, reading: names.MatchedWeights) -> ModelConfig:
     again.
     """
     encoder = config.encoder
-    types = reading.weights.get("encoder.embeddings.types")
+    types = matched.weights.get("encoder.embeddings.types")
     absolute = isinstance(encoder.position, Absolute)
     if absolute and types is not None and len(types) == 1 and not bool(types.any()):
         config = replace(config, encoder=replace(encoder, types=0))
-        del reading.weights["encoder.embeddings.types"]
-    start = reading.weights.get("mask_vector")
+        del matched.weights["encoder.embeddings.types"]
+    start = matched.weights.get("mask_vector")
     if start is not None and not bool(start.any()):
         config = replace(config, mask_vector=False)
-        del reading.weights["mask_vector"]
+        del matched.weights["mask_vector"]
     name = "encoder.embeddings.map."
-    if encoder.embed_map and name + "weight" in reading.weights:
-        same = torch.equal(reading.weights[name + "weight"], torch.eye(encoder.width))
-        if same and not bool(reading.weights[name + "bias"].any()):
+    if encoder.embed_map and name + "weight" in matched.weights:
+        same = torch.equal(matched.weights[name + "weight"], torch.eye(encoder.width))
+        if same and not bool(matched.weights[name + "bias"].any()):
             config = replace(config, encoder=replace(config.encoder, embed_map=False))
-            del reading.weights[name + "weight"], reading.weights[name + "bias"]
+            del matched.weights[name + "weight"], matched.weights[name + "bias"]
     return config

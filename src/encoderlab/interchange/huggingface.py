@@ -12,7 +12,7 @@ from torch import Tensor
 
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.interchange import checksums, configs, heads, name_tables, names
+from encoderlab.interchange import checksums, configs, heads, name_tables, names, reading
 from encoderlab.interchange import folder as folders
 from encoderlab.interchange.assemble import assemble
 from encoderlab.interchange.files import SAFE, read_json, read_tensors, write_weights
@@ -65,7 +65,7 @@ def load(folder: str | os.PathLike[str], *, allow_missing: bool = False) -> Mode
     model = assemble(
         config, read_tensors(folder), name_table_of(config, form.model_type), folder, allow_missing=allow_missing
     )
-    folders.give_tokenizer(model, _tokenizer(folder), folder)
+    reading.give_tokenizer(model, _tokenizer(folder), folder)
     return model
 
 

@@ -11,7 +11,7 @@ import torch
 
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
-from encoderlab.interchange import deberta, fairseq, huggingface, tensorflow, transformer_xl
+from encoderlab.interchange import deberta, fairseq, huggingface, reading, tensorflow, transformer_xl
 from encoderlab.interchange import folder as ours
 from encoderlab.interchange.assemble import Models
 from encoderlab.interchange.files import read_json
@@ -41,7 +41,7 @@ def load(path: str | os.PathLike[str], *, allow_missing: bool = False) -> Model:
         raise DataError(f"{folder}: no such folder; give a model folder, or a run folder with model/")
     for candidate in (folder, folder / "model", folder / "discriminator", folder / "model" / "discriminator"):
         if ours.is_ours(candidate):
-            return ours.load(candidate)
+            return reading.load(candidate)
     for candidate in (folder, folder / "discriminator"):
         if (candidate / "config.json").exists():
             return huggingface.load(candidate, allow_missing=allow_missing)
@@ -149,7 +149,7 @@ def read(path: Path, *, kind: Source | None = None, allow_missing: bool = False)
     family = next(iter(models.values())).config.family
     found = find_tokenizer(path if path.is_dir() else path.parent, family)
     for model in models.values():
-        ours.give_tokenizer(model, found, path)
+        reading.give_tokenizer(model, found, path)
     return models
 
 

@@ -12,6 +12,7 @@ from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.interchange import folder as folders
+from encoderlab.interchange import reading
 from encoderlab.interchange.places import pin
 from encoderlab.model import Model
 from encoderlab.objectives.base import Objective
@@ -124,5 +125,5 @@ def models_at(folder: Path) -> dict[str, Model]:
     if place.is_dir():
         tokenizer = Tokenizer.load(place)
         for model in models.values():
-            folders.give_tokenizer(model, tokenizer, place)
+            reading.give_tokenizer(model, tokenizer, place)
     return models
