@@ -417,7 +417,7 @@ def test_parquet_columns(tmp_path):
         shutil.copy(tmp_path / "a.parquet", tmp_path / name)
         assert read(tmp_path / name, format="parquet", field="title") == [["t"]]
     (tmp_path / "a.parquet.gz").write_bytes(b"x")
-    with pytest.raises(DataError, match="Parquet within an archive; unpack it first"):
+    with pytest.raises(DataError, match="Parquet or Arrow within an archive; unpack it first"):
         read(tmp_path / "a.parquet.gz")
 
 

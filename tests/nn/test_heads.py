@@ -112,7 +112,7 @@ def test_clusters_without_width_are_refused() -> None:
     cutoffs = (5, 9, 12)
     tables = adaptive_model(2, "all", cutoffs).encoder.embeddings.clusters.tables
     assert [table.shape[1] for table in tables] == [8, 4, 2, 1]
-    with pytest.raises(ConfigError, match=r"divisor 3 leaves .* of 4 clusters width 0 .*; set .*divisor to at most 2$"):
+    with pytest.raises(ConfigError, match=r"divisor 3 gives .* of 4 clusters width 0 .*; set .*divisor to at most 2$"):
         adaptive_model(3, "all", cutoffs)
 
 

@@ -27,9 +27,9 @@ def predicted(objective: Permutation, batch, memory=None):
     lm = objective.model.lm
     real = lm.losses
 
-    def losses(x, words, targets):
+    def losses(x, words, targets, **settings):
         kept["logits"] = lm(x, words)
-        return real(x, words, targets)
+        return real(x, words, targets, **settings)
 
     lm.losses = losses
     try:

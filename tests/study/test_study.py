@@ -222,7 +222,7 @@ def test_the_page_is_whole(whole: tuple[dict[str, Any], str, list[str]]) -> None
         ({"arms": {"few": {"recipe": "bert-huge"}}}, "bert-huge"),
         (
             {"arms": {"few": {"set": {"rows.kind": "contiguous_streams"}}}},
-            "arm 'few' at 4 steps: contiguous_streams serve",
+            "arm 'few' at 4 steps: contiguous_streams are for the causal objective",
         ),
         ({"arms": {"few": {"corpus": "absent"}}}, "arm 'few' at 4 steps: .*absent"),
         ({"recipe": None}, "arm 'few' has no recipe"),

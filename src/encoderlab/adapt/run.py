@@ -1,4 +1,4 @@
-"""The stages of an adaptation, in a folder: each is done once, so the same command goes on where it was interrupted.
+"""The stages of an adaptation, in a folder: each is done once, so the same command continues after an interruption.
 
 =============  ======================================================================================================
 ``plan.json``  what was asked for; another plan is refused

@@ -30,7 +30,7 @@ def adapt(
 ) -> dict[str, Any]:
     """Adapt a model to the text of a domain, and measure what was gained and forgotten.
 
-    Training goes on with the objective of the model's own family, at a low rate that is
+    Training continues with the objective of the model's own family, at a low rate that is
     warmed up again, until held-out text is read no better. The same command goes on after
     an interruption.
 

@@ -205,7 +205,7 @@ def test_options_and_gaps_as_clue_writes_them():
     cloze = Choice(
         id="0", context="one #idiom# cat #idiom#", question="", options=("sue", "bob"), answers=(0,), gap="#idiom#"
     )
-    with pytest.raises(ConfigError, match=r"no \[unused1\].*set choice=joined"):
+    with pytest.raises(ConfigError, match=r"\[unused1\], which the vocabulary lacks; set choice=joined"):
         form.items([cloze])
     form = ChoiceForm(task("choice"), tokenizer(further=("[unused1]",)), settings)
     second = form.items([cloze])[0].sequences[1]

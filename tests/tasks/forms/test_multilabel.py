@@ -232,4 +232,4 @@ def test_the_threshold_is_chosen_and_kept() -> None:
     probabilities = [np.array([0.1, 0.1, 0.3]), np.array([0.1, 0.1, 0.2])]
     details = [{"probabilities": dict(zip(task.labels, one, strict=True))} for one in probabilities]
     said = form.choose_threshold(examples, Predictions(values=[(), ()], details=details))
-    assert form.threshold == pytest.approx(0.25) and "above 0.2500, chosen on dev" in said
+    assert form.threshold == pytest.approx(0.25) and "above probability 0.2500, chosen on dev" in said

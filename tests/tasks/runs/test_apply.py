@@ -128,7 +128,7 @@ def test_a_benchmark_s_file_is_read_as_the_benchmark_s(name, record, label, tmp_
     examples = task.read([labelled], "dev").examples
     wanted = predictor_of(folder).predict(examples)
     found, said = answer(capsys, "evaluate", folder, labelled)
-    assert found["examples"] == 3 and f"the model's training data ({name}) is" in said
+    assert found["examples"] == 3 and f"read like the model's training data ({name})" in said
     for path in (labelled, test):
         found, _ = answer(capsys, "predict", folder, path)
         scores = [one["score"] for one in found["predictions"]]

@@ -87,8 +87,8 @@ def test_further_files_have_the_labels_of_training(tmp_path, tiny, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--set", "batch=0"), "batch 0 is not positive"),
-        (("--set", "steps=-5"), "steps -5 is not positive"),
+        (("--set", "batch=0"), "batch 0 is below 1"),
+        (("--set", "steps=-5"), "steps -5 is below 1"),
         (("--epochs", "0"), "epochs 0 is not positive and finite"),
         (("--set", "head_dropout=1"), "head_dropout is 1; give a number from 0"),
         (("--set", "frozen.lstm_width=0"), "a BiLSTM of 2 layers, width 0"),

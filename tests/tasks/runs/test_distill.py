@@ -311,7 +311,7 @@ def test_teachers_that_cannot_teach_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="its head is for regression, choice is choice"):
         check(fresh("number"), "choice")
     for labels in (("blue", "green"), ("blue", "green", "mauve"), ("blue", "green", "red", "mauve")):
-        with pytest.raises(ConfigError, match="its labels are blue, green.*those of single blue, green, red"):
+        with pytest.raises(ConfigError, match="its labels are blue, green.*but single has blue, green, red"):
             check(fresh("single", labels=labels))
     ranker = fresh("number")
     ranker.config = replace(ranker.config, labels=("LABEL_0",))
@@ -347,7 +347,7 @@ def test_a_teacher_is_refused_before_any_work(tmp_path, folder, monkeypatch):
 
     monkeypatch.setattr(ClassificationForm, "items", lambda *a, **k: pytest.fail("examples were encoded"))
     task, splits = data("pair", train=20, dev=4)
-    with pytest.raises(ConfigError, match="its labels are blue, green, red, those of pair both, none, one"):
+    with pytest.raises(ConfigError, match="its labels are blue, green, red, but pair has both, none, one"):
         finetune(model(), task, splits, replace(RECIPE, distill=Teaching(teacher=folder)), tmp_path / "run")
     with pytest.raises(ConfigError, match="distillation needs a teacher"):
         finetune(model(), task, splits, replace(RECIPE, distill=Teaching()), tmp_path / "run")

@@ -33,5 +33,5 @@ def test_a_search_finds_the_better_point_and_repeats_itself(tmp_path):
     best = tune(quick, model(), task, splits, tmp_path / "a", search, say=said.append)
     tried = json.loads((tmp_path / "a/tune.json").read_text())["trials"]
     assert best == max(tried, key=lambda entry: entry["dev"])["point"] and len(tried) == 4
-    assert best["optim.lr"] == 2e-3 and 8 <= best["batch"] <= 12 and said[0].startswith("tagged: lr=")
+    assert best["optim.lr"] == 2e-3 and 8 <= best["batch"] <= 12 and said[1].startswith("tagged: lr=")
     assert tune(quick, model(), task, splits, tmp_path / "a", search) == best
