@@ -125,7 +125,8 @@ def _read_config(folder: Path) -> ModelConfig:
 
 
 def some(names: list[str]) -> str:
-    """The first four names, and the number of further names."""
+    """The first four names, fewer if they are long, and the number of further names."""
     if not names:
         return "none"
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    shown = names[:1] + [names[i] for i in range(1, min(4, len(names))) if len(", ".join(names[: i + 1])) <= 420]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
