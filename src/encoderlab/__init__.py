@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from encoderlab.processor import avoid_broken_amx
+
 if TYPE_CHECKING:
     from encoderlab.interchange.load import load
     from encoderlab.model import build
@@ -9,6 +11,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = ["__version__", "build", "load"]
+
+avoid_broken_amx()
 
 
 def __getattr__(name: str) -> object:

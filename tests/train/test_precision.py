@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from encoderlab.nn.kernels import build
+from encoderlab import processor as processors
 from encoderlab.train.precision import WideProducts, caution, instructions, products
 
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Pretends another processor."""
 
     def pretend(*, amx: bool = False, avx512_bf16: bool = False, about: str = "") -> None:
-        monkeypatch.setattr(build, "processor", lambda: about)
+        monkeypatch.setattr(processors, "description", lambda: about)
         monkeypatch.setattr(platform, "machine", lambda: "x86_64")
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
         monkeypatch.setattr(torch.cpu, "_is_amx_fp16_supported", lambda: False, raising=False)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from encoderlab import processor
 from encoderlab.nn.kernels import build
 from encoderlab.nn.kernels.cpu.products import product
 from encoderlab.train.recipe import Precision
@@ -35,8 +36,8 @@ def instructions(name: Precision, device: torch.device) -> bool:
         return True
     cpu = torch.cpu
     if name == "bf16":
-        return cpu._is_amx_tile_supported() or cpu._is_avx512_bf16_supported()
-    return getattr(cpu, "_is_amx_fp16_supported", lambda: False)()
+        return _amx() or cpu._is_avx512_bf16_supported()
+    return getattr(cpu, "_is_amx_fp16_supported", lambda: False)() and not processor.broken_amx()
 
 
 def widened(name: Precision, device: torch.device) -> bool:
@@ -48,11 +49,15 @@ def widened(name: Precision, device: torch.device) -> bool:
 def _at_half_speed() -> bool:
     """Whether the bf16 instructions of AVX-512 are slower than float32 (84 against 160 GFLOP/s per core).
 
-    That is so on Intel's cores with AVX512-FP16, which are made for AMX, if a virtual machine hides AMX. AMD's
-    instructions are twice as fast as float32.
+    That is so on Intel's cores with AVX512-FP16, which are made for AMX, if a virtual machine hides or breaks AMX.
+    AMD's instructions are twice as fast as float32.
     """
-    processor = build.processor()
-    return "GenuineIntel" in processor and "avx512_fp16" in processor and not torch.cpu._is_amx_tile_supported()
+    about = processor.description()
+    return "GenuineIntel" in about and "avx512_fp16" in about and not _amx()
+
+
+def _amx() -> bool:
+    return torch.cpu._is_amx_tile_supported() and not processor.broken_amx()
 
 
 def caution(name: Precision, device: torch.device) -> str | None:

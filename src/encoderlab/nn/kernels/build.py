@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from encoderlab import processor
 from encoderlab.files import cache_folder, kernels_wanted
 
 FOLDER = Path(__file__).parent / "cpp"
@@ -32,20 +33,6 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "
 MATH = ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
 
 log = logging.getLogger(__name__)
-
-
-@functools.cache
-def processor() -> str:
-    """The processor's maker, name and instructions, which decide what the compiler's ``native`` means.
-
-    Part of the library's name, so that machines of different kinds can share a cache folder.
-    """
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = ("vendor_id", "model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.split("\t")[0].strip() in names}))
 
 
 @contextmanager
@@ -66,7 +53,7 @@ def compile_library(compiler: str) -> Path:
     loading it could kill the process (SIGBUS, SIGSEGV).
     """
     sources = [path.read_text() for path in sorted(FOLDER.iterdir())]
-    key = "\n".join((*sources, compiler, *FLAGS, *MATH, platform.machine(), processor()))
+    key = "\n".join((*sources, compiler, *FLAGS, *MATH, platform.machine(), processor.description()))
     folder = cache_folder() / "kernels"
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"ops-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
