@@ -11,18 +11,24 @@ from __future__ import annotations
 import argparse
 import gzip
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 SOURCES = {"wiki_en": 5_000_000, "books_en": 5_000_000}
 CLOSE = 200  # words that may be missing
 
 
-def choose(documents: list[str], words: int) -> list[str]:
+def count(text: str) -> int:
+    """Words between white space."""
+    return len(text.split())
+
+
+def choose(documents: list[str], words: int, count: Callable[[str], int] = count) -> list[str]:
     """Documents with at most ``words`` words together, in their own order."""
     order = sorted(range(len(documents)), key=lambda i: hashlib.sha256(documents[i].encode()).digest())
     total, kept = 0, []
     for i in order:
-        size = len(documents[i].split())
+        size = count(documents[i])
         if total + size <= words:
             total += size
             kept.append(i)
@@ -42,7 +48,7 @@ def main() -> None:
         documents = [document.strip() for document in text.split("\n\n") if document.strip()]
         kept = choose(documents, words)
         (given.out / f"{name}.txt").write_text("\n\n".join(kept) + "\n", encoding="utf-8")
-        print(f"{name}: {len(kept):,} of {len(documents):,} documents, {sum(len(d.split()) for d in kept):,} words")
+        print(f"{name}: {len(kept):,} of {len(documents):,} documents, {sum(map(count, kept)):,} words")
 
 
 if __name__ == "__main__":

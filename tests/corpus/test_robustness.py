@@ -442,5 +442,8 @@ def test_signals_end_the_workers_without_a_word(number, code):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None and process.stdout.readline() == b"begun\n"
     os.killpg(process.pid, number)
-    _, said = process.communicate(timeout=60)
+    try:
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert (process.returncode, said) == (code, b"")
