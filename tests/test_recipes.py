@@ -17,9 +17,10 @@ import torch
 from encoderlab import config, models
 from encoderlab.batches.corrupt import Corruptor, Masking
 from encoderlab.batches.loader import Loader
-from encoderlab.batches.pack import FullSentences, SegmentPairs
+from encoderlab.batches.pack import FullSentences
 from encoderlab.batches.streams import ContiguousStreams, XLNetStreams
 from encoderlab.commands import settings
+from encoderlab.config import from_dict, override, to_dict
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models.base import resized
@@ -31,6 +32,7 @@ from encoderlab.objectives.rtd import ReplacedTokenDetection, RTDSettings
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.recipes import RECIPES, recipe
 from encoderlab.train.checks import check
+from encoderlab.train.folder import compare
 from encoderlab.train.networks import build_objective, fit
 from encoderlab.train.recipe import Budget, Phase, Ramp, Recipe
 from tests.batches.memory_corpus import BERT, MASK, SPECIAL, random_corpus
@@ -117,7 +119,7 @@ def test_what_the_released_code_says() -> None:
     for name in ("distilbert-base", "distilroberta-base", "distilbert-mini"):
         assert recipe(name).objective.masking.random_from == "all"  # type: ignore[union-attr]
         corpus = random_corpus(3, documents=99, sentences=(1, 3))
-        plan = recipe(name).rows.plan(corpus, np.arange(99), np.random.default_rng(1), BERT)  # type: ignore[union-attr]
+        plan = recipe(name).rows.plan(corpus, np.arange(99), np.random.default_rng(1), BERT, 512)  # type: ignore[union-attr]
         assert plan.layout == "single" and min(plan.lengths(BERT)) == 12 and len(plan) < 99
     separated = [name for name in RECIPES if getattr(recipe(name).rows, "separator", False) and "transformer" in name]
     assert sorted(separated) == [
@@ -184,7 +186,7 @@ def masks(duplicates: int | None, epochs: int) -> list[Counter[tuple[bytes, byte
     objective = MLM(tiny.model("bert-tiny"), recipe("bert-mini-static").objective, vocabulary)  # type: ignore[arg-type]
     found: list[Counter[tuple[bytes, bytes, bytes]]] = [Counter() for _ in range(epochs)]
     loader = Loader(
-        corpus, FullSentences(length=32), framing=BERT, seed=1, batch_rows=1, duplicates=duplicates, epochs=epochs
+        corpus, FullSentences(), 32, framing=BERT, seed=1, batch_rows=1, duplicates=duplicates, epochs=epochs
     )
     before = 0
     for rows in loader:
@@ -205,6 +207,19 @@ def test_static_masks_repeat_after_the_duplication_factor() -> None:
 def test_dynamic_masks_do_not_repeat() -> None:
     first, second = masks(None, epochs=2)
     assert not first & second
+
+
+# What earlier versions wrote
+
+
+def test_rows_had_a_length(caplog: pytest.LogCaptureFixture) -> None:
+    """Files of earlier versions are read; a user who sets it is told that it has no effect."""
+    now = recipe("bert-mini")
+    before = to_dict(now) | {"rows": {**to_dict(now.rows), "length": 128}}
+    assert from_dict(Recipe, before) == now and compare(before, to_dict(now)) == []
+    assert not caplog.records
+    assert override(now, {"rows.length": 64}) == now
+    assert "rows.length has no effect, because each phase sets" in caplog.text
 
 
 # What is refused
@@ -257,7 +272,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"generator": replace(models.config("deberta-v3-mini-generator"), mask_decoder=64)},
         "mask decoder's 64 positions",
     ),
-    "a length that a phase replaces": ("bert-mini", {"rows": SegmentPairs(length=256)}, "set phases.0.length"),
     "two lengths of reuse": ("xlnet-mini", {"rows": XLNetStreams(reuse=32)}, "objective.reuse to 32"),
     "reuse in rows that are no streams": (
         "xlnet-mini",

@@ -1,7 +1,8 @@
 """Convert frozen dataclasses to and from plain dictionaries, JSON and YAML; pydantic checks the input.
 
 A choice among options is a union of dataclasses, each with a literal field ``kind``; it is written as a dictionary with
-that field. An unknown key or kind is an error that gives the nearest known one.
+that field. An unknown key or kind is an error that gives the nearest known one. A dataclass may have an attribute
+``retired``, the keys that earlier versions wrote and why they have no effect: reading passes over them.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ def _read(hint: Any, data: Any, where: str, path: str = "") -> Any:
     hints, values = _field_hints(option), {}
     for key, value in data.items():
         inside = f"{path}.{key}"
+        if key not in hints and key in getattr(option, "retired", ()):
+            continue
         if key not in hints:
             known = _elsewhere(str(key), data, path) or nearest(str(key), hints, inside=f"{path}."[1:])
             raise ConfigError(f"{where}: unknown key {inside[1:]!r}{known}")
@@ -139,6 +142,8 @@ def override(config: T, assignments: Mapping[str, Any], *, where: str = "--set")
         *parents, last = path.split(".")
         node, hint = _walk(data, type(config), parents, where)
         place = _place(node, last, path, where)
+        if why := _retired(hint, node).get(last):
+            log.warning("%s: %s has no effect, because %s", where, path, why)
         if isinstance(value, str):
             value = _meant(_hint_at(hint, node, place), value)
         if last == "kind" and len(_options(hint)) > 1 and node.get("kind") != value:
@@ -365,6 +370,12 @@ def _hint_at(hint: Any, data: Any, place: str | int) -> Any:
     options = _options(hint)
     option = next(iter(options.values())) if len(options) == 1 else _named(options, data.get("kind"))
     return Any if option is None else _field_hints(option).get(place, Any)
+
+
+def _retired(hint: Any, data: Any) -> Mapping[str, str]:
+    """The retired keys of the dataclass that ``data`` becomes."""
+    option = _named(_options(hint), data.get("kind")) if isinstance(data, dict) else None
+    return getattr(option, "retired", {})
 
 
 def _entry_hint(hint: Any, index: int) -> Any:

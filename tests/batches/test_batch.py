@@ -14,7 +14,7 @@ from tests.batches.memory_corpus import BERT, PAD, numbered_corpus
 @pytest.fixture
 def rows() -> list[Row]:
     corpus = numbered_corpus([[3], [7], [5]])
-    plan = SingleDocuments(length=16).plan(corpus, np.arange(3), generator(0), BERT)
+    plan = SingleDocuments().plan(corpus, np.arange(3), generator(0), BERT, 16)
     return plan.rows(np.arange(3), corpus, BERT, (0, 0), 10)
 
 

@@ -20,12 +20,13 @@ from tests.batches.memory_corpus import BERT, XLNET, MemoryCorpus, numbered_corp
 
 BLOCK = 2000  # tokens, so that the small corpora here have several blocks
 FORMS: list[Format] = [
-    SegmentPairs(length=40),
-    FullSentences(length=40),
-    PackedDocuments(length=40),
-    ContiguousStreams(length=12, variable=True),
-    XLNetStreams(length=32, reuse=16),
+    SegmentPairs(),
+    FullSentences(),
+    PackedDocuments(),
+    ContiguousStreams(variable=True),
+    XLNetStreams(reuse=16),
 ]
+LENGTHS = {"contiguous_streams": 12, "xlnet_streams": 32}
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +34,11 @@ def corpus() -> MemoryCorpus:
     return random_corpus(11, 120)
 
 
-def make(corpus: Any, form: Format = FORMS[0], **options: Any) -> Loader:
+def make(corpus: Any, form: Format = FORMS[0], length: int | None = None, **options: Any) -> Loader:
     settings: dict[str, Any] = {"seed": 5, "batch_rows": 8, "block_tokens": BLOCK, "framing": BERT} | options
     if isinstance(form, XLNetStreams):
         settings["framing"] = XLNET
-    return Loader(corpus, form, **settings)
+    return Loader(corpus, form, length or LENGTHS.get(form.kind, 40), **settings)
 
 
 def take(loader: Loader, batches: int) -> list[list[Row]]:
@@ -85,9 +86,9 @@ def test_state_is_that_of_what_was_handed_out(corpus: MemoryCorpus) -> None:
     assert same(again, take(make(corpus), 10)[7:])
 
 
-@pytest.mark.parametrize("form", [SingleDocuments(length=64), SegmentPairs(length=40, relation="order")])
-def test_an_epoch_has_every_row_once(corpus: MemoryCorpus, form: Format) -> None:
-    rows = [row for batch in make(corpus, form, epochs=3) for row in batch]
+@pytest.mark.parametrize(("form", "length"), [(SingleDocuments(), 64), (SegmentPairs(relation="order"), 40)])
+def test_an_epoch_has_every_row_once(corpus: MemoryCorpus, form: Format, length: int) -> None:
+    rows = [row for batch in make(corpus, form, length, epochs=3) for row in batch]
     assert [row.number for row in rows] == list(range(len(rows)))
     epochs = [[row.key for row in rows if row.key[0] == epoch] for epoch in range(3)]
     assert all(len(set(keys)) == len(keys) for keys in epochs)
@@ -100,8 +101,8 @@ def test_an_epoch_has_every_row_once(corpus: MemoryCorpus, form: Format) -> None
 @pytest.mark.parametrize("block_tokens", [BLOCK, 10**9])
 def test_static_rows_come_once_in_each_epoch(corpus: MemoryCorpus, block_tokens: int) -> None:
     """Also where a batch holds rows of two epochs, whose blocks are the same in another order."""
-    form = SingleDocuments(length=64)
-    rows = [row for batch in make(corpus, form, duplicates=1, epochs=3, block_tokens=block_tokens) for row in batch]
+    loader = make(corpus, SingleDocuments(), 64, duplicates=1, epochs=3, block_tokens=block_tokens)
+    rows = [row for batch in loader for row in batch]
     size, rest = divmod(len(rows), 3)
     assert not rest and size % 8
     epochs = [[row.key for row in rows[start : start + size]] for start in range(0, len(rows), size)]
@@ -119,16 +120,16 @@ def test_row_numbers_and_ramp(corpus: MemoryCorpus) -> None:
 
 
 def test_batches_in_tokens(corpus: MemoryCorpus) -> None:
-    form = FullSentences(length=60, cross_documents=False, batch="tokens")
-    batches = take(make(corpus, form, batch_rows=7), 60)
+    form = FullSentences(cross_documents=False, batch="tokens")
+    batches = take(make(corpus, form, 60, batch_rows=7), 60)
     sizes = [sum(map(len, batch)) for batch in batches]
     assert max(sizes) <= 420 and np.mean(sizes) > 365
     assert max(map(len, batches)) > 7
     for batch, following in zip(batches, batches[1:], strict=False):
         assert sum(map(len, batch)) + len(following[0]) > 420  # as many as fit
-    loader = make(corpus, form, batch_rows=7)
+    loader = make(corpus, form, 60, batch_rows=7)
     take(loader, 31)
-    assert same(take(make(corpus, form, batch_rows=7, state=loader.state()), 9), batches[31:40])
+    assert same(take(make(corpus, form, 60, batch_rows=7, state=loader.state()), 9), batches[31:40])
 
 
 def test_duplicates_repeat_rows_in_another_order(corpus: MemoryCorpus) -> None:
@@ -145,26 +146,26 @@ def test_duplicates_repeat_rows_in_another_order(corpus: MemoryCorpus) -> None:
 
 def test_rows_of_another_length_from_the_same_place(corpus: MemoryCorpus) -> None:
     """A second phase with longer rows has fewer of them in a block: it goes on with the next block."""
-    loader = make(corpus, SegmentPairs(length=24))
+    loader = make(corpus, SegmentPairs(), 24)
     take(loader, 9)
-    rows = take(make(corpus, SegmentPairs(length=120), state=loader.state()), 3)
+    rows = take(make(corpus, SegmentPairs(), 120, state=loader.state()), 3)
     assert rows[0][0].number == 72 and rows[0][0].key[:2] != (0, loader.state()["block"])
 
 
 def test_longer_windows_where_they_no_longer_fit_start_the_next_epoch(corpus: MemoryCorpus) -> None:
-    short, long = XLNetStreams(length=20, reuse=8), XLNetStreams(length=64, reuse=8)
-    loader = make(corpus, short, epochs=1)
+    form = XLNetStreams(reuse=8)
+    loader = make(corpus, form, 20, epochs=1)
     windows = len(list(loader))
-    loader = make(corpus, short)
+    loader = make(corpus, form, 20)
     take(loader, windows - 1)  # one window of the epoch is left
     state = loader.state()
     assert state["epoch"] == 0
-    first, second = take(make(corpus, long, state=state), 2)
+    first, second = take(make(corpus, form, 64, state=state), 2)
     assert [len(row) for row in first] == [64] * 8
     assert {(row.key[:2], row.labels["continues"]) for row in first} == {((1, 0), 0)}
     assert {(row.key[:2], row.labels["continues"]) for row in second} == {((1, 8), 1)}
     assert first[0].number == 8 * (windows - 1)
-    assert list(make(corpus, long, state=state, epochs=1)) == []
+    assert list(make(corpus, form, 64, state=state, epochs=1)) == []
 
 
 def test_validation_is_fixed_and_ends(corpus: MemoryCorpus) -> None:
@@ -183,11 +184,11 @@ def test_short_corpora_are_refused() -> None:
     with pytest.raises(DataError, match="shorter than one row of 40"):
         make(small)
     with pytest.raises(DataError, match="no row of single_documents"):
-        next(iter(make(random_corpus(0, 20), SingleDocuments(length=400, shortest=390))))
+        next(iter(make(random_corpus(0, 20), SingleDocuments(shortest=390), 400)))
     with pytest.raises(DataError, match="no row of chunks"):
-        next(iter(make(random_corpus(0, 1), Chunks(length=5000), block_tokens=10**9, epochs=1)))
+        next(iter(make(random_corpus(0, 1), Chunks(), 5000, block_tokens=10**9, epochs=1)))
     with pytest.raises(ConfigError, match="no room for text"):
-        make(random_corpus(0, 20), SegmentPairs(length=4))
+        make(random_corpus(0, 20), SegmentPairs(), 4)
     with pytest.raises(ConfigError, match="shared by 4 processes"):
         next(iter(make(random_corpus(0, 20), batch_rows=3, rank=0, world=4)))
 
@@ -244,14 +245,14 @@ class SparseCorpus:
         return i * self.length
 
 
-@pytest.mark.parametrize("form", [SegmentPairs(length=128), FullSentences(length=128), ContiguousStreams(length=128)])
+@pytest.mark.parametrize("form", [SegmentPairs(), FullSentences(), ContiguousStreams()])
 def test_resume_costs_the_same_at_any_step(tmp_path: Path, form: Format) -> None:
     """Step 10 and step 10 million of a run over 10^9 tokens; planning one block is what both cost."""
     sparse = SparseCorpus(tmp_path / "ids")
 
     def asked(state: dict[str, int]) -> int:
         before = sparse.asked
-        rows = take(make(sparse, form, state=state, block_tokens=1 << 18, batch_rows=64, ahead=1), 2)
+        rows = take(make(sparse, form, 128, state=state, block_tokens=1 << 18, batch_rows=64, ahead=1), 2)
         assert rows[0][0].number == state["rows"]
         return sparse.asked - before
 

@@ -62,7 +62,7 @@ def test_records_equal_the_release(golden: dict[str, np.ndarray]) -> None:
     starts = np.flatnonzero(np.diff(sentence, prepend=1 - int(sentence[0])))
     corpus = MemoryCorpus([Document(ids, starts, ids % 3 != 0)], 120)
     line = TokenLine(corpus, None)
-    form = XLNetStreams(length=2 * HALF, reuse=HALF, separator=False)
+    form = XLNetStreams(reuse=HALF, separator=False)
     framing = Framing(kind="xlnet", cls=CLS, sep=SEP)
     length = line.length // 2
     # The release has all forward rows first.
@@ -83,7 +83,7 @@ def test_records_equal_the_release(golden: dict[str, np.ndarray]) -> None:
             ]
             assert np.array_equal(np.concatenate(spans), golden["output/record.is_masked"][record].astype(bool))
             record += 1
-        _, position = form.window(length, position, 0, 0)
+        _, position = form.window(2 * HALF, length, position, 0, 0)
     assert record == len(golden["output/record.input"])
 
 

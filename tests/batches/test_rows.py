@@ -44,11 +44,11 @@ def test_gather(pair: tuple[Corpus, MemoryCorpus]) -> None:
         assert np.array_equal(one, two)
 
 
-@pytest.mark.parametrize("form", [SegmentPairs(length=32), ContiguousStreams(length=32)])
+@pytest.mark.parametrize("form", [SegmentPairs(), ContiguousStreams()])
 def test_rows_from_disk_are_those_from_memory(
     pair: tuple[Corpus, MemoryCorpus], form: SegmentPairs | ContiguousStreams
 ) -> None:
-    one, two = (list(Loader(corpus, form, framing=BERT, seed=0, batch_rows=4, epochs=1)) for corpus in pair)
+    one, two = (list(Loader(corpus, form, 32, framing=BERT, seed=0, batch_rows=4, epochs=1)) for corpus in pair)
     assert len(one) == len(two) > 5
     for a, b in zip(one, two, strict=True):
         assert [row.ids.tolist() for row in a] == [row.ids.tolist() for row in b]

@@ -27,12 +27,14 @@ def reference(shared: Path) -> tuple[MemoryCorpus, Framing, int]:
     return reference_corpus(shared)
 
 
-def planned(reference: tuple[MemoryCorpus, Framing, int], form: RowFormat, seed: int, passes: int) -> list[Row]:
+def planned(
+    reference: tuple[MemoryCorpus, Framing, int], form: RowFormat, length: int, seed: int, passes: int
+) -> list[Row]:
     corpus, framing, _ = reference
     rows = []
     for epoch in range(passes):
         documents = generator(seed, "documents", epoch).permutation(corpus.num_documents)
-        plan = form.plan(corpus, documents, generator(seed, "plan", epoch), framing)
+        plan = form.plan(corpus, documents, generator(seed, "plan", epoch), framing, length)
         rows += plan.rows(np.arange(len(plan)), corpus, framing, (epoch, 0))
     return rows
 
@@ -77,9 +79,9 @@ def test_pairs(reference: tuple[MemoryCorpus, Framing, int], shared: Path, sourc
     golden = golden_statistics(shared, f"{source}_create_pretraining_data")[case]
     settings = golden["settings"]
     relation = "next" if settings.get("random_next_sentence", True) else "order"
-    form = SegmentPairs(length=settings["max_seq_length"], relation=relation)
-    rows = [planned(reference, form, seed, settings["dupe_factor"]) for seed in PLAN_SEEDS]
-    compare(golden["per_seed"], [pair_statistics(made, form.length) for made in rows])
+    form, length = SegmentPairs(relation=relation), settings["max_seq_length"]
+    rows = [planned(reference, form, length, seed, settings["dupe_factor"]) for seed in PLAN_SEEDS]
+    compare(golden["per_seed"], [pair_statistics(made, length) for made in rows])
 
 
 def masked(
@@ -137,9 +139,9 @@ def test_masks(
 ) -> None:
     golden = golden_statistics(shared, f"{source}_create_pretraining_data")[case]
     settings = golden["settings"]
-    form = SegmentPairs(length=settings["max_seq_length"])
+    form, length = SegmentPairs(), settings["max_seq_length"]
     rule = masking(settings["max_predictions_per_seq"])
-    ours = [masked(reference, planned(reference, form, seed, 6), rule, seed) for seed in MASK_SEEDS]
+    ours = [masked(reference, planned(reference, form, length, seed, 6), rule, seed) for seed in MASK_SEEDS]
     runs = np.mean([record.pop("runs") for record in ours], axis=0)
     assert not any(record.pop("distinct") != record.pop("draws") for record in ours)
     compare(golden["per_seed"], ours, slack=0.03)
@@ -153,11 +155,11 @@ def test_masks(
 @pytest.mark.parametrize("length", [128, 64])
 def test_electra(reference: tuple[MemoryCorpus, Framing, int], shared: Path, length: int) -> None:
     golden = golden_statistics(shared, "electra_example_builder_and_mask")[f"max_seq_length={length}"]
-    form = ElectraSegments(length=length)
+    form = ElectraSegments()
     ours = []
     masking = Masking(unit=Tokens(replacement=True), mask=0.85, random=0.0, most=int(0.155 * length))
     for seed in PLAN_SEEDS[:5]:
-        rows = planned(reference, form, seed, golden["settings"]["passes_over_text"])
+        rows = planned(reference, form, length, seed, golden["settings"]["passes_over_text"])
         sizes = np.array([len(row) for row in rows])
         two = [row for row in rows if (row.segments == 1).any()]
         first = np.array([(row.segments == 0).sum() for row in two])

@@ -31,9 +31,11 @@ def whole_line(corpus: MemoryCorpus, eod: bool) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def epoch(corpus: MemoryCorpus, form: ContiguousStreams | XLNetStreams, rows: int, seed: int = 0) -> list[list[Row]]:
+def epoch(
+    corpus: MemoryCorpus, form: ContiguousStreams | XLNetStreams, length: int, rows: int, seed: int = 0
+) -> list[list[Row]]:
     framing = XLNET if isinstance(form, XLNetStreams) else BERT
-    return list(Loader(corpus, form, framing=framing, seed=seed, batch_rows=rows, epochs=1))
+    return list(Loader(corpus, form, length, framing=framing, seed=seed, batch_rows=rows, epochs=1))
 
 
 @settings(max_examples=40, deadline=None)
@@ -72,8 +74,8 @@ def test_backwards(data: st.DataObject) -> None:
 @pytest.mark.parametrize("separator", [False, True])
 def test_windows_continue_each_other(variable: bool, separator: bool) -> None:
     corpus = random_corpus(0, 30)
-    form = ContiguousStreams(length=16, variable=variable, separator=separator)
-    batches = epoch(corpus, form, rows=4)
+    form = ContiguousStreams(variable=variable, separator=separator)
+    batches = epoch(corpus, form, 16, rows=4)
     whole = whole_line(corpus, separator)
     length = len(whole) // 4
     for stream in range(4):
@@ -95,9 +97,9 @@ def test_windows_continue_each_other(variable: bool, separator: bool) -> None:
 
 def test_next_epoch_starts_afresh() -> None:
     corpus = random_corpus(0, 10)
-    form = ContiguousStreams(length=32)
-    count = len(epoch(corpus, form, rows=2))
-    loader = iter(Loader(corpus, form, framing=BERT, seed=0, batch_rows=2))
+    form = ContiguousStreams()
+    count = len(epoch(corpus, form, 32, rows=2))
+    loader = iter(Loader(corpus, form, 32, framing=BERT, seed=0, batch_rows=2))
     first, *_, again = (next(loader) for _ in range(count + 1))
     assert np.array_equal(first[0].ids, again[0].ids) and again[0].labels["continues"] == 0
     assert again[0].key[0] == 1 and again[0].number == 2 * count
@@ -106,8 +108,8 @@ def test_next_epoch_starts_afresh() -> None:
 
 def test_xlnet_rows() -> None:
     corpus = numbered_corpus(np.random.default_rng(0).integers(2, 15, (40, 20)).tolist())
-    form = XLNetStreams(length=64, reuse=32)
-    batches = epoch(corpus, form, rows=4)
+    form = XLNetStreams(reuse=32)
+    batches = epoch(corpus, form, 64, rows=4)
     follows = []
     for batch in batches:
         for stream, row in enumerate(batch):
@@ -140,9 +142,9 @@ def test_streams_that_cannot_be() -> None:
     corpus = numbered_corpus([[10] * 20])
     line = TokenLine(corpus, EOD)
     with pytest.raises(ConfigError, match="even number"):
-        parallel_streams(line, 3, XLNetStreams(length=32, reuse=16))
+        parallel_streams(line, 3, XLNetStreams(reuse=16), 32)
     with pytest.raises(DataError, match="shorter than one window"):
-        parallel_streams(line, 32, XLNetStreams(length=32, reuse=16))
+        parallel_streams(line, 32, XLNetStreams(reuse=16), 32)
     with pytest.raises(ConfigError, match="no end-of-document token"):
         TokenLine.of(corpus, Framing(cls=CLS, sep=SEP), separator=True)
     assert ORDINARY > EOD

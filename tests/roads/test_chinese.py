@@ -79,7 +79,7 @@ def test_whole_words_are_masked(corpus: Path, name: str) -> None:
     assert isinstance(settings, MLMSettings)
     tokenizer = Tokenizer.load(Corpus(corpus).tokenizer_path)
     framing = row_framing(tokenizer)
-    loader = Loader(Corpus(corpus), SingleDocuments(length=64), framing=framing, seed=1, batch_rows=8, epochs=1)
+    loader = Loader(Corpus(corpus), SingleDocuments(), 64, framing=framing, seed=1, batch_rows=8, epochs=1)
     corruptor = Corruptor(
         replace(settings.masking, most=None),
         vocab_size=tokenizer.vocab_size,

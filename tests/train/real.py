@@ -149,8 +149,9 @@ def run(
 
     def source(phase: Phase, rows: int, state: dict[str, int] | None) -> LoaderSource:
         shared: dict[str, Any] = {"framing": framing, "seed": 3, "batch_rows": rows, "rank": rank, "world": world}
-        form = replace(recipe.rows, length=phase.length)
-        loader = Loader(text, form, state=state, transform=lambda r: objective.make_batch(r, seed=3), **shared)
+        loader = Loader(
+            text, recipe.rows, phase.length, state=state, transform=lambda r: objective.make_batch(r, seed=3), **shared
+        )
         return Doomed(loader, die_at)
 
     assert isinstance(recipe.rows, StreamFormat) == (case in ("permutation", "causal"))

@@ -70,14 +70,15 @@ class Shuffled:
         self,
         corpus: Documents,
         format: RowFormat,
+        length: int,
         framing: Framing,
         seed: int,
         *,
         duplicates: int | None = None,
         block_tokens: int = BLOCK_TOKENS,
     ) -> None:
-        check_length(format.length, framing)
-        self.corpus, self.format, self.framing, self.seed = corpus, format, framing, seed
+        check_length(length, framing)
+        self.corpus, self.format, self.length, self.framing, self.seed = corpus, format, length, framing, seed
         self.duplicates = duplicates
         self.in_tokens = isinstance(format, FullSentences) and format.batch == "tokens"
         self.num_blocks = max(1, min(round(corpus.num_tokens / block_tokens), corpus.num_documents))
@@ -86,7 +87,7 @@ class Shuffled:
 
     def take(self, place: LoaderPlace, size: int, until: int | None = None) -> tuple[list[Any], LoaderPlace]:
         taken: list[tuple[PlannedBlock, int]] = []
-        left, empty = size * self.format.length if self.in_tokens else size, 0
+        left, empty = size * self.length if self.in_tokens else size, 0
         while True:
             block = self.block(place.epoch, place.block, until)
             empty = 0 if len(block.order) else empty + 1
@@ -138,7 +139,8 @@ class Shuffled:
         cycle = epoch % self.duplicates if self.duplicates else epoch
         number = KeyedPermutation(self.num_blocks, self.seed, "blocks", epoch)[place]
         documents = self.documents(cycle, number)
-        plan = self.format.plan(self.corpus, documents, generator(self.seed, "plan", cycle, number), self.framing)
+        rng = generator(self.seed, "plan", cycle, number)
+        plan = self.format.plan(self.corpus, documents, rng, self.framing, self.length)
         order = generator(self.seed, "order", epoch, number).permutation(len(plan))
         costs = np.cumsum(plan.lengths(self.framing)[order]) if self.in_tokens else None
         return PlannedBlock(plan, order, costs, (cycle, number))
@@ -168,17 +170,20 @@ def _fitting(costs: np.ndarray | None, offset: int, total: int, left: int) -> tu
 class Streams:
     """Rows of parallel streams, window after window; a batch has one row per stream."""
 
-    def __init__(self, corpus: Documents, format: StreamFormat, framing: Framing, seed: int, count: int) -> None:
-        self.format, self.framing, self.seed = format, framing, seed
-        self.streams = parallel_streams(TokenLine.of(corpus, framing, separator=format.separator), count, format)
+    def __init__(
+        self, corpus: Documents, format: StreamFormat, length: int, framing: Framing, seed: int, count: int
+    ) -> None:
+        self.format, self.length, self.framing, self.seed = format, length, framing, seed
+        line = TokenLine.of(corpus, framing, separator=format.separator)
+        self.streams = parallel_streams(line, count, format, length)
 
     def take(self, place: LoaderPlace, size: int, until: int | None = None) -> tuple[list[Any], LoaderPlace]:
         available = self.streams[0].length
-        if place.block + self.format.shortest > available:  # an earlier phase had shorter windows
+        if place.block + self.format.shortest(self.length) > available:  # an earlier phase had shorter windows
             place = replace(place, epoch=place.epoch + 1, block=0)
             if place.epoch == until:
                 return [], place
-        length, following = self.format.window(available, place.block, self.seed, place.epoch)
+        length, following = self.format.window(self.length, available, place.block, self.seed, place.epoch)
         taken = [(place, length, stream) for stream in range(size)]
         epoch = place.epoch + (following is None)
         return taken, replace(place, epoch=epoch, block=following or 0, rows=place.rows + size, step=place.step + 1)
@@ -199,6 +204,7 @@ class Loader:
     Args:
         corpus: the source of the text.
         format: how rows are made of it.
+        length: of a row, in tokens.
         framing: the special tokens around texts.
         seed: of the run; it alone determines the rows and their order.
         batch_rows: rows of the global batch, or a function from step to rows (a ramp). Constant for streams.
@@ -219,6 +225,7 @@ class Loader:
         self,
         corpus: Documents,
         format: Format,
+        length: int,
         *,
         framing: Framing,
         seed: int,
@@ -236,17 +243,19 @@ class Loader:
         self.rank, self.world, self.epochs, self.ahead, self.transform = rank, world, epochs, ahead, transform
         self._place = LoaderPlace(**state) if state else LoaderPlace()
         self._size: Callable[[int], int] = batch_rows if callable(batch_rows) else lambda step: batch_rows
-        if corpus.num_tokens == 0 or (epochs is None and corpus.num_tokens < format.length - framing.pair):
+        if corpus.num_tokens == 0 or (epochs is None and corpus.num_tokens < length - framing.pair):
             raise DataError(
-                f"corpus of {corpus.num_tokens:,} tokens is shorter than one row of {format.length}; "
+                f"corpus of {corpus.num_tokens:,} tokens is shorter than one row of {length}; "
                 f"add text, or choose a shorter row"
             )
         self.order: Order
         if isinstance(format, StreamFormat):
             assert not callable(batch_rows), "streams need a constant number of rows"
-            self.order = Streams(corpus, format, framing, seed, batch_rows)
+            self.order = Streams(corpus, format, length, framing, seed, batch_rows)
         else:
-            self.order = Shuffled(corpus, format, framing, seed, duplicates=duplicates, block_tokens=block_tokens)
+            self.order = Shuffled(
+                corpus, format, length, framing, seed, duplicates=duplicates, block_tokens=block_tokens
+            )
 
     def state(self) -> dict[str, int]:
         """The position after the batches that were returned; a few integers."""

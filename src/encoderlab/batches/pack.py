@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from encoderlab.batches.rows import Documents, Framing, Placement, Plan
+from encoderlab.batches.rows import BaseFormat, Documents, Framing, Placement, Plan
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.ranges import aranges
 
@@ -41,7 +41,7 @@ def _check_share(name: str, share: float) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentPairs:
+class SegmentPairs(BaseFormat):
     """BERT's and ALBERT's rows: two spans of whole sentences (Devlin et al. 2019, A.2; ``create_pretraining_data.py``).
 
     Sentences are collected until they fill the row (with probability ``short_share`` a shorter target, drawn once per
@@ -54,7 +54,6 @@ class SegmentPairs:
     """
 
     kind: Literal["segment_pairs"] = "segment_pairs"
-    length: int = 128
     relation: Literal["next", "order"] = "next"
     short_share: float = 0.1
 
@@ -65,9 +64,11 @@ class SegmentPairs:
     def label(self) -> str:
         return "next_sentence" if self.relation == "next" else "sentence_order"
 
-    def plan(self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing) -> Plan:
+    def plan(
+        self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing, length: int
+    ) -> Plan:
         _require_two_documents(corpus, self.label)
-        room, uniform = self.length - framing.pair, _uniforms(rng)
+        room, uniform = length - framing.pair, _uniforms(rng)
         rows: list[tuple[int, ...]] = []
         for number in documents.tolist():
             document = corpus.document(number)
@@ -92,7 +93,7 @@ class SegmentPairs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentencePairs:
+class SentencePairs(BaseFormat):
     """Two single sentences, adjacent or, with probability one half, of two documents (RoBERTa, section 4.2,
     SENTENCE-PAIR+NSP).
 
@@ -100,9 +101,10 @@ class SentencePairs:
     """
 
     kind: Literal["sentence_pairs"] = "sentence_pairs"
-    length: int = 128
 
-    def plan(self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing) -> Plan:
+    def plan(
+        self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing, length: int
+    ) -> Plan:
         _require_two_documents(corpus, "next_sentence")
         uniform = _uniforms(rng)
         rows: list[tuple[int, ...]] = []
@@ -118,7 +120,7 @@ class SentencePairs:
                 else:
                     rows.append((*a, number, bounds[begin + 1], bounds[begin + 2], 0))
                     begin += 2
-        return _pair_plan(rows, self.length - framing.pair, rng, "next_sentence")
+        return _pair_plan(rows, length - framing.pair, rng, "next_sentence")
 
 
 def _require_two_documents(corpus: Documents, label: str) -> None:
@@ -168,7 +170,7 @@ def _pair_plan(rows: list[tuple[int, ...]], room: int, rng: np.random.Generator,
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElectraSegments:
+class ElectraSegments(BaseFormat):
     """ELECTRA's rows: one or two segments of one document, no label (``build_pretraining_dataset.py``).
 
     Sentences are collected until they reach a target: the full length, or with probability ``short_share`` a length
@@ -181,7 +183,6 @@ class ElectraSegments:
     """
 
     kind: Literal["electra_segments"] = "electra_segments"
-    length: int = 128
     rule: Literal["electra", "convbert_release"] = "electra"
     single_share: float = 0.1
     short_share: float = 0.05
@@ -191,10 +192,12 @@ class ElectraSegments:
         _check_share("single_share", self.single_share)
         _check_share("short_share", self.short_share)
 
-    def plan(self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing) -> Plan:
+    def plan(
+        self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing, length: int
+    ) -> Plan:
         uniform = _uniforms(rng)
         rows: list[list[tuple[int, int, int, int]]] = []
-        target, size = self.length, 0
+        target, size = length, 0
         chunk: list[tuple[int, int, int]] = []
         for number in documents.tolist():
             document = corpus.document(number)
@@ -206,17 +209,22 @@ class ElectraSegments:
                 size += bounds[end] - bounds[begin]
                 begin = end
                 if size >= target or (begin == last and not self.cross_documents):
-                    rows.append(self._split(chunk, target, framing, uniform))
-                    target = 5 + int(uniform() * (self.length - 4)) if uniform() < self.short_share else self.length
+                    rows.append(self._split(chunk, target, framing, length, uniform))
+                    target = 5 + int(uniform() * (length - 4)) if uniform() < self.short_share else length
                     chunk, size = [], 0
         if chunk:
-            rows.append(self._split(chunk, target, framing, uniform))
+            rows.append(self._split(chunk, target, framing, length, uniform))
         first = np.cumsum([0, *map(len, rows)])
         columns = np.array([piece for row in rows for piece in row], np.int64).reshape(-1, 4).T
         return Plan("pair", first, columns[0], columns[1], columns[2], columns[3].astype(np.int8))
 
     def _split(
-        self, chunk: list[tuple[int, int, int]], target: int, framing: Framing, uniform: Callable[[], float]
+        self,
+        chunk: list[tuple[int, int, int]],
+        target: int,
+        framing: Framing,
+        length: int,
+        uniform: Callable[[], float],
     ) -> list[tuple[int, int, int, int]]:
         """The sentences of a chunk as pieces (document, start, stop, part), A before B, each cut to what fits."""
         middle = 1 << 62 if uniform() < self.single_share else (target - framing.pair) // 2
@@ -224,17 +232,17 @@ class ElectraSegments:
         sizes: list[int] = [0, 0]
         sides: list[list[tuple[int, int, int]]] = [[], []]
         for sentence in chunk:
-            length = sentence[2] - sentence[1]
+            size = sentence[2] - sentence[1]
             first = (
                 (sizes[0] == 0) != inverted
-                or sizes[0] + length < middle
+                or sizes[0] + size < middle
                 or ((sizes[1] == 0) != inverted and sizes[0] < middle and uniform() < 0.5)
             )
             side = 0 if first else 1
-            sizes[side] += length
+            sizes[side] += size
             sides[side].append(sentence)
-        a = _head(sides[0], self.length - framing.single)
-        b = _head(sides[1], self.length - framing.pair - sum(stop - start for _, start, stop in a))
+        a = _head(sides[0], length - framing.single)
+        b = _head(sides[1], length - framing.pair - sum(stop - start for _, start, stop in a))
         return [(*piece, 0) for piece in a] + [(*piece, 1) for piece in b]
 
 
@@ -257,7 +265,7 @@ def _head(pieces: list[tuple[int, int, int]], room: int) -> list[tuple[int, int,
 
 
 @dataclass(frozen=True, kw_only=True)
-class FullSentences:
+class FullSentences(BaseFormat):
     """As many consecutive whole sentences as fit (RoBERTa, section 4.2, FULL-SENTENCES).
 
     A row may hold several documents, with a separator between them; they see each other unless ``separate``, which
@@ -267,15 +275,16 @@ class FullSentences:
     """
 
     kind: Literal["full_sentences"] = "full_sentences"
-    length: int = 512
     cross_documents: bool = True
     separate: bool = False
     batch: Literal["rows", "tokens"] = "rows"
 
-    def plan(self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing) -> Plan:
+    def plan(
+        self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing, length: int
+    ) -> Plan:
         # Special tokens per piece, and per row.
         per_piece, per_row = (framing.single, 0) if self.separate else (1, 1)
-        room = self.length - per_row
+        room = length - per_row
         index, start, stop = _sentences(corpus, documents, room - per_piece)
         # Positions if all sentences were concatenated, with the cost of a piece before the first sentence of each
         # document.
@@ -332,17 +341,18 @@ def _join(row: np.ndarray, document: np.ndarray, start: np.ndarray, stop: np.nda
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chunks:
+class Chunks(BaseFormat):
     """All text concatenated and cut into rows of exactly the same length, one segment (DeBERTa's data preparation).
 
     Ignores the limits of sentences and documents: no padding and no separator. The short rest of a block is dropped.
     """
 
     kind: Literal["chunks"] = "chunks"
-    length: int = 512
 
-    def plan(self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing) -> Plan:
-        room = self.length - framing.single
+    def plan(
+        self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing, length: int
+    ) -> Plan:
+        room = length - framing.single
         lengths = _lengths(corpus, documents)
         ends = np.cumsum(lengths)
         total = int(ends[-1]) // room * room if len(ends) else 0
@@ -354,7 +364,7 @@ class Chunks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SingleDocuments:
+class SingleDocuments(BaseFormat):
     """One document per row, one segment.
 
     A document that is too long is cropped, from either end with equal probability for each token (``overlong="crop"``,
@@ -363,12 +373,13 @@ class SingleDocuments:
     """
 
     kind: Literal["single_documents"] = "single_documents"
-    length: int = 512
     overlong: Literal["crop", "split"] = "split"
     shortest: int = 1
 
-    def plan(self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing) -> Plan:
-        room, lengths = self.length - framing.single, _lengths(corpus, documents)
+    def plan(
+        self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing, length: int
+    ) -> Plan:
+        room, lengths = length - framing.single, _lengths(corpus, documents)
         if self.overlong == "split":
             index, start, stop = _cut(lengths, room)
         else:
@@ -381,7 +392,7 @@ class SingleDocuments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedDocuments:
+class PackedDocuments(BaseFormat):
     """Several short documents in one row, each framed separately and invisible to the others; little padding remains.
 
     Best fit, longest first, over the documents of a block (Krell et al. 2021, "Efficient sequence packing"); a document
@@ -389,11 +400,12 @@ class PackedDocuments:
     """
 
     kind: Literal["packed_documents"] = "packed_documents"
-    length: int = 512
 
-    def plan(self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing) -> Plan:
-        index, start, stop = _cut(_lengths(corpus, documents), self.length - framing.single)
-        row = _best_fit(stop - start + framing.single, self.length)
+    def plan(
+        self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing, length: int
+    ) -> Plan:
+        index, start, stop = _cut(_lengths(corpus, documents), length - framing.single)
+        row = _best_fit(stop - start + framing.single, length)
         order = np.argsort(row, kind="stable")
         first = np.searchsorted(row[order], np.arange(row.max(initial=-1) + 2))
         index = index[order]
@@ -436,7 +448,7 @@ def _best_fit(sizes: np.ndarray, room: int) -> np.ndarray:
 # ---
 
 RowFormat = SegmentPairs | SentencePairs | ElectraSegments | FullSentences | Chunks | SingleDocuments | PackedDocuments
-"""A format of shuffled rows. Its ``plan(corpus, documents, rng, framing)`` makes the rows of one block from the
+"""A format of shuffled rows. Its ``plan(corpus, documents, rng, framing, length)`` makes the rows of one block from the
 documents with numbers ``documents`` (n,): it draws from ``rng`` only, and no row has more than ``length`` tokens,
 special tokens included.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -24,6 +24,13 @@ class Documents(Protocol):
     def document_length(self, i: int) -> int: ...
     def document_start(self, i: int) -> int: ...
     def gather(self, documents: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
+
+
+class BaseFormat:
+    """What all formats of rows share."""
+
+    retired: ClassVar[dict[str, str]] = {"length": "each phase sets the length of its rows: phases.0.length"}
+    """Keys that earlier versions wrote, and why they have no effect (:mod:`encoderlab.config`)."""
 
 
 @dataclass(frozen=True, slots=True)

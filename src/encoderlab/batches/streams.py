@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from encoderlab.batches.rows import Documents, Framing, Row
+from encoderlab.batches.rows import BaseFormat, Documents, Framing, Row
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.seeds import generator
 
@@ -88,7 +88,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContiguousStreams:
+class ContiguousStreams(BaseFormat):
     """Windows of ``length`` tokens for a language model with memory (Transformer-XL, section 3.2).
 
     A row holds one token more than its window: position i predicts token i + 1, and the last token is only a target.
@@ -99,30 +99,26 @@ class ContiguousStreams:
     """
 
     kind: Literal["contiguous_streams"] = "contiguous_streams"
-    length: int = 150
     separator: bool = True
     variable: bool = False
 
-    def window(self, stream_length: int, position: int, seed: int, epoch: int) -> tuple[int, int | None]:
+    def window(self, length: int, stream_length: int, position: int, seed: int, epoch: int) -> tuple[int, int | None]:
         """Length of the window at ``position``, and the position of the next window, or None at the end
         of the epoch.
         """
-        length = self.length
         if self.variable:
             rng = generator(seed, "window", epoch, position)
             centre = length if rng.random() < 0.95 else length / 2
-            length = min(max(5, int(rng.normal(centre, 5))), self.longest)
+            length = min(max(5, int(rng.normal(centre, 5))), self.longest(length))
         length = min(length, stream_length - 1 - position)
         following = position + length
         return length, following if following < stream_length - 1 else None
 
-    @property
-    def longest(self) -> int:
+    def longest(self, length: int) -> int:
         """Number of tokens in the longest window."""
-        return self.length + 15 * self.variable
+        return length + 15 * self.variable
 
-    @property
-    def shortest(self) -> int:
+    def shortest(self, length: int) -> int:
         """Number of tokens that a stream needs for one window."""
         return 2
 
@@ -140,7 +136,7 @@ class ContiguousStreams:
 
 
 @dataclass(frozen=True, kw_only=True)
-class XLNetStreams:
+class XLNetStreams(BaseFormat):
     """XLNet's instances (Yang et al. 2019, section 2.5; ``data_utils.py``).
 
     A row of ``length`` tokens is ``reuse`` tokens that continue the stream (their hidden states become the memory of
@@ -154,32 +150,25 @@ class XLNetStreams:
     """
 
     kind: Literal["xlnet_streams"] = "xlnet_streams"
-    length: int = 512
     reuse: int = 256
     both_directions: bool = True
     separator: bool = True
 
-    @property
-    def room(self) -> int:
-        """Number of tokens in A and B together."""
-        return self.length - self.reuse - 3
-
-    @property
-    def shortest(self) -> int:
+    def shortest(self, length: int) -> int:
         """Number of tokens that a stream needs for one window."""
-        return self.length
+        return length
 
-    def window(self, stream_length: int, position: int, seed: int, epoch: int) -> tuple[int, int | None]:
+    def window(self, length: int, stream_length: int, position: int, seed: int, epoch: int) -> tuple[int, int | None]:
         """Length of the window at ``position``, and the position of the next window, or None at the end
         of the epoch.
         """
         following = position + self.reuse
-        return self.length, following if following + self.shortest <= stream_length else None
+        return length, following if following + length <= stream_length else None
 
     def row(self, stream: Stream, position: int, length: int, framing: Framing, rng: np.random.Generator) -> Row:
         """The window at ``position``, with A and B drawn from ``rng``."""
         begin = position + self.reuse
-        a, b, follows = self._split(stream, begin, rng)
+        a, b, follows = self._split(stream, begin, length - self.reuse - 3, rng)
         sep, cls = Stretch.of_token(framing.sep, special=True), Stretch.of_token(framing.cls, special=True)
         stretch = Stretch.join([stream.read(position, begin), stream.read(*a), sep, stream.read(*b), sep, cls])
         a_length, b_length = a[1] - a[0], b[1] - b[0]
@@ -197,23 +186,23 @@ class XLNetStreams:
         )
 
     def _split(
-        self, stream: Stream, begin: int, rng: np.random.Generator
+        self, stream: Stream, begin: int, room: int, rng: np.random.Generator
     ) -> tuple[tuple[int, int], tuple[int, int], bool]:
         """Places in the stream of A, which begins at ``begin``, and of B, and whether B follows A.
 
         Both end with a sentence and are then cut to ``room`` tokens together, the longer one first.
         """
-        room, last = self.room, stream.length
+        last = stream.length
         ends = np.flatnonzero(stream.read(begin, begin + room).sentences[1:]) + 1
         follows = len(ends) > 0 and rng.random() >= 0.5
         a_end = begin + (int(ends[int(rng.integers(len(ends)))]) if len(ends) else room)
         if follows:
             b_begin = a_end
-            b_end = self._sentence_end(stream, max(begin + room, b_begin + 1), last)
+            b_end = self._sentence_end(stream, max(begin + room, b_begin + 1), last, room)
         else:
             b_length = max(1, room - (a_end - begin))
             b_begin = int(rng.integers(last - b_length))
-            b_end = self._sentence_end(stream, b_begin + b_length, last - 1)
+            b_end = self._sentence_end(stream, b_begin + b_length, last - 1, room)
             b_begin = self._sentence_begin(stream, b_begin)
         a_length, b_length = a_end - begin, b_end - b_begin
         excess = max(0, a_length + b_length - room)
@@ -223,11 +212,12 @@ class XLNetStreams:
         b_end -= (uneven if a_length <= b_length else 0) + (even + 1) // 2
         return (begin, a_end), (b_begin, b_end), follows
 
-    def _sentence_end(self, stream: Stream, place: int, last: int) -> int:
+    @staticmethod
+    def _sentence_end(stream: Stream, place: int, last: int, room: int) -> int:
         """The first start of a sentence at or after ``place``, but at most ``room`` tokens on, where the text is cut
         anyway.
         """
-        limit = min(place + self.room, last)
+        limit = min(place + room, last)
         if place >= limit:
             return min(place, last)
         found = np.flatnonzero(stream.read(place, limit).sentences)
@@ -248,9 +238,9 @@ class XLNetStreams:
 
 
 StreamFormat = ContiguousStreams | XLNetStreams
-"""A format of rows that follow each other. ``window(stream_length, position, seed, epoch)`` returns the length of the
-window at a position and the position of the next, and ``row(stream, position, length, framing, rng)`` makes its row of
-one stream.
+"""A format of rows that follow each other. ``window(length, stream_length, position, seed, epoch)`` returns the length
+of the window at a position and the position of the next, and ``row(stream, position, length, framing, rng)`` makes its
+row of one stream.
 """
 
 
@@ -275,8 +265,8 @@ class Stream:
         return Stretch(text.ids[:size][::-1], sentences, text.word_starts[:size][::-1], text.special[:size][::-1])
 
 
-def parallel_streams(line: TokenLine, count: int, format: StreamFormat) -> list[Stream]:
-    """The streams of a batch of ``count`` rows; tokens beyond equal parts are left out.
+def parallel_streams(line: TokenLine, count: int, format: StreamFormat, length: int) -> list[Stream]:
+    """The streams of a batch of ``count`` rows of ``length`` tokens; tokens beyond equal parts are left out.
 
     Raises:
         ConfigError: an odd count with two directions.
@@ -288,11 +278,11 @@ def parallel_streams(line: TokenLine, count: int, format: StreamFormat) -> list[
             f"{count} rows cannot be half forwards and half backwards; choose an even number of rows in a batch"
         )
     parts = count // 2 if both else count
-    length = line.length // parts
-    if length < format.shortest:
+    size, needed = line.length // parts, format.shortest(length)
+    if size < needed:
         raise DataError(
-            f"corpus of {line.length:,} tokens gives {parts} streams of {length} tokens, shorter than one window of "
-            f"{format.shortest}; add text, or choose fewer rows in a batch or a shorter window"
+            f"corpus of {line.length:,} tokens gives {parts} streams of {size} tokens, shorter than one window of "
+            f"{needed}; add text, or choose fewer rows in a batch or a shorter window"
         )
     directions = (False, True) if both else (False,)
-    return [Stream(line, part * length, length, backwards) for part in range(parts) for backwards in directions]
+    return [Stream(line, part * size, size, backwards) for part in range(parts) for backwards in directions]

@@ -97,10 +97,10 @@ def evaluate_lm(model: Model, text: MeasuredText, protocol: LMProtocol = LMProto
     tokenizer = tokenizer_of(model)
     settings = CausalSettings(memory=protocol.memory, same_length=protocol.same_length)
     objective = Causal(clamped(model, protocol.clamp), settings, Vocabulary.of(tokenizer)).eval()
-    form = ContiguousStreams(length=protocol.window, separator=protocol.separator)
     batches = Loader(
         text,
-        form,
+        ContiguousStreams(separator=protocol.separator),
+        protocol.window,
         framing=row_framing(tokenizer),
         seed=0,
         batch_rows=protocol.streams,

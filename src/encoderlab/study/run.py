@@ -9,13 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from encoderlab.config import to_dict
+from encoderlab.config import from_dict, to_dict
 from encoderlab.corpus.manifest import MANIFEST, file_hash
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.execution.local import Ended, Execute, Job
 from encoderlab.files import write_json
 from encoderlab.study.plan import Cell, StudyPlan
 from encoderlab.study.results import Results
+from encoderlab.train.recipe import Recipe
 
 Say = Callable[[str], None]
 
@@ -117,6 +118,7 @@ def _check_same(path: Path, spec: dict[str, Any], cell: Cell) -> None:
     known, asked = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(spec))
     for one in (known, asked):
         one["corpus"] = one["corpus"]["sha256"]
+        one["recipe"] = to_dict(from_dict(Recipe, one["recipe"]))  # an earlier version wrote other fields
     for key in ("recipe", "corpus", "threads"):
         if known[key] != asked[key]:
             raise ConfigError(

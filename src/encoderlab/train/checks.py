@@ -138,7 +138,7 @@ def _check_decoders(recipe: Recipe) -> None:
 def _check_lengths(recipe: Recipe) -> None:
     """Refuse rows longer than the positions of a network."""
     rows = recipe.rows
-    beyond = rows.longest - rows.length if isinstance(rows, ContiguousStreams) else 0
+    beyond = rows.longest(0) if isinstance(rows, ContiguousStreams) else 0
     longest = max(phase.length for phase in recipe.phases) + beyond
     for config in filter(None, (recipe.model, recipe.generator)):
         limit = config.encoder.max_length
@@ -152,8 +152,3 @@ def _check_lengths(recipe: Recipe) -> None:
                 f"rows of {longest} tokens exceed the mask decoder's {config.mask_decoder} positions; "
                 f"shorten phases.length to {config.mask_decoder}, or raise model.mask_decoder"
             )
-    if rows.length not in (type(rows)().length, *(phase.length for phase in recipe.phases)):
-        raise ConfigError(
-            f"rows.length {rows.length} has no effect, because each phase sets the length of its rows; "
-            "set phases.0.length"
-        )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from encoderlab.batches.batch import Batch
-from encoderlab.batches.loader import Format, Loader
+from encoderlab.batches.loader import Loader
 from encoderlab.batches.rows import Framing, Row
 from encoderlab.batches.streams import StreamFormat
 from encoderlab.corpus.manifest import MANIFEST, file_hash
@@ -68,7 +68,8 @@ class _Splits:
         """This process's part of batches of ``rows`` rows, from ``state`` or from the start."""
         loader = Loader(
             self.text,
-            self._form(phase),
+            self.recipe.rows,
+            phase.length,
             framing=self.framing,
             seed=self.recipe.seed,
             batch_rows=rows,
@@ -109,7 +110,8 @@ class _Splits:
             try:
                 return Loader(
                     self.held_out,
-                    self._form(phase),
+                    self.recipe.rows,
+                    phase.length,
                     framing=self.framing,
                     seed=VALIDATION_SEED,
                     batch_rows=rows,
@@ -120,9 +122,6 @@ class _Splits:
                 if not isinstance(self.recipe.rows, StreamFormat) or rows <= 2:
                     raise
                 rows = max(2, rows // 4 * 2)  # a short split has fewer streams, in pairs for XLNet
-
-    def _form(self, phase: Phase) -> Format:
-        return replace(self.recipe.rows, length=phase.length)
 
     def _training_batch(self, rows: list[Row]) -> Batch:
         masking = getattr(self.recipe.objective, "masking", None)

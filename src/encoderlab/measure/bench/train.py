@@ -212,14 +212,14 @@ def real_rows(case: Case, path: Path, setting: TrainSetting) -> tuple[Vocabulary
     case.check_ids(tokenizer.vocab_size)
     size = case.model.encoder.vocab
     vocabulary = replace(Vocabulary.of(tokenizer, np.ones(size)), size=size)
-    form: Format
+    format: Format
     if setting.documents:
-        form = PackedDocuments(length=setting.length)
+        format = PackedDocuments()
     elif case.model.pair:
-        form = SegmentPairs(length=setting.length, short_share=0.0)
+        format = SegmentPairs(short_share=0.0)
     else:
-        form = Chunks(length=setting.length)
-    loader = Loader(corpus, form, framing=row_framing(tokenizer), seed=0, batch_rows=setting.rows)
+        format = Chunks()
+    loader = Loader(corpus, format, setting.length, framing=row_framing(tokenizer), seed=0, batch_rows=setting.rows)
     return vocabulary, list(islice(loader, 4))
 
 
