@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import encoderlab
+from encoderlab.cli import FENGSHEN, VERBS
 
 SOURCE = Path(encoderlab.__file__).parent
 ORDER = [  # first to last: each group may use those before it
@@ -121,22 +124,78 @@ def _imported(tree: ast.AST) -> list[ast.Import | ast.ImportFrom]:
     return found
 
 
-def test_no_import_is_a_circle():
-    files = {}
+def _modules() -> dict[str, ast.Module]:
+    """Every module of the project by its name."""
+    trees = {}
     for path in SOURCE.rglob("*.py"):
         parts = path.relative_to(SOURCE.parent).with_suffix("").parts
-        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    graph: dict[str, set[str]] = {}
-    for name, path in files.items():
-        graph[name] = set()
-        for node in _imported(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                wanted = [alias.name for alias in node.names]
-            else:
-                within = [f"{node.module}.{alias.name}" for alias in node.names]
-                wanted = [module if module in files else str(node.module) for module in within]
-            graph[name] |= set(wanted) & files.keys() - {name}
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        trees[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return trees
+
+
+MODULES = _modules()
+
+
+def _names(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """The modules that an import loads."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    within = [f"{node.module}.{alias.name}" for alias in node.names]
+    return [module if module in MODULES else str(node.module) for module in within]
+
+
+def test_no_import_is_a_circle():
+    graph = {
+        name: {module for node in _imported(tree) for module in _names(node)} & MODULES.keys() - {name}
+        for name, tree in MODULES.items()
+    }
     tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+
+
+@cache
+def _at_top(name: str) -> set[str]:
+    """What importing a module imports: its packages, and the imports that do not stand in a function."""
+    names = {name.rpartition(".")[0]} - {"", "encoderlab"}
+    for statement in MODULES[name].body:
+        nodes = _imported(statement) if isinstance(statement, ast.Try) else [statement]
+        names.update(*(_names(node) for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))))
+    return names
+
+
+@cache
+def _loads(name: str) -> set[str]:
+    """The packages of others that importing a module loads, directly or not."""
+    seen, waiting = set(), [name]
+    while waiting:
+        if (one := waiting.pop()) not in seen:
+            seen.add(one)
+            waiting += _at_top(one) if one in MODULES else ()
+    return {one.split(".")[0] for one in seen} - sys.stdlib_module_names - {"encoderlab"}
+
+
+LOADED_FOR_HELP = {"attrs", "cyclopts", "rich"}
+NOT_EVERYWHERE = {"fcntl", "pydoc_data", "resource"}  # of the standard library, but not of every system
+
+
+def test_an_import_inside_a_function_loads_a_package():
+    """Else it stands at the top: the one reason for another place is a package that only this function needs."""
+    wrong = []
+    for module, tree in MODULES.items():
+        group = [*module.split("."), "__init__"][1]
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        for name in {name for function in functions for node in _imported(function) for name in _names(node)}:
+            convenience = name in MODULES and (group, name.split(".")[1]) in INSIDE_FUNCTIONS
+            more = _loads(name) - _loads(module) - (LOADED_FOR_HELP if name in MODULES else set())
+            if not more and not convenience and name.split(".")[0] not in NOT_EVERYWHERE:
+                wrong.append(f"{module}: {name}")
+    assert not wrong, "move to the top: " + ", ".join(sorted(wrong))
+
+
+def test_help_of_a_verb_loads_no_package():
+    verbs = {target.split(":")[0] for _, target, _ in {**VERBS, **FENGSHEN}.values()}
+    wrong = {verb: more for verb in verbs if (more := _loads(f"encoderlab.commands.{verb}") - LOADED_FOR_HELP)}
+    assert not wrong, wrong
 
 
 def test_what_the_command_line_needs_for_help_imports_no_torch():

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter, UnknownCommandError
+from cyclopts.help.formatters import DefaultFormatter
 
 from encoderlab import __version__
 from encoderlab.commands import terminal
@@ -141,7 +142,6 @@ class _Help:
     """cyclopts' help with text that wraps at the window's width, and without defaults that tell nothing."""
 
     def __call__(self, console: Any, options: Any, panel: Any) -> None:
-        from cyclopts.help.formatters import DefaultFormatter
 
         for entry in panel.entries:
             if entry.default in ("False", "None"):
@@ -150,7 +150,6 @@ class _Help:
         DefaultFormatter()(console, options, panel)
 
     def render_usage(self, console: Any, options: Any, usage: Any) -> None:
-        from cyclopts.help.formatters import DefaultFormatter
 
         DefaultFormatter().render_usage(console, options, usage)
 

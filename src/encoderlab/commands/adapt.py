@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from encoderlab.commands import settings, terminal
 from encoderlab.errors import ConfigError
+from encoderlab.files import held_folder, write_text
 
 
 def adapt(
@@ -66,7 +67,6 @@ def adapt(
     from encoderlab.adapt.page import MEASURES, page, verdict
     from encoderlab.adapt.run import Adaptation, AdaptationPlan
     from encoderlab.config import flatten
-    from encoderlab.files import held_folder, write_text
 
     if not text:
         raise ConfigError("no text to adapt to; give files or folders")

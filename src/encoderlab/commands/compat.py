@@ -18,6 +18,9 @@ from cyclopts import Parameter
 
 from encoderlab.commands.terminal import note, say
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.tasks.data import records as tables
+from encoderlab.tasks.data.records import suffix
+from encoderlab.train.schedule import Polynomial
 
 if TYPE_CHECKING:
     from encoderlab.tasks.data.task import Example, Split, Task
@@ -192,7 +195,6 @@ def _recipe(flags: Flags, limit: int | None) -> FinetuneRecipe:
     from encoderlab.tasks.forms.base import FormSettings
     from encoderlab.tasks.runs.finetune import FinetuneRecipe
     from encoderlab.train.optim import AdamW
-    from encoderlab.train.schedule import Polynomial
 
     names = {"32": "fp32", "16": "fp16", "bf16": "bf16"}
     if flags.precision not in names:
@@ -222,7 +224,6 @@ def _splits(
     datasets: Path | None, form: str, text: str | None, pair: str | None, label: str | None
 ) -> tuple[Task, dict[str, Split]]:
     """The task and its splits in a folder of files named train, validation, test."""
-    from encoderlab.tasks.data import records as tables
     from encoderlab.tasks.data.infer import Given, task_of
     from encoderlab.tasks.data.splits import completed, hold_out, remarks_of
     from encoderlab.tasks.data.task import Remarks
@@ -266,7 +267,6 @@ def _find(folder: Path, names: tuple[str, ...]) -> list[Path]:
     Raises:
         DataError: there are two to choose from.
     """
-    from encoderlab.tasks.data.records import suffix
 
     found: dict[tuple[str, str], list[Path]] = {}
     for path in sorted(folder.iterdir()):

@@ -9,6 +9,9 @@ from cyclopts import Parameter
 
 from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import held_folder, write_bytes
+from encoderlab.interchange import checksums
+from encoderlab.interchange.places import resolve
 
 if TYPE_CHECKING:
     from encoderlab.interchange.assemble import Models
@@ -58,7 +61,6 @@ def convert(
     allow_missing
         Fill missing encoder weights with random values instead of refusing.
     """
-    from encoderlab.files import held_folder
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: exists and is not empty; choose another folder")
@@ -77,8 +79,7 @@ def _convert(
     allow_missing: bool,
 ) -> dict[str, Any]:
     """Read the model and write it to ``out``."""
-    from encoderlab.files import write_bytes
-    from encoderlab.interchange import checksums, folder, huggingface
+    from encoderlab.interchange import folder, huggingface
     from encoderlab.interchange.load import kind_of
     from encoderlab.tasks.runs.folder import find_task
     from encoderlab.tasks.runs.trials import best_seed
@@ -131,7 +132,6 @@ def _read(model: Path, source: Source | None, *, allow_missing: bool) -> Models:
 def _give_tokenizer(models: Models, path: Path) -> None:
     from encoderlab.interchange import reading
     from encoderlab.interchange.load import find_tokenizer
-    from encoderlab.interchange.places import resolve
 
     found = find_tokenizer(resolve(path), next(iter(models.values())).config.family)
     if found is None:

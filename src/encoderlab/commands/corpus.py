@@ -12,7 +12,9 @@ from cyclopts import Parameter
 
 from encoderlab.commands import terminal
 from encoderlab.corpus.sources import Reading
+from encoderlab.corpus.workers import cores
 from encoderlab.errors import ConfigError
+from encoderlab.interchange.places import resolve
 
 if TYPE_CHECKING:
     from encoderlab.corpus.assemble import Selection
@@ -53,7 +55,6 @@ class TokenizerOptions:
     def choice(self) -> NewTokenizer | GivenTokenizer:
         """The tokenizer of a build."""
         from encoderlab.corpus.build import GivenTokenizer, NewTokenizer
-        from encoderlab.interchange.places import resolve
 
         if not 0 < self.tokenizer_sample < math.inf:
             raise ConfigError(
@@ -149,7 +150,6 @@ def build(
     """
     from encoderlab.corpus.build import BuildSettings, build_corpus
     from encoderlab.corpus.merge import MAX_UNKNOWN, PartRecord
-    from encoderlab.corpus.workers import cores
 
     settings = BuildSettings(
         sources=sources,
@@ -194,7 +194,6 @@ def merge(*parts: Path, out: Path, max_unknown: float | None = None, workers: in
         Number of processes. Default: one per core.
     """
     from encoderlab.corpus.merge import MAX_UNKNOWN, merge_corpora
-    from encoderlab.corpus.workers import cores
 
     with terminal.progress("corpus") as progress:
         manifest = merge_corpora(

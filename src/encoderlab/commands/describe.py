@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError
+from encoderlab.interchange.places import installed
 
 if TYPE_CHECKING:
     from encoderlab.measure.describe import Node
@@ -48,7 +49,6 @@ def describe(
         raise ConfigError("describe needs a name or a model folder; --list shows all names")
     if length < 1 or rows < 1:
         raise ConfigError(f"length {length} and rows {rows} must be positive")
-    from encoderlab.interchange.places import installed
     from encoderlab.measure.describe import facts, tree
 
     if Path(name).is_dir() or "/" in name or name in installed():

@@ -14,6 +14,8 @@ from cyclopts import Parameter
 from encoderlab.commands.outputs import output
 from encoderlab.commands.terminal import progress, say, table
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import replace_file
+from encoderlab.tasks.data.records import RECORDS, lines, suffix
 
 Pooling = Literal["mean", "first", "last"]
 
@@ -126,8 +128,6 @@ def _write_vectors(out: Path, parts: Iterator[np.ndarray], width: int) -> int:
     """
     import numpy as np
 
-    from encoderlab.files import replace_file
-
     out.parent.mkdir(parents=True, exist_ok=True)
     with progress("encode") as show, replace_file(out) as file:
         header = {"descr": "<f4", "fortran_order": False}
@@ -144,7 +144,6 @@ def _write_vectors(out: Path, parts: Iterator[np.ndarray], width: int) -> int:
 
 def _lines(path: Path) -> Iterator[str]:
     """The lines of a text file, compressed or not, or of standard input for ``-``."""
-    from encoderlab.tasks.data.records import RECORDS, lines, suffix
 
     if str(path) == "-":
         for number, line in enumerate(sys.stdin.buffer, 1):

@@ -10,6 +10,8 @@ from cyclopts import Parameter
 
 from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import held_folder
+from encoderlab.tasks.data.records import RECORDS, lines, suffix
 
 if TYPE_CHECKING:
     from encoderlab.deploy.export.fidelity import Check
@@ -73,7 +75,6 @@ def export(
     from encoderlab.deploy.export.folder import export as write
     from encoderlab.deploy.export.trace import require
     from encoderlab.deploy.graph import use_of
-    from encoderlab.files import held_folder
     from encoderlab.inference import tokenizer_of
     from encoderlab.interchange.load import load
     from encoderlab.tasks.runs.folder import find_task
@@ -117,7 +118,6 @@ def _texts(file: Path, place: Path, use: Use, pooling: Pooling) -> Callable[[Gra
     """
     from encoderlab.deploy.export.fidelity import MaskCheck, TaskCheck, VectorCheck
     from encoderlab.tasks.data.infer import Given
-    from encoderlab.tasks.data.records import RECORDS, lines, suffix
     from encoderlab.tasks.data.task import is_unlabelled
     from encoderlab.tasks.runs.apply import predictor_of, task_of_file, unlabelled_task_of_file
 

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from encoderlab.commands import settings
 from encoderlab.commands.terminal import note, say
 from encoderlab.errors import Diverged
+from encoderlab.interchange.places import resolve
 
 
 def finetune(
@@ -111,7 +112,6 @@ def finetune(
     """
     from encoderlab.commands import finetune_page as page
     from encoderlab.commands import finetune_stages as stages
-    from encoderlab.interchange.places import resolve
     from encoderlab.measure.finetuning_page import write
     from encoderlab.tasks.data.infer import Given
     from encoderlab.tasks.data.suites import SUITES

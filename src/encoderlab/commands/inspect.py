@@ -11,6 +11,9 @@ from cyclopts import Parameter
 
 from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.errors import ConfigError
+from encoderlab.files import held_folder
+from encoderlab.inspection.texts import sentences
+from encoderlab.tasks.data.records import is_file_name
 
 if TYPE_CHECKING:
     from encoderlab.commands.finetune_stages import TaskWithSplits
@@ -59,9 +62,7 @@ def inspect(
     data
         Folder with the files of a benchmark.
     """
-    from encoderlab.files import held_folder
     from encoderlab.inspection import folder
-    from encoderlab.inspection.texts import sentences
 
     if texts < 1:
         raise ConfigError(f"--texts is {texts}; give at least 1")
@@ -92,7 +93,6 @@ def _tagged(name: str, data: Path | None) -> TaskWithSplits:
     from encoderlab.commands.finetune_stages import TaskWithSplits
     from encoderlab.tasks.data import suites
     from encoderlab.tasks.data.infer import Given, task_of
-    from encoderlab.tasks.data.records import is_file_name
     from encoderlab.tasks.data.splits import hold_out, usable_splits
 
     file, _, column = (name, "", "") if Path(name).is_file() else name.rpartition(":")

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from encoderlab.commands import settings
 from encoderlab.commands.terminal import note, say, table
 from encoderlab.errors import ConfigError
+from encoderlab.train.units import duration
 
 if TYPE_CHECKING:
     from encoderlab.train.recipe import Budget, Recipe
@@ -163,7 +164,6 @@ def _show(recipe: Recipe, corpus: Path | None) -> dict[str, Any]:
     from encoderlab.train.distributed import join
     from encoderlab.train.networks import fit
     from encoderlab.train.precision import caution
-    from encoderlab.train.units import duration
 
     check(recipe)
     if corpus is not None:

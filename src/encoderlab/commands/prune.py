@@ -10,6 +10,8 @@ from cyclopts import Parameter
 from encoderlab.commands.terminal import note, say, table
 from encoderlab.commands.use import labelled_data
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import held_folder, write_bytes
+from encoderlab.interchange import checksums
 
 if TYPE_CHECKING:
     from encoderlab.inspection.pruning import OnTask
@@ -54,10 +56,8 @@ def prune(
     examples
         How many examples, or rows of 128 tokens, are read.
     """
-    from encoderlab.files import held_folder, write_bytes
     from encoderlab.inspection import pruning
     from encoderlab.inspection.heads import check_heads, least_important, without_heads
-    from encoderlab.interchange import checksums
     from encoderlab.interchange import folder as folders
     from encoderlab.interchange.load import load_pair
     from encoderlab.model import count_parameters

@@ -8,6 +8,9 @@ from typing import Any
 
 from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError
+from encoderlab.interchange import checksums
+from encoderlab.interchange.hub import check_push
+from encoderlab.interchange.hub import push as upload
 
 
 def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
@@ -29,10 +32,8 @@ def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
     private
         Make it visible to its organisation alone; by default it is as the account's settings say (public).
     """
-    from encoderlab.interchange import checksums, huggingface
+    from encoderlab.interchange import huggingface
     from encoderlab.interchange.folder import own_card
-    from encoderlab.interchange.hub import check_push
-    from encoderlab.interchange.hub import push as upload
     from encoderlab.interchange.load import read
     from encoderlab.tasks.runs.trials import best_seed
 

@@ -7,6 +7,7 @@ from shlex import join
 from typing import Any
 
 from encoderlab.commands.quickstart_plan import parse_time, plan
+from encoderlab.files import held_folder
 
 
 def quickstart(*, budget: str = "5m", out: Path = Path("runs/quickstart"), seed: int = 1) -> dict[str, Any]:
@@ -28,7 +29,6 @@ def quickstart(*, budget: str = "5m", out: Path = Path("runs/quickstart"), seed:
         Seed of the pretraining.
     """
     from encoderlab.commands.quickstart_stages import walk
-    from encoderlab.files import held_folder
 
     chosen = plan(parse_time(budget))
     words = ["quickstart", "--budget", budget, "--out", str(out), "--seed", str(seed)]

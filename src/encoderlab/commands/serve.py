@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from encoderlab.commands import terminal
+from encoderlab.deploy.serve.engine import ComputeThread, lanes
 from encoderlab.errors import ConfigError, MissingDependency
 
 
@@ -92,7 +94,6 @@ def serve(
         Processes that share the port, each with its share of the cores and its own model.
     """
     given = dict(locals())  # what a worker is given too
-    import importlib.util
 
     for package in ("starlette", "uvicorn", "uvloop", "httptools", "orjson", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
@@ -125,7 +126,6 @@ def answer(*, shared: bool = False, **given: Any) -> str:
     """
     from encoderlab.deploy.serve import page
     from encoderlab.deploy.serve.app import BESIDE, Server
-    from encoderlab.deploy.serve.engine import ComputeThread, lanes
     from encoderlab.deploy.serve.graphs import GraphService
     from encoderlab.deploy.serve.http import Guard, Limits
     from encoderlab.deploy.serve.run import Address, read_keys, run

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from encoderlab.commands import terminal
+from encoderlab.corpus.workers import cores
 from encoderlab.errors import ConfigError, DataError, Stopped
+from encoderlab.execution.local import local
+from encoderlab.files import held_folder, write_json
+from encoderlab.train.units import duration
 
 if TYPE_CHECKING:
     from encoderlab.study.plan import StudyPlan
@@ -45,11 +50,7 @@ def study(
     retry
         Run failed cells again.
     """
-    import time
 
-    from encoderlab.corpus.workers import cores
-    from encoderlab.execution.local import local
-    from encoderlab.files import held_folder, write_json
     from encoderlab.study.page import write
     from encoderlab.study.plan import StudyPlan
     from encoderlab.study.run import record, run
@@ -88,7 +89,6 @@ def study(
 def _show_plan(plan: StudyPlan) -> dict[str, Any]:
     """The table of runs with their cost."""
     from encoderlab.config import to_dict
-    from encoderlab.train.units import duration
 
     study, found = plan.study, plan.estimates()
     trials = 0 if study.tune is None else len(study.tune.factors)

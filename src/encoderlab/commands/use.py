@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +14,9 @@ from cyclopts import Parameter
 from encoderlab.commands.outputs import check_output, output
 from encoderlab.commands.terminal import note, progress, say, table
 from encoderlab.errors import ConfigError, DataError
+from encoderlab.files import held_folder
+from encoderlab.records.dataset import dataset_files, is_dataset
+from encoderlab.tasks.data.records import is_file_name
 
 if TYPE_CHECKING:
     from encoderlab.tasks.data.infer import Given
@@ -70,7 +74,6 @@ def evaluate(
     skip_unlabelled
         Leave out rows without a label, and print their number.
     """
-    from encoderlab.files import held_folder
     from encoderlab.tasks.data.infer import Given
     from encoderlab.tasks.data.task import is_unlabelled
     from encoderlab.tasks.runs.apply import allow_no_answer, predictor_of, renamed
@@ -143,9 +146,7 @@ def labelled_data(
 
     Returns its task, its examples, and its label for each of the model's labels that differs.
     """
-    from encoderlab.records.dataset import dataset_files, is_dataset
     from encoderlab.tasks.data import suites
-    from encoderlab.tasks.data.records import is_file_name
     from encoderlab.tasks.runs.apply import fitted, task_of_file
 
     if Path(data).is_file():
@@ -233,7 +234,6 @@ def predict(
     with_
         Also write these: text (with its second text, question or options), gold (the label in the file).
     """
-    from encoderlab.tasks.data.records import is_file_name
     from encoderlab.tasks.runs.apply import predictor_of
 
     file = Path(inputs[0])
@@ -272,7 +272,6 @@ def _predict_file(
     predictor: Predictor, path: Path, out: Path | None, text: str | None, pair: str | None, besides: Sequence[str]
 ) -> dict[str, Any]:
     """Write the predictions of a file to ``out``, part by part, or print them."""
-    import tempfile
 
     from encoderlab.tasks.data.task import Remarks
     from encoderlab.tasks.runs.apply import unlabelled_task_of_file

@@ -6,6 +6,7 @@ from typing import Any
 
 from encoderlab.deploy.export import int8
 from encoderlab.deploy.graph import Graph
+from encoderlab.interchange import configs
 from encoderlab.model import Model
 
 PIPELINES = {
@@ -123,7 +124,6 @@ def _onnx(record: dict[str, Any], graph: Graph, model: Model) -> str:
 
 def _others(record: dict[str, Any], graph: Graph, model: Model) -> list[str]:
     """Sections for tools that read a Hugging Face folder."""
-    from encoderlab.interchange import configs
 
     model_type = configs.format_of(model.config).model_type
     assert model.tokenizer is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import re
 import warnings
@@ -83,7 +84,6 @@ def require(*packages: str) -> None:
     Raises:
         MissingDependency: one of the packages of the extra ``export`` is not installed.
     """
-    import importlib.util
 
     for package in packages:
         if importlib.util.find_spec(package) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,7 +229,6 @@ def pooling_of(folder: Path) -> tuple[Pooling, bool]:
     Raises:
         ConfigError: a pooling or module that is not implemented.
     """
-    import json
 
     path = folder / "modules.json"
     if not path.is_file():

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import torch
+
 from encoderlab.deploy.serve.run import Address
 from encoderlab.errors import EncoderlabError
 
@@ -77,7 +79,6 @@ def supervise(
 
 def _work(answer: Callable[..., Any], given: dict[str, Any], threads: int) -> None:
     """One worker."""
-    import torch
 
     torch.set_num_threads(threads)
     try:

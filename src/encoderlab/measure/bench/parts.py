@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from encoderlab.measure.bench.families import Case
 
@@ -30,7 +31,6 @@ def time_by_part(step: Callable[[], Any], case: Case, device: torch.device) -> d
 
     Matrix products are told apart by their shapes: projections, feed-forward, head.
     """
-    from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     with profile(activities=activities, record_shapes=True) as profiler:
