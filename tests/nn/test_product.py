@@ -81,6 +81,13 @@ PRODUCT += [
     replace(BASE, normalization=normalization, norm=norm, embed_norm="width", embed_width=16)
     for normalization, norm in itertools.product(NORMALIZATIONS, ("post", "pre", "pre_but_first", "pre_but_last"))
 ]
+PRODUCT += [
+    replace(BASE, norm=norm, position=position, conv=conv, normalization=normalization, ff_gated=conv is None)
+    for norm, position, conv, normalization in itertools.product(
+        ("ltg", "normformer"), POSITIONS, (None, SpanDynamic(kernel=3)), (LayerNormalization(), RootMeanSquare())
+    )
+]
+PRODUCT += [replace(BASE, sharing=sharing, norm="normformer") for sharing in SHARINGS]
 PRODUCT += [replace(BASE, sharing=sharing, norm=norm) for sharing in SHARINGS for norm in ("post", "pre")]
 PRODUCT += [replace(BASE, position=p, causal=True) for p in (Absolute(length=32), RelativeShift(), Shaw(span=4))]
 PRODUCT += [

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from encoderlab.nn import kernels, noise
 from encoderlab.nn.kernels.plain import attend, relative_bias, rotate
+from encoderlab.nn.norms import HeadScale
 from encoderlab.nn.positions import (
     Disentangled,
     DisentangledTerm,
@@ -39,8 +40,9 @@ class Attention(nn.Module):
     Queries come from ``x`` (B, L, D). Keys and values come from ``source`` (B, M, D): x itself, memory and x, or the
     stored states of a query stream. ``source`` may also be keys and values (:class:`Keyed`). Where queries, keys and
     values have the same source, one matrix product computes all three. ``heads`` counts the heads that attend
-    (``EncoderConfig.attention_heads``); with ``conv``, as many channels convolve next to them. Costs memory of O(L) per
-    head with a kernel, O(L M) without.
+    (``EncoderConfig.attention_heads``); with ``conv``, as many channels convolve next to them. ``scaled``: the block
+    multiplies the outputs of each head with a learned factor. Costs memory of O(L) per head with a kernel, O(L M)
+    without.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Attention(nn.Module):
         biases: Biases,
         dropout: float,
         position_dropout: float,
+        scaled: bool = False,
     ) -> None:
         super().__init__()
         self.heads, self.head_width, self.inner = heads, head_width, heads * head_width
@@ -78,6 +81,7 @@ class Attention(nn.Module):
             self.conv = ConvolutionHeads(conv, width, heads, head_width)
             outputs *= 2
         self.out = nn.Linear(outputs, width, bias=biases != "none")
+        self.head_scale = HeadScale(outputs // head_width) if scaled else None
 
     def forward(self, x: Tensor, source: Tensor | Keyed, scope: Scope) -> tuple[Tensor, Keyed | None]:
         """Outputs of the heads, (B, L, A), or (B, L, 2 A) with convolution heads; keys and values too, if the scope

@@ -113,7 +113,9 @@ class EncoderConfig:
         norm: ``post``: norms follow the residual sums. ``pre``: norms precede attention and feed-forward, one follows
             the last layer. ``pre_but_first``: as ``pre``, but without the first norm, because the embeddings have one
             (ModernBERT). ``pre_but_last``: as ``pre``, without the norm after the last layer (Transformer-XL's
-            ``pre_lnorm``).
+            ``pre_lnorm``). ``ltg``: as ``pre``, and norms of the output of attention and of the feed-forward
+            activations (LTG-BERT; Samuel et al., 2023). ``normformer``: as ``ltg``, and a learned factor for the
+            output of each head (Shleifer et al., 2021).
         normalization: kind of norm in embeddings, layers and the transforms of heads.
         eps: added to the variance in every norm.
         activation: of the feed-forward block.
@@ -154,7 +156,7 @@ class EncoderConfig:
     types: int = 2
     sharing: Sharing | None = None
     stem_conv: StemConvolution | None = None
-    norm: Literal["post", "pre", "pre_but_first", "pre_but_last"] = "post"
+    norm: Literal["post", "pre", "pre_but_first", "pre_but_last", "ltg", "normformer"] = "post"
     normalization: Normalization = LayerNormalization()
     eps: float = 1e-12
     activation: Activation = "gelu"
@@ -259,6 +261,11 @@ class EncoderConfig:
         """Whether the norms precede attention and feed-forward."""
         return self.norm != "post"
 
+    @property
+    def inner_norms(self) -> bool:
+        """Whether the output of attention and the feed-forward activations have norms."""
+        return self.norm in ("ltg", "normformer")
+
     def sees_all(self, layer: int) -> bool:
         """Whether tokens of layer ``layer`` (from 0, in order of application) see the whole document."""
         return self.local is None or self.local.sees_all(layer)
@@ -317,6 +324,7 @@ class Block(nn.Module):
 
     attention: Attention
     attention_norm: Norm | None
+    attention_output_norm: Norm | None
     feed_forward: FeedForward
     feed_forward_norm: Norm
 
@@ -329,6 +337,7 @@ class Block(nn.Module):
         self.output_dropout = config.dropout if config.ff_output_dropout is None else config.ff_output_dropout
         if shared is not None and "attention" in parts:
             self.attention, self.attention_norm = shared.attention, shared.attention_norm
+            self.attention_output_norm = shared.attention_output_norm
         else:
             self.attention = Attention(
                 width=config.width,
@@ -339,9 +348,11 @@ class Block(nn.Module):
                 biases=config.attention_biases,
                 dropout=config.attention_dropout,
                 position_dropout=config.dropout,
+                scaled=config.norm == "normformer",
             )
             bare = first and config.norm == "pre_but_first"
             self.attention_norm = None if bare else config.make_norm(config.width)
+            self.attention_output_norm = config.make_norm(config.width) if config.inner_norms else None
         if shared is not None and "feed_forward" in parts:
             self.feed_forward, self.feed_forward_norm = shared.feed_forward, shared.feed_forward_norm
         else:
@@ -353,6 +364,7 @@ class Block(nn.Module):
                 biases=config.ff_biases,
                 act=config.activation,
                 dropout=config.ff_dropout,
+                norm=config.make_norm(config.ff_width) if config.inner_norms else None,
             )
             self.feed_forward_norm = config.make_norm(config.width)
 
@@ -370,10 +382,14 @@ class Block(nn.Module):
             if isinstance(source, Tensor):
                 source = normed if source is x else self.normed(source)
             attended, keyed = self.attention(normed, source, scope)
-            norm = self.feed_forward_norm
+            if self.attention.head_scale is not None:
+                attended = self.attention.head_scale(attended)
+            change, bias, norm = F.linear(attended, out.weight), out.bias, self.feed_forward_norm
+            if self.attention_output_norm is not None:
+                change, bias = self.attention_output_norm(change if bias is None else change + bias), None
             x, normed = kernels.dropout_add_then_norm(
-                F.linear(attended, out.weight), x, norm.weight, norm_bias(norm), self.eps, self.dropout, keys,
-                ATTENTION_OUTPUT, x_bias=out.bias, center=self.center,
+                change, x, norm.weight, norm_bias(norm), self.eps, self.dropout, keys, ATTENTION_OUTPUT, x_bias=bias,
+                center=self.center,
             )  # fmt: skip
             change = self.feed_forward(normed, keys, FF_HIDDEN)
             return x + kernels.dropout(change, self.output_dropout, keys, FF_OUTPUT), keyed

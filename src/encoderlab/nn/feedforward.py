@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from encoderlab.errors import ConfigError
 from encoderlab.nn import kernels
+from encoderlab.nn.norms import Norm
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 
@@ -63,11 +64,21 @@ class FeedForward(nn.Module):
     """``W_2 dropout(act(W_1 x + b_1)) + b_2``: (B, L, D) -> (B, L, D) through width F.
 
     ``gated`` (GLU; Shazeer, 2020): W_1 has 2 F rows; the first half of its output is activated and multiplied with the
-    second half, ``W_2 dropout(act(W x + b) * (V x + c)) + b_2``.
+    second half, ``W_2 dropout(act(W x + b) * (V x + c)) + b_2``. ``norm``: of the F activations before dropout
+    (NormFormer; Shleifer et al., 2021).
     """
 
     def __init__(
-        self, width: int, inner: int, *, groups: int, gated: bool, biases: bool, act: Activation, dropout: float
+        self,
+        width: int,
+        inner: int,
+        *,
+        groups: int,
+        gated: bool,
+        biases: bool,
+        act: Activation,
+        dropout: float,
+        norm: Norm | None = None,
     ) -> None:
         super().__init__()
 
@@ -77,7 +88,7 @@ class FeedForward(nn.Module):
             return GroupedLinear(inputs, outputs, groups, bias=biases)
 
         self.up, self.down = linear(width, 2 * inner if gated else inner), linear(inner, width)
-        self.act, self.gated, self.dropout = act, gated, dropout
+        self.act, self.gated, self.dropout, self.norm = act, gated, dropout, norm
 
     def forward(self, x: Tensor, keys: Tensor | None, site: int) -> Tensor:
         change, bias = self.without_bias(x, keys, site)
@@ -86,7 +97,8 @@ class FeedForward(nn.Module):
     def without_bias(self, x: Tensor, keys: Tensor | None, site: int) -> tuple[Tensor, Tensor | None]:
         """The result without b_2, and b_2, so that the caller can fuse the addition with the next operation."""
         up, down = self.up, self.down
-        if isinstance(up, nn.Linear) and isinstance(down, nn.Linear) and self.act in ("gelu", "gelu_tanh"):
+        fast = self.norm is None and self.act in ("gelu", "gelu_tanh")
+        if fast and isinstance(up, nn.Linear) and isinstance(down, nn.Linear):
             tanh, gated, p = self.act == "gelu_tanh", self.gated, self.dropout
             weights = up.weight, up.bias, down.weight
             return kernels.feed_forward(x, *weights, tanh=tanh, gated=gated, p=p, keys=keys, site=site), down.bias
@@ -96,4 +108,6 @@ class FeedForward(nn.Module):
             inner = activation(self.act)(inner) * gate
         else:
             inner = activation(self.act)(inner)
+        if self.norm is not None:
+            inner = self.norm(inner)
         return down(kernels.dropout(inner, self.dropout, keys, site)), None

@@ -17,20 +17,21 @@ from encoderlab.nn.heads import (
     SpanHead,
     TaggingHead,
 )
+from encoderlab.nn.norms import HeadScale
 from encoderlab.seeds import derive
 
-NORMS = (nn.LayerNorm, nn.RMSNorm)
+NORMS = (nn.LayerNorm, nn.RMSNorm, HeadScale)
 
 
 def initialize(model: nn.Module, encoder: Encoder, seed: int, *, within: str = "") -> None:
     """Fill those parameters of ``model`` in place whose names start with ``within``.
 
     Matrices and tables: normal with the configured standard deviation, cut at two deviations where the original is
-    written in TensorFlow. Biases 0, LayerNorm weights 1. Exceptions, each as in the original: 1 / kernel for a
-    depthwise kernel (ConvBERT); Glorot-uniform for layers that the TensorFlow code makes without an initializer; 0.01
-    for adaptive projections (Transformer-XL); with ``scaled_init`` (ModernBERT) the configured deviation / sqrt(2 N)
-    for maps into the residual stream and for the transforms of LM and task heads, and 1 / sqrt(D) for the map after a
-    task head's transform.
+    written in TensorFlow. Biases 0, weights of norms and factors of heads 1. Exceptions, each as in the original: 1 /
+    kernel for a depthwise kernel (ConvBERT); Glorot-uniform for layers that the TensorFlow code makes without an
+    initializer; 0.01 for adaptive projections (Transformer-XL); with ``scaled_init`` (ModernBERT) the configured
+    deviation / sqrt(2 N) for maps into the residual stream and for the transforms of LM and task heads, and 1 / sqrt(D)
+    for the map after a task head's transform.
     """
     config = encoder.config
     exceptions = _exceptions(model, encoder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 
@@ -40,3 +41,14 @@ def make_norm(config: Normalization, width: int, eps: float) -> Norm:
 def norm_bias(norm: Norm) -> Tensor | None:
     """The norm's bias, or None if it has none."""
     return norm.bias if isinstance(norm, nn.LayerNorm) else None
+
+
+class HeadScale(nn.Module):
+    """NormFormer's factor for every head (Shleifer et al., 2021, section 2): (..., heads K) -> (..., heads K)."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(heads))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.unflatten(-1, (len(self.weight), -1)) * self.weight.to(x.dtype)[:, None]).flatten(-2)

@@ -13,6 +13,7 @@ _HEADS_IN = {
     "qkv": 0,
     "bias": 0,
     "out.weight": 1,
+    "head_scale.weight": 0,
     "term.project.weight": 0,
     "term.key.weight": 0,
     "term.key.bias": 0,
