@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -54,6 +54,7 @@ class SegmentPairs(BaseFormat):
     """
 
     kind: Literal["segment_pairs"] = "segment_pairs"
+    pairs: ClassVar[bool] = True
     relation: Literal["next", "order"] = "next"
     short_share: float = 0.1
 
@@ -101,6 +102,7 @@ class SentencePairs(BaseFormat):
     """
 
     kind: Literal["sentence_pairs"] = "sentence_pairs"
+    pairs: ClassVar[bool] = True
 
     def plan(
         self, corpus: Documents, documents: np.ndarray, rng: np.random.Generator, framing: Framing, length: int
@@ -183,6 +185,7 @@ class ElectraSegments(BaseFormat):
     """
 
     kind: Literal["electra_segments"] = "electra_segments"
+    pairs: ClassVar[bool] = True
     rule: Literal["electra", "convbert_release"] = "electra"
     single_share: float = 0.1
     short_share: float = 0.05

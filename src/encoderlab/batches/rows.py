@@ -31,6 +31,23 @@ class BaseFormat:
 
     retired: ClassVar[dict[str, str]] = {"length": "each phase sets the length of its rows: phases.0.length"}
     """Keys that earlier versions wrote, and why they have no effect (:mod:`encoderlab.config`)."""
+    pairs: ClassVar[bool] = False
+    """Whether rows have segments A and B."""
+
+    def longest(self, length: int) -> int:
+        """Number of tokens in the longest row that ``length`` makes."""
+        return length
+
+    def segments(self, kind: FramingKind) -> int:
+        """Number of segments in rows with a framing of this kind."""
+        return 3 if kind == "xlnet" else 2 if self.pairs and kind == "bert" else 1
+
+    def check(self, length: int) -> None:
+        """Refuse lengths that the format cannot make.
+
+        Raises:
+            ConfigError: says what to set.
+        """
 
 
 @dataclass(frozen=True, slots=True)

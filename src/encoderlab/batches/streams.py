@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from encoderlab.batches.rows import BaseFormat, Documents, Framing, Row
+from encoderlab.corpus.special_tokens import FramingKind
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.seeds import generator
 
@@ -118,6 +119,9 @@ class ContiguousStreams(BaseFormat):
         """Number of tokens in the longest window."""
         return length + 15 * self.variable
 
+    def segments(self, kind: FramingKind) -> int:
+        return 1  # rows have no special tokens
+
     def shortest(self, length: int) -> int:
         """Number of tokens that a stream needs for one window."""
         return 2
@@ -153,6 +157,16 @@ class XLNetStreams(BaseFormat):
     reuse: int = 256
     both_directions: bool = True
     separator: bool = True
+
+    def segments(self, kind: FramingKind) -> int:
+        return 3
+
+    def check(self, length: int) -> None:
+        if not 0 < self.reuse < length - 4:
+            raise ConfigError(
+                f"rows of {length} tokens cannot reuse {self.reuse}: a stream advances by the reused tokens, "
+                f"and two texts with three special tokens follow it; set rows.reuse to {length // 2}"
+            )
 
     def shortest(self, length: int) -> int:
         """Number of tokens that a stream needs for one window."""

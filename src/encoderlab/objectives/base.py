@@ -6,12 +6,15 @@ An objective makes batches from rows, counts its predictions before the forward 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from encoderlab.batches.loader import Format
+from encoderlab.batches.streams import ContiguousStreams, StreamFormat
 from encoderlab.errors import ConfigError
 from encoderlab.models import flops
 
@@ -45,10 +48,13 @@ pytree.register_dataclass(Term)  # FSDP2 of torch 2.11 finds tensors only in reg
 
 
 class Settings(ABC):
-    """Base class for the settings of an objective: the methods that each kind must define."""
+    """Base class for the settings of an objective: what each kind must define, and what it may."""
 
+    kind: str
     compared: float = 0.0
     """The share of tokens at which logits are compared with those of a second network."""
+    needs_generator: ClassVar[bool] = False
+    """Whether the second network is a generator, which is part of the recipe."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if missing := sorted(cls.__abstractmethods__):
@@ -83,6 +89,23 @@ class Settings(ABC):
         Counts every network, vocabulary heads at predicted tokens, the last layer only where it is computed, and the
         forward pass of a distillation's teacher if there is one.
         """
+
+    def check(self, model: ModelConfig, rows: Format, lengths: Sequence[int]) -> None:
+        """Refuse rows that the objective cannot read; ``lengths`` are those of the phases.
+
+        Raises:
+            ConfigError: with a remedy.
+        """
+        if isinstance(rows, ContiguousStreams):
+            raise ConfigError(
+                f"contiguous_streams are for the causal objective, not {self.kind!r}; set rows to full_sentences"
+            )
+
+    @property
+    def masking_changes(self) -> bool:
+        """Whether the share of masked tokens changes over the run, so that rows need their place in it."""
+        masking = getattr(self, "masking", None)
+        return masking is not None and masking.final_rate is not None
 
 
 def masked_operations(config: ModelConfig, length: int, rate: float) -> float:
@@ -128,6 +151,24 @@ class Objective(nn.Module):
     def models(self) -> dict[str, Model]:
         """The networks to save as the result: ``{"model": Model}``, or one name of a model folder per network."""
         raise NotImplementedError
+
+
+def check_continued(settings: Settings, rows: Format, streams: type[StreamFormat], *names: str) -> None:
+    """Refuse memory for shuffled rows, because memory belongs to the previous row of a stream.
+
+    Args:
+        streams: the rows that fit.
+        names: fields of ``settings`` that are lengths of memory.
+
+    Raises:
+        ConfigError: names the fields.
+    """
+    remembered = [f"objective.{name}" for name in names if getattr(settings, name)]
+    if remembered and not isinstance(rows, StreamFormat):
+        raise ConfigError(
+            f"shuffled rows ({rows.kind}) cannot have memory of earlier rows; set rows to {streams.kind}, or "
+            f"{' and '.join(remembered)} to 0"
+        )
 
 
 def check_memory(settings: object, *names: str) -> None:

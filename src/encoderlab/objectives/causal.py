@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from encoderlab.batches.batch import IGNORE, Batch, collate, stack
+from encoderlab.batches.loader import Format
 from encoderlab.batches.rows import Row
+from encoderlab.batches.streams import ContiguousStreams, XLNetStreams
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models import flops
@@ -17,7 +20,7 @@ from encoderlab.nn.encoder import update_memory
 from encoderlab.nn.heads import AdaptiveLMHead, LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import Absolute
-from encoderlab.objectives.base import Memory, Objective, Settings, Term, carried, check_memory
+from encoderlab.objectives.base import Memory, Objective, Settings, Term, carried, check_continued, check_memory
 from encoderlab.objectives.mlm import check_weights, lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 
@@ -53,6 +56,11 @@ class CausalSettings(Settings):
 
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
         return flops.training(model, length, predicted=1.0, memory=self.memory)
+
+    def check(self, model: ModelConfig, rows: Format, lengths: Sequence[int]) -> None:
+        check_continued(self, rows, ContiguousStreams, "memory", "evaluation_memory")
+        if isinstance(rows, XLNetStreams):
+            raise ConfigError("xlnet_streams are not plain text but pairs of texts; set rows to contiguous_streams")
 
 
 class Causal(Objective):

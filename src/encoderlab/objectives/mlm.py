@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +14,8 @@ from torch import Tensor
 
 from encoderlab.batches.batch import IGNORE, Batch, collate, stack
 from encoderlab.batches.corrupt import Corruptor, Masking
+from encoderlab.batches.loader import Format
+from encoderlab.batches.pack import SegmentPairs
 from encoderlab.batches.rows import Row
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
@@ -22,6 +26,7 @@ from encoderlab.nn.noise import Noise
 from encoderlab.objectives.base import Memory, Objective, Settings, Term, masked_operations
 from encoderlab.objectives.vocabulary import Vocabulary
 
+log = logging.getLogger(__name__)
 PAIR_LABELS = ("next_sentence", "sentence_order")
 
 
@@ -51,6 +56,11 @@ class MLMSettings(Settings):
 
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
         return masked_operations(model, length, self.masking.mean_rate)
+
+    def check(self, model: ModelConfig, rows: Format, lengths: Sequence[int]) -> None:
+        super().check(model, rows, lengths)
+        if isinstance(rows, SegmentPairs) and not model.pair:
+            log.info("rows are pairs, but the model has no sentence-pair head: the pair label is not trained")
 
 
 def check_weights(settings: object, *names: str) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from encoderlab.batches.batch import IGNORE, Batch, collate, stack
+from encoderlab.batches.loader import Format
 from encoderlab.batches.permutation import Targets, permute
 from encoderlab.batches.rows import Row
+from encoderlab.batches.streams import XLNetStreams
 from encoderlab.errors import ConfigError
 from encoderlab.model import Model
 from encoderlab.models import flops
@@ -19,7 +22,7 @@ from encoderlab.nn.encoder import update_memory
 from encoderlab.nn.heads import LMHead
 from encoderlab.nn.noise import Noise
 from encoderlab.nn.positions import RelativeShift
-from encoderlab.objectives.base import Memory, Objective, Settings, Term, carried, check_memory
+from encoderlab.objectives.base import Memory, Objective, Settings, Term, carried, check_continued, check_memory
 from encoderlab.objectives.mlm import lm_term
 from encoderlab.objectives.vocabulary import Vocabulary
 from encoderlab.seeds import generator
@@ -51,6 +54,18 @@ class PermutationSettings(Settings):
 
     def operations(self, model: ModelConfig, second: ModelConfig | None, length: int) -> float:
         return flops.training(model, length, predicted=self.targets.count / length, memory=self.memory)
+
+    def check(self, model: ModelConfig, rows: Format, lengths: Sequence[int]) -> None:
+        check_continued(self, rows, XLNetStreams, "memory")
+        super().check(model, rows, lengths)
+        reuse = rows.reuse if isinstance(rows, XLNetStreams) else 0
+        if reuse != self.reuse:
+            raise ConfigError(
+                f"the rows ({rows.kind}) reuse {reuse} tokens and the objective {self.reuse}, but both must "
+                f"be equal; set objective.reuse to {reuse}"
+            )
+        for length in lengths:
+            self.targets.check(length, reuse)
 
 
 class Permutation(Objective):

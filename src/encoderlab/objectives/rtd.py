@@ -6,7 +6,7 @@ A generator fills masked places with samples; a discriminator predicts which tok
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -58,6 +58,7 @@ class RTDSettings(Settings):
     """
 
     kind: Literal["rtd"] = "rtd"
+    needs_generator: ClassVar[bool] = True
     masking: Masking = Masking(mask=0.85, random=0.0)
     sharing: Sharing = "block"
     updates: Literal["joint", "alternating"] = "joint"

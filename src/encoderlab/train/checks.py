@@ -1,24 +1,18 @@
-"""Combinations that a pretraining recipe may not have, found from the recipe alone."""
+"""Combinations that a pretraining recipe may not have, found from the recipe alone.
+
+An objective and a format of rows check what they need themselves: ``Settings.check`` and ``BaseFormat.check``.
+"""
 
 from __future__ import annotations
 
-import logging
-
 import torch
 
-from encoderlab.batches.pack import SegmentPairs
-from encoderlab.batches.streams import ContiguousStreams, StreamFormat, XLNetStreams
+from encoderlab.batches.streams import StreamFormat
 from encoderlab.errors import ConfigError
 from encoderlab.nn.positions import Disentangled
-from encoderlab.objectives.causal import CausalSettings
 from encoderlab.objectives.distill import DistillSettings
-from encoderlab.objectives.mlm import MLMSettings
-from encoderlab.objectives.permutation import PermutationSettings
-from encoderlab.objectives.rtd import RTDSettings
 from encoderlab.train.networks import bare_objective
 from encoderlab.train.recipe import Recipe
-
-log = logging.getLogger(__name__)
 
 
 def check(recipe: Recipe) -> None:
@@ -27,15 +21,15 @@ def check(recipe: Recipe) -> None:
     Raises:
         ConfigError: with the reason and a remedy.
     """
+    lengths = [phase.length for phase in recipe.phases]
     _check_generator(recipe)
     _check_masking(recipe)
-    _check_memory(recipe)
+    for length in lengths:
+        recipe.rows.check(length)
+    recipe.objective.check(recipe.model, recipe.rows, lengths)
     _check_streams(recipe)
-    _check_permutation(recipe)
     _check_duplicates(recipe)
     _check_decoders(recipe)
-    if isinstance(recipe.rows, SegmentPairs) and not recipe.model.pair and isinstance(recipe.objective, MLMSettings):
-        log.info("rows are pairs, but the model has no sentence-pair head: the pair label is not trained")
     _check_lengths(recipe)
     if not isinstance(recipe.objective, DistillSettings):  # a teacher's architecture is not part of the recipe
         with torch.device("meta"):
@@ -43,7 +37,7 @@ def check(recipe: Recipe) -> None:
 
 
 def _check_generator(recipe: Recipe) -> None:
-    needed = isinstance(recipe.objective, RTDSettings)
+    needed = recipe.objective.needs_generator
     if needed and recipe.generator is None:
         raise ConfigError(
             "replaced token detection needs a generator; "
@@ -55,8 +49,7 @@ def _check_generator(recipe: Recipe) -> None:
 
 def _check_masking(recipe: Recipe) -> None:
     """Refuse a masking rate that changes over rows whose number is not known beforehand."""
-    masking = getattr(recipe.objective, "masking", None)
-    if masking is None or masking.final_rate is None:
+    if not recipe.objective.masking_changes:
         return
     if recipe.budget.unit == "hours":
         raise ConfigError(
@@ -70,52 +63,11 @@ def _check_masking(recipe: Recipe) -> None:
         )
 
 
-def _check_memory(recipe: Recipe) -> None:
-    """Refuse memory for shuffled rows, because memory belongs to the previous row of a stream."""
-    objective, rows = recipe.objective, recipe.rows
-    remembered = [name for name in ("memory", "evaluation_memory") if getattr(objective, name, None)]
-    if remembered and not isinstance(rows, StreamFormat):
-        kind = "contiguous_streams" if isinstance(objective, CausalSettings) else "xlnet_streams"
-        raise ConfigError(
-            f"shuffled rows ({rows.kind}) cannot have memory of earlier rows; set rows to {kind}, or "
-            f"{' and '.join(f'objective.{name}' for name in remembered)} to 0"
-        )
-
-
 def _check_streams(recipe: Recipe) -> None:
-    """Refuse streams with objectives and phases that they do not support."""
-    objective, rows = recipe.objective, recipe.rows
-    if not isinstance(rows, StreamFormat):
+    if not isinstance(recipe.rows, StreamFormat):
         return
-    if isinstance(objective, CausalSettings) and isinstance(rows, XLNetStreams):
-        raise ConfigError("xlnet_streams are not plain text but pairs of texts; set rows to contiguous_streams")
-    if isinstance(rows, ContiguousStreams) and not isinstance(objective, CausalSettings):
-        raise ConfigError(
-            f"contiguous_streams are for the causal objective, not {objective.kind!r}; set rows to full_sentences"
-        )
     if len({phase.rows for phase in recipe.phases}) > 1 or recipe.ramp is not None:
         raise ConfigError("the number of streams cannot change; give every phase the same rows and no ramp")
-    for phase in recipe.phases:
-        if isinstance(rows, XLNetStreams) and not 0 < rows.reuse < phase.length - 4:
-            raise ConfigError(
-                f"rows of {phase.length} tokens cannot reuse {rows.reuse}: a stream advances by the reused tokens, "
-                f"and two texts with three special tokens follow it; set rows.reuse to {phase.length // 2}"
-            )
-
-
-def _check_permutation(recipe: Recipe) -> None:
-    """Refuse a ``reuse`` that differs between rows and objective, and more targets than fit the rest of a row."""
-    objective, rows = recipe.objective, recipe.rows
-    if not isinstance(objective, PermutationSettings):
-        return
-    reuse = rows.reuse if isinstance(rows, XLNetStreams) else 0
-    if reuse != objective.reuse:
-        raise ConfigError(
-            f"the rows ({rows.kind}) reuse {reuse} tokens and the objective {objective.reuse}, but both must "
-            f"be equal; set objective.reuse to {reuse}"
-        )
-    for phase in recipe.phases:
-        objective.targets.check(phase.length, reuse)
 
 
 def _check_duplicates(recipe: Recipe) -> None:
@@ -137,8 +89,7 @@ def _check_decoders(recipe: Recipe) -> None:
 
 def _check_lengths(recipe: Recipe) -> None:
     """Refuse rows longer than the positions of a network."""
-    rows = recipe.rows
-    beyond = rows.longest(0) if isinstance(rows, ContiguousStreams) else 0
+    beyond = recipe.rows.longest(0)
     longest = max(phase.length for phase in recipe.phases) + beyond
     for config in filter(None, (recipe.model, recipe.generator)):
         limit = config.encoder.max_length

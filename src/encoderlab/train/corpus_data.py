@@ -124,8 +124,7 @@ class _Splits:
                 rows = max(2, rows // 4 * 2)  # a short split has fewer streams, in pairs for XLNet
 
     def _training_batch(self, rows: list[Row]) -> Batch:
-        masking = getattr(self.recipe.objective, "masking", None)
-        if masking is not None and masking.final_rate is not None:
+        if self.recipe.objective.masking_changes:
             rows = [replace(row, progress=self.recipe.progress(row.number)) for row in rows]
         return self._batch(rows, self.recipe.seed)
 

@@ -68,7 +68,8 @@ class Evidence:
     def term(self) -> str | None:
         """The name of the loss that predicts tokens."""
         names = self.train[-1]["losses"] if self.train else {}
-        return next((name for name in ("mlm", "plm", "lm") if name in names), None)
+        of_tokens = self.valid[-1].get("bits_per_byte", {}) if self.valid else {}  # any objective's
+        return next((name for name in ("mlm", "plm", "lm", *of_tokens) if name in names), None)
 
     def losses(self, name: str, split: Sequence[Line] | None = None) -> list[tuple[int, float]]:
         """(step, loss) of a term, without losses that are not finite."""

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from encoderlab.batches.pack import ElectraSegments, SegmentPairs, SentencePairs
-from encoderlab.batches.streams import ContiguousStreams, XLNetStreams
 from encoderlab.config import from_dict, read_file
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
@@ -76,11 +74,7 @@ def _given(recipe: Recipe, tokenizer: Tokenizer, resumed: Path | None) -> tuple[
 
 def check_segments(recipe: Recipe, tokenizer: Tokenizer, **networks: ModelConfig | None) -> None:
     """Refuse networks whose segment table is smaller than the number of segments in the tokenizer's rows."""
-    rows, needed = recipe.rows, 1
-    if isinstance(rows, XLNetStreams) or tokenizer.framing == "xlnet" and not isinstance(rows, ContiguousStreams):
-        needed = 3  # A, B, and <cls>
-    elif isinstance(rows, (SegmentPairs, SentencePairs, ElectraSegments)) and tokenizer.framing == "bert":
-        needed = 2
+    rows, needed = recipe.rows, recipe.rows.segments(tokenizer.framing)
     for name, config in networks.items():
         if config is not None and 0 < config.encoder.types < needed:
             raise ConfigError(
