@@ -14,7 +14,7 @@ from encoderlab.cli import FENGSHEN, VERBS
 SOURCE = Path(encoderlab.__file__).parent
 ORDER = [  # first to last: each group may use those before it
     ["errors"],
-    ["processor", "seeds", "ranges", "protobuf", "files", "tensor_files"],
+    ["processor", "seeds", "ranges", "protobuf", "files", "part_files", "tensor_files"],
     ["config"],
     ["records", "pages"],
     ["nn"],

@@ -16,10 +16,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     """Writes two files and scores one against the other: the scores, or exit code and message."""
     monkeypatch.chdir(tmp_path)
 
-    def score(name: str, predictions: str, gold_name: str, gold: str, *options: str):
+    def score(name: str, predictions: str, gold_name: str, gold: str, *options: str, words: tuple[str, ...] = ()):
         Path(name).write_text(predictions, encoding="utf-8")
         Path(gold_name).write_text(gold, encoding="utf-8")
-        code = cli.main(["score", name, gold_name, *options, "--json"])
+        code = cli.main(["score", name, *(words or (gold_name, *options)), "--json"])
         found = json.loads(capsys.readouterr().out)
         assert "bug" not in found.get("error", "")
         return found["scores"] if code == 0 else (code, found["error"])
@@ -111,10 +111,10 @@ def test_numbers(run) -> None:
     gold = "sentence1\tsentence2\tscore\n" + "".join(f"a{i}\tb{i}\t{i}\n" for i in range(5))
     right = "".join(f"{i + 0.5}\n" for i in range(5))
     right = right.replace("4.5", "5.5")  # no label of STS-B, but it may be predicted
-    for options in (("--form", "regression"), ("--task", "stsb")):
-        shifted = run("p.txt", right, "gold.tsv", gold, *options)
+    for words in (("gold.tsv", "--form", "regression"), ("stsb", "--data", "gold.tsv")):
+        shifted = run("p.txt", right, "gold.tsv", gold, words=words)
         assert shifted["spearman"] == pytest.approx(1) and shifted["mean_squared_error"] == pytest.approx(0.65)
-    assert "p.txt:2: label 'nan'" in run("p.txt", right.replace("1.5", "nan"), "g.tsv", gold, "--task", "stsb")[1]
+    assert "p.txt:2: label 'nan'" in run("p.txt", right.replace("1.5", "nan"), "gold.tsv", gold, words=words)[1]
 
 
 def test_several_labels(run) -> None:
@@ -187,6 +187,21 @@ def test_predictions_nested_as_those_of_multirc(tmp_path: Path, capsys: pytest.C
     told = {"idx": 3, "passage": {"questions": [{"idx": 1, "answers": [{"idx": i, "label": i % 2} for i in range(3)]}]}}
     for name, record in (("val", gold), ("p", told)):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(record) + "\n")
-    words = ["score", str(tmp_path / "p.jsonl"), str(tmp_path / "val.jsonl"), "--task", "multirc", "--json"]
+    words = ["score", str(tmp_path / "p.jsonl"), "multirc", "--data", str(tmp_path / "val.jsonl"), "--json"]
     assert cli.main(words) == 0
     assert json.loads(capsys.readouterr().out)["scores"]["f1"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("gold.csv", "--data", "."), "gold.csv is a file, but --data . is for benchmarks"),
+        (("mnli",), "mnli is a benchmark; give the folder of its files with --data"),
+        (("mnli", "--data", ".", "--label", "y"), "leave out options for files"),
+        (("lost.csv",), "lost.csv: no such file"),
+        (("./",), "no such file; give labelled data"),
+    ],
+)
+def test_a_file_or_a_benchmark_is_named(run, words: tuple[str, ...], message: str) -> None:
+    code, error = run("p.txt", "pos\n", "gold.csv", CLASSES, words=words)
+    assert code == 2 and message in error

@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 from markupsafe import escape
 
-from encoderlab.commands import quickstart_plan, quickstart_stages
+from encoderlab.commands import quickstart_stages
 from encoderlab.errors import ConfigError
 
 
@@ -15,22 +15,22 @@ from encoderlab.errors import ConfigError
     ("text", "seconds"), [("90", 90), ("60s", 60), ("5m", 300), ("5 min", 300), ("1h", 3600), ("0.5h", 1800)]
 )
 def test_a_budget_is_a_time(text, seconds):
-    assert quickstart_plan.parse_time(text) == seconds
+    assert quickstart_stages.parse_time(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "five", "5 days", "-3s", "1e3"])
 def test_a_budget_that_is_no_time_is_refused(text):
     with pytest.raises(ConfigError, match="such as 60s, 5m or 1h"):
-        quickstart_plan.parse_time(text)
+        quickstart_stages.parse_time(text)
 
 
 def test_a_budget_too_short_to_learn_is_refused():
     with pytest.raises(ConfigError, match="at least 30s"):
-        quickstart_plan.plan(5)
+        quickstart_stages.plan(5)
 
 
 def test_larger_budgets_buy_larger_models():
-    assert [quickstart_plan.plan(seconds).recipe for seconds in (60, 300, 3600)] == [
+    assert [quickstart_stages.plan(seconds).recipe for seconds in (60, 300, 3600)] == [
         "bert-tiny",
         "bert-mini",
         "bert-small",
@@ -41,7 +41,7 @@ def test_larger_budgets_buy_larger_models():
 def test_the_road_from_text_to_report_and_again(tmp_path, monkeypatch, capsys):
     """A walk of seconds: every stage runs on real text; the second walk finds everything done."""
     monkeypatch.setenv("ENCODERLAB_HOME", str(tmp_path / "cache"))
-    plan = quickstart_plan.QuickstartPlan(
+    plan = quickstart_stages.QuickstartPlan(
         recipe="bert-tiny",
         pretraining=2.0,
         examples=(40, 16, 32),

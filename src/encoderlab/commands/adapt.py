@@ -32,8 +32,8 @@ def adapt(
     """Adapt a model to the text of a domain, and measure what was gained and forgotten.
 
     Training continues with the objective of the model's own family, at a low rate that is
-    warmed up again, until held-out text is read no better. The same command goes on after
-    an interruption.
+    warmed up again, until the loss on held-out text stops falling. Run the same command
+    again to resume.
 
     Example:
         encoderlab adapt small-en contracts/ --replay wiki.txt.gz \\
@@ -42,19 +42,19 @@ def adapt(
     Parameters
     ----------
     model
-        Pretrained model: folder, run folder, name of an installed model, or org/name of the Hugging Face Hub.
+        Folder of a pretrained model or run, small-en (comes with encoderlab), or org/name of the Hugging Face Hub.
     text
         Text of the domain: files, folders, `python:all`, or a built corpus.
     out
         Folder to make, or to resume; its model/ is the result.
     replay
-        General text, of which some is trained on too, and some shows what is forgotten.
+        General text: some is mixed into the training, some measures what is forgotten.
     replay_share
-        Its share of the characters that are trained on.
+        Share of the training text, in characters, that is --replay.
     vocabulary
-        `keep`; `extend:2000` adds words of the domain; `new` makes a vocabulary of its text.
+        `keep` the model's; `extend:2000` adds 2,000 words of the domain; `new` trains one on its text.
     passes
-        Over the text, at most.
+        Largest number of passes over the text.
     pairs
         Minimal pairs to score before and after: files or folders.
     task

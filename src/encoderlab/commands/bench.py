@@ -293,9 +293,9 @@ def serve(
 ) -> dict[str, Any]:
     """Measure servers side by side: requests per second and latency under load.
 
-    Every request is one text; lengths are mixed. Contenders stay up and are asked in turns,
-    and ratios of one run are the result. At the end our server gets three times the
-    requests that it answers.
+    Every request is one text; lengths are mixed. All servers stay up and are asked in turns.
+    Compare ratios within one run. At the end our server gets three times as many requests
+    as it can answer.
 
     Example:
         encoderlab bench serve wiki-onnx --against fifo --against onnx
@@ -303,7 +303,7 @@ def serve(
     Parameters
     ----------
     model
-        Exported folder of vectors, or for ours and fifo any model of vectors.
+        Exported folder that makes vectors of texts; without --against onnx or int8, any model.
     against
         Other servers (repeatable): our queue first in, first out (fifo), our server with the graph in ONNX Runtime
         (onnx, int8), sentence-transformers behind FastAPI.
@@ -312,21 +312,19 @@ def serve(
     clients
         Numbers of clients at once (repeatable); 1, 8 and 32 by default.
     requests
-        Requests of a turn.
+        Requests per turn.
     turns
-        Turns of each contender.
+        Turns of each server.
     threads
-        Threads of each server; by default all cores.
+        Threads of each server; all cores by default.
     overload
-        Also measure three times the requests that ours answers.
+        Also send three times as many requests as our server can answer.
     """
     from encoderlab.deploy.serve.bench import contenders, measure
     from encoderlab.inference import tokenizer_of
     from encoderlab.interchange.load import load
 
-    for option, count in {"requests": requests, "turns": turns, "threads": threads or 1}.items():
-        if count < 1:
-            raise ConfigError(f"--{option} {count}, expected at least 1")
+    _check_counts(requests=requests, turns=turns, threads=threads)
     tokenizer = tokenizer_of(load(model))
     tokens = map(tokenizer.token, range(tokenizer.vocab_size))
     words = [token for token in tokens if token.isascii() and token.isalpha()]

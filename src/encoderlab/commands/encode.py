@@ -33,12 +33,12 @@ def fill_mask(
     Write [MASK] for each masked word, whatever the model's own mask token is.
 
     Example:
-        encoderlab fill-mask runs/quickstart/pretrain "The [MASK] of a list."
+        encoderlab fill-mask small-en "The cats [MASK] sleeping on the sofa."
 
     Parameters
     ----------
     model
-        Model folder, run folder, name of an installed model, or org/name of the Hugging Face Hub.
+        Folder of a model or run, small-en (comes with encoderlab), or org/name of the Hugging Face Hub.
     texts
         Texts, each with at least one [MASK].
     top
@@ -73,12 +73,12 @@ def encode(
     ("-": standard input). The vectors go to a NumPy file, or are printed.
 
     Example:
-        encoderlab encode runs/wiki --file texts.txt --out vectors.npy
+        encoderlab encode small-en --file texts.txt --out vectors.npy
 
     Parameters
     ----------
     model
-        Model folder, run folder, name of an installed model, or org/name of the Hugging Face Hub.
+        Folder of a model or run, small-en (comes with encoderlab), or org/name of the Hugging Face Hub.
     texts
         Texts.
     file

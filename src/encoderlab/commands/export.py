@@ -49,7 +49,7 @@ def export(
     Parameters
     ----------
     model
-        Model folder, run folder, name of an installed model, or org/name of the Hugging Face Hub.
+        Folder of a model or run, small-en (comes with encoderlab), or org/name of the Hugging Face Hub.
     out
         New folder.
     use
@@ -65,11 +65,11 @@ def export(
     length
         The longest text to read, in tokens; by default as long as the model can, up to 512.
     int8
-        Also write onnx/model_quantized.onnx, as accurate as --tolerance says; else say why not.
+        Also write onnx/model_quantized.onnx if it loses no more than --tolerance; else say why not.
     check
         Labelled data of the task, or a file with one text per line, on which int8 is judged.
     tolerance
-        How much of the score int8 may lose, or without labels of the agreement, as a share.
+        How much of its score the int8 graph may lose, or without labels how often it may disagree, as a share.
     """
     from encoderlab.deploy.export.folder import ExportSettings
     from encoderlab.deploy.export.folder import export as write

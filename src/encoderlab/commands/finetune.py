@@ -46,12 +46,11 @@ def finetune(
     """Fine-tune a model on a task, over seeds and grids.
 
     The best weights of each seed are chosen on the development set; every score is stored
-    with its settings, next to simple baselines. Run the same command
-    again to resume.
+    with its settings, next to simple baselines. Run the same command again to resume.
 
     Example:
-        encoderlab finetune mrpc --data data/glue --model runs/wiki \\
-            --out runs/mrpc --seeds 5 --grid lr=1e-4,3e-4 epochs=3,10
+        encoderlab finetune reviews.csv --model small-en --out runs/reviews \\
+            --seeds 5 --grid lr=1e-4,3e-4 epochs=3,10
 
     Parameters
     ----------
@@ -60,7 +59,7 @@ def finetune(
         wrote (save_to_disk), a benchmark (sst2, squad2, conll2003, cmrc2018, ...), or a suite of them (glue,
         superglue, clue, fewclue).
     model
-        Model folder, run folder, name of an installed model, or org/name of the Hugging Face Hub.
+        Folder of a model or run, small-en (comes with encoderlab), or org/name of the Hugging Face Hub.
     out
         Folder to make, or to resume.
     data
@@ -74,13 +73,12 @@ def finetune(
     grid
         Values to search on the development set: field=value,value ... (lr, weight_decay, epochs, any field).
     tune
-        Search by Optuna instead: field=low:high or field=value,value ..., such as lr=1e-5:1e-3 batch=16,32.
+        Search with Optuna instead: field=low:high or field=value,value ..., such as lr=1e-5:1e-3 batch=16,32.
     trials
-        Number of runs of that search.
+        Number of runs of --tune.
     protocol
         Settings of a paper: bert, roberta, albert, electra, convbert, distilbert, xlnet, deberta, clue, ...;
-        docs/tasks.md
-        lists them.
+        docs/tasks.md lists them.
     after
         Intermediate tasks to train on first (repeatable).
     epochs
@@ -91,7 +89,7 @@ def finetune(
         Also learn from this model, fine-tuned on the same task: its folder or run folder; for a suite, the
         folder with a run per task. It needs the student's tokenizer and the task's labels.
     temperature
-        Softens the distributions of teacher and student before they are compared. Default: 2.
+        Temperature of the softmax of teacher and student. Default: 2.
     teacher_weight
         The teacher's share of the loss, from 0 to 1; the rest is the labels'. Default: 0.5.
     form

@@ -35,17 +35,17 @@ def inspect(
 ) -> dict[str, Any]:
     """Show on one page what every attention head reads, and write the numbers.
 
-    Every family: attention with its positions and windows, and what convolution heads read. Of a file the first texts
-    are shown, and all count for the averages: entropy, distance, diagonal concentration, and what each head attends to
-    (neighbours, special tokens, the same word; of a .conllu treebank also the words of its trees).
+    Works for every family, with windows, relative positions and convolution heads. The page shows the first texts of a
+    file, and averages over all of them: entropy, distance, diagonal concentration, and what each head attends to
+    (neighbours, special tokens, the same word; in a .conllu treebank also the words of its trees).
 
     Example:
-        encoderlab inspect runs/notes "The [MASK] of a list is a list." --out seen
+        encoderlab inspect small-en "The cat sat because it was tired." --out seen
 
     Parameters
     ----------
     model
-        Model or run folder, also Hugging Face's.
+        Folder of a model or run, small-en (comes with encoderlab), or org/name of the Hugging Face Hub.
     text
         A text, or a file with one text per line, or a .conllu file.
     out
@@ -53,9 +53,9 @@ def inspect(
     against
         Another model, shown next to the first.
     texts
-        How many texts of a file are read.
+        Largest number of texts to read from a file.
     memory
-        Read so many first tokens as memory (Transformer-XL).
+        Number of first tokens to read as memory (Transformer-XL).
     probe
         Files of tagged words, or benchmarks of tagging: a linear probe shows what each layer knows of their tags.
         FILE:1 takes the tags of the second column.

@@ -40,12 +40,13 @@ def minimal_pairs(
     log probability. The accuracy is the mean over paradigms. Run the same command again
     to resume.
 
-    Example: encoderlab minimal-pairs runs/wiki data/blimp --corpus corpora/wiki
+    Example: encoderlab minimal-pairs small-en data/blimp
 
     Parameters
     ----------
     model
-        Model or run folder, also Hugging Face's. For generator and discriminator, the generator is scored.
+        Folder of a model or run, small-en (comes with encoderlab), or org/name of the Hugging Face Hub.
+        For generator and discriminator, the generator is scored.
     data
         Files or folders of pairs: JSON lines or CSV with sentence_good and sentence_bad, or
         text with the two sentences of a pair on two lines.

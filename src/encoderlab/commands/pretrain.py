@@ -62,11 +62,11 @@ def pretrain(
     tokens
         Budget in tokens instead, such as 1e9.
     flops
-        Budget in floating-point operations instead, such as 1e15; matrix products count.
+        Budget in FLOPs of matrix products instead, such as 1e15.
     hours
         Budget in hours instead.
     branch_from
-        Checkpoint of a run with schedule.kind=wsd, from which this run goes on to another budget.
+        Checkpoint of a run with schedule.kind=wsd, from which this run continues to another budget.
     init_from
         Model folder to continue from, instead of fresh weights.
     seed

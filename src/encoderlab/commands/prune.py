@@ -28,12 +28,12 @@ def prune(
     folder: Annotated[Path | None, Parameter(name="--data")] = None,
     examples: int = 1000,
 ) -> dict[str, Any]:
-    """Remove the attention heads that matter least to a loss, and say what that costs.
+    """Remove the attention heads that matter least, and report what that costs.
 
     The importance of a head is the size of the loss's gradient by a factor on its output
     (Michel et al., 2019), on one half of the data; scores before and after are measured on
-    the other. Every layer loses as many heads, so the result is an ordinary, smaller and
-    faster model. OUT/pruning.md and OUT/pruning.json report it.
+    the other. Every layer loses the same number of heads, so the result is an ordinary,
+    smaller and faster model. OUT/pruning.md and OUT/pruning.json report it.
 
     Example:
         encoderlab prune runs/reviews smaller --heads 0.3 --on reviews.csv
@@ -41,20 +41,20 @@ def prune(
     Parameters
     ----------
     model
-        Model or run folder: fine-tuned, or pretrained (of two networks the discriminator).
+        Folder of a model or run, fine-tuned or pretrained; of generator and discriminator, the discriminator.
     out
         New folder of the smaller model.
     heads
         Share of the heads to remove, such as 0.3.
     on
-        Of a fine-tuned model: a labelled file, or the name of a benchmark whose files are in the folder of --data. Of a
-        pretrained one: a corpus, or a file with one text per line.
+        For a fine-tuned model, a labelled file, or the name of a benchmark whose files are in the folder of --data.
+        For a pretrained one, a corpus, or a file with one text per line.
     split
-        Of a benchmark: train, dev, test, ...
+        Split of a benchmark: train, dev, test, ...
     folder
         Folder with the benchmark's files.
     examples
-        How many examples, or rows of 128 tokens, are read.
+        Number of examples, or of rows of 128 tokens, to read.
     """
     from encoderlab.inspection import pruning
     from encoderlab.inspection.heads import check_heads, least_important, without_heads

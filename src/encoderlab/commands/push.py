@@ -16,9 +16,9 @@ from encoderlab.interchange.hub import push as upload
 def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
     """Upload a model to the Hugging Face Hub.
 
-    What is uploaded is what convert --to hf writes: configuration, weights as safetensors,
-    tokenizer and model card. A README.md that you wrote into the model's folder becomes the
-    card. The token is that of `hf auth login`, or HF_TOKEN.
+    Uploads what convert --to hf writes: configuration, weights as safetensors, tokenizer and
+    model card. A README.md that you wrote into the model's folder becomes the card. Log in
+    with `hf auth login`, or set HF_TOKEN.
 
     Example:
         encoderlab push runs/reviews my-name/reviews --private
@@ -28,9 +28,9 @@ def push(model: Path, name: str, /, *, private: bool = False) -> dict[str, Any]:
     model
         Model folder, run folder, or any other model that convert reads.
     name
-        Where to: org/name; a new model is made, of one that exists there is a new commit.
+        Name on the Hub, org/name. A new model is created; one that exists gets a new commit.
     private
-        Make it visible to its organisation alone; by default it is as the account's settings say (public).
+        Create it as a private model. Default: as the account is set (public).
     """
     from encoderlab.interchange import huggingface
     from encoderlab.interchange.folder import own_card

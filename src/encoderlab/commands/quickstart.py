@@ -6,14 +6,13 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-from encoderlab.commands.quickstart_plan import parse_time, plan
 from encoderlab.files import held_folder
 
 
 def quickstart(*, budget: str = "5m", out: Path = Path("runs/quickstart"), seed: int = 1) -> dict[str, Any]:
     """Try everything in minutes, on the documentation that Python ships.
 
-    Builds corpus and tokenizer, pretrains, fine-tunes with and without pretraining
+    Builds a corpus and a tokenizer, pretrains, fine-tunes with and without pretraining
     next to simple baselines, and writes a report. The same command resumes.
 
     Example:
@@ -28,7 +27,7 @@ def quickstart(*, budget: str = "5m", out: Path = Path("runs/quickstart"), seed:
     seed
         Seed of the pretraining.
     """
-    from encoderlab.commands.quickstart_stages import walk
+    from encoderlab.commands.quickstart_stages import parse_time, plan, walk
 
     chosen = plan(parse_time(budget))
     words = ["quickstart", "--budget", budget, "--out", str(out), "--seed", str(seed)]

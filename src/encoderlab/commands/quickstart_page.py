@@ -9,7 +9,6 @@ from shlex import quote
 from statistics import fmean
 from typing import Any
 
-from encoderlab.commands.quickstart_plan import QuickstartPlan
 from encoderlab.commands.terminal import say, table
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
@@ -24,9 +23,13 @@ from encoderlab.train.units import duration, quantity
 
 @dataclass(frozen=True, kw_only=True)
 class Road:
-    """The results: ``examples`` counts the examples of each task by split, ``seconds`` is the total time."""
+    """The results.
 
-    plan: QuickstartPlan
+    ``size`` names the text (stdlib or all); ``examples`` counts the examples of each task by split. There were
+    ``trainings`` fine-tunings on ``trained_on`` examples each; ``seconds`` is the total time.
+    """
+
+    size: str
     recipe: Recipe
     outcome: Outcome
     corpus: Corpus
@@ -34,6 +37,8 @@ class Road:
     examples: Mapping[str, Mapping[str, int]]
     fills: Sequence[Fill]
     tasks: Sequence[TaskScores]
+    trained_on: int
+    trainings: int
     out: Path
     command: str
     seconds: float
@@ -81,7 +86,7 @@ def data_facts(road: Road) -> dict[str, str]:
     tasks = (f"{name}: {found['train']:,} examples to train" for name, found in road.examples.items())
     return {
         "Corpus": f"{road.corpus.num_documents:,} passages of modules for training: docstrings, comments and the "
-        f"language reference of this Python and its packages (python:{road.plan.size})",
+        f"language reference of this Python and its packages (python:{road.size})",
         "Tasks": ", ".join(tasks),
     }
 
@@ -98,7 +103,7 @@ def commands(road: Road) -> list[str]:
 
 def costs(road: Road, parameters: Mapping[str, int]) -> dict[str, str]:
     """Time, operations and memory."""
-    outcome, encoder, plan = road.outcome, road.recipe.model.encoder, road.plan
+    outcome, encoder = road.outcome, road.recipe.model.encoder
     cost = road.recipe.operations(128) * outcome.tokens
     passes = outcome.tokens / road.corpus.num_tokens
     return {
@@ -109,8 +114,7 @@ def costs(road: Road, parameters: Mapping[str, int]) -> dict[str, str]:
         f"{encoder.layers} layers of width {encoder.width}",
         "Operations of pretraining": f"{cost:.3g} FLOPs, {cost / max(outcome.seconds, 1e-9) / 1e9:.0f} GFLOP/s",
         "Largest memory of the process": _memory(),
-        "Fine-tuning": f"{2 * sum(plan.seeds.values())} runs of {plan.examples[0]:,} examples, by the protocol of "
-        "encoderlab finetune",
+        "Fine-tuning": f"{road.trainings} runs of {road.trained_on:,} examples, by the protocol of encoderlab finetune",
     }
 
 

@@ -1,11 +1,12 @@
-"""The stages of ``encoderlab quickstart``: corpus, pretraining, fine-tuning with and without pretraining, report."""
+"""The stages of ``encoderlab quickstart``, and their sizes: corpus, pretraining, fine-tuning, report."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,6 @@ from encoderlab import recipes
 from encoderlab.batches.corrupt import Masking
 from encoderlab.batches.pack import PackedDocuments
 from encoderlab.commands.quickstart_page import Road, report, show, summary_of
-from encoderlab.commands.quickstart_plan import QuickstartPlan
 from encoderlab.commands.terminal import note, progress, say
 from encoderlab.corpus.build import BuildSettings, NewTokenizer, build_corpus
 from encoderlab.corpus.python.tasks import plain, write_tasks
@@ -21,6 +21,7 @@ from encoderlab.corpus.python.text import passages
 from encoderlab.corpus.shards import Corpus
 from encoderlab.corpus.tokenizer import Tokenizer
 from encoderlab.corpus.workers import cores
+from encoderlab.errors import ConfigError
 from encoderlab.files import write_text
 from encoderlab.interchange.load import load
 from encoderlab.measure.finetuning import PRETRAINED, WITHOUT
@@ -46,6 +47,41 @@ ABOUT = {  # task: title, what it asks
     "match": ("Name and description", "Does a description belong to this name, or to another name of the same module?"),
     "area": ("Area of the library", "Which area of the library does a description come from?"),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuickstartPlan:
+    """The sizes for a time budget.
+
+    ``recipe`` to start from, with ``layers`` layers; ``pretraining`` in seconds; ``examples`` to fine-tune on
+    (training, development, test) as the default protocol does, ``seeds`` by task; ``size`` of the corpus.
+    """
+
+    recipe: str
+    layers: int = 2
+    pretraining: float
+    examples: tuple[int, int, int] = (480, 100, 600)
+    seeds: Mapping[str, int] = field(default_factory=lambda: {"area": 3, "roles": 3, "match": 3})
+    size: Literal["stdlib", "all"] = "all"
+
+
+def plan(seconds: float) -> QuickstartPlan:
+    """A larger model for a larger budget; most of the time goes to pretraining."""
+    if seconds < 30:
+        raise ConfigError(f"a budget of {seconds:g} s is too short; give at least 30s")
+    if seconds < 150:
+        return QuickstartPlan(recipe="bert-tiny", pretraining=0.4 * seconds)
+    if seconds < 1800:
+        return QuickstartPlan(recipe="bert-mini", pretraining=0.55 * seconds)
+    return QuickstartPlan(recipe="bert-small", layers=4, pretraining=0.8 * seconds, examples=(2000, 300, 1500))
+
+
+def parse_time(text: str) -> float:
+    """Seconds of ``90``, ``90s``, ``5m`` or ``1h``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?", text.strip())
+    if match is None:
+        raise ConfigError(f"--budget {text}: expected a time such as 60s, 5m or 1h")
+    return float(match[1]) * {"s": 1, None: 1, "m": 60, "min": 60, "h": 3600}[match[2]]
 
 
 def walk(chosen: QuickstartPlan, out: Path, seed: int, command: str) -> dict[str, Any]:
@@ -74,7 +110,9 @@ def walk(chosen: QuickstartPlan, out: Path, seed: int, command: str) -> dict[str
 
     say("4  Report", style="bold")
     road = Road(
-        plan=chosen,
+        size=chosen.size,
+        trained_on=chosen.examples[0],
+        trainings=2 * sum(chosen.seeds.values()),
         recipe=recipe,
         outcome=outcome,
         corpus=corpus,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from encoderlab.commands.terminal import note
 from encoderlab.commands.use import show_scores
@@ -12,15 +14,16 @@ from encoderlab.errors import ConfigError
 
 def score(
     predictions: Path,
-    gold: Path,
+    data: str,
     /,
     *,
-    task: str = "inferred",
+    folder: Annotated[Path | None, Parameter(name="--data")] = None,
     split: str = "dev",
     form: str | None = None,
     text: str | None = None,
     pair: str | None = None,
     label: str | None = None,
+    options: str | None = None,
     labels: str | None = None,
     null_odds: Path | None = None,
     threshold: float = 0.0,
@@ -34,26 +37,29 @@ def score(
     exactly one. The scores are those of the benchmark's official program.
 
     Example:
-        encoderlab score MNLI-m.tsv data/glue --task mnli
+        encoderlab score MNLI-m.tsv mnli --data data/glue
 
     Parameters
     ----------
     predictions
         File of predictions.
-    gold
-        Labelled file, or with --task the folder of a benchmark.
-    task
-        Name of a benchmark, or inferred: from the columns of the labelled file.
+    data
+        A labelled file, or the name of a benchmark whose files are in the folder of --data.
+    folder
+        Folder with the benchmark's files, or one of them.
     split
         Split of a benchmark: train, dev, test, ...
     form
-        Kind of an inferred task: classification, regression, multilabel, tagging, span or choice.
+        Kind of task in your own file, if it cannot be inferred: classification, regression, multilabel, tagging,
+        span or choice.
     text
-        For an inferred task, the column of the text, passage or context.
+        In your own file, the column of the text, passage or context.
     pair
-        For an inferred task, the column of the second text, or of the question.
+        In your own file, the column of the second text, or of the question.
     label
-        For an inferred task, the column of the label, tags or answer.
+        In your own file, the column of the label, tags or answer.
+    options
+        For multiple choice, the columns of the options, separated by commas: 1,2,3,4.
     labels
         Further labels that may be predicted, besides those in the labelled file; separated by commas.
     null_odds
@@ -66,37 +72,44 @@ def score(
     from encoderlab.tasks.data import suites
     from encoderlab.tasks.data.infer import Given, task_of
     from encoderlab.tasks.data.predictions import read_null_odds, read_predictions, with_labels
+    from encoderlab.tasks.data.records import is_file_name
     from encoderlab.tasks.scoring.scores import score as scored
 
-    given = Given(form=form, text=text, pair=pair, label=label)
-    if task == "inferred":
-        if gold.is_dir():
-            raise ConfigError(f"{gold}: is a folder; name its benchmark with --task")
-        of, said = task_of(gold, given)
-        note(said)
+    given = Given(form=form, text=text, pair=pair, label=label, options=tuple(options.split(",")) if options else ())
+    if Path(data).is_file():
+        if folder is not None:
+            raise ConfigError(f"{data} is a file, but --data {folder} is for benchmarks; leave one of them out")
+        task, remark = task_of(Path(data), given)
+        note(remark)
+    elif "/" in data or is_file_name(data):
+        raise ConfigError(f"{data}: no such file; give labelled data, or the name of a benchmark")
     elif given != Given():
-        raise ConfigError(f"--task {task} defines how its files are read; leave out --form, --text, --pair and --label")
+        raise ConfigError(f"{data} is a benchmark with known files and columns; leave out options for files")
     else:
-        of = suites.task(task)
-    if null_odds is not None and (of.form != "span" or of.answers != "squad"):
-        raise ConfigError(f"--null-odds is for answers as SQuAD scores them, and {of.name} is {of.form}; leave it out")
-    part = of.load(gold, split)
+        task = suites.task(data)
+        if folder is None:
+            raise ConfigError(f"{data} is a benchmark; give the folder of its files with --data")
+    if null_odds is not None and (task.form != "span" or task.answers != "squad"):
+        raise ConfigError(
+            f"--null-odds is for answers as SQuAD scores them, and {task.name} is {task.form}; leave it out"
+        )
+    part = task.load(folder or Path(data), split)
     for line in part.remarks:
         note(line)
-    of = with_labels(of, part, [one.strip() for one in labels.split(",")] if labels else ())
-    values, remarks = read_predictions(predictions, of, part, skip_others=skip_others)
-    known: dict[str, Any] = {}
+    task = with_labels(task, part, [one.strip() for one in labels.split(",")] if labels else ())
+    values, remarks = read_predictions(predictions, task, part, skip_others=skip_others)
+    odds: dict[str, Any] = {}
     if null_odds is not None:
-        known = {"null_odds": read_null_odds(null_odds, part), "threshold": threshold}
-    found, warnings = scored(of, part.examples, values, **known)
+        odds = {"null_odds": read_null_odds(null_odds, part), "threshold": threshold}
+    scores, warnings = scored(task, part.examples, values, **odds)
     for line in (*remarks, *warnings):
         note(line)
-    show_scores(f"{of.name}, {len(part):,} examples (× 100)", {str(predictions): found})
+    show_scores(f"{task.name}, {len(part):,} examples (× 100)", {str(predictions): scores})
     return {
-        "task": of.name,
-        "form": of.form,
+        "task": task.name,
+        "form": task.form,
         "examples": len(part),
         "data": part.sha256,
-        "scores": found,
+        "scores": scores,
         "warnings": list(warnings),
     }

@@ -24,7 +24,7 @@ from encoderlab.nn.heads import LMHead
 from encoderlab.tasks.data.examples import Question, TaggedWords, Text
 from encoderlab.tasks.forms.base import log_softmax
 from encoderlab.tasks.forms.batching import Item, TaskBatch, pack
-from encoderlab.tasks.runs.apply import predictor_of
+from encoderlab.tasks.runs.apply import check_own_head, predictor_with
 from encoderlab.tasks.runs.predict import Predictor
 from encoderlab.tasks.runs.trials import best_seed, silent
 
@@ -67,15 +67,11 @@ class Service:
             DataError, ConfigError: the model cannot be served.
         """
         place = best_seed(folder, silent)
-        model = load(place)
-        predictor = predictor_of(place) if model.task is not None else None
-        if predictor is not None:
-            if not isinstance(predictor.model, Model):
-                raise ConfigError(f"{place}: a head on a frozen encoder's features cannot be served; use predict")
-            model = predictor.model
+        check_own_head(place)
+        model = reading_apart(load(place)).to(usual_device())
+        predictor = None if model.task is None else predictor_with(model, place)
         pooling, normalize = pooling_of(place)
-        name = name or (folder.resolve().name)
-        return cls(model.to(usual_device()), predictor, name=name, pooling=pooling, normalize=normalize)
+        return cls(model, predictor, name=name or folder.resolve().name, pooling=pooling, normalize=normalize)
 
     @property
     def form(self) -> str | None:

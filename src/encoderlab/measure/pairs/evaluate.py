@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,6 +18,7 @@ from encoderlab.files import cache_folder, locked, replace_file
 from encoderlab.measure.pairs.reading import Pair, read
 from encoderlab.measure.pairs.scorers import Scorer, scored
 from encoderlab.measure.pairs.statistics import Table, Ties, tabulate
+from encoderlab.part_files import PartFile
 
 CHUNK = 1000  # pairs that are scored together, which bounds the memory and what an interruption loses
 
@@ -121,9 +120,9 @@ def evaluate_files(
 ) -> dict[str, Table]:
     """Score the pairs that a :func:`survey` ``found``: accuracies by measure, the usual one first.
 
-    Every chunk that is done is kept in a part file, next to ``out`` or in the folder of caches; the same call continues
-    behind the last whole one and has the same result, to the last bit. The part file goes when all is done. ``out``
-    then has one JSON object per pair, with its scores.
+    Every chunk that is done is kept in a :class:`PartFile`, next to ``out`` or in the folder of caches; the same call
+    continues after the last whole one and has the same result, to the last bit. At the end the part file is deleted,
+    and ``out`` has one JSON object per pair, with its scores.
 
     Args:
         key: what besides the pairs determines the scores: the models.
@@ -136,18 +135,19 @@ def evaluate_files(
     measures = [name for scorer in scorers for name in scorer.measures]
     settings = repr((key, found.digest, measures, length_power, bad_first, CHUNK, len(found.long)))
     name = hashlib.sha256(settings.encode()).hexdigest()[:16]
-    part = cache_folder() / "minimal-pairs" / name if out is None else out.with_name(f"{out.name}.part-{name}")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    part.touch()
+    path = cache_folder() / "minimal-pairs" / name if out is None else out.with_name(f"{out.name}.part-{name}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
     skipped = set(found.long)
     names = list(found.paradigms)
     number_of = {name: place for place, name in enumerate(names)}
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(part))
+            stack.enter_context(locked(path))
         except BlockingIOError:
-            raise ConfigError(f"{part}: another process is scoring these pairs; wait for it to end") from None
-        known = _whole_chunks(part)
+            raise ConfigError(f"{path}: another process is scoring these pairs; wait for it to end") from None
+        part = PartFile(path)  # a line is the scores of a chunk
+        scored_before = iter(path.read_bytes().splitlines())
         margins = np.empty((found.pairs, len(measures)))
         numbers = np.empty(found.pairs, np.int64)
         writer = None if out is None else stack.enter_context(replace_file(out))
@@ -156,10 +156,11 @@ def evaluate_files(
         while chunk := list(islice(pairs, CHUNK)):
             if done + len(chunk) > found.pairs:
                 raise _changed(chunk[0][0])
-            scores = next(known, None)
-            if scores is None:
+            if line := next(scored_before, None):
+                scores = np.array(json.loads(line))
+            else:
                 scores = score_pairs(scorers, [row[1:] for row in chunk], length_power=length_power)
-                _append(part, scores)
+                part.add(json.dumps(scores.tolist()).encode() + b"\n")
             span = slice(done, done + len(chunk))
             margins[span] = scores[:, 0] - scores[:, 1]
             try:
@@ -174,7 +175,7 @@ def evaluate_files(
                 progress(done, found.pairs)
         if done != found.pairs:
             raise DataError(f"{files[-1]}: has changed while it was scored; run the same command again")
-    part.unlink(missing_ok=True)
+    part.finish()
     paradigms = list(found.paradigms.items())
     return {name: tabulate(margins[:, i], numbers, paradigms, ties=ties) for i, name in enumerate(measures)}
 
@@ -212,26 +213,3 @@ def _line(pair: Pair, row: list[list[float]], measures: Sequence[str]) -> bytes:
     good, bad = (dict(zip(measures, scores, strict=True)) for scores in row)
     fields = {"UID": pair.paradigm, "sentence_good": pair.good, "sentence_bad": pair.bad, "good": good, "bad": bad}
     return (json.dumps(fields, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
-
-
-def _append(part: Path, scores: np.ndarray) -> None:
-    """One chunk as a line: the checksum of the rest, and the scores."""
-    text = json.dumps(scores.tolist())
-    with part.open("a", encoding="ascii") as file:
-        file.write(f"{zlib.crc32(text.encode()):08x} {text}\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _whole_chunks(part: Path) -> Iterator[np.ndarray]:
-    """The chunks of a part file, of which what follows the last whole one is cut off."""
-    chunks, size = [], 0
-    with part.open("rb+") as file:
-        for line in file:
-            checksum, _, text = line.rstrip(b"\n").partition(b" ")
-            if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text):
-                break
-            chunks.append(np.array(json.loads(text)))
-            size += len(line)
-        file.truncate(size)
-    return iter(chunks)

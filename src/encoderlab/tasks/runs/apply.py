@@ -12,6 +12,7 @@ from pathlib import Path
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.inference import usual_device
 from encoderlab.interchange.load import load
+from encoderlab.model import Model
 from encoderlab.records.opening import COLUMNAR
 from encoderlab.tasks.data import suites
 from encoderlab.tasks.data.infer import IDS, TEXTS, Given, find_column, task_of
@@ -37,12 +38,25 @@ def predictor_of(folder: Path, say: Say = silent) -> Predictor:
         ConfigError: the folder has a head on a frozen encoder's features.
     """
     folder = best_seed(folder, say)
+    check_own_head(folder)
+    return predictor_with(load(folder), folder)
+
+
+def check_own_head(folder: Path) -> None:
+    """
+    Raises:
+        ConfigError: the folder has a head on a frozen encoder's features.
+    """
     if (folder / "model" / HEAD_FILE).exists():
         raise ConfigError(
             f"{folder}: a head on a frozen encoder's features can only predict splits that it was given with its "
             f"training data (predictions-*.jsonl); give further texts to finetune with --test"
         )
-    model, trained = load(folder).to(usual_device()), read_task(folder)
+
+
+def predictor_with(model: Model, folder: Path) -> Predictor:
+    """As :func:`predictor_of`, with the ``model`` that was loaded from ``folder``."""
+    model, trained = model.to(usual_device()), read_task(folder)
     task = replace(task_of_model(model), layouts=())
     if trained is None:
         return Predictor.of(model, task)

@@ -6,8 +6,6 @@ import copy
 import dataclasses
 import hashlib
 import json
-import logging
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -20,13 +18,12 @@ import torch
 from encoderlab.errors import ConfigError
 from encoderlab.inference import batch_tokens, evaluating, reading_apart
 from encoderlab.model import Model, weights_hash
+from encoderlab.part_files import PartFile
 from encoderlab.tasks.data.task import Example, Question, Remarks, Task, Text
 from encoderlab.tasks.forms.base import FormSettings, Network, Predictions
 from encoderlab.tasks.forms.batching import Item, TaskBatch, sorted_batches
 from encoderlab.tasks.forms.objective import TaskObjective, form_of
 from encoderlab.tasks.forms.table import FORMS
-
-log = logging.getLogger(__name__)
 
 # Number of examples of a file that are predicted together. It limits the memory and the loss by an interruption.
 # Sentences that are read with their document need larger chunks, because they see less of the document at the end of a
@@ -194,34 +191,24 @@ def predict_file(
 
     A ``chunk`` of examples limits the memory. ``besides`` is as in :func:`record`.
 
-    Until the end the lines are in ``out.part-...``, whose name depends on model and file, and hashes of the chunks in
-    ``out.part-....sums``: after an interruption the same call continues after the last whole chunk, and the result has
+    Until the end the lines are in a :class:`PartFile` ``out.part-...``, whose name depends on model and file: after an
+    interruption the same call continues after the last whole chunk, and the result has
     the same bytes. Lines that have changed are reported in a warning and made again.
     """
     if chunk is None:
         chunk = DOCUMENTS if predictor.form.reads_documents else CHUNK
-    part = out.with_name(f"{out.name}.part-{_key(predictor, path, task, chunk, besides)}")
-    sums = part.with_name(f"{part.name}.sums")
-    done = _resumed(part, sums)
+    part = PartFile(out.with_name(f"{out.name}.part-{_key(predictor, path, task, chunk, besides)}"))
     examples, labels = task.stream(path, remarks), predictor.form.head_labels()
-    deque(islice(examples, done), maxlen=0)
-    with open(part, "ab") as file, open(sums, "a", encoding="ascii") as journal:
-        while some := list(islice(examples, chunk)):
-            found = predictor.predict(some)
-            lines = [
-                json.dumps(record(example, value, detail, labels, besides), ensure_ascii=False) + "\n"
-                for example, value, detail in zip(some, found.values, found.details, strict=True)
-            ]
-            data = "".join(lines).encode(errors="backslashreplace")  # as write_text does
-            file.write(data)
-            file.flush()
-            journal.write(f"{len(data)} {hashlib.sha256(data).hexdigest()}\n")
-            journal.flush()
-            done += len(some)
-            yield done
-        os.fsync(file.fileno())
-    os.replace(part, out)
-    sums.unlink()
+    deque(islice(examples, part.lines), maxlen=0)
+    while some := list(islice(examples, chunk)):
+        predictions = predictor.predict(some)
+        lines = [
+            json.dumps(record(example, value, detail, labels, besides), ensure_ascii=False) + "\n"
+            for example, value, detail in zip(some, predictions.values, predictions.details, strict=True)
+        ]
+        part.add("".join(lines).encode(errors="backslashreplace"))  # as write_text does
+        yield part.lines
+    part.finish(out)
 
 
 def record(
@@ -268,25 +255,3 @@ def _key(predictor: Predictor, path: Path, task: Task, chunk: int, besides: Sequ
     form = predictor.form
     parts = [weights_hash(predictor.model), form.settings, form.head_labels(), task.layouts]
     return hashlib.sha256(repr([*parts, str(path.resolve()), size, changed, chunk, *besides]).encode()).hexdigest()[:12]
-
-
-def _resumed(part: Path, sums: Path) -> int:
-    """Truncate both files after the last unchanged chunk, and return the number of lines left."""
-    lines = size = kept = 0
-    if part.exists() and sums.exists():
-        with open(part, "rb") as file, open(sums, "rb") as journal:
-            for entry in journal:
-                length, _, digest = entry.partition(b" ")
-                data = file.read(int(length)) if length.isdigit() else b""
-                if not entry.endswith(b"\n"):
-                    break  # killed while writing this line
-                if hashlib.sha256(data).hexdigest().encode() != digest.strip():
-                    log.warning("%s: lines from %d on have changed; they are made again", part, lines + 1)
-                    break
-                lines, size, kept = lines + data.count(b"\n"), size + len(data), kept + len(entry)
-    elif part.exists():
-        log.warning("%s: its hashes (%s) are missing; its lines are made again", part, sums.name)
-    for path, end in ((part, size), (sums, kept)):
-        with open(path, "ab") as opened:
-            opened.truncate(end)
-    return lines

@@ -1,0 +1,62 @@
+"""The output of a long job, kept part by part, so that an interrupted job continues after its last whole part."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+
+class PartFile:
+    """Lines at ``path``, added in parts, with the length and the hash of every part in ``path.sums``.
+
+    Opening it cuts off what follows the last unchanged part (a changed one is reported); ``lines`` counts what is left.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.sums = path, path.with_name(f"{path.name}.sums")
+        self.lines = self._resumed()
+
+    def add(self, data: bytes) -> None:
+        """Add whole lines."""
+        for path, content in (
+            (self.path, data),
+            (self.sums, f"{len(data)} {hashlib.sha256(data).hexdigest()}\n".encode()),
+        ):
+            with open(path, "ab") as file:
+                file.write(content)
+        self.lines += data.count(b"\n")
+
+    def finish(self, out: Path | None = None) -> None:
+        """Move the lines to ``out`` when they are on disk, or delete them."""
+        if out is None:
+            self.path.unlink()
+        else:
+            with open(self.path, "ab") as file:
+                os.fsync(file.fileno())
+            os.replace(self.path, out)
+        self.sums.unlink()
+
+    def _resumed(self) -> int:
+        """Truncate both files after the last unchanged part, and return the number of lines left."""
+        lines = size = kept = 0
+        if self.path.exists() and self.sums.exists():
+            with open(self.path, "rb") as file, open(self.sums, "rb") as sums:
+                for entry in sums:
+                    length, _, digest = entry.partition(b" ")
+                    data = file.read(int(length)) if length.isdigit() else b""
+                    if not entry.endswith(b"\n"):
+                        break  # killed while writing this line
+                    if hashlib.sha256(data).hexdigest().encode() != digest.strip():
+                        log.warning("%s: lines from %d on have changed; they are made again", self.path, lines + 1)
+                        break
+                    lines, size, kept = lines + data.count(b"\n"), size + len(data), kept + len(entry)
+        elif self.path.exists() and self.path.stat().st_size:
+            log.warning("%s: its hashes (%s) are missing; its lines are made again", self.path, self.sums.name)
+        for path, end in ((self.path, size), (self.sums, kept)):
+            with open(path, "ab") as opened:
+                opened.truncate(end)
+        return lines
