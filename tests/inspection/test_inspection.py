@@ -13,6 +13,8 @@ import torch
 from encoderlab.errors import ConfigError, DataError
 from encoderlab.inspection import folder
 from encoderlab.inspection.attention import Attended, attention
+from encoderlab.inspection.heads import importance
+from encoderlab.inspection.language import batches_of, objective_of
 from encoderlab.inspection.neighbours import nearest
 from encoderlab.inspection.patterns import Patterns
 from encoderlab.inspection.probe import probe
@@ -164,6 +166,26 @@ def test_the_verb_writes_page_numbers_and_arrays(tmp_path: Path, capsys: pytest.
     assert "{{" not in page and page.count("</script>") == 3
     data = re.search(r'id="data">(.*?)</script>', page, re.S)
     assert data is not None and len(json.loads(data[1])["models"]) == 2
+
+
+@pytest.mark.parametrize("family", ["albert-tiny", "convbert-tiny"])
+def test_the_importance_of_heads_stands_on_the_page(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = model(family)
+    network.save(tmp_path / "m")
+    file = tmp_path / "texts.txt"
+    file.write_text("the cat sat on the mat and the dog runs under it .\n" * 40)
+    objective = objective_of(network) if network.lm is not None else None
+    found, printed = answer(capsys, "inspect", tmp_path / "m", file, "--texts", "8", "--out", tmp_path / "seen")
+    numbers = found["models"][0]["by_head"]
+    if objective is None:  # a discriminator without generator
+        assert "importance" not in numbers and "no importance of heads" in printed
+        return
+    scores = importance(objective, network.encoder, batches_of(objective, network, str(file), 8))
+    wanted = np.repeat(scores, network.encoder.depth, axis=0) if len(scores) == 1 else scores  # shared layers
+    np.testing.assert_allclose(numbers["importance"], wanted, rtol=1e-6)
+    assert '"importance"' in (tmp_path / "seen" / "index.html").read_text()
 
 
 def test_the_average_is_left_out_of_short_texts() -> None:

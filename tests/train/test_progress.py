@@ -65,3 +65,16 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     said = capsys.readouterr().err
     assert "validation" in said and "8.12k tokens/s" in said and "01:30 left" in said
     assert "\x1b[3" not in said, "no colours with NO_COLOR"
+
+
+def test_counts_show_the_first_and_the_last_of_each_kind(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 5.0)
+    display = Display("corpus")
+    for done in range(0, 1500, 500):
+        display.count("documents", done, 1000)
+    for done in (7, 8):
+        display.count("shards", done, None)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["corpus: documents 0 of 1,000", "corpus: documents 1,000 of 1,000", "corpus: shards 7"]

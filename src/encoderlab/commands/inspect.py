@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from encoderlab.commands.terminal import note, progress, say, table
-from encoderlab.errors import ConfigError
+from encoderlab.errors import ConfigError, DataError
 from encoderlab.files import held_folder
 from encoderlab.inspection.texts import sentences
 from encoderlab.tasks.data.records import is_file_name
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from encoderlab.commands.finetune_stages import TaskWithSplits
     from encoderlab.inspection.folder import Look
     from encoderlab.inspection.texts import Sentence
+    from encoderlab.model import Model
 
 
 def inspect(
@@ -37,7 +41,8 @@ def inspect(
 
     Works for every family, with windows, relative positions and convolution heads. The page shows the first texts of a
     file, and averages over all of them: entropy, distance, diagonal concentration, and what each head attends to
-    (neighbours, special tokens, the same word; in a .conllu treebank also the words of its trees).
+    (neighbours, special tokens, the same word; in a .conllu treebank also the words of its trees). For a file, also how
+    important each head is to the loss of pretraining.
 
     Example:
         encoderlab inspect small-en "The cat sat because it was tired." --out seen
@@ -71,7 +76,8 @@ def inspect(
     if data is not None and all(Path(name).is_file() for name in probe or ()):
         raise ConfigError("--data is for benchmarks named by --probe; leave it out")
     with held_folder(out):
-        looks = [_look(place, read, memory, tagged) for place in ([model] if against is None else [model, against])]
+        places = [model] if against is None else [model, against]
+        looks = [_look(place, read, memory, tagged, text if os.path.isfile(text) else None) for place in places]
         folder.write(looks, out)
     for look in looks:
         rows = [
@@ -112,16 +118,16 @@ def _tagged(name: str, data: Path | None) -> TaskWithSplits:
     return TaskWithSplits(task=task, splits=usable_splits(task, data))
 
 
-def _look(place: Path, read: list[Sentence], memory: int, tagged: Sequence[TaskWithSplits]) -> Look:
-    """One model, what its heads do with the texts, and what its layers know of tags."""
+def _look(place: Path, read: list[Sentence], memory: int, tagged: Sequence[TaskWithSplits], file: str | None) -> Look:
+    """One model: what its heads do with the texts, how important they are on ``file``, what its layers know of tags."""
     from encoderlab.inspection.attention import attention
     from encoderlab.inspection.folder import SHOWN, Look
     from encoderlab.inspection.neighbours import nearest
     from encoderlab.inspection.patterns import Patterns
     from encoderlab.inspection.probe import probe
-    from encoderlab.interchange.load import load
+    from encoderlab.interchange.load import load_pair
 
-    network = load(place)
+    network, generator = load_pair(place)
     config = network.config.encoder
     shown, counted = [], None
     with progress("inspect") as show:
@@ -144,5 +150,24 @@ def _look(place: Path, read: list[Sentence], memory: int, tagged: Sequence[TaskW
         patterns=counted,
         neighbours=near,
         attending=config.attention_heads,
+        importance=None if file is None else _importance(network, generator, file, len(read)),
         probes=probes,
     )
+
+
+def _importance(network: Model, generator: Model | None, file: str, rows: int) -> np.ndarray | None:
+    """The importance of every head to the loss of pretraining, (layers, H). Without such a loss None, and a note."""
+    import numpy as np
+
+    from encoderlab.inspection.heads import attentions, importance
+    from encoderlab.inspection.language import batches_of, objective_of
+
+    try:
+        objective = objective_of(network, generator)
+        batches = batches_of(objective, network, file, rows)
+    except (ConfigError, DataError) as error:
+        note(f"no importance of heads: {error}")
+        return None
+    encoder, shared = network.encoder, attentions(network.encoder)
+    scores = importance(objective, encoder, batches)
+    return np.stack([scores[shared.index(encoder.block(layer).attention)] for layer in range(encoder.depth)])

@@ -10,7 +10,6 @@ import io
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -41,11 +40,6 @@ def json_mode() -> bool:
 
 def verbose() -> bool:
     return _state["verbose"]
-
-
-def live() -> bool:
-    """Whether a bar on standard error may be redrawn in place."""
-    return sys.stderr.isatty() and not os.environ.get("CI")
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -100,40 +94,16 @@ _NOTES = _Notes()
 
 @contextmanager
 def progress(title: str) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A function ``(what, done, total or None)`` that shows progress: a bar on a terminal, otherwise a line now and
+    """A function ``(what, done, total or None)`` that shows progress: bars on a terminal, otherwise a line now and
     then.
     """
-    if not live():
-        yield _Lines(title)
-        return
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+    from encoderlab.train.progress import Display
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[count]}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console(stderr=True), refresh_per_second=4) as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def show(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(f"{title}: {what}", total=total, count="")
-            count = f"{done:,}" if total is None else f"{done:,} of {total:,}"
-            bar.update(tasks[what], completed=done, total=total, count=count)
-
-        yield show
-
-
-class _Lines:
-    """Progress as plain lines: at the start and the end of each stage, and every few seconds between."""
-
-    def __init__(self, title: str, *, seconds: float = 10.0) -> None:
-        self.title, self.seconds = title, seconds
-        self.what, self.last = "", 0.0
-
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        now = time.monotonic()
-        if what == self.what and done != total and now - self.last < self.seconds:
-            return
-        self.what, self.last = what, now
-        note(f"{self.title}: {what} {done:,}" + ("" if total is None else f" of {total:,}"))
+    display = Display(title)
+    try:
+        yield display.count
+    finally:
+        display.close()
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str | None = None) -> None:

@@ -31,6 +31,7 @@ class Look:
         patterns: averages over all texts.
         neighbours: the nearest words of the tokens, with their cosines.
         attending: number of attention heads; the others convolve.
+        importance: of every head to the loss of pretraining, (layers, H), where it was measured.
         probes: scores of linear probes for tags, by layer.
     """
 
@@ -40,6 +41,7 @@ class Look:
     patterns: Patterns
     neighbours: Mapping[str, Sequence[tuple[str, float]]]
     attending: int
+    importance: np.ndarray | None = None
     probes: Sequence[Probed] = ()
 
 
@@ -57,6 +59,8 @@ def write(looks: Sequence[Look], out: Path) -> None:
 def record(look: Look) -> dict[str, Any]:
     """The numbers of a model as plain data."""
     summary = look.patterns.summary()
+    if look.importance is not None:
+        summary["importance"] = look.importance.tolist()
     attending, heads = look.attending, look.patterns.heads
     diagonal = {"attention heads": look.patterns.diagonal(0, attending)}
     if heads > attending:

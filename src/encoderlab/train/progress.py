@@ -1,4 +1,4 @@
-"""The display of a run: one bar on a terminal, plain lines elsewhere; always on standard error."""
+"""The display of progress: one bar on a terminal, plain lines elsewhere; always on standard error."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from encoderlab.errors import MissingDependency
 from encoderlab.train.units import clock, quantity
 
-PLAIN_SECONDS = 10.0  # between two plain lines; the first is shown at once
+PLAIN_SECONDS = 10.0  # between two plain lines
 
 
 class Display:
-    """Shows lines of metrics; ``visible`` False shows nothing (processes other than the first).
+    """Shows lines of metrics, or counts; ``visible`` False shows nothing (processes other than the first).
 
     Respects ``NO_COLOR`` and ``CI``.
     """
 
     def __init__(self, title: str, *, visible: bool = True) -> None:
         self.title, self.visible = title, visible
-        self._shown = -PLAIN_SECONDS
+        self._last, self._shown = "", -PLAIN_SECONDS
         self._bar: Progress | None = None
-        console = Console(stderr=True, highlight=False, markup=False)
+        self._tasks: dict[str, TaskID] = {}
         if visible and sys.stderr.isatty() and not os.environ.get("CI"):
             columns = (
                 TextColumn("{task.description}"),
@@ -36,17 +36,29 @@ class Display:
                 TextColumn("{task.fields[facts]}"),
                 TimeElapsedColumn(),
             )
+            console = Console(stderr=True, highlight=False, markup=False)
             self._bar = Progress(*columns, console=console, transient=False, refresh_per_second=4)
-            self._task = self._bar.add_task(title, total=1.0, facts="")
             self._bar.start()
 
     def update(self, line: Mapping[str, Any], *, done: float, left: float) -> None:
         """Show a line of training metrics; ``done`` share of the budget, ``left`` seconds to its end."""
+        text = f"{facts(line)}  {clock(left)} left"
+        self._show(self.title, text, min(done, 1.0), 1.0, plain=f"{self.title} {done:4.0%}  {text}")
+
+    def count(self, what: str, done: int, total: int | None) -> None:
+        """Show that ``done`` of ``total`` are done; each ``what`` has a bar of its own."""
+        text = f"{done:,}" if total is None else f"{done:,} of {total:,}"
+        self._show(f"{self.title}: {what}", text, done, total, plain=f"{self.title}: {what} {text}")
+
+    def _show(self, name: str, text: str, done: float, total: float | None, *, plain: str) -> None:
+        """Update a bar, or print a plain line: the first and the last of a name, and now and then one between."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=min(done, 1.0), facts=f"{facts(line)}  {clock(left)} left")
-        elif self.visible and (time.monotonic() - self._shown >= PLAIN_SECONDS or done >= 1):
-            self._shown = time.monotonic()
-            self.say(f"{self.title} {done:4.0%}  {facts(line)}  {clock(left)} left")
+            if name not in self._tasks:
+                self._tasks[name] = self._bar.add_task(name, total=total, facts="")
+            self._bar.update(self._tasks[name], completed=done, total=total, facts=text)
+        elif name != self._last or time.monotonic() - self._shown >= PLAIN_SECONDS or done == total:
+            self._last, self._shown = name, time.monotonic()
+            self.say(plain)
 
     def say(self, text: str) -> None:
         """Print a line that stays on the terminal."""

@@ -1,9 +1,10 @@
 /* What heads read, drawn from the data of the page. Texts are written with textContent, so nothing in them is markup. */
 const state = { text: 0, layer: 0, head: 0, asks: null, kept: false, what: "text", measure: "diagonal" };
 const MEANING = {
-  entropy: "Entropy of attention in nats: 0 reads one token, the logarithm of the length reads all alike.",
-  distance: "Mean distance in tokens between who asks and what is read.",
-  diagonal: "Diagonal concentration: weight within 4 tokens of the asking one, over the weight outside (ConvBERT, table 8).",
+  entropy: "Entropy of attention in nats: 0 if one token is read, the logarithm of the length if all are read equally.",
+  distance: "Mean distance in tokens between a token and what it reads.",
+  diagonal: "Diagonal concentration: weight within 4 tokens of the token itself, over the weight outside (ConvBERT, table 8).",
+  importance: "Mean size of the gradient of the pretraining loss by a factor on what the head gives (Michel et al., 2019). A head near 0 can be removed at little loss: encoderlab prune.",
 };
 for (const [name, words] of Object.entries(data.relations)) MEANING[name] = `Share of the weight on ${words}.`;
 
@@ -59,7 +60,7 @@ function drawControls() {
   const count = Math.min(...data.models.map(model => model.texts.length));
   const parts = [];
   if (count > 1) parts.push(choice("text", [...Array(count).keys()].map(i => [i, `text ${i + 1}`]), state.text, value => update({ text: +value, asks: null, kept: false })));
-  parts.push(choice("layer", [...Array(longest).keys()].map(i => [i, `layer ${i}`]), state.layer, value => update({ layer: +value })));
+  parts.push(choice("layer", [...Array(longest).keys()].map(i => [i, i]), state.layer, value => update({ layer: +value })));
   parts.push(choice("head", [...Array(heads).keys()].map(i => [i, headName(model, i)]), state.head, value => update({ head: +value })));
   document.getElementById("controls").replaceChildren(...parts);
   document.getElementById("which").replaceChildren(choice("maps of", [["text", "this text"], ["mean", "all texts, on average"]], state.what, value => update({ what: value })));
@@ -146,7 +147,7 @@ function drawMaps() {
   }));
 }
 function format(value) {
-  return value === null ? "–" : value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
+  return value === null ? "–" : value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value >= 0.1 || value === 0 ? value.toFixed(2) : value.toPrecision(2);
 }
 function drawNumbers() {
   document.getElementById("grids").replaceChildren(...data.models.map(model => {
