@@ -385,12 +385,17 @@ def settings(found: Finetuning) -> dict[str, str]:
     record = found.record
     recipe, optim, schedule = record["recipe"], record["recipe"]["optim"], record["recipe"]["schedule"]
     first = found.ended[0].record
-    form = {name: _plain(value) for name, value in recipe["form"].items() if name not in ("kind", "max_length")}
+    off = {"kind": recipe["form"]["kind"], "max_length": recipe["form"]["max_length"], "windows": 1}
+    form = {
+        name: _plain(value)
+        for name, value in recipe["form"].items()
+        if value not in (None, False, "none") and value != off.get(name)
+    }
     chosen = ", ".join(f"{field} {_plain(value)}" for field, value in record["chosen"].items())
     rows = {
         "Protocol": f"{record['protocol']}: {record['source']}",
         "Seeds": ", ".join(run.seed for run in found.seeds),
-        "Reported": f"{record['report']} over seeds; weights: {record['selection']}",
+        "Reported": f"{record['report']} over seeds; weights of the {record['selection'].replace('_', ' ')}",
         "Training": record.get("said", ""),
         "Updates": f"{first['recipe']['budget']['amount']:,.0f}, validated every {recipe['evaluation']['every']:,}",
         "Batch": f"{recipe['batch']} examples, rows {recipe['packing']}",
@@ -403,7 +408,7 @@ def settings(found: Finetuning) -> dict[str, str]:
         "Form": f"{recipe['form']['kind']}" + "".join(f", {name} {value}" for name, value in form.items()),
         "Head": first.get("head", ""),
         "Precision": str(recipe["precision"]),
-        "Taken of the search": chosen if record.get("search") else "",
+        "Chosen by the search": chosen if record.get("search") else "",
     }
     return {name: value for name, value in rows.items() if value}
 
@@ -423,13 +428,13 @@ def costs(found: Finetuning) -> dict[str, str]:
             rows["FLOPs" if one is found else f"FLOPs, {system}"] = f"{flops:.3g}{rate}"
     tried = len(found.record.get("search") or [])
     if tried:
-        rows["Search"] = f"{tried} points before"
+        rows["Search"] = f"{tried} points tried"
     memory = max((run.record.get("memory") or 0 for run in found.ended), default=0)
     if memory:
         rows["Largest memory of the process"] = f"{memory / 1e9:.2f} GB"
     if parameters := found.record.get("initial", {}).get("parameters"):
         rows["Parameters"] = f"{parameters:,} in the initial model"
-    rows["All of it"] = f"{duration(found.record['elapsed'])} in the last session"
+    rows["Everything"] = f"{duration(found.record['elapsed'])} in the last session"
     return rows
 
 

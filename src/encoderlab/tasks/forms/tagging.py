@@ -166,7 +166,7 @@ class TaggingForm(Form):
 
     @classmethod
     def details_of(cls, task: Task, examples: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
-        """By type of entity; where tags have no prefixes by tag, with what is taken for what."""
+        """By type of entity; by tag, with a confusion matrix, if tags have no prefixes."""
         gold = [example.tags for example in examples]
         if "macro_f1" not in task.metrics:
             scores = score_entities(gold, values)

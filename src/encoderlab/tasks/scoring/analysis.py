@@ -1,4 +1,4 @@
-"""Where predictions go wrong: scores by class, what is taken for what, and the examples that are furthest off."""
+"""Where predictions go wrong: scores by class, the confusion matrix, and the worst mistakes."""
 
 from __future__ import annotations
 
