@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from encoderlab.commands.terminal import note
 from encoderlab.commands.use import show_scores
 from encoderlab.errors import ConfigError
+from encoderlab.tasks.data.records import is_file_name
 
 
 def score(
@@ -72,7 +73,6 @@ def score(
     from encoderlab.tasks.data import suites
     from encoderlab.tasks.data.infer import Given, task_of
     from encoderlab.tasks.data.predictions import read_null_odds, read_predictions, with_labels
-    from encoderlab.tasks.data.records import is_file_name
     from encoderlab.tasks.scoring.scores import score as scored
 
     given = Given(form=form, text=text, pair=pair, label=label, options=tuple(options.split(",")) if options else ())

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from encoderlab.train.progress import Display
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -97,8 +99,6 @@ def progress(title: str) -> Iterator[Callable[[str, int, int | None], None]]:
     """A function ``(what, done, total or None)`` that shows progress: bars on a terminal, otherwise a line now and
     then.
     """
-    from encoderlab.train.progress import Display
-
     display = Display(title)
     try:
         yield display.count
