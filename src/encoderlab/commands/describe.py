@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+from rich.tree import Tree
 
 from encoderlab.commands import terminal
 from encoderlab.errors import ConfigError
@@ -63,7 +64,6 @@ def describe(
 
 
 def _show(found: dict[str, Any], root: Node) -> None:
-    from rich.tree import Tree
 
     picture = Tree(f"{found['name']}  {root.parameters:,} parameters")
     _grow(picture, root)

@@ -12,12 +12,13 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from encoderlab.train.progress import Display
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _state = {"json": False, "verbose": False}
 
@@ -46,8 +47,6 @@ def verbose() -> bool:
 
 def console(*, stderr: bool = False) -> Console:
     """A rich console; 110 columns wide if the output is not a terminal."""
-    from rich.console import Console
-
     stderr = stderr or json_mode()
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
     width = None if terminal else 110
@@ -69,8 +68,6 @@ def note(text: str) -> None:
 
 def complain(message: str) -> None:
     """Print the one line of an error on standard error."""
-    from rich.text import Text
-
     console(stderr=True).print(Text("error: ", style="bold red") + Text(message))
 
 
@@ -108,9 +105,6 @@ def progress(title: str) -> Iterator[Callable[[str, int, int | None], None]]:
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str | None = None) -> None:
     """Print a table of the result; columns after the first are aligned right if their first value is a number."""
-    from rich import box
-    from rich.table import Table
-
     rows = [list(row) for row in rows]
     picture = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     picture.caption, picture.caption_justify = caption, "left"
